@@ -60,7 +60,7 @@ def note(record_property: Callable[[str, object], None]) -> Callable[[str], None
 
 @pytest.hookimpl(tryfirst=True)  # before slow cases are deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the requested part of the tests; skip tests that need a missing accelerator."""
+    """Select the requested part of the tests. Skip tests that need a missing accelerator."""
     _sample(items)
     part = config.getoption("--clock")
     if part is not None:
@@ -82,7 +82,7 @@ def pytest_collection_finish() -> None:
 
 
 def _sample(items: list[pytest.Item]) -> None:
-    """Keep one in `n` cases of a test with the mark `sampled(n)`; `make soak` runs all of them.
+    """Keep one in `n` cases of a test with the mark `sampled(n)`. `make soak` runs all of them.
 
     A hash of the commit selects the cases, so every case is selected at some commit, and a failing
     case cannot be avoided by choice.
@@ -125,7 +125,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object) -> None:
-    """Receive the omitted tests of an xdist worker; they are the same in every worker."""
+    """Receive the omitted tests of an xdist worker. They are the same in every worker."""
     _deselected[:] = getattr(node, "workeroutput", {}).get("deselected", _deselected)
 
 

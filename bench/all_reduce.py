@@ -56,7 +56,7 @@ def measure(ranks: RankGroup, x: torch.Tensor, rounds: int) -> list[float]:
 
 
 def run_rank(rank: int, size: int, place: str, rounds: int) -> None:
-    """Run one rank; rank 0 prints the figures."""
+    """Run one rank. Rank 0 prints the figures."""
     torch.set_num_threads(1)
     store = FileStore(place, size)
     pairwise = CPURuntime().join(store, rank=rank, size=size, timeout=PATIENCE)

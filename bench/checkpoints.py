@@ -48,7 +48,7 @@ _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "
 
 
 def make_checkpoint(name: str, folder: Path, num_layers: int = 0) -> Path:
-    """Return the directory of a checkpoint of the given shape; write it if it does not exist.
+    """Return the directory of a checkpoint of the given shape. Write it if it does not exist.
 
     num_layers: number of layers; 0 for the number that the shape has.
     """

@@ -100,7 +100,7 @@ def prepare(step: Step, setting: Setting) -> Callable[[], int]:
 
 
 def prepare_torch(step: Step, heads: tuple[int, int, int]) -> Callable[[], int]:
-    """Return a function that computes attention with torch; rows of equal length are one batch."""
+    """Return a function that computes attention with torch. Rows of equal length are one batch."""
     num_heads, num_kv_heads, head_size = heads
     rows, length = len(step.contexts), step.contexts[0] + step.query_len
     q = torch.randn(rows, num_heads, step.query_len, head_size).bfloat16()
@@ -128,7 +128,7 @@ def work_of(step: Step, setting: Setting) -> tuple[str, float]:
 
 
 def measure(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Call the functions alternately; return the ns per layer by name and measured round."""
+    """Call the functions alternately. Return the ns per layer by name and measured round."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, call in calls.items():

@@ -49,7 +49,7 @@ class Call(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the table; rates per second, `*_share` relative to the probe of the same run."""
+    """One line of the table. Rates per second, `*_share` relative to the probe of the same run."""
 
     kind: str
     shape: str

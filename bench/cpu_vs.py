@@ -46,7 +46,7 @@ CASES = (*MEASURES, START_UP)
 
 
 def main() -> int:
-    """Measure or read results; print the tables and write the requested files."""
+    """Measure or read results. Print the tables and write the requested files."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     arguments = _parser().parse_args()
     accuracy = read_accuracy(Path(arguments.quality)) if arguments.quality else None

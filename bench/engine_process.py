@@ -89,7 +89,7 @@ def spread(figures: list[float]) -> str:
 
 
 def main() -> int:
-    """Print the table; return 1 if the cost of the process exceeds the target."""
+    """Print the table. Return 1 if the cost of the process exceeds the target."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, help="another checkpoint")
     parser.add_argument("--repeats", type=int, default=9)

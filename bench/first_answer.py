@@ -43,7 +43,7 @@ def seconds_to_first_answer() -> float:
 
 
 def main() -> int:
-    """Print the figures; return 1 if the target is missed."""
+    """Print the figures. Return 1 if the target is missed."""
     seconds_to_first_answer()
     runs = sorted(seconds_to_first_answer() for _ in range(NUM_RUNS))
     median = statistics.median(runs)

@@ -70,7 +70,7 @@ def through_http(peer: Peer) -> Run:
 def pairs(
     runs: tuple[Run, Run], make: Callable[[int], tuple[list[str], int]], count: int
 ) -> list[tuple[float, float]]:
-    """Return the seconds of both runs for each repeat; the order alternates."""
+    """Return the seconds of both runs for each repeat. The order alternates."""
     found = []
     for number in range(count):
         seconds = [0.0, 0.0]
@@ -83,7 +83,7 @@ def pairs(
 
 
 def main() -> int:
-    """Print the figures; return 1 if one misses its target."""
+    """Print the figures. Return 1 if one misses its target."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", required=True, help="checkpoint with a tokenizer")
     parser.add_argument("--clients", type=int, default=16)

@@ -64,7 +64,7 @@ class Contender:
 
 
 def contenders_of(wish: Any, model: Path) -> dict[str, Contender]:
-    """Start the engines; convert the checkpoint for the peer on first use."""
+    """Start the engines. Convert the checkpoint for the peer on first use."""
     ours = {"max_model_len": wish.context + 256, "kv_cache_dtype": wish.cache}
     found = {"dovetail": Contender(sys.executable, "dovetail", model, wish, ours)}
     if wish.peer_python:

@@ -101,7 +101,7 @@ def compare(ours: Ours, theirs: Theirs, case: Case, repeats: int) -> dict[str, A
 
 
 def main() -> int:
-    """Print the table; return 1 unless Dovetail is faster in every case."""
+    """Print the table. Return 1 unless Dovetail is faster in every case."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--cases", nargs="+", choices=OFFLINE_CASES, default=OFFLINE_CASES)

@@ -40,7 +40,7 @@ TARGET = 20_000
 
 
 def make_plans(num_rows: int) -> list[SchedulerOutput]:
-    """Return plans of `num_rows` decoding rows; every sixteenth row gets a block."""
+    """Return plans of `num_rows` decoding rows. Every sixteenth row gets a block."""
     builder, rows = StepBuilder(), array("i", range(num_rows))
     plans = []
     for step in range(NUM_DISTINCT):
@@ -52,7 +52,7 @@ def make_plans(num_rows: int) -> list[SchedulerOutput]:
 
 
 class RingWay:
-    """Sends plans over the ring; a forked child inherits its file descriptors."""
+    """Sends plans over the ring. A forked child inherits its file descriptors."""
 
     def __init__(self, num_readers: int) -> None:
         self._writer, self._places = make_ring(RingShape(num_readers=num_readers))

@@ -104,7 +104,7 @@ def free_port() -> int:
 
 
 def start(name: str, command: list[str]) -> Peer:
-    """Start a server; "{port}" in the command is replaced."""
+    """Start a server. "{port}" in the command is replaced."""
     port = free_port()
     words = [word.replace("{port}", str(port)) for word in command]
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -135,7 +135,7 @@ def commands(given: argparse.Namespace) -> dict[str, list[str]]:
 
 
 async def complete(peer: Peer, prompt: str, num_tokens: int) -> tuple[float, list[float]]:
-    """Read one streamed completion; return its start and the times of its events with text."""
+    """Read one streamed completion. Return its start and the times of its events with text."""
     fields = {"model": peer.model, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     body = json.dumps(fields | {"temperature": 0, "ignore_eos": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -155,7 +155,7 @@ async def complete(peer: Peer, prompt: str, num_tokens: int) -> tuple[float, lis
 
 
 async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -> None:
-    """Measure a server with a number of clients for one round; add the figures to `cell`."""
+    """Measure a server with a number of clients for one round. Add the figures to `cell`."""
     results: list[tuple[float, list[float]]] = []
 
     async def client(number: int) -> None:

@@ -112,7 +112,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 async def stream(host: str, port: int, num_tokens: int) -> int:
-    """Read one streamed answer; return the number of its events with text."""
+    """Read one streamed answer. Return the number of its events with text."""
     messages = [{"role": "user", "content": "Count."}]
     fields = {"messages": messages, "stream": True, "max_tokens": num_tokens, "ignore_eos": True}
     body = json.dumps(fields).encode()
@@ -127,7 +127,7 @@ async def stream(host: str, port: int, num_tokens: int) -> int:
 
 
 async def run(host: str, port: int, streams: int, num_tokens: int) -> int:
-    """Read all streams at the same time; return the number of their events with text."""
+    """Read all streams at the same time. Return the number of their events with text."""
     return sum(await asyncio.gather(*(stream(host, port, num_tokens) for _ in range(streams))))
 
 
@@ -149,7 +149,7 @@ def measure(server: Server, given: argparse.Namespace, costs: Costs) -> None:
 
 
 def measure_all(given: argparse.Namespace) -> dict[int, Costs]:
-    """Measure each number of API processes in turn; return the costs by number."""
+    """Measure each number of API processes in turn. Return the costs by number."""
     servers = {n: start(given.streams, n, given.step_ms) for n in given.api_processes}
     costs = {n: Costs([], []) for n in servers}
     try:

@@ -106,7 +106,7 @@ def add_request(core: EngineCore, number: int, max_tokens: int = NUM_STEPS) -> N
 
 
 def timed_step(core: EngineCore) -> float:
-    """Run one step; return its time in milliseconds."""
+    """Run one step. Return its time in milliseconds."""
     begin = time.perf_counter()
     core.step()
     return (time.perf_counter() - begin) * 1e3
@@ -272,7 +272,7 @@ def measure_cpu(core: EngineCore, num_requests: int) -> float:
 
 
 def make_core_behind_prompt(num_requests: int) -> EngineCore:
-    """Return a core that computes a long prompt in chunks; later requests are admitted after it."""
+    """Return a core that computes a long prompt in chunks. Later requests are admitted after it."""
     core = make_core(
         num_requests + 1,
         num_blocks=num_requests * BLOCKS_EACH + LONG_PROMPT // BLOCK_SIZE + 64,
@@ -353,7 +353,7 @@ COLUMNS = (
 
 
 def main() -> int:
-    """Print the table; return 1 if a target is missed."""
+    """Print the table. Return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--json", help="write the figures to this file, too")
     arguments = parser.parse_args()

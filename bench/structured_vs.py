@@ -108,7 +108,7 @@ def check(answer: Answer, schema: dict[str, Any]) -> None:
 
 
 async def measure(peer: Peer, load: str, given: argparse.Namespace, seed: int, cell: Cell) -> None:
-    """Measure a server with a load for one round; add the figures to `cell`."""
+    """Measure a server with a load for one round. Add the figures to `cell`."""
     answers: list[Answer] = []
 
     async def client(number: int) -> None:

@@ -42,7 +42,7 @@ DEADLINE_S = 120.0
 
 
 def main() -> int:
-    """Print the table; return 1 if the target is missed, 2 if vLLM is not installed."""
+    """Print the table. Return 1 if the target is missed, 2 if vLLM is not installed."""
     arguments = _parser().parse_args()
     if not arguments.vllm_python:
         print(HOW_TO)

@@ -1,4 +1,4 @@
-"""The agent of agent_loop.py through OpenAI's client; the argument is the address of a server.
+"""The agent of agent_loop.py through OpenAI's client. The argument is the address of a server.
 
 Without an argument, the program starts a server for itself.
 """
@@ -35,7 +35,7 @@ QUESTIONS = ["What is 4728 + 1365?", "What day of the week is 40 days after 2026
 
 @contextmanager
 def server() -> Iterator[str]:
-    """Start a server with the demo model on a free port; yield its address."""
+    """Start a server with the demo model on a free port. Yield its address."""
     command = [Path(sys.executable).with_name("dovetail"), "serve", "--model", "demo"]
     process = subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True)
     try:
@@ -47,7 +47,7 @@ def server() -> Iterator[str]:
 
 
 def answer(client: OpenAI, question: str) -> None:
-    """Answer a question; call the functions that the model asks for."""
+    """Answer a question. Call the functions that the model asks for."""
     messages = [{"role": "user", "content": question}]
     for _ in range(4):  # at most three rounds of calls
         given = {"model": "demo", "messages": messages, "tools": TOOLS, "temperature": 0}

@@ -226,7 +226,7 @@ def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
 
 
 def main() -> int:
-    """Measure and print the figures, and write them to a file; return the exit code."""
+    """Measure and print the figures, and write them to a file. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--device", default="cuda", help="torch's name of the device")

@@ -137,7 +137,7 @@ def _run(*command: object) -> str:
 
 
 def main() -> int:
-    """Create the bundle and print its size; return 1 if it is too large."""
+    """Create the bundle and print its size. Return 1 if it is too large."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--python", default="3.12", help="Python version of the target machine")
     parser.add_argument("--into", type=Path, default=ROOT / BUNDLE)

@@ -36,13 +36,13 @@ class FigureSpec:
 
     @property
     def aim(self) -> str:
-        """The target as text for tables; "" for no target."""
+        """The target as text for tables, or "" for no target."""
         if self.at_least is not None:
             return f"≥ {self.at_least:,g} {self.unit}".rstrip()
         return "" if self.at_most is None else f"≤ {self.at_most:,g} {self.unit}".rstrip()
 
     def reached(self, value: float) -> bool:
-        """Return whether `value` reaches the target; NaN does not."""
+        """Return whether `value` reaches the target. NaN does not."""
         if self.at_least is not None:
             return value >= self.at_least
         return self.at_most is None or value <= self.at_most
@@ -220,5 +220,5 @@ SECTIONS = (
 
 
 def section(name: str) -> SectionSpec:
-    """Return a section by name; raise KeyError if it does not exist."""
+    """Return a section by name. Raise KeyError if it does not exist."""
     return {item.name: item for item in SECTIONS}[name]

@@ -57,10 +57,10 @@ class CheckOptions:
 
 
 class Check:
-    """One run of the check; its results are written to disk after every section."""
+    """One run of the check. Its results are written to disk after every section."""
 
     def __init__(self, options: CheckOptions, scratch: Path, begun: float | None = None) -> None:
-        """begun: start of the time limit as a value of `time.monotonic`; None for now."""
+        """begun: start of the time limit as a value of `time.monotonic`, or None for now."""
         self._options = options
         self._scratch = scratch
         self._begun = time.monotonic() if begun is None else begun
@@ -165,7 +165,7 @@ def _git(*words: str) -> str:
 
 
 def suits(bundle: Path) -> bool:
-    """Return whether a bundle for this Python exists; warn about a bundle for another version."""
+    """Return whether a bundle for this Python exists. Warn about a bundle for another version."""
     told = read_bundle(bundle)
     if not told:
         return False
@@ -184,7 +184,7 @@ def suits(bundle: Path) -> bool:
 
 
 def install(bundle: Path, site: Path, scratch: Path) -> str:
-    """Install a bundle's wheels into `site` without an index; return the error, "" on success."""
+    """Install a bundle's wheels into `site` without an index. Return the error, "" on success."""
     wheels = sorted(map(str, bundle.glob("*.whl")))
     options = ("--no-index", "--no-deps", "--no-compile", "--target", str(site))
     ended = run_until(

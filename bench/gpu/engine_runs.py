@@ -58,7 +58,7 @@ def run_engine(
     parts: DeviceParts,
     **options: Any,
 ) -> Ran:
-    """Generate from token ids, with sampling for the second half of the prompts; return the run.
+    """Generate from token ids, with sampling for the second half of the prompts. Return the run.
 
     options: engine options that override `BASE_OPTIONS`.
     """

@@ -62,7 +62,7 @@ LARGE = Shape(label="8 B", hidden=4096, inner=12288, heads=(32, 8, 128))
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """An operation in Triton and in torch. num_bytes: bytes read and written; 0 if unknown."""
+    """An operation in Triton and in torch. num_bytes: bytes read and written, or 0 if unknown."""
 
     name: str
     ours: Call
@@ -72,7 +72,7 @@ class Comparison:
 
 
 def median_s(run: Call, num_calls: int) -> float:
-    """Return the median time of one call in seconds; `run` makes several calls."""
+    """Return the median time of one call in seconds. `run` makes several calls."""
     times = []
     for _ in range(NUM_ROUNDS + 2):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -149,7 +149,7 @@ def layer_comparisons(
 def sampling_comparisons(
     ours: TritonOps, num_rows: int, device: torch.device
 ) -> Iterator[Comparison]:
-    """Yield the sampling operations, greedy and random; torch samples by sorting."""
+    """Yield the sampling operations, greedy and random. Torch samples by sorting."""
     logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * 3
     num_bytes = logits.numel() * 4
     yield Comparison(
@@ -256,7 +256,7 @@ def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
 
 
 def main() -> int:
-    """Measure and print the figures, and write them to a file; return the exit code."""
+    """Measure and print the figures, and write them to a file. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument("--device", default="cuda", help="torch's name of the device")

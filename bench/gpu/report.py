@@ -31,7 +31,7 @@ _NUM_FRAMES = 3
 
 
 class NeedsDeviceError(Exception):
-    """The section does not apply to the available device; the text gives the reason."""
+    """The section does not apply to the available device. The text gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Report:
         self._write()
 
     def fail(self, text: str) -> None:
-        """Record a failure; the section continues."""
+        """Record a failure. The section continues."""
         self.wrong.append(text)
         self._write()
 
@@ -105,7 +105,7 @@ def describe_error(error: Exception) -> str:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """Return the content of a report; its lists and tables are empty if the file does not exist."""
+    """Return the content of a report. Its lists and tables are empty if the file does not exist."""
     if file.is_file():
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found

@@ -27,7 +27,7 @@ from gpu.report import (
 
 
 def run_section(module: str, task: Task, report: Report) -> tuple[str, str]:
-    """Run a section's module; return its state and, unless it is "ok", the reason."""
+    """Run a section's module. Return its state and, unless it is "ok", the reason."""
     try:
         prepare_device(task.device)
         importlib.import_module(module).run(task, report)

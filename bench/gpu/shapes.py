@@ -53,7 +53,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_shape(name: str, folder: Path) -> Path:
-    """Write the config.json of a shape into a new folder below `folder`; return the new folder."""
+    """Write the config.json of a shape into a new folder below `folder`. Return the new folder."""
     path = folder / name
     path.mkdir(parents=True)
     config = {**_COMMON, **SHAPES[name]}

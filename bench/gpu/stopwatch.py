@@ -13,7 +13,7 @@ from gpu.device_parts import STAND_INS
 def time_calls(
     call: Callable[[], object], device: str, *, repeats: int = 10, warm_ups: int = 3
 ) -> list[float]:
-    """Return the seconds of each of `repeats` calls; first make `warm_ups` other calls."""
+    """Return the seconds of each of `repeats` calls. First make `warm_ups` other calls."""
     for _ in range(warm_ups):
         call()
     if device in STAND_INS:

@@ -18,7 +18,7 @@ _PASSED = "passed"
 
 
 def aims_missed(run: Run) -> list[str]:
-    """Return "section: figure" for every figure that misses its target; none for small runs."""
+    """Return "section: figure" for every figure that misses its target. None for small runs."""
     if run["small"]:
         return []
     missed = []

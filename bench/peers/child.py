@@ -31,7 +31,7 @@ class Child:
     """One process that serves the protocol, in a separate process group."""
 
     def __init__(self, python: str, module: str, env: Mapping[str, str] | None = None) -> None:
-        """Start `python -m module` in the benchmarks' folder; env: added to the environment."""
+        """Start `python -m module` in the benchmarks' folder. Env: added to the environment."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
         self._unread = b""
         self._is_late = False
@@ -69,7 +69,7 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Terminate the process and its descendants; return when they have exited."""
+        """Terminate the process and its descendants. Return when they have exited."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()

@@ -25,10 +25,10 @@ SHARED_OPTIONS: Mapping[str, Any] = {
 
 
 class DovetailEngine:
-    """One `LLM` with prefix caching, which is the default; prompts never repeat."""
+    """One `LLM` with prefix caching, which is the default. Prompts never repeat."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Create the engine; `options` are further engine options."""
+        """Create the engine. `options` are further engine options."""
         from dovetail import LLM, SamplingParams
 
         self._params = SamplingParams

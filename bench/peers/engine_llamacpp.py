@@ -21,7 +21,7 @@ CONTEXT_GRANULE = 256
 
 @dataclass
 class Stream:
-    """One running request. row: the request's KV stream; num_done: prompt tokens in the cache."""
+    """One running request. row: the request's KV stream. Num_done: prompt tokens in the cache."""
 
     row: int
     prompt: list[int]
@@ -31,10 +31,10 @@ class Stream:
 
 
 class LlamaCppEngine:
-    """One model; one context at a time, sized for the current requests."""
+    """One model. One context at a time, sized for the current requests."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Load a GGUF file; the converter has already quantized its weights.
+        """Load a GGUF file. The converter has already quantized its weights.
 
         options: fields of the model parameters or of the context parameters.
         """
@@ -88,7 +88,7 @@ class LlamaCppEngine:
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Run steps until every request has its tokens; sampling is greedy.
+        """Run steps until every request has its tokens. Sampling is greedy.
 
         With the option keep_prefix, a repeated prompt keeps its cache, except for the last token.
         """

@@ -16,7 +16,7 @@ class OpenVinoEngine:
     """One pipeline with 2 GiB of cache for at most 64 requests."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Compile the model; the converter has already quantized its weights."""
+        """Compile the model. The converter has already quantized its weights."""
         import numpy
         import openvino
         import openvino_genai

@@ -16,7 +16,7 @@ class TransformersEngine:
     """One model in bfloat16, the only format measured here."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Load the model; `options` are passed to `from_pretrained`."""
+        """Load the model. `options` are passed to `from_pretrained`."""
         import torch
         from transformers import AutoModelForCausalLM
 

@@ -14,7 +14,7 @@ class VllmEngine:
     """One compiled `LLM` with 2 GiB of cache for at most 64 requests of 2,048 tokens."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Start the engine; int8 weights come from a W8A8 checkpoint (`convert_w8a8.py`)."""
+        """Start the engine. Int8 weights come from a W8A8 checkpoint (`convert_w8a8.py`)."""
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{threads - 1}")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

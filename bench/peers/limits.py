@@ -68,14 +68,14 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLimits:
-    """read_bytes_s: bytes read per second; flops_s: float or integer operations per second."""
+    """read_bytes_s: bytes read per second. Flops_s: float or integer operations per second."""
 
     read_bytes_s: float
     flops_s: float
 
     @classmethod
     def of(cls, probes: dict[str, float], weights: str) -> MachineLimits | None:
-        """Return the limits that a probe measured for a format; None if torch was missing."""
+        """Return the limits that a probe measured for a format, or None if torch was missing."""
         if GEMM_OF[weights] not in probes:
             return None
         return cls(read_bytes_s=probes["read_gbps"] * 1e9, flops_s=probes[GEMM_OF[weights]] * 1e9)

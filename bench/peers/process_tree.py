@@ -80,7 +80,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; [] if the process has exited."""
+    """Return the fields of /proc/PID/stat from the state on. [] if the process has exited."""
     return _read(PROC / str(pid) / "stat").rpartition(")")[2].split()
 
 

@@ -94,7 +94,7 @@ class Race:
             self._pool.close_all()
 
     def result(self) -> dict[str, Any]:
-        """Return measurements, engines and failures so far; after `close`, also the peak memory."""
+        """Return measurements, engines and failures so far. After `close`, also the peak memory."""
         failures = [
             {"engine": name, "weights": weights, "case": case, "reason": reason}
             for (name, weights, case), reason in self._failures.items()
@@ -245,7 +245,7 @@ class Watch:
     """A time span, and the CPU time of other processes and the hypervisor in it."""
 
     def __init__(self, idle: Sequence[int]) -> None:
-        """idle: processes that should be idle; their CPU time counts as lost."""
+        """idle: processes that should be idle. Their CPU time counts as lost."""
         self._idle = idle
 
     def __enter__(self) -> Watch:

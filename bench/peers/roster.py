@@ -63,7 +63,7 @@ class Contender:
     skip: frozenset[str] = frozenset()
 
     def model_for(self, checkpoint: Path, weights: str) -> str | None:
-        """Return the path of the engine's model in a format; None if it has none."""
+        """Return the path of the engine's model in a format, or None if it has none."""
         template = self.models.get(weights)
         if template is None:
             return None

@@ -36,14 +36,14 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Generate for all prompts in one call, ignoring EOS; return the tokens of each."""
+        """Generate for all prompts in one call, ignoring EOS. Return the tokens of each."""
 
     def versions(self) -> dict[str, str]:
         """Return the versions of the packages that determine the speed."""
 
 
 def serve(operations: Mapping[str, Operation]) -> None:
-    """Answer requests from stdin until it ends; other code cannot use stdin and stdout."""
+    """Answer requests from stdin until it ends. Other code cannot use stdin and stdout."""
     _die_with_parent()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -56,7 +56,7 @@ def serve(operations: Mapping[str, Operation]) -> None:
 
 
 def serve_engine(engine: Engine) -> None:
-    """Serve the operations `load` and `generate` of an adapter; then exit without clean-up."""
+    """Serve the operations `load` and `generate` of an adapter. Then exit without clean-up."""
 
     def load(model: str, weights: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter()

@@ -46,7 +46,7 @@ def medians(result: Row, weights: str, case: str) -> dict[str, float]:
 def ratio_to_best(
     result: Row, weights: str, case: str, accuracy: Accuracy | None = None
 ) -> tuple[str, float] | None:
-    """Return the best peer and the median ratio of Dovetail to it; None without a peer.
+    """Return the best peer and the median ratio of Dovetail to it, or None without a peer.
 
     accuracy: if given, only peers that are accurate enough count.
     """
@@ -64,7 +64,7 @@ def ratio_to_best(
 
 
 def share_of_limit(result: Row, weights: str, case: str, engine: str) -> float | None:
-    """Return the median share of the limit that an engine reached; None without a limit."""
+    """Return the median share of the limit that an engine reached, or None without a limit."""
     values = _by_engine(result, weights, case, "value").get(engine, {})
     limits = _by_engine(result, weights, case, "limit").get(engine, {})
     shares = [values[number] / limits[number] for number in values.keys() & limits.keys()]

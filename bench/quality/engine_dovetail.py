@@ -1,4 +1,4 @@
-"""Runs Dovetail through the public `LLM` API; a worker extension copies prompt logits.
+"""Runs Dovetail through the public `LLM` API. A worker extension copies prompt logits.
 
 Because prompt log-probabilities are requested, the engine computes the logits of every position.
 Everything else is as in serving, including the KV cache.

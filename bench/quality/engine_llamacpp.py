@@ -1,4 +1,4 @@
-"""llama.cpp through the C API of llama-cpp-python; one chunk per batch, a float16 KV cache.
+"""llama.cpp through the C API of llama-cpp-python. One chunk per batch, a float16 KV cache.
 
 Weights keep their own layout: the AMX layout of llama-cpp-python 0.3.36 crashes on rows of 576.
 """
@@ -66,7 +66,7 @@ def _decode(context: Any, ids: Sequence[int]) -> None:
 
 
 def _bytes_per_weight(path: str) -> float:
-    """Return the mean over matrices; an embedding that is also the head is counted once."""
+    """Return the mean over matrices. An embedding that is also the head is counted once."""
     tensors = gguf.GGUFReader(path).tensors
     names = {tensor.name for tensor in tensors}
     skipped = "token_embd.weight" if "output.weight" in names else ""

@@ -50,7 +50,7 @@ class Recorder:
         self.texts: dict[str, Figures] = {}
 
     def begin(self, text: str, number: int, token_ids: Sequence[int]) -> None:
-        """Start a chunk; then pass the logits after each token except the last one to `take`."""
+        """Start a chunk. Then pass the logits after each token except the last one to `take`."""
         self._figures = self.texts.setdefault(text, Figures(list(self._folders)))
         self._targets = np.array(token_ids[1:], dtype=np.int64)
         self._done = 0
@@ -111,7 +111,7 @@ class Recorder:
 
 
 def log_softmax(logits_PV: np.ndarray) -> np.ndarray:
-    """Return log-probabilities, float32; sums are float64."""
+    """Return log-probabilities, float32. Sums are float64."""
     shifted_PV = logits_PV - logits_PV.max(-1, keepdims=True)
     sums_P1 = np.exp(shifted_PV).sum(-1, keepdims=True, dtype=np.float64)
     return shifted_PV - np.log(sums_P1).astype(np.float32)

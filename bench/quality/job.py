@@ -30,7 +30,7 @@ class JobError(Exception):
 
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a job in this process; return the figures by text, and information on the engine."""
+    """Run a job in this process. Return the figures by text, and information on the engine."""
     recorder = Recorder(job["references"], job["save_to"])
     engine = importlib.import_module(f"quality.engine_{job['engine']}")
     facts: dict[str, Any] = engine.run(job, recorder)
@@ -67,7 +67,7 @@ def run_tool(command: list[str], deadline_s: float) -> None:
 
 
 def _ending(code: int) -> str:
-    """Describe the exit code of a process; a negative code is the number of a signal."""
+    """Describe the exit code of a process. A negative code is the number of a signal."""
     if code >= 0:
         return f"exit code {code}"
     names = {item.value: item.name for item in signal.Signals}

@@ -40,7 +40,7 @@ def format_names(has_llamacpp: bool) -> list[str]:
 
 
 def layer_errors(folder: Path, llamacpp: str | None) -> dict[str, dict[str, float]]:
-    """Return the error of each format by layer; the last row is the mean of all layers.
+    """Return the error of each format by layer. The last row is the mean of all layers.
 
     llamacpp: the interpreter for the types that only llama.cpp writes; None omits these types.
 

@@ -30,7 +30,7 @@ HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 
 
 def write_reference(source: Path, folder: Path, *, off_grid: bool, seed: int = SEED) -> Path:
-    """Write the directory and return it; with a tokenizer if the file has one.
+    """Write the directory and return it. With a tokenizer if the file has one.
 
     With `off_grid`, raises ValueError for a quantized tensor whose steps are not known.
     """

@@ -88,7 +88,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def mean(row: Mapping[str, Any], figure: str, reference: str) -> float | None:
-    """Return the mean of a figure over the texts, each with equal weight; None if unknown."""
+    """Return the mean of a figure over the texts, each with equal weight, or None if unknown."""
     values = [text[figure].get(reference) for text in row["texts"].values()]
     if None in values:
         return None

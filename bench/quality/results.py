@@ -50,7 +50,7 @@ class ResultsError(Exception):
 
 
 def write(result: Mapping[str, Any], folder: Path) -> str:
-    """Write the JSON file, the table and, with matplotlib, the plot; return the table.
+    """Write the JSON file, the table and, with matplotlib, the plot. Return the table.
 
     Replaces the JSON file in one step, so that an interrupted run leaves complete results.
     """
@@ -74,7 +74,7 @@ class Earlier:
 
 
 def earlier(folder: Path, settings: Mapping[str, Any]) -> Earlier:
-    """Return the results of an earlier run; no rows and layers if the file does not exist.
+    """Return the results of an earlier run. No rows and layers if the file does not exist.
 
     Raises ResultsError if the file is damaged or has other settings.
     """

@@ -42,14 +42,14 @@ class Run:
     origin: dict[str, Any] = field(default_factory=dict)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row, instead of an earlier row of the same format; write the results."""
+        """Add a row, instead of an earlier row of the same format. Write the results."""
         key = (row["weights"], row["format"])
         self.rows = [old for old in self.rows if (old["weights"], old["format"]) != key]
         self.rows.append(row)
         self.write()
 
     def write(self) -> str:
-        """Write the results so far; return the document."""
+        """Write the results so far. Return the document."""
         names = [item.name for item in EVERY]
         self.rows.sort(key=lambda row: (WEIGHTS.index(row["weights"]), names.index(row["format"])))
         rows = results.complete(self.rows)
@@ -75,7 +75,7 @@ def read_chunks(run: Run, num_chunks: int) -> None:
 
 
 def measure_weights(run: Run, weights: str, formats: Sequence[Format]) -> None:
-    """Add a row for each format on one kind of weights; Dovetail's references come first.
+    """Add a row for each format on one kind of weights. Dovetail's references come first.
 
     Formats of an earlier run are kept. The references are measured again for the missing formats.
     """

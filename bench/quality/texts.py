@@ -65,7 +65,7 @@ def _read(path: Path) -> bytes:
 
 
 def _package_files(package: str, *names: str) -> Callable[[], str]:
-    """Read files of an installed Python package; files are given by the ends of their paths."""
+    """Read files of an installed Python package. Files are given by the ends of their paths."""
 
     def read() -> str:
         try:

@@ -191,13 +191,13 @@ class Driver:
         return outputs
 
     def step(self):
-        """Run one complete step; return the runs of its plan."""
+        """Run one complete step. Return the runs of its plan."""
         runs = self.plan()
         self.settle()
         return runs
 
     def run(self, *, depth=1, limit=500):
-        """Step until all requests are finished; return the number of steps."""
+        """Step until all requests are finished. Return the number of steps."""
         for number in range(limit):
             left = self.scheduler.depth()
             busy = left.num_running or left.num_waiting

@@ -51,7 +51,7 @@ class FakePlatform(Platform):
 
 
 def config_of(hf_config: Mapping[str, Any] | None = None, **requested: Any) -> RequestedConfig:
-    """Make a requested configuration; the name of an option is "section__field"."""
+    """Make a requested configuration. The name of an option is "section__field"."""
     groups: dict[str, dict[str, Any]] = {}
     for path, value in requested.items():
         group, field = path.split("__")

@@ -34,7 +34,7 @@ def join(decode_batch, *requests):
 
 
 def step(decode_batch):
-    """Run a step; return the ids of the members with a full block, and the record of the step."""
+    """Run a step. Return the ids of the members with a full block, and the record of the step."""
     due = [request.request_id for request in decode_batch.take_full_members()]
     taken = decode_batch.take_step()
     decode_batch.check_integrity()

@@ -312,7 +312,7 @@ def test_the_cost_of_a_token_does_not_depend_on_the_text_length(token):
 
 
 def run_kind(tokenizer, request, kind, output, sizes, ended):
-    """Run a request with one output kind; return text, tokens, logprobs and the final fields."""
+    """Run a request with one output kind. Return text, tokens, logprobs and the final fields."""
     processor = OutputProcessor(tokenizer, clock=ManualClock(1))
     processor.add_request("r", [request], kind=kind)
     found, start, turn = [], 0, 0

@@ -26,7 +26,7 @@ LIMITS = SchedulerLimits(
 
 
 def content(*places):
-    """Return encoder inputs; each argument is (position, size, name)."""
+    """Return encoder inputs. Each argument is (position, size, name)."""
     return tuple(
         EncoderInput(position=position, num_tokens=size, content_hash=name.encode())
         for position, size, name in places

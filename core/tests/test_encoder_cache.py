@@ -11,7 +11,7 @@ CAPACITY = 10
 
 
 def request(name, *contents):
-    """Make a request; each input is (hash, number of embeddings)."""
+    """Make a request. Each input is (hash, number of embeddings)."""
     items, end = [], 0
     for content, size in contents:
         items.append(EncoderInput(position=end, num_tokens=size, content_hash=content))

@@ -75,7 +75,7 @@ def make(drive):
 
 
 def run(core):
-    """Run until all requests are finished; return their tokens."""
+    """Run until all requests are finished. Return their tokens."""
     step = core.step if core.executor.max_concurrent_steps == 1 else core.step_with_batch_queue
     tokens = {}
     while core.has_work():

@@ -178,7 +178,7 @@ def reasons(explanation, name):
 
 
 def random_world(world, rng):
-    """Install distributions with valid and invalid plugins; return all names."""
+    """Install distributions with valid and invalid plugins. Return all names."""
     names = set()
     kind = rng.choice(["platform", "platform", "platform", "attention", "attention", *CLASSES])
     for number in range(rng.randint(1, 4)):

@@ -1,4 +1,4 @@
-"""Requests whose runs fail in the worker end with an error; other requests continue."""
+"""Requests whose runs fail in the worker end with an error. Other requests continue."""
 
 from dataclasses import replace
 

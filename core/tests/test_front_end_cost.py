@@ -58,7 +58,7 @@ def outputs_cost_ns():
 
 
 def least_ratio(measure, reference):
-    """Return the smallest of several ratios; a busy machine only increases a ratio."""
+    """Return the smallest of several ratios. A busy machine only increases a ratio."""
     return min(measure() / reference() for _ in range(NUM_TRIES))
 
 

@@ -17,7 +17,7 @@ CALLS = []
 
 
 class Plain:
-    """A hooks class without a base class; one of its hooks accepts no parameter."""
+    """A hooks class without a base class. One of its hooks accepts no parameter."""
 
     def __init__(self, context):
         self.context = context

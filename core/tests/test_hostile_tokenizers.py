@@ -282,7 +282,7 @@ def test_tokens_and_templates_of_tokenizer_config_are_checked(
 
 
 def test_added_tokens_are_added_in_one_call():
-    """Each call rebuilds the token tree; 200,000 calls with one token each took 25 s."""
+    """Each call rebuilds the token tree. 200,000 calls with one token each took 25 s."""
     core, calls = Core(models.WordLevel({"a": 0}, unk_token="a")), []
 
     class Counting(PanicGuard):
@@ -298,7 +298,7 @@ def test_added_tokens_are_added_in_one_call():
 
 
 class Sparse:
-    """A tokenizer with few tokens; one of them has the largest possible id."""
+    """A tokenizer with few tokens. One of them has the largest possible id."""
 
     vocab_size = 2**62
     special_token_ids = frozenset({5, 2**62 - 1})

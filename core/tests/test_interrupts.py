@@ -34,7 +34,7 @@ def expected(llm):
 
 
 def interrupted(llm, monkeypatch, target, name):
-    """Replace the method `name` of `target` by one that raises KeyboardInterrupt; generate."""
+    """Replace the method `name` of `target` by one that raises KeyboardInterrupt. Generate."""
 
     def interrupt(*arguments):
         raise KeyboardInterrupt

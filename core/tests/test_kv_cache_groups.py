@@ -50,7 +50,7 @@ def computed(cache, tokens, name="r"):
 
 
 def run_and_free(cache, tokens):
-    """Compute a request with `tokens` and free it; return its blocks."""
+    """Compute a request with `tokens` and free it. Return its blocks."""
     made = computed(cache, tokens)
     blocks = [list(table) for table in made.blocks]
     cache.free(made, last_step=-1)

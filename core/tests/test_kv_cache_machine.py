@@ -109,7 +109,7 @@ class CacheMachine(RuleBasedStateMachine):
         return 0
 
     def handed_out(self, blocks):
-        """Record that blocks are allocated again; their cached content is lost."""
+        """Record that blocks are allocated again. Their cached content is lost."""
         self.names = {name: block for name, block in self.names.items() if block not in blocks}
 
     def note_names(self, request):

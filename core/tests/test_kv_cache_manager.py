@@ -30,7 +30,7 @@ def request(tokens, *, salt="", **params):
 
 
 def served(cache, tokens, **changes):
-    """Compute a request completely and free it; return it."""
+    """Compute a request completely and free it. Return it."""
     made = request(tokens, **changes)
     assert cache.admit(made, cache.lookup(made), made.num_tokens)
     made.num_computed_tokens = made.num_tokens

@@ -17,7 +17,7 @@ PROMPT = list(range(1, 42))
 
 
 class Side:
-    """A connector with all blocks of 16 prompts; `outcome` states which transfers have ended."""
+    """A connector with all blocks of 16 prompts. `outcome` states which transfers have ended."""
 
     def __init__(self):
         self.outcome, self.claims, self.transfers = KVOutcome(), True, []

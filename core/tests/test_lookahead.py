@@ -232,7 +232,7 @@ class RowExecutor:
 
 
 def generate(num_lookahead_tokens, depth):
-    """Run six requests; return the tokens, the number of steps and the number of empty plans."""
+    """Run six requests. Return the tokens, the number of steps and the number of empty plans."""
     limits = replace(LIMITS, num_lookahead_tokens=num_lookahead_tokens)
     kv_cache = make_kv_cache(num_blocks=80, block_size=2)
     context = SchedulerContext(limits=limits, kv_cache=kv_cache, clock=ManualClock())

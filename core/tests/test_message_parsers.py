@@ -1,4 +1,4 @@
-"""The parser of a message: reasoning first, then calls; a plugin that fails harms no text."""
+"""The parser of a message: reasoning first, then calls. A plugin that fails harms no text."""
 
 from __future__ import annotations
 

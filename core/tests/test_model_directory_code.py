@@ -33,7 +33,7 @@ NAMES = [
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """A working directory on the import path; importing its module creates a file."""
+    """A working directory on the import path. Importing its module creates a file."""
     mark = tmp_path / "imported"
     (tmp_path / "evil.py").write_text(CREATES_FILE.format(place=str(mark)))
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Results of several ranks are combined; a transfer ends when all ranks have ended it."""
+"""Results of several ranks are combined. A transfer ends when all ranks have ended it."""
 
 from array import array
 

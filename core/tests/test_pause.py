@@ -75,7 +75,7 @@ def llm(request, tmp_path):
 
 
 def run(engine):
-    """Step until there are no more outputs; return the tokens of finished requests."""
+    """Step until there are no more outputs. Return the tokens of finished requests."""
     ended = {}
     for _ in range(40):
         for output in engine.step():

@@ -291,7 +291,7 @@ def test_properties_can_be_attributes_but_not_methods() -> None:
 
 
 def test_the_contract_of_a_capability_does_not_specify_the_constructor() -> None:
-    """`typing` adds a constructor to a Protocol; this constructor is not part of the contract."""
+    """`typing` adds a constructor to a Protocol. This constructor is not part of the contract."""
 
     class Sleeper:
         def __init__(self, context: Any) -> None: ...

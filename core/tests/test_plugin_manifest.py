@@ -31,7 +31,7 @@ verified = "Acme One, 2026-11-21"
 
 
 def broken_by(plugin_site, manifest, entries=None):
-    """Install a distribution with a broken manifest; return the reason in the error message."""
+    """Install a distribution with a broken manifest. Return the reason in the error message."""
     plugin_site.add(
         "acme", entries or {"policy": {"fair": ":Fair"}}, manifest=manifest, init=FAILS_ON_IMPORT
     )

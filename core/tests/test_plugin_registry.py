@@ -47,7 +47,7 @@ Install = Callable[..., None]
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory on sys.path; its modules are removed from sys.modules after the test."""
+    """A directory on sys.path. Its modules are removed from sys.modules after the test."""
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     yield tmp_path

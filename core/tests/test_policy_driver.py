@@ -51,7 +51,7 @@ def by_name(requests):
 
 @pytest.fixture
 def steer(drive):
-    """Return a driver with a scripted policy; `driver.plan_by(script)` returns runs and answers."""
+    """Return a driver with a scripted policy. `driver.plan_by(script)` returns runs and answers."""
 
     def make(*, running="", waiting="", prompt=4, max_tokens=9, **limits):
         driver = drive(policy=Scripted, **{"strict": True, **limits})
@@ -75,7 +75,7 @@ def steer(drive):
 
 
 def action(*names_and_actions):
-    """Return a script that yields actions; each argument is (request name, action class)."""
+    """Return a script that yields actions. Each argument is (request name, action class)."""
 
     def script(view):
         known = by_name([*view.running, *view.waiting])

@@ -1,4 +1,4 @@
-"""A failing policy raises in strict mode; otherwise FCFS replaces it and no request is lost."""
+"""A failing policy raises in strict mode. Otherwise FCFS replaces it and no request is lost."""
 
 import logging
 
@@ -73,7 +73,7 @@ def failing(cls, hook):
 
 
 def play(driver, alone, depth):
-    """Run requests with preemptions and an abort; check their tokens and return all plans."""
+    """Run requests with preemptions and an abort. Check their tokens and return all plans."""
     prompts, plans = {}, []
     for place in range(12):
         name = f"r{place:02}"

@@ -23,7 +23,7 @@ BIG = {"num_blocks": 2000, "block_size": 16, "max_model_len": 4096, "max_num_seq
 
 
 def run_and_count(driver, *, depth=1):
-    """Run all requests; return the number of computed tokens, in total and by request."""
+    """Run all requests. Return the number of computed tokens, in total and by request."""
     counts = {}
     for _ in range(3000):
         left = driver.scheduler.depth()

@@ -13,7 +13,7 @@ SIZE = 4
 
 
 class Side:
-    """A connector that has the blocks `keys`; `outcome` states the finished transfers."""
+    """A connector that has the blocks `keys`. `outcome` states the finished transfers."""
 
     def __init__(self):
         self.keys = set()

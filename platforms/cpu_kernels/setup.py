@@ -43,7 +43,7 @@ AVX512_BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """An instruction set. number: DK_LEVEL. only: stems of its sources; if empty, all but TILES."""
+    """An instruction set. number: DK_LEVEL. only: stems of its sources. If empty, all but TILES."""
 
     number: int
     flags: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ def plan(folder: Path, levels: Iterable[str] = LEVELS) -> list[Object]:
 
 
 def accepted_levels(compiler: list[str]) -> list[str]:
-    """Return the levels whose flags the compiler knows; the library lacks the others."""
+    """Return the levels whose flags the compiler knows. The library lacks the others."""
     command = [*compiler, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
     accepted = []
     for name, level in LEVELS.items():
@@ -121,7 +121,7 @@ def accepted_levels(compiler: list[str]) -> list[str]:
 
 
 def run(command: list[str], purpose: str) -> str:
-    """Run a compiler and return its output; raise BuildError with the end of the output."""
+    """Run a compiler and return its output. Raise BuildError with the end of the output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -133,7 +133,7 @@ def run(command: list[str], purpose: str) -> str:
 
 
 def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ...]) -> None:
-    """Compile all objects that are older than their source or any header; the slowest first."""
+    """Compile all objects that are older than their source or any header. The slowest first."""
     headers = [*ROOT.glob("include/*.h"), *ROOT.glob("src/native/*.h"), Path(__file__)]
     changed = max(path.stat().st_mtime for path in headers)
     includes = (f"-I{ROOT / 'include'}", f"-I{ROOT / 'src/native'}")
@@ -154,7 +154,7 @@ def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ..
 
 
 def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> str:
-    """Build the library as `target` with objects below `folder`; return the compiler's command.
+    """Build the library as `target` with objects below `folder`. Return the compiler's command.
 
     Objects are stored by compiler and flags, and only changed sources are compiled again. An
     editable installation and a wheel share objects.

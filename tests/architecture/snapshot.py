@@ -199,7 +199,7 @@ def _differences(
 
 
 def main(arguments: list[str]) -> int:
-    """Write the snapshot, or print why it was not written; return the exit status."""
+    """Write the snapshot, or print why it was not written. Return the exit status."""
     if arguments != ["--write"]:
         print(__doc__)
         return 2

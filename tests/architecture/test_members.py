@@ -170,7 +170,7 @@ def test_every_imported_package_is_a_declared_dependency(member):
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_the_tests_of_a_member_import_only_its_dependencies(member):
-    """Packages in `pytest.importorskip` may be missing; modules in the folder of the test are
+    """Packages in `pytest.importorskip` may be missing. Modules in the folder of the test are
     allowed."""
     declared = needed_by_tests(member)
     tests = list(files_below(member / "tests", ".py"))

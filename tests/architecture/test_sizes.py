@@ -47,7 +47,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def nesting(node: ast.AST, depth: int = 0) -> int:
-    """Return the nesting depth of a statement. An `elif` has the depth of its `if`; a `def` starts
+    """Return the nesting depth of a statement. An `elif` has the depth of its `if`. A `def` starts
     at zero."""
     deepest = depth
     for child in ast.iter_child_nodes(node):

@@ -46,7 +46,7 @@ def patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
 
 
 def find_retired(text: str) -> Iterator[str]:
-    """Yield "line: word; write replacement" for each retired word in `text`."""
+    """Yield "line: word. Write replacement" for each retired word in `text`."""
     _, words = retired_words()
     lower = text.lower()
     for word, beginning, pattern in patterns():

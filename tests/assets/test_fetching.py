@@ -1,4 +1,4 @@
-"""Test assets are downloaded, checked and cached; without a network, tests are skipped or fail."""
+"""Test assets are downloaded, checked and cached. Without a network, tests are skipped or fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENTS = (b"first", b"second")
 
 @pytest.fixture
 def joined(tmp_path, monkeypatch):
-    """Register an asset of two packages with a joined file; return its downloads."""
+    """Register an asset of two packages with a joined file. Return its downloads."""
     monkeypatch.setenv(fetching.CACHE, str(tmp_path / "cache"))
     monkeypatch.delenv(fetching.REQUIRE_DOWNLOADS, raising=False)
     packages, archives = [], {}

@@ -1,4 +1,4 @@
-"""An engine that only sleeps, for the tests of `bench/cpu_vs.py`; `options` set its behavior.
+"""An engine that only sleeps, for the tests of `bench/cpu_vs.py`. `options` set its behavior.
 
 It runs as a child process: `python -m fake_engine`, with this folder on the path.
 """

@@ -16,7 +16,7 @@ FORMATS = {item.name: item for item in EVERY}
 
 @pytest.fixture
 def commands(monkeypatch):
-    """Replace the commands of conversions by the creation of their last argument; return them."""
+    """Replace the commands of conversions by the creation of their last argument. Return them."""
     called = []
 
     def run_tool(command, deadline_s):

@@ -45,7 +45,7 @@ def reference(name, kl):
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """Replace processes by made figures; return the list of the formats that were measured."""
+    """Replace processes by made figures. Return the list of the formats that were measured."""
     measured = []
 
     def run_apart(python, job, deadline_s):

@@ -36,7 +36,7 @@ MAX_MODEL_LEN = 64
 
 
 def check(kind: str, subject: type[Any], folder: Path) -> None:
-    """Run the suite of `kind` on `subject`; raise AssertionError with the violated rule.
+    """Run the suite of `kind` on `subject`. Raise AssertionError with the violated rule.
 
     folder: an empty folder for models and similar files.
     """

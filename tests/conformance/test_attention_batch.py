@@ -12,7 +12,7 @@ SIZE = 4
 
 
 def right_batch():
-    """Return a batch of a decode, a chunk and a whole prompt; the second row has an unused
+    """Return a batch of a decode, a chunk and a whole prompt. The second row has an unused
     block."""
     return AttentionBatch(
         query_start_R1=torch.tensor([0, 1, 4, 6], dtype=torch.int32),

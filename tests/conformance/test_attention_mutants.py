@@ -65,7 +65,7 @@ def lengths_of(batch):
 
 
 class SharedByAll(FakeAttentionBuilder):
-    """Shares one metadata object between all builders; each build overwrites it."""
+    """Shares one metadata object between all builders. Each build overwrites it."""
 
     def build(self, batch):
         new = super().build(batch)

@@ -88,7 +88,7 @@ def trust_every_load(loads, answer):
 
 
 def pin_nothing(kv_cache, blocks):
-    """Pin no blocks; `unpin` then frees none."""
+    """Pin no blocks. `unpin` then frees none."""
     kv_cache.unpin = do_nothing
 
 

@@ -19,7 +19,7 @@ def one_thread():
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Return a function that installs the package of a page; uninstall it after the test."""
+    """Return a function that installs the package of a page. Uninstall it after the test."""
     site = tmp_path / "site-packages"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))

@@ -42,7 +42,7 @@ class Picture:
     def box(
         self, at: tuple[int, int], size: tuple[int, int], texts: list[str], kind: str = "box"
     ) -> None:
-        """Draw a box; the first text is its title, the other texts are lines below the title."""
+        """Draw a box. The first text is its title, the other texts are lines below the title."""
         (x, y), (width, height) = at, size
         self._parts.append(
             f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="7"/>'
@@ -260,7 +260,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def draw_packages(name: str, title: str) -> Picture:
-    """The packages of the core by layers; a red frame encloses packages in an import cycle."""
+    """The packages of the core by layers. A red frame encloses packages in an import cycle."""
     packages = json.loads((FOLDER / name).read_text("utf-8"))
     graph = {
         package: {other for other in value["imports"] if other in packages}
@@ -317,7 +317,7 @@ def _places(
 
 
 def _layers(graph: dict[str, set[str]]) -> list[list[list[str]]]:
-    """Return the layers, top first, as lists of groups; a group is one package or a cycle."""
+    """Return the layers, top first, as lists of groups. A group is one package or a cycle."""
     reach = {package: _reachable(graph, package) for package in graph}
     group = {
         package: tuple(

@@ -31,7 +31,7 @@ def read_runs() -> dict[str, Any]:
 
 
 def keep_run(run: dict[str, Any]) -> None:
-    """Store a run as the last run of its device; raise ValueError for a small run or a CPU run."""
+    """Store a run as the last run of its device. Raise ValueError for a small run or a CPU run."""
     device = run["device"]["type"]
     if device in ("", "cpu") or run["small"]:
         raise ValueError(

@@ -115,7 +115,7 @@ def _options(policy_cls: type) -> tuple[tuple[str, str], ...]:
 
 
 def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]]:
-    """Return the mutants of each guarantee; the names of the policy's checks are its guarantees.
+    """Return the mutants of each guarantee. The names of the policy's checks are its guarantees.
 
     If it is the only policy of its member, its test names are the guarantees.
     """

@@ -17,7 +17,7 @@ from docs.gpu_page import keep_run, read_runs, record_manifests, record_page  # 
 
 
 def main() -> int:
-    """Write the page and the manifests; return 1 if a result cannot be recorded."""
+    """Write the page and the manifests. Return 1 if a result cannot be recorded."""
     for name in sys.argv[1:]:
         try:
             keep_run(json.loads(Path(name).read_text("utf-8")))

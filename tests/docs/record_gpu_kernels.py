@@ -19,7 +19,7 @@ from dovetail_devkit.triton.compiled_kernels import check_kernel
 
 
 def main() -> None:
-    """Compile the kernels and write the page; raise if a kernel exceeds its limits."""
+    """Compile the kernels and write the page. Raise if a kernel exceeds its limits."""
     made = {
         package: [
             check_kernel(case, target) for case in cases_of(package) for target in case.targets

@@ -17,7 +17,7 @@ from docs.policy_facts import recorded
 
 
 def main() -> int:
-    """Write the page, or check it; return the exit code."""
+    """Write the page, or check it. Return the exit code."""
     if sys.argv[1:] != ["--check"]:
         record_page(merged(read_page(), read_reports(map(Path, sys.argv[1:]))))
     matrix = read_page()

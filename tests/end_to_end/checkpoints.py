@@ -42,7 +42,7 @@ SIZES = {
 
 
 def make_tokenizer(folder: Path) -> int:
-    """Write tokenizer.json and its config; return the vocabulary size."""
+    """Write tokenizer.json and its config. Return the vocabulary size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

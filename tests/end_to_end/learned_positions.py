@@ -12,7 +12,7 @@ from dovetail_torch import layers
 
 
 class Undeclared(nn.Module):
-    """Adds a learned position embedding; the table has `n_positions` rows, as in config.json."""
+    """Adds a learned position embedding. The table has `n_positions` rows, as in config.json."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Undeclared",)
 

@@ -93,7 +93,7 @@ def attempt(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Run a job in a forked process; a crash of that process is an outcome, too."""
+    """Run a job in a forked process. A crash of that process is an outcome, too."""
     begin = time.monotonic()
     ours, theirs = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""One plugin of each kind, written outside of this repository; each counts its calls.
+"""One plugin of each kind, written outside of this repository. Each counts its calls.
 
 The tests copy this file to an empty folder on sys.path and name its classes.
 """

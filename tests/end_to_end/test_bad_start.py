@@ -37,7 +37,7 @@ GATE = "model.layers.1.mlp.gate_proj.weight"
 
 
 def refuse(kind, model, options, **changes):
-    """Start an engine, which must raise an error of type `kind`; return the message."""
+    """Start an engine, which must raise an error of type `kind`. Return the message."""
     with pytest.raises(kind) as refusal:
         LLM(model, **(options | changes))
     assert isinstance(refusal.value, DovetailError)
@@ -62,7 +62,7 @@ def edit_weights(folder, change):
 
 
 def shard(folder):
-    """Split the weights into two files with an index; return the names of the files."""
+    """Split the weights into two files with an index. Return the names of the files."""
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]

@@ -1,4 +1,4 @@
-"""A model compiled as one graph; its attention operator looks up the engine in a table."""
+"""A model compiled as one graph. Its attention operator looks up the engine in a table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3
 
 
 class CompiledWorker(CPUWorker):
-    """Compiles the whole forward pass after the cache is allocated; a graph break is an error."""
+    """Compiles the whole forward pass after the cache is allocated. A graph break is an error."""
 
     backend = "aot_eager"
     num_forwards = 0
@@ -66,7 +66,7 @@ def test_a_model_compiled_as_one_graph_gives_the_same_tokens_as_eager_mode(model
 
 
 def test_compiled_engines_of_one_process_use_their_own_caches(model_dir, qwen_dir, options, llm):
-    """Two engines of one model share the compiled graph; each must write to its own cache."""
+    """Two engines of one model share the compiled graph. Each must write to its own cache."""
     options = options | {"enable_prefix_caching": False}
     eager = generate(llm)
     with (

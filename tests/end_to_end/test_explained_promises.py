@@ -41,7 +41,7 @@ def arguments(given):
 
 
 def warned_kinds(model, options, caplog):
-    """Return the plugin kinds that the warning at startup names; None if the engine does not
+    """Return the plugin kinds that the warning at startup names, or None if the engine does not
     start."""
     caplog.clear()
     try:

@@ -85,7 +85,7 @@ def test_a_gguf_model_that_is_split_into_several_files_gives_the_same_answer(
 
 
 def write_split(file, path):
-    """Write the model in `file` again in parts of at most 40 MB; return their paths."""
+    """Write the model in `file` again in parts of at most 40 MB. Return their paths."""
     reader = GGUFReader(file)
     writer = GGUFWriter(path, "llama", split_max_size=40_000_000)
     for field in reader.fields.values():

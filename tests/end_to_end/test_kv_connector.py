@@ -255,7 +255,7 @@ UNEVEN = "dovetail_devkit.rigs.uneven_connector:UnevenConnector"
     ],
 )
 def test_two_ranks_use_only_blocks_that_both_have_loaded(checkpoint, connector, changes):
-    """A block counts as loaded when all ranks have loaded it; here one rank is late or fails."""
+    """A block counts as loaded when all ranks have loaded it. Here one rank is late or fails."""
     prompt_ids = prompts()
     with engine(checkpoint, connector, tensor_parallel_size=2, worker_cls="auto", **changes) as llm:
         first, second, third = (generate_after_reset(llm, prompt_ids) for _ in range(3))

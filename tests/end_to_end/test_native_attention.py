@@ -31,7 +31,7 @@ def wide_dir(tmp_path_factory, one_thread):
 
 @pytest.fixture(scope="module")
 def tokens_of(wide_dir):
-    """Return a function from engine options to the tokens of each prompt; results are cached."""
+    """Return a function from engine options to the tokens of each prompt. Results are cached."""
     known = {}
 
     def tokens(**options):

@@ -50,7 +50,7 @@ HOSTILE = (
 
 
 class ReadsGPTQ(TorchLinearMethod):
-    """A linear method that declares the format; its dummy weights are not quantized."""
+    """A linear method that declares the format. Its dummy weights are not quantized."""
 
     provides = frozenset({"quantization.gptq"})
 

@@ -235,7 +235,7 @@ def options_of(case):
 
 
 def message_of(case, folder):
-    """Start an engine that must fail as the case states; return the message."""
+    """Start an engine that must fail as the case states. Return the message."""
     with pytest.raises(case.error) as refusal:
         LLM(folder, **(OPTIONS | case.options))
     return str(refusal.value)

@@ -63,7 +63,7 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def run_jobs(jobs, *before):
-    """Run jobs in one child, with the command prefix `before`; return the outcomes by name."""
+    """Run jobs in one child, with the command prefix `before`. Return the outcomes by name."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*before, sys.executable, str(CHILD)],

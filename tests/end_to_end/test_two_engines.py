@@ -29,7 +29,7 @@ def start(model, backend, options, **changes):
 
 
 def run(engines_and_requests):
-    """Add requests and step the engines alternately; return each engine's tokens by request."""
+    """Add requests and step the engines alternately. Return each engine's tokens by request."""
     answers = [{} for _ in engines_and_requests]
     for (engine, requests_of_engine), _ in zip(engines_and_requests, answers, strict=True):
         for number, (prompt, params) in enumerate(requests_of_engine):

@@ -79,7 +79,7 @@ def sample_of(faults: Sequence[WiringFault], commit: bytes) -> list[WiringFault]
 
 
 def unnoticed_faults(faults: Sequence[WiringFault]) -> list[str]:
-    """Try the faults; return one sentence for each fault that made no test fail."""
+    """Try the faults. Return one sentence for each fault that made no test fail."""
     return [
         f"{fault.feature}: {fault.name}, and {fault.test} {verdict}"
         for fault, verdict in try_faults(fault for fault in faults if not fault.problem())
@@ -88,7 +88,7 @@ def unnoticed_faults(faults: Sequence[WiringFault]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the unproven claims, or how many are proven; return 1 if a claim is unproven."""
+    """Print the unproven claims, or how many are proven. Return 1 if a claim is unproven."""
     if arguments not in ([], ["--faults"]):
         print(__doc__)
         return 2

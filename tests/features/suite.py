@@ -50,7 +50,7 @@ Outcomes = dict[str, set[str]]
 def run_tests(
     tests: Sequence[str] = (), *options: str, shown: bool = False, repeats: bool = False
 ) -> tuple[Outcomes, int]:
-    """Run `tests`, or all tests; return the outcomes and the worst exit code.
+    """Run `tests`, or all tests. Return the outcomes and the worst exit code.
 
     shown: whether to print pytest's output. repeats: whether the tests that fail are repeated; not
     for runs in which they must fail. An aborted part of the run has no outcomes.
@@ -109,7 +109,7 @@ def _files_of(cases: Sequence[str]) -> set[str]:
 
 
 def _repeat(base: list[str], outcomes: Outcomes, cache: Path, shown: bool) -> int:
-    """Repeat the test cases that failed; correct `outcomes` and return 0 if all of them pass."""
+    """Repeat the test cases that failed. Correct `outcomes` and return 0 if all of them pass."""
     failed = _failed_in(cache)
     if code := _pytest([*base, "--last-failed", *failed], shown):
         return code
@@ -165,7 +165,7 @@ def tree_state() -> str:
 
 
 def commit() -> bytes:
-    """Return the id of the commit that is checked out; b"" without git."""
+    """Return the id of the commit that is checked out. B"" without git."""
     try:
         return _git("rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):
@@ -178,7 +178,7 @@ def _git(*arguments: str) -> bytes:
 
 
 def recorded() -> Outcomes | None:
-    """Return the outcomes of the suite for this state of the files; None if it has not run."""
+    """Return the outcomes of the suite for this state of the files, or None if it has not run."""
     if not RECORD.is_file():
         return None
     record = json.loads(RECORD.read_text("utf-8"))

@@ -16,7 +16,7 @@ DIRECT = "direct"
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One row. tests: pytest node ids. fakes: plugin kinds; the fake of each must make all tests
+    """One row. tests: pytest node ids. fakes: plugin kinds. The fake of each must make all tests
     fail."""
 
     id: str

@@ -119,7 +119,7 @@ def source_folders(tree: Path) -> list[str]:
 
 
 def _copy_tree(tree: Path) -> None:
-    """Copy the repository with its byte code; the files are hard links until they are changed."""
+    """Copy the repository with its byte code. The files are hard links until they are changed."""
     shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*_SKIPPED), copy_function=_link)
 
 
@@ -131,7 +131,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _start(fault: WiringFault, tree: Path) -> int:
-    """Change the file and fork; return the child's process id."""
+    """Change the file and fork. Return the child's process id."""
     text = (ROOT / fault.path).read_text("utf-8")
     _replace(tree / fault.path, text.replace(fault.right, fault.wrong, 1))
     child = os.fork()
@@ -157,7 +157,7 @@ def _replace(file: Path, text: str) -> None:
 
 
 def _run_test(test: str, tree: Path) -> int:
-    """Run one test in the copy `tree` without output, in the child; return pytest's exit code."""
+    """Run one test in the copy `tree` without output, in the child. Return pytest's exit code."""
     log = os.open(tree / "trial.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(log, stream)

@@ -40,7 +40,7 @@ def finish(writer: GGUFWriter) -> None:
 def add_vocabulary(
     writer: GGUFWriter, folder: Path, *, pre: str | None, template: str = ""
 ) -> None:
-    """Add the metadata of a tokenizer; the arguments are those of `write_vocabulary`."""
+    """Add the metadata of a tokenizer. The arguments are those of `write_vocabulary`."""
     source = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokens, types = _tokens(source)
@@ -87,7 +87,7 @@ def adds_bos(source: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
 
 
 def _scores(source: Mapping[str, Any], tokens: list[str]) -> list[float]:
-    """Return scores in the order of the merges; tokenizer.json does not have the scores."""
+    """Return scores in the order of the merges. Tokenizer.json does not have the scores."""
     made = map("".join, merges_of(source))
     ranks = {token: rank for rank, token in enumerate(dict.fromkeys(made))}
     return [-float(ranks.get(token, len(ranks))) for token in tokens]

@@ -34,7 +34,7 @@ def run_command(
 
 
 def run_sections(folder: Path, sources: dict[str, str], **settings: Any) -> tuple[int, Any, Path]:
-    """Write sections from `sources` and run them; return the exit code, the run and its file.
+    """Write sections from `sources` and run them. Return the exit code, the run and its file.
 
     settings: options of the check, and "deadline_s" of each section.
     """

@@ -116,7 +116,7 @@ def test_the_command_runs_every_section_on_a_cpu(tmp_path):
 
 
 def _seconds_of_children() -> float:
-    """Return the CPU time of child processes; wall-clock time would depend on other processes."""
+    """Return the CPU time of child processes. Wall-clock time would depend on other processes."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

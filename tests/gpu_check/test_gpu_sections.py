@@ -88,7 +88,7 @@ def test_model_shapes_have_the_parameter_counts_of_their_names():
 
 
 class Detector:
-    """Replaces a torch module such as `torch.cuda`; its synchronization detector is on or off."""
+    """Replaces a torch module such as `torch.cuda`. Its synchronization detector is on or off."""
 
     mode = "default"
 

@@ -29,7 +29,7 @@ FIRST_LIMIT_S = 120.0
 
 
 def main() -> int:
-    """Run the mutants that the command line selects; return the exit code."""
+    """Run the mutants that the command line selects. Return the exit code."""
     options = read_options()
     os.nice(options.nice)
     import_libraries()

@@ -1,4 +1,4 @@
-"""Generates mutants of a module; each mutant differs from the module in one operator.
+"""Generates mutants of a module. Each mutant differs from the module in one operator.
 
 Depends on Python's syntax trees only. Docstrings, messages, annotations, assertions and raised
 errors are not changed, because no test should depend on them.

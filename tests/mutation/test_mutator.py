@@ -1,4 +1,4 @@
-"""The mutator makes only the documented mutations; a trial reports killed or survived mutants."""
+"""The mutator makes only the documented mutations. A trial reports killed or survived mutants."""
 
 import ast
 import os

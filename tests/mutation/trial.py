@@ -49,7 +49,7 @@ def try_mutant(tree: ast.Module, target: Target, root: str, limit_s: float) -> t
 
 
 def _live(code: CodeType, path: str, target: Target) -> int:
-    """Run the suites on the mutant in the child; return the exit code."""
+    """Run the suites on the mutant in the child. Return the exit code."""
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         silent = os.open(os.devnull, os.O_WRONLY)
@@ -63,7 +63,7 @@ def _live(code: CodeType, path: str, target: Target) -> int:
 
 
 def run_suites(suites: Sequence[tuple[str, str]]) -> None:
-    """Run whole suites of the conformance kit; raise an error for the first violated rule."""
+    """Run whole suites of the conformance kit. Raise an error for the first violated rule."""
     from dovetail_devkit.expectation import NotHere
     from dovetail_devkit.kit import suite_cases
     from dovetail_devkit.kit_subjects import Subjects

@@ -129,7 +129,7 @@ def make_checkpoint(
     seed: int,
     kinds: Mapping[str, tuple[str, Mapping[str, Any]]] = CHECKPOINTS,
 ) -> Checkpoint:
-    """Create and save the checkpoint `name` of `kinds`; the weights depend on name and seed."""
+    """Create and save the checkpoint `name` of `kinds`. The weights depend on name and seed."""
     prefix, changes = kinds[name]
     config_cls = getattr(transformers, f"{prefix}Config")
     config = config_cls(**{**_SHAPE, **changes}, attn_implementation="eager")

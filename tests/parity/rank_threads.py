@@ -29,7 +29,7 @@ TORCH_PARTS = {"linear_method": "torch", "ops": "torch", "attention_backend": "t
 
 
 class RankThreads(Executor):
-    """Runs `tensor_parallel_size` workers; the engine gets the results of rank 0."""
+    """Runs `tensor_parallel_size` workers. The engine gets the results of rank 0."""
 
     max_world_size = 8
 

@@ -92,7 +92,7 @@ def random_tokens(source: random.Random, count: int) -> list[int]:
 
 
 def make_prompts() -> Prompts:
-    """Return two prompts of each length; the first half is for greedy requests."""
+    """Return two prompts of each length. The first half is for greedy requests."""
     source = random.Random(commit_seed()[0])
     return [random_tokens(source, length) for length in PROMPT_LENS * 2]
 

@@ -86,7 +86,7 @@ def start(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32", **opti
 
 
 def make_prompts() -> list[list[int]]:
-    """Return two prompts of each length; the first half is for greedy requests."""
+    """Return two prompts of each length. The first half is for greedy requests."""
     source = random.Random(commit_seed()[0])
     return [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in PROMPT_LENS * 2]
 

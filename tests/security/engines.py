@@ -20,7 +20,7 @@ FINAL = RequestOutputKind.FINAL_ONLY
 
 
 def engine_options(folder, **changes):
-    """Return the options of a small engine with fake plugins; its model directory is `folder`."""
+    """Return the options of a small engine with fake plugins. Its model directory is `folder`."""
     config = CONFIG | changes.pop("config", {})
     (folder / "config.json").write_text(json.dumps(config))
     return {

@@ -36,7 +36,7 @@ TEMPLATES = (
 
 @dataclass
 class Lie:
-    """A value written with a wrong length. count: the written length; None for the correct
+    """A value written with a wrong length. count: the written length, or None for the correct
     length."""
 
     value: Any
@@ -158,7 +158,7 @@ def _tensors(num_tokens: int) -> tuple[list[list[Any]], bytes]:
 
 
 def damage(number: int) -> bytes:
-    """Return the content of the damaged file `number`; the same number gives the same bytes."""
+    """Return the content of the damaged file `number`. The same number gives the same bytes."""
     random, parts = Random(number), make_valid()
     kind = DAMAGES[number % len(DAMAGES)]
     if kind is not None:
@@ -303,7 +303,7 @@ DAMAGES: tuple[Callable[[Random, Parts], None] | None, ...] = (
 
 
 def write_damaged(folder: Path, number: int) -> list[Path]:
-    """Write the damaged file `number`; one in ten is a split model. Return the paths."""
+    """Write the damaged file `number`. One in ten is a split model. Return the paths."""
     contents = damage_split(number) if number % 10 == SPLIT else [damage(number)]
     ending = "" if len(contents) == 1 else "-{:05}-of-00002"
     paths = []

@@ -48,7 +48,7 @@ class Victim:
         self._config: dict[str, Any] = {}
 
     def load(self, path: Path) -> None:
-        """Use all data of the file; raise DovetailError if the file is damaged."""
+        """Use all data of the file. Raise DovetailError if the file is damaged."""
         found = EngineArgs(str(path)).create_engine_config().model
         tokenizer = GGUFTokenizer.from_directory(path)
         tokenizer.decode(tokenizer.encode("hello <s> \u00e9"))
@@ -60,7 +60,7 @@ class Victim:
 
 
 def main(first: int, count: int, folder: Path) -> dict[str, Any]:
-    """Load `count` damaged files; return the report."""
+    """Load `count` damaged files. Return the report."""
     victim, valid = Victim(), folder / "valid.gguf"
     valid.write_bytes(make_valid().to_bytes())
     victim.load(valid)

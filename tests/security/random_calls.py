@@ -208,7 +208,7 @@ PARAM_FIELDS = {
 
 @st.composite
 def _params(draw):
-    """Return a function that creates parameters with some fields; it may raise RequestError."""
+    """Return a function that creates parameters with some fields. It may raise RequestError."""
     names = draw(st.lists(st.sampled_from(sorted(PARAM_FIELDS)), max_size=4, unique=True))
     makers = {name: draw(either(PARAM_FIELDS[name])) for name in names}
 
@@ -290,5 +290,5 @@ def arguments(draw, known):
 
 
 def make(makers):
-    """Call the functions in a mapping that create values; return the values."""
+    """Call the functions in a mapping that create values. Return the values."""
     return {name: maker() for name, maker in makers.items()}

@@ -42,7 +42,7 @@ class Capable(FakeWorker):
 
 
 def hostile(base, value, error):
-    """Return `value` as an object of a subclass of `base`; all its methods raise."""
+    """Return `value` as an object of a subclass of `base`. All its methods raise."""
 
     def fail(self, *given):
         raise error("hostile")
@@ -77,7 +77,7 @@ def front_end(tmp_path_factory):
 
 
 def beside(llm, **changes):
-    """Send a changed request between two valid requests; return the three outputs."""
+    """Send a changed request between two valid requests. Return the three outputs."""
     given = {"prompt": "b", "params": VALID, "priority": 0} | changes
     try:
         outputs = llm.generate(

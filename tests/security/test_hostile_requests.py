@@ -334,7 +334,7 @@ def test_invalid_conversations_are_refused(llm, parameter, given):
 
 
 def test_a_failed_call_does_not_affect_a_request_with_the_same_id(llm):
-    """`LLM` numbers its requests; a user's own request may have the next number as its id."""
+    """`LLM` numbers its requests. A user's own request may have the next number as its id."""
     engine = llm.llm_engine
     number = str(int(llm.generate("a", VALID["params"])[0].request_id) + 1)
     engine.add_request(number, "mine", SamplingParams(max_tokens=50, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""One engine called from several threads: `LLM` serializes the calls; `AsyncLLM` refuses them."""
+"""One engine called from several threads: `LLM` serializes the calls. `AsyncLLM` refuses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def llm(request, tmp_path_factory):
 
 
 def in_threads(call, num=NUM_THREADS):
-    """Run `call(index)` in several threads; return each thread's result or exception."""
+    """Run `call(index)` in several threads. Return each thread's result or exception."""
     found, start = [None] * num, threading.Barrier(num)
 
     def run(place):

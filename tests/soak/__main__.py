@@ -34,7 +34,7 @@ PATHS = {
 
 
 def make_sections() -> list[Section]:
-    """Return the sections in execution order; sections that fail early come first."""
+    """Return the sections in execution order. Sections that fail early come first."""
     python = sys.executable
     pytest = (python, "-m", "pytest", "-q", "--maxfail=20", "-p", "no:cacheprovider")
     rest = tuple(f"--ignore={path}" for paths in PATHS.values() for path in paths)
@@ -89,7 +89,7 @@ def make_sections() -> list[Section]:
 
 
 def main() -> int:
-    """Run the sections that the command line selects; return the exit code."""
+    """Run the sections that the command line selects. Return the exit code."""
     sections = make_sections()
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
     parser.add_argument(

@@ -190,7 +190,7 @@ class SoakDriver(SchedulerDriver):
 
 
 def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:
-    """Return the policy class with fixed options; `SchedulerDriver` passes no options."""
+    """Return the policy class with fixed options. `SchedulerDriver` passes no options."""
 
     def made(self: Any, options: Any = None) -> None:
         policy_cls.__init__(self, given)  # type: ignore[call-arg]  # this class has options
@@ -199,7 +199,7 @@ def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy
 
 
 def play(long: LongProgram, scheduler_cls: type[SchedulerInterface] = Scheduler) -> Tally:
-    """Run a program; raise AssertionError with the program and the first violated rule."""
+    """Run a program. Raise AssertionError with the program and the first violated rule."""
     with judging(str(long)):
         return _play(long, SoakDriver(long, scheduler_cls))
 

@@ -28,7 +28,7 @@ REPORT_EVERY_S = 60.0
 
 
 def main() -> int:
-    """Run the programs that the command line selects; return the exit code."""
+    """Run the programs that the command line selects. Return the exit code."""
     options = read_options()
     os.nice(options.nice)
     policies = policy_names()
@@ -75,7 +75,7 @@ class Reporter:
 def play_all(
     policies: list[str], num_steps: int, num_processes: int, report: Callable[[Tally], None]
 ) -> Tally:
-    """Run programs 0, 1, … for `num_steps` in all; raise AssertionError for a violated rule.
+    """Run programs 0, 1, … for `num_steps` in all. Raise AssertionError for a violated rule.
 
     Every pair of policy and shape is run equally often.
     """

@@ -59,7 +59,7 @@ class SoakRun:
         self._passed: dict[str, float] = self._read()
 
     def run(self, sections: Sequence[Section]) -> int:
-        """Run all sections that have not passed; return 0 if all have passed now, otherwise 1."""
+        """Run all sections that have not passed. Return 0 if all have passed now, otherwise 1."""
         begin_s = time.perf_counter()
         failed = []
         for number, section in enumerate(sections, 1):

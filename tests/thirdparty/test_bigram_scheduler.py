@@ -51,7 +51,7 @@ def answer(plan, token=1):
 
 
 def run_dry(scheduler, depth=1, on_step=lambda plan: None):
-    """Run all requests with up to `depth` plans in flight; return (tokens, finished) by id."""
+    """Run all requests with up to `depth` plans in flight. Return (tokens, finished) by id."""
     tokens, finished, out = {}, {}, []
     while alive(scheduler):
         while len(out) < depth:

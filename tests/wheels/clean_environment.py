@@ -19,7 +19,7 @@ PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def run(*command: object, cwd: Path | None = None) -> str:
-    """Run a command and return its output; raise AssertionError with the output if it fails."""
+    """Run a command and return its output. Raise AssertionError with the output if it fails."""
     done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
     return done.stdout
@@ -44,7 +44,7 @@ def make_environment(folder: Path, wheels: Iterable[Path], *, tools: Iterable[st
 
 
 def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
-    """Yield each required distribution once; distributions in `known` are already installed."""
+    """Yield each required distribution once. Distributions in `known` are already installed."""
     waiting = [canonicalize_name(name) for name in names]
     seen = set(known)
     while waiting:

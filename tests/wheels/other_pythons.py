@@ -20,7 +20,7 @@ NO_INDEX = ("Could not find a version", "No matching distribution", "Failed to e
 
 
 def find_python(version: str) -> Path:
-    """Return the interpreter of `version` ("3.12"); skip the test if there is none."""
+    """Return the interpreter of `version` ("3.12"). Skip the test if there is none."""
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     candidates = [which(f"python{version}"), *sorted(root.glob(f"versions/{version}.*/bin/python"))]
     for path in filter(None, candidates):
@@ -31,7 +31,7 @@ def find_python(version: str) -> Path:
 
 
 def make_pip_environment(folder: Path, python: Path, *requirements: object, at: Path) -> Path:
-    """Install `requirements` into a new environment; return its interpreter.
+    """Install `requirements` into a new environment. Return its interpreter.
 
     at: the working directory of pip. Skips the test if a package cannot be downloaded.
     """

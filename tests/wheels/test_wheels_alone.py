@@ -48,7 +48,7 @@ def plugins_of(member):
 
 
 def kit_report(member, wheels, folder):
-    """Install one member; return the kit's report on its plugins, or "" without plugins."""
+    """Install one member. Return the kit's report on its plugins, or "" without plugins."""
     chosen = [wheels[name] for name in dict.fromkeys([*needs(member), *needs(DEVKIT)])]
     python = make_environment(folder / "environment", chosen)
     (package,) = (member / "src").glob("*/__init__.py")
@@ -65,7 +65,7 @@ def kit_report(member, wheels, folder):
 
 @pytest.fixture(scope="module")
 def trials(request, wheels, tmp_path_factory):
-    """Maps each member of this run to the kit's report; several members are tested in parallel."""
+    """Maps each member of this run to the kit's report. Several members are tested in parallel."""
     items = [item for item in request.session.items if "trials" in item.fixturenames]
     members = [item.callspec.params["member"] for item in items]
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:

@@ -45,7 +45,7 @@ def level(request):
 
 
 class Rows:
-    """Random rows that share one cache and run in steps of any size; results are stored by row."""
+    """Random rows that share one cache and run in steps of any size. Results are stored by row."""
 
     def __init__(self, lengths, *, seed=0, padding=0, **shape):
         self.case = AttentionCase(runs=(), **{"dtype": "bfloat16", "block_size": 32} | shape)
@@ -263,7 +263,7 @@ OWN_LEVELS = [
 def test_the_split_of_a_context_does_not_change_the_output(
     level, shape, counts, dtype, monkeypatch
 ):
-    """One thread; a workspace of three chunks of eight tokens, for several waves; the default."""
+    """One thread. A workspace of three chunks of eight tokens, for several waves. The default."""
     length, outs = 790, []
     small = 3 * 8 * shape["num_heads"] * (shape["head_size"] + 2)
     for num_threads, num_floats in ((1, 0), (3, small), (4, metadata.WORKSPACE_FLOATS)):
@@ -307,7 +307,7 @@ def test_a_token_of_zeros_has_a_scale_of_zero():
 
 @needs_library
 def test_a_recorded_attention_call_reads_the_inputs_of_the_next_step():
-    """The struct, the metadata and the tensors keep their addresses; only their contents change."""
+    """The struct, the metadata and the tensors keep their addresses. Only their contents change."""
     rows = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
     want = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
     want.step((1, 1)).step((1, 1))

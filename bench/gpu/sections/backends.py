@@ -23,7 +23,7 @@ _PER_TASK = 8
 
 
 def run(task: Task, report: Report) -> None:
-    """Generate tokens with one backend; compare their probabilities with the other backend's."""
+    """Generate tokens with one backend. Compare their probabilities with the other backend's."""
     answering, reading = _ALONE if len(task.parts.backends) == 1 else _DEVICE
     prompts = _prompts(1 if task.small else _PER_TASK, few=task.small)
     params = SamplingParams(temperature=0, max_tokens=8 if task.small else 48, ignore_eos=True)

@@ -94,7 +94,7 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
 
 
 def read_counts(plugin: str, output: str) -> dict[str, int]:
-    """Return the counts in the kit's output line about a plugin; an empty dict if it is missing."""
+    """Return the counts in the kit's output line about a plugin, or {} if it is missing."""
     line = next(
         (splitline for splitline in output.splitlines() if splitline.startswith(f"{plugin}: ")), ""
     )

@@ -1,4 +1,4 @@
-"""Runs the demo model on held-out questions; its tasks grade the answers."""
+"""Runs the demo model on held-out questions. Its tasks grade the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures the throughput of a model shape with 8 B parameters; see `gpu.throughput`."""
+"""Measures the throughput of a model shape with 8 B parameters. See `gpu.throughput`."""
 
 from __future__ import annotations
 

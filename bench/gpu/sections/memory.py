@@ -62,7 +62,7 @@ def _look_at_growth(task: Task, report: Report) -> None:
 
 
 def _steps(llm: LLM, num_steps: int, seed: int) -> int:
-    """Run `num` steps while requests start and finish; return the number of steps."""
+    """Run `num` steps while requests start and finish. Return the number of steps."""
     engine, done, number = llm.llm_engine, 0, 0
     params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=20, ignore_eos=True)
     prompts = random_prompts([5 + 7 * n % 60 for n in range(64)], vocab_size=1000, seed=seed)

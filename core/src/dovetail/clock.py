@@ -40,7 +40,7 @@ class ManualClock:
         return self._now_ns
 
     def advance(self, delta_ns: int) -> None:
-        """Advance by `delta_ns` nanoseconds; raise ValueError if it is negative."""
+        """Advance by `delta_ns` nanoseconds. Raise ValueError if it is negative."""
         if delta_ns < 0:
             raise ValueError(f"delta_ns={delta_ns} must not be negative")
         self._now_ns += delta_ns

@@ -135,7 +135,7 @@ def fault(point: str) -> None:
 
 @contextmanager
 def arm(specs: str) -> Iterator[None]:
-    """Arm faults in this process within the block; raise ConfigError for invalid specs.
+    """Arm faults in this process within the block. Raise ConfigError for invalid specs.
 
     Child processes read the environment variable instead. Not thread-safe.
     """
@@ -148,7 +148,7 @@ def arm(specs: str) -> Iterator[None]:
 
 
 def read_fault_specs(text: str) -> tuple[FaultSpec, ...]:
-    """Parse fault specs; raise ConfigError if a spec is invalid."""
+    """Parse fault specs. Raise ConfigError if a spec is invalid."""
     return tuple(_read_spec(part.strip()) for part in text.split(";") if part.strip())
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of a growing sequence, stored as columns; objects are created on access.
+"""Log-probabilities of a growing sequence, stored as columns. Objects are created on access.
 
 A long prompt with many log-probabilities has millions of entries. As objects they would take
 gigabytes, and the garbage collector would scan them repeatedly.
@@ -45,7 +45,7 @@ class LogprobSequence(Sequence[Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, store: LogprobStore) -> None:
-        """Create a view of the current positions of `store`; later ones are not included."""
+        """Create a view of the current positions of `store`. Later ones are not included."""
         self._store = store
         self._num_positions = len(store)
 

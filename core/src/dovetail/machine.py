@@ -153,7 +153,7 @@ def _cgroup_folders(proc: Path) -> Iterator[Path]:
 
 
 def _own_paths(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (controller, path within its hierarchy); the controller of version 2 is ""."""
+    """Yield (controller, path within its hierarchy). The controller of version 2 is ""."""
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -161,7 +161,7 @@ def _own_paths(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _folders(mount_point: Path, root: str, own: str) -> Sequence[Path]:
-    """Return the folders of the cgroup `own` and its parents; `mount_point` is that of `root`."""
+    """Return the folders of the cgroup `own` and its parents. `mount_point` is that of `root`."""
     path = PurePosixPath(own)
     if ".." in path.parts or not path.is_relative_to(root):
         return [mount_point]  # the process's cgroup is not below the mounted one

@@ -50,7 +50,7 @@ _KINDS = {
 
 
 def file_exists(path: Path) -> bool:
-    """Return whether `path` exists, including a dangling link; never raise."""
+    """Return whether `path` exists, including a dangling link. Never raise."""
     return os.path.lexists(path)
 
 
@@ -130,7 +130,7 @@ def read_json_object(path: Path, *, max_bytes: int | None = None) -> dict[str, A
 
 
 def parse_json(path: Path, content: bytes) -> Any:
-    """Return the JSON value in `content`; raise ModelError, naming `path`, if it is not valid."""
+    """Return the JSON value in `content`. Raise ModelError, naming `path`, if it is not valid."""
     check_json_depth(path, content)
     try:
         value = json.loads(

@@ -38,7 +38,7 @@ class NewRequest:
 
     @classmethod
     def of(cls, request: Request) -> NewRequest:
-        """Return the part of `request` for the worker; the row must be set. Copies the tokens."""
+        """Return the part of `request` for the worker. The row must be set. Copies the tokens."""
         return cls(
             request_id=request.request_id,
             row=request.row,
@@ -126,7 +126,7 @@ class SchedulerOutput:
 
 
 class StepBuilder:
-    """Builds plans; the only way to create a `SchedulerOutput`.
+    """Builds plans. The only way to create a `SchedulerOutput`.
 
     A scheduler uses one builder, which numbers the plans. `build` raises ValueError for a plan that
     no worker can execute, and resets the builder.
@@ -184,7 +184,7 @@ class StepBuilder:
         self._encoder_frees.append(content_hash)
 
     def transfer(self, kv_transfer: bytes) -> None:
-        """Set the message to the KV connector's worker side; a later call replaces it."""
+        """Set the message to the KV connector's worker side. A later call replaces it."""
         self._kv_transfer = kv_transfer
 
     def run(

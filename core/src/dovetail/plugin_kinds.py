@@ -81,7 +81,7 @@ class Kind:
 
     @property
     def option(self) -> str:
-        """The engine option that selects plugins of the kind; "" for none."""
+        """The engine option that selects plugins of the kind, or "" for none."""
         return self.field.rpartition(".")[2] if self.has_option else ""
 
     @property
@@ -91,12 +91,12 @@ class Kind:
 
     @property
     def suite_path(self) -> str:
-        """The kind's conformance suite as "module:function"; "" for a draft contract."""
+        """The kind's conformance suite as "module:function", or "" for a draft contract."""
         return "" if self.is_sketch else f"dovetail_devkit.suites.{self.name}:check_{self.name}"
 
     @property
     def fake_path(self) -> str:
-        """The kind's fake as "module:Class"; "" for a draft contract."""
+        """The kind's fake as "module:Class", or "" for a draft contract."""
         return "" if self.is_sketch else f"dovetail_devkit.fakes.{self.name}:{self.fake}"
 
     @property
@@ -365,7 +365,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ROWS}
 
 
 def get_kind(name: str) -> Kind:
-    """Return the kind called `name`; raise PluginNotFoundError with all kinds if it is unknown."""
+    """Return the kind called `name`. Raise PluginNotFoundError with all kinds if it is unknown."""
     kind = KINDS.get(name)
     if kind is None:
         raise PluginNotFoundError(

@@ -29,7 +29,7 @@ RETIRED_FEATURES: Mapping[str, str] = {"counts_on": "supports_advance"}
 
 
 def refuse_retired(module: str) -> Callable[[str], NoReturn]:
-    """Return a `__getattr__` for a module with renamed names; it always raises.
+    """Return a `__getattr__` for a module with renamed names. It always raises.
 
     For an old name it raises ImportError with the new name, because `from module import name` would
     drop the message of an AttributeError. For any other name it raises the usual AttributeError.
@@ -46,6 +46,6 @@ def refuse_retired(module: str) -> Callable[[str], NoReturn]:
 
 
 def renamed_hint(name: object, renamed: Mapping[str, str]) -> str:
-    """Return " It was renamed; use 'x'." for an old name, or an empty string."""
+    """Return " It was renamed. Use 'x'." for an old name, or an empty string."""
     new = renamed.get(name) if isinstance(name, str) else None
     return f" It was renamed; use {new!r}." if new else ""

@@ -33,7 +33,7 @@ class RowAllocator:
         return len(self._retiring)
 
     def acquire(self) -> tuple[int, int]:
-        """Return (row, generation); raise LookupError if none is free."""
+        """Return (row, generation). Raise LookupError if none is free."""
         if not self._free:
             raise LookupError(f"all {self.num_rows} rows are in use")
         row = self._free.pop()

@@ -66,7 +66,7 @@ MAX_CHOICES = 4096
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class StructuredOutputsParams:
-    """A grammar for the output of a request. Frozen; checked at construction.
+    """A grammar for the output of a request. Frozen. Checked at construction.
 
     Exactly one of the arguments of the constructor is given, or `form` and `text`. Raises
     RequestError, naming the argument.
@@ -110,7 +110,7 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningParams:
-    """How the reasoning before an answer begins and ends. Frozen; checked at construction.
+    """How the reasoning before an answer begins and ends. Frozen. Checked at construction.
 
     end: the text that ends it, such as "</think>". start: the text that begins it in the output; ""
     if the prompt has begun it. Without this text the output is an answer from its first token.
@@ -136,7 +136,7 @@ class ReasoningParams:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """The sampling parameters of a request. Frozen; checked at construction.
+    """The sampling parameters of a request. Frozen. Checked at construction.
 
     n: number of completions, each with its own random numbers.
     temperature: 0 for greedy. top_k: 0 or -1 to disable. top_p, min_p: probabilities in [0, 1].
@@ -320,7 +320,7 @@ _FLAG_FIELDS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_
 
 
 def _take_section(given: object) -> StructuredOutputsParams:
-    """Return a copy of the grammar parameters; raise RequestError if they have another type."""
+    """Return a copy of the grammar parameters. Raise RequestError if they have another type."""
     if not isinstance(given, StructuredOutputsParams):
         raise refuse("structured_outputs", given, "None or StructuredOutputsParams")
     return StructuredOutputsParams(form=given.form, text=given.text)

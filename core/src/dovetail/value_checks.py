@@ -27,7 +27,7 @@ _NUMBER_BYTES = 9
 
 
 def shorten(value: object) -> str:
-    """Return `value` for an error message: one line of at most 80 characters; never raise."""
+    """Return `value` for an error message: one line of at most 80 characters. Never raise."""
     shown = _shown(value, 2)
     return shown if len(shown) <= MAX_SHOWN_CHARS else shown[: MAX_SHOWN_CHARS - 3] + "..."
 
@@ -87,7 +87,7 @@ def check_integer(
 def check_number(
     parameter: str, value: object, low: float, high: float, *, open_low: bool = False
 ) -> float:
-    """Return `value` as a float; raise RequestError unless it is a finite number in the bounds.
+    """Return `value` as a float. Raise RequestError unless it is a finite number in the bounds.
 
     Methods of a subclass of int or float are not called.
     """
@@ -113,7 +113,7 @@ def check_flag(parameter: str, value: object) -> None:
 def check_text(
     parameter: str, value: object, *, max_chars: int, min_chars: int = 0, limit: str = ""
 ) -> str:
-    """Return `value` as a plain str; raise RequestError if it is not a str, too long or invalid.
+    """Return `value` as a plain str. Raise RequestError if it is not a str, too long or invalid.
 
     limit: the engine option that sets `max_chars`, for the message; "" for none.
     """
@@ -155,7 +155,7 @@ def check_encodable(parameter: str, text: str) -> None:
 def take_items(
     parameter: str, given: Iterable[T], max_items: int, *, what: str, limit: str = ""
 ) -> list[T]:
-    """Return the items of an iterable; raise RequestError if there are more than `max_items`.
+    """Return the items of an iterable. Raise RequestError if there are more than `max_items`.
 
     Reads at most `max_items` + 1 items of `given`. An exception of its iterator becomes a
     RequestError. what: a noun for the items, for the message.
@@ -278,7 +278,7 @@ class _PlainCopy:
 
 
 def take_texts(name: str, given: object, most: int, max_chars: int) -> tuple[str, ...]:
-    """Return the texts of a parameter, at most `most`; raise RequestError for other values."""
+    """Return the texts of a parameter, at most `most`. Raise RequestError for other values."""
     if given is None:
         return ()
     if not isinstance(given, (list, tuple)):

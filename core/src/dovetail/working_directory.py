@@ -24,7 +24,7 @@ def check_working_directory() -> None:
 
 
 def working_directory_problem() -> str:
-    """Return what is wrong with the working directory, as a phrase; "" for nothing."""
+    """Return what is wrong with the working directory, as a phrase, or "" for nothing."""
     try:
         path = os.getcwd()
         num_bytes = len(os.fsencode(path))

@@ -30,7 +30,7 @@ class Bench:
         self.made = []
 
     def options(self, *, worker_config=None, **changes):
-        """Return engine options; `worker_config` is added to the model's config.json."""
+        """Return engine options. `worker_config` is added to the model's config.json."""
         (self.folder / "config.json").write_text(json.dumps(CONFIG | (worker_config or {})))
         return {
             "model": self.folder,
@@ -66,7 +66,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """An event loop and its engines for a test module; `bench.run` runs a coroutine in the loop."""
+    """An event loop and its engines for a test module. `bench.run` runs a coroutine in the loop."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(HERE))
         import async_llm_parts

@@ -25,7 +25,7 @@ async def collect(stream):
 
 
 async def wait_in_every_way(llm, *calls):
-    """Await streams of all output kinds and the coroutines `calls`; return results and errors."""
+    """Await streams of all output kinds and the coroutines `calls`. Return results and errors."""
     late = llm.generate("late", LONG)
     await anext(late)
     waits = [collect(llm.generate("a", LONG, output_kind=kind)) for kind in RequestOutputKind]
@@ -34,7 +34,7 @@ async def wait_in_every_way(llm, *calls):
 
 
 async def end(llm, kill, *calls):
-    """End the engine while callers wait; return their results and the time in seconds."""
+    """End the engine while callers wait. Return their results and the time in seconds."""
     waiting = asyncio.create_task(wait_in_every_way(llm, *calls))
     await asyncio.sleep(0.2)
     assert not waiting.done() and await llm.is_ready()

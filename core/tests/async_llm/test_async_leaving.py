@@ -201,7 +201,7 @@ def test_the_id_of_an_aborted_request_can_be_reused_immediately(bench, slow):
 
 
 def least_late(bench, ask):
-    """Return output and delay of the fastest of three runs; a busy machine can delay a run."""
+    """Return output and delay of the fastest of three runs. A busy machine can delay a run."""
     for _ in range(3):
         output, late_s = bench.run(ask())
         if late_s < MAX_LATE_S:

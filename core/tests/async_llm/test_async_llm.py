@@ -45,7 +45,7 @@ def facts_of(output):
 
 
 def joined(outputs):
-    """Join delta outputs; return text, tokens and finish reason by completion index."""
+    """Join delta outputs. Return text, tokens and finish reason by completion index."""
     made = {}
     for output in outputs:
         for item in output.outputs:

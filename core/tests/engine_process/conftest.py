@@ -64,7 +64,7 @@ def engine_config(tmp_path, parts):
 
 @pytest.fixture
 def client_of(engine_config, traffic, monkeypatch, tmp_path_factory):
-    """Start a client: `client_of("sync", step_s=0.1)`; fail if a process or file is left."""
+    """Start a client: `client_of("sync", step_s=0.1)`. Fail if a process or file is left."""
     # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     before, made = traffic.open_resources(), []

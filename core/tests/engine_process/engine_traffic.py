@@ -78,7 +78,7 @@ class Answers:
 
 @contextmanager
 def raw_front_end(address):
-    """Attach a front end; return its socket for sending bytes and its socket for receiving."""
+    """Attach a front end. Return its socket for sending bytes and its socket for receiving."""
     with zmq.Context() as context:
         context.linger = 5000
         name = os.urandom(16)

@@ -50,7 +50,7 @@ def make_config(model, executor):
 
 
 def run_engine(model, executor, result):
-    """Serve requests, call the worker, abort and shut down; write the results to `result`."""
+    """Serve requests, call the worker, abort and shut down. Write the results to `result`."""
     engine_process.START_GRACE_S = 1.5
     client = make_client(make_config(model, executor), "sync", rules=RULES)
     try:
@@ -73,7 +73,7 @@ def serve(client, result):
 
 
 def serve_one(client, number):
-    """Run the standard request, and abort another request; return the standard request's tokens."""
+    """Run the standard request, and abort another request. Return the standard request's tokens."""
     client.add_request(request(f"r{number}", range(20), 12))
     client.add_request(request(f"aborted{number}", max_tokens=300))
     client.call_workers("echo", (number,))

@@ -1,4 +1,4 @@
-"""Drop an engine, leave it open at exit, or fork its process; print the observations.
+"""Drop an engine, leave it open at exit, or fork its process. Print the observations.
 
 Arguments: MODEL KIND WHAT. KIND is the kind of engine and WHAT the action; both are defined below.
 The program prints one line of JSON: the observations and the resources that the engine leaked.
@@ -57,7 +57,7 @@ def config(model, **options):
 
 
 class Having:
-    """The owner of an engine. `busy` adds a long request; `serve` runs a request to its end."""
+    """The owner of an engine. `busy` adds a long request. `serve` runs a request to its end."""
 
     def __init__(self, model):
         self.engine = self.make(model)
@@ -165,7 +165,7 @@ class AsyncFrontEnd(Having):
 
 
 def drop(having):
-    """Drop the references to engines in several ways; return the longest shutdown in seconds."""
+    """Drop the references to engines in several ways. Return the longest shutdown in seconds."""
     kind, model = type(having), sys.argv[1]
     having.engine = None
     slowest = 0.0
@@ -186,7 +186,7 @@ def plainly(having):
 
 
 class Knot:
-    """An object in a reference cycle; its finalizer uses the engine."""
+    """An object in a reference cycle. Its finalizer uses the engine."""
 
     def __del__(self):
         self.seen = repr(self.engine)
@@ -261,7 +261,7 @@ def use_in_a_finalizer(having):
 
 
 def fork(having):
-    """Fork in several ways; return the children's exit codes after the engine has served again."""
+    """Fork in several ways. Return the children's exit codes after the engine has served again."""
     children = (by_exit, by_os_exit, by_error, by_collection, by_use, by_shutdown)
     statuses = {child.__name__: in_a_fork(child, having) for child in children}
     method = multiprocessing.get_context("fork")
@@ -308,7 +308,7 @@ def by_collection(having):
 
 
 def by_use(having):
-    """Use the engine in a forked child; exit with status 7 if no error is raised."""
+    """Use the engine in a forked child. Exit with status 7 if no error is raised."""
     for call in (having.serve, having.busy, having.serve):
         try:
             call()
@@ -341,7 +341,7 @@ def descendants_of(pid):
 
 
 def without_directory(having):
-    """Delete the working directory and kill the engine; the restarted engine must serve."""
+    """Delete the working directory and kill the engine. The restarted engine must serve."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
     os.kill(having.engine.process_id, 9)

@@ -122,7 +122,7 @@ def test_engine_calls_return_their_results(client_of, kind, traffic):
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_an_aborted_request_gets_no_more_outputs(client_of, kind, traffic):
-    """An id can be reused immediately; no token of the first request reaches the second."""
+    """An id can be reused immediately. No token of the first request reaches the second."""
     client = client_of(kind, step_s=0.001)
     client.add_request(traffic.request("stays", max_tokens=60))
     for _ in range(10):

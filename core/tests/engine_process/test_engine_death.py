@@ -46,7 +46,7 @@ def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
 
 
 def kill_mid_decode(client, traffic, after_s):
-    """Kill the engine while four requests run; callers are notified within two seconds."""
+    """Kill the engine while four requests run. Callers are notified within two seconds."""
     for number in range(4):
         client.add_request(traffic.request(f"r{number}", max_tokens=400))
     assert client.get_outputs(5) is not None

@@ -39,7 +39,7 @@ def valid_messages(traffic):
 
 
 def call(number, name, *arguments):
-    """Return the message that calls an operation; its arguments may be invalid."""
+    """Return the message that calls an operation. Its arguments may be invalid."""
     return pack(Call(number, name, msgspec.msgpack.encode(arguments)))
 
 

@@ -148,7 +148,7 @@ def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, tr
 
 
 def test_held_requests_of_a_killed_idle_front_end_are_freed(client_of, traffic):
-    """The engine sends only heartbeats to this front end; a failed send detects its exit."""
+    """The engine sends only heartbeats to this front end. A failed send detects its exit."""
     owner = client_of("sync", step_s=0.005)
     with front_end_process(owner, "r") as process:
         owner.pause(PauseScope.ALL)

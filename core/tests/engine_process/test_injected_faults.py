@@ -90,7 +90,7 @@ def live(model, executor, faults, folder):
 
 
 def communicate(process, faults):
-    """Return the process's output; kill a front end that has stopped itself."""
+    """Return the process's output. Kill a front end that has stopped itself."""
     if faults.startswith(FRONT_END) and faults.endswith(":stop"):
         for _ in range(400):
             if state_of(process.pid) == "T":

@@ -132,7 +132,7 @@ def closing(client):
 def test_requests_continue_if_their_outputs_exceed_the_message_limit(
     client_of, engine_config, parts, traffic
 ):
-    """One request has prompt log-probabilities in many messages; the other requests have none."""
+    """One request has prompt log-probabilities in many messages. The other requests have none."""
     requests = [
         traffic.request("prompt", range(90), 30, prompt_logprobs=20),
         traffic.request("rows", range(30), 30, logprobs=20),

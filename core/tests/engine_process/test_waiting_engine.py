@@ -41,7 +41,7 @@ def cpu_s(client):
 
 
 def watch(client):
-    """Read outputs for `WATCH_S` seconds; return the number of messages with outputs."""
+    """Read outputs for `WATCH_S` seconds. Return the number of messages with outputs."""
     num_news, end = 0, time.monotonic() + WATCH_S
     while time.monotonic() < end:
         outputs = client.get_outputs(0.05)

@@ -1,4 +1,4 @@
-"""Fixtures: executors of worker processes; each test checks that no process or file is left."""
+"""Fixtures: executors of worker processes. Each test checks that no process or file is left."""
 
 import gc
 import os

@@ -13,7 +13,7 @@ from dovetail_devkit.executor.workers import ObedientWorker
 
 
 class FaultyWorker(ObedientWorker):
-    """A worker with a fault at startup or in step 1; its options `start` and `step` select it.
+    """A worker with a fault at startup or in step 1. Its options `start` and `step` select it.
 
     Both options list one fault per rank: "hangs", "dawdles", "exits", "exits late", "raises",
     "refuses", "loses its peer", or "" for no fault.

@@ -1,4 +1,4 @@
-"""Fixtures: child processes; each test checks that no resource of them is left."""
+"""Fixtures: child processes. Each test checks that no resource of them is left."""
 
 import gc
 import os

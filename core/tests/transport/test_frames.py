@@ -150,7 +150,7 @@ def spoiled(rng, frame):
 
 @pytest.mark.parametrize(("encoded", "decode"), [("plan", decode_plan), ("result", decode_result)])
 def test_a_corrupted_frame_is_rejected_or_decodes_to_valid_data(encoded, decode):
-    """A changed token can be a valid token; otherwise MessageError is raised."""
+    """A changed token can be a valid token. Otherwise MessageError is raised."""
     rng = Random(SEED)
     frame = encode_plan(full_plan())
     if encoded == "result":

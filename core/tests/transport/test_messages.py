@@ -1,4 +1,4 @@
-"""Engine messages round-trip; malformed messages are rejected and counted."""
+"""Engine messages round-trip. Malformed messages are rejected and counted."""
 
 from array import array
 from random import Random
@@ -93,7 +93,7 @@ FROM_ENGINE = (
 
 
 def read_all(reader, contents):
-    """Return the number of rejected messages; any other error fails the test."""
+    """Return the number of rejected messages. Any other error fails the test."""
     num_refused = 0
     for content in contents:
         try:

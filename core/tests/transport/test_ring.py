@@ -250,7 +250,7 @@ def test_closing_a_ring_frees_its_resources(children):
 
 @pytest.mark.parametrize("seed", range(SEED, SEED + 20))
 def test_corrupted_ring_memory_is_detected(ring, seed):
-    """Every received frame is one that was sent; otherwise a typed error is raised."""
+    """Every received frame is one that was sent. Otherwise a typed error is raised."""
     rng = Random(seed)
     writer, (reader,) = ring(num_slots=4, slot_bytes=64)
     memory, sent = reader._memory, []

@@ -1,4 +1,4 @@
-"""Reads fields of config.json with their types; a ModelError for a wrong value names the field.
+"""Reads fields of config.json with their types. A ModelError for a wrong value names the field.
 
 This module checks types and ranges only. The model files define which fields an architecture has
 and their defaults.
@@ -22,7 +22,7 @@ is treated as an error in the file."""
 
 
 def read_count(config: Config, field: str, default: int | None = None, *, minimum: int = 1) -> int:
-    """Return an integer. null counts as absent; an absent field without default is an error."""
+    """Return an integer. null counts as absent. An absent field without default is an error."""
     value = config.get(field)
     if value is None:
         value = default

@@ -12,7 +12,7 @@ DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 def read_mistral_windows(config: Config) -> tuple[int, ...]:
-    """Return the same window for all layers; 0 if `sliding_window` is null."""
+    """Return the same window for all layers, or 0 if `sliding_window` is null."""
     num_layers = read_num_layers(config)
     if config.get("sliding_window", DEFAULT_WINDOW) is None:
         return (0,) * num_layers
@@ -20,7 +20,7 @@ def read_mistral_windows(config: Config) -> tuple[int, ...]:
 
 
 def read_qwen_windows(config: Config) -> tuple[int, ...]:
-    """Return the window of each layer; 0 for a layer without a window.
+    """Return the window of each layer, or 0 for a layer without a window.
 
     Without `use_sliding_window`, no layer has a window. With it, each layer with the type
     sliding_attention in `layer_types` has a window; if `layer_types` is absent, all layers from

@@ -57,7 +57,7 @@ def start(path, **options):
 
 
 def requests(num_requests, num_tokens):
-    """Return prompts and sampling parameters of requests; a third of the requests are greedy."""
+    """Return prompts and sampling parameters of requests. A third of the requests are greedy."""
     source = Random(17)
     prompts = [
         [source.randrange(V) for _ in range(source.randint(2, 45))] for _ in range(num_requests)

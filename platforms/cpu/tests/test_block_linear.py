@@ -85,7 +85,7 @@ def test_the_gguf_linear_method_meets_its_contract():
 @torch.inference_mode()
 @pytest.mark.parametrize("sizes", [(33, 7, 20, 40), (32, 64, 32, 5)])
 def test_parts_of_different_block_types_are_packed_without_rounding(sizes):
-    """Two parts of one type are packed together; the last part has no blocks, only bfloat16."""
+    """Two parts of one type are packed together. The last part has no blocks, only bfloat16."""
     method = make_method()
     layer = make_layer(method, dict(zip("abcd", sizes, strict=True)), bias=True)
     makers = (random_q4_0, random_q8_0, random_q8_0)

@@ -1,4 +1,4 @@
-"""Several ranks on CPUs: shares of cores, memory and packed weights; native parallel layers."""
+"""Several ranks on CPUs: shares of cores, memory and packed weights. Native parallel layers."""
 
 import logging
 import socket
@@ -161,7 +161,7 @@ def test_worker_processes_divide_the_cores_and_memory_of_a_machine():
 
 
 def join_all(folder, size):
-    """Return the ranks of one group; each rank joins in a separate thread."""
+    """Return the ranks of one group. Each rank joins in a separate thread."""
 
     def join(rank):
         store = distributed.FileStore(str(folder / "store"), size)

@@ -78,7 +78,7 @@ def forbid(*_, **__):
 
 
 def outside_class(path):
-    """Return the `hf_overrides` for a class of outside_decoder.py; None for an installed model."""
+    """Return the `hf_overrides` for a class of outside_decoder.py, or None otherwise."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
     if name in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
         return None

@@ -1,4 +1,4 @@
-"""The cache of packed weights uses valid files; it reports invalid files once and rewrites them."""
+"""The cache of packed weights uses valid files. It reports invalid files once and rewrites them."""
 
 import json
 import logging

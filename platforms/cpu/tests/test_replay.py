@@ -31,7 +31,7 @@ OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 
 
 def outside_class(path):
-    """Return the `hf_overrides` for a class of outside_decoder.py; None for an installed model."""
+    """Return the `hf_overrides` for a class of outside_decoder.py, or None otherwise."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
     if name in OURS:
         return None

@@ -59,7 +59,7 @@ class Blocks:
 
 
 def exact_values(name, rows):
-    """Return the values of blocks in float64; values of the K types are computed without rounding.
+    """Return the values of blocks in float64. Values of the K types are computed without rounding.
 
     The gguf package rounds values of the K types to float32; its results confirm these values.
     """

@@ -126,7 +126,7 @@ def test_an_older_library_is_refused(tmp_path):
 
 
 def copy_package(folder, *, file, before, after):
-    """A copy of the installed package with a text of one file replaced; returns its path."""
+    """A copy of the installed package with a text of one file replaced. Returns its path."""
     source = folder / "src"
     package = shutil.copytree(MEMBER / "src/dovetail_cpu_kernels", source / "dovetail_cpu_kernels")
     text = (Path(package) / file).read_text("utf-8")

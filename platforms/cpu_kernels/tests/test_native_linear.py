@@ -40,7 +40,7 @@ def level(request):
 
 
 class Weight:
-    """A random packed weight [N, K]; `exact` is the dequantized weight, in float64."""
+    """A random packed weight [N, K]. `exact` is the dequantized weight, in float64."""
 
     def __init__(self, kind, N, K, *, group=0, gate_up=False, seed=0, scale=0.0):
         self.shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group, gate_up=gate_up)
@@ -78,7 +78,7 @@ class Weight:
 
 
 def divided(numerator, x):
-    """Divide exactly; for scalar / tensor, torch multiplies the scalar by the reciprocal."""
+    """Divide exactly. For scalar / tensor, torch multiplies the scalar by the reciprocal."""
     return torch.full_like(x, numerator) / x
 
 
@@ -161,7 +161,7 @@ def test_bias_residual_gates_and_float32_outputs_equal_the_reference(level, kind
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 def test_rows_of_linear_layers_may_have_any_address_and_stride(level, kind, group):
-    """Addresses and strides are unaligned; memory between the rows of y must not change."""
+    """Addresses and strides are unaligned. Memory between the rows of y must not change."""
     N, K, rows = 45, 77, 14
     weight = Weight(kind, N, K, group=group)
     x = weight.random(rows, K + 6)[:, 3 : K + 3]

@@ -35,7 +35,7 @@ def num_threads(request):
 
 
 def call(name, **values):
-    """Fill the struct of an operation and call it; tensors are passed by address."""
+    """Fill the struct of an operation and call it. Tensors are passed by address."""
     plain = {k: v.data_ptr() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
     args = OPS[name](**plain)  # keeps the tensors alive during the call
     op(name)(ctypes.addressof(args))

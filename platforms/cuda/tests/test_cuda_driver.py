@@ -11,7 +11,7 @@ NO_PERMISSION = 4
 
 
 class SharedMachine:
-    """The management library of a machine with three cards; this process may use the second."""
+    """The management library of a machine with three cards. This process may use the second."""
 
     def __getattr__(self, name):
         return lambda *_: 0

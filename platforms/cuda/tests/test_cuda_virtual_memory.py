@@ -43,7 +43,7 @@ def library_path(tmp_path_factory):
 
 @pytest.fixture
 def library(library_path):
-    """The stand-in with 64 MiB; the test fails if the code under test called it incorrectly."""
+    """The stand-in with 64 MiB. The test fails if the code under test called it incorrectly."""
     loaded = ctypes.CDLL(str(library_path))
     loaded.stand_in_used.restype = ctypes.c_size_t
     loaded.stand_in_misuse.restype = ctypes.c_char_p

@@ -1,4 +1,4 @@
-"""A provider overrides some operations; torch computes the others."""
+"""A provider overrides some operations. Torch computes the others."""
 
 from types import SimpleNamespace
 

@@ -170,7 +170,7 @@ def run_steps(worker_cls, context):
 
 
 def run_ahead(context):
-    """Launch all steps of a request, then read their results; return the tokens."""
+    """Launch all steps of a request, then read their results. Return the tokens."""
     worker = FakeDeviceWorker(context)
     try:
         rig = WorkerRig(worker, bring_up(worker)[1])

@@ -12,7 +12,7 @@ D, V, MAX = 3, 5, 8
 
 
 class Model:
-    """A model that doubles its inputs; `runs` counts its calls."""
+    """A model that doubles its inputs. `runs` counts its calls."""
 
     def __init__(self):
         self.runs, self.factor = 0, 2.0

@@ -1,4 +1,4 @@
-"""Every out-of-memory error becomes a CapacityError; other errors pass unchanged."""
+"""Every out-of-memory error becomes a CapacityError. Other errors pass unchanged."""
 
 import errno
 

@@ -91,7 +91,7 @@ def join(context):
 
 
 def on_ranks(contexts, work):
-    """Join the rank of each context and run `work`, all in threads; return the results."""
+    """Join the rank of each context and run `work`, all in threads. Return the results."""
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(lambda context: work(join(context)), contexts))
 

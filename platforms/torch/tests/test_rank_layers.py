@@ -114,7 +114,7 @@ class Model(nn.Module):
                 parameter.fill_(float("nan"))
 
     def forward(self, ids_T: torch.Tensor) -> torch.Tensor:
-        """Call every layer; attention is replaced by the sum of query, key and value."""
+        """Call every layer. Attention is replaced by the sum of query, key and value."""
         x_TD = self.embed(ids_T)
         q_THS, k_TKS, v_TKS = self.qkv_proj.split(self.qkv_proj(x_TD))
         num_alike = q_THS.shape[1] // k_TKS.shape[1]

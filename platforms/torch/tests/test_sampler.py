@@ -320,7 +320,7 @@ def test_an_empty_batch_has_no_tokens():
 
 @pytest.mark.clock
 def test_a_step_on_the_fast_path_needs_no_python_code_per_row():
-    """A step takes about 20 µs; the limit is higher, because the machine may be busy."""
+    """A step takes about 20 µs. The limit is higher, because the machine may be busy."""
     sampler = new_sampler(*(new_request(r, temperature=0) for r in range(16)))
     logits, rows = falling(16), list(range(16))
     took = []

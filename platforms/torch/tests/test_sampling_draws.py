@@ -136,7 +136,7 @@ SETTINGS = [
 
 
 def test_tokens_do_not_depend_on_batch_preemption_or_order():
-    """bfloat16 logits have equal values; with a flat distribution, top-p keeps many tokens."""
+    """bfloat16 logits have equal values. With a flat distribution, top-p keeps many tokens."""
     vocab, steps = 5000, 12
     random = torch.Generator().manual_seed(8)
     logits = torch.randn(len(SETTINGS), steps, vocab, generator=random).bfloat16()

@@ -43,7 +43,7 @@ class Watched(FakeStepExtension):
 
 @pytest.fixture(params=[Backend, CountingBackend])
 def play(request, runner_of):
-    """Return a function that creates a runner with extensions; it returns steps and model."""
+    """Return a function that creates a runner with extensions. It returns steps and model."""
 
     def make(*extensions):
         model = Model()

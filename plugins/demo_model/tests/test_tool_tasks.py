@@ -56,7 +56,7 @@ def training_modules():
 
 @pytest.fixture(scope="module")
 def saved(training_modules, tmp_path_factory):
-    """Train the tokenizer and save it; return (tokenizers object, transformers object)."""
+    """Train the tokenizer and save it. Return (tokenizers object, transformers object)."""
     from tokenizer import save_tokenizer, train_tokenizer
 
     folder = tmp_path_factory.mktemp("tokenizer")

@@ -159,7 +159,7 @@ def draw_turn(rng: Random, weights: Mapping[str, float]) -> tuple[str, str]:
 def draw_tool_turn(
     rng: Random, weights: Mapping[str, float], offers: tuple[Offer, ...]
 ) -> tuple[str, ...]:
-    """Draw one turn of a conversation with functions; none of its questions is held out."""
+    """Draw one turn of a conversation with functions. None of its questions is held out."""
     dice = rng.random()
     useful = [offer for offer in offers if offer.function]
     if useful and dice < CALL_SHARE:

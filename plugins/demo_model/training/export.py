@@ -50,7 +50,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def export(network: Llama, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the folder; replace files of the same names."""
+    """Write the folder. Replace files of the same names."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(network.shape, tokenizer)
     _write_json(folder / "config.json", config)

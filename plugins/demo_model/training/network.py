@@ -69,7 +69,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
 
     def forward(self, x_BLD: Tensor, rope: tuple[Tensor, Tensor], mask_B1LL: Tensor) -> Tensor:
-        """Map (B, L, D) to (B, L, D); `mask` is True where a query may attend."""
+        """Map (B, L, D) to (B, L, D). `mask` is True where a query may attend."""
         b, length, _ = x_BLD.shape
         size, heads, kv_heads = self.shape.head_size, self.shape.num_heads, self.shape.num_kv_heads
         q = self.q_proj(x_BLD).view(b, length, heads, size).transpose(1, 2)

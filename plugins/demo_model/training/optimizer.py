@@ -32,7 +32,7 @@ class Schedule:
 
 
 def build_optimizers(network: nn.Module) -> list[optim.Optimizer]:
-    """Build the two optimizers; the learning rate is set before every step."""
+    """Build the two optimizers. The learning rate is set before every step."""
     named = list(network.named_parameters())
     matrices = [p for name, p in named if p.dim() == 2 and "embed" not in name]
     others = [p for name, p in named if p.dim() != 2 or "embed" in name]

@@ -73,6 +73,6 @@ class Packer:
 
 
 def _best_row(free: list[int], length: int) -> int:
-    """Return the row with the least space of at least `length` tokens; -1 if there is none."""
+    """Return the row with the least space of at least `length` tokens, or -1 if there is none."""
     fitting = [(room, row) for row, room in enumerate(free) if room >= length]
     return min(fitting)[1] if fitting else -1

@@ -102,7 +102,7 @@ def _tokenizer_text(seed: int) -> list[str]:
 
 
 def system_text(conversation: Conversation) -> str:
-    """Return the text between <|system|> and <|end|>; "" for none."""
+    """Return the text between <|system|> and <|end|>, or "" for none."""
     if not conversation.tools:
         return conversation.system
     head = conversation.system + "\n" if conversation.system else ""
@@ -121,7 +121,7 @@ def _texts(conversation: Conversation) -> list[str]:
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Train the tokenizer; the same seed gives the same tokenizer."""
+    """Train the tokenizer. The same seed gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -124,7 +124,7 @@ class Run:
         (self.out / "checkpoint.part").replace(self.out / "checkpoint.pt")
 
     def restore(self) -> Progress:
-        """Load the checkpoint if it exists; return its progress."""
+        """Load the checkpoint if it exists. Return its progress."""
         path = self.out / "checkpoint.pt"
         if not path.exists():
             return Progress()

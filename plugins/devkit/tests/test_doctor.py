@@ -26,7 +26,7 @@ DEADLINE_S = 6.0
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a distribution with one policy, `name`; its package contains `source`."""
+    """Install a distribution with one policy, `name`. Its package contains `source`."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(distribution, name, source=POLICY, *, manifest="", kind="policy"):

@@ -29,7 +29,7 @@ HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 4, 2, 8, 64, 96
 def write_file(
     path, *, architecture="llama", changes=None, type_=GGMLQuantizationType.Q4_1, split=0
 ):
-    """Write a small model with random weights. split: tensors per part; 0 for one file."""
+    """Write a small model with random weights. split: tensors per part, or 0 for one file."""
     writer = GGUFWriter(path, architecture, split_max_tensors=split)
     values = SIZES | {
         "feed_forward_length": FEED_FORWARD,

@@ -49,7 +49,7 @@ def wheels(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write_wheel(wheels):
-    """A function that writes a valid wheel; its argument maps a name or ZipInfo to the content."""
+    """A function that writes a valid wheel. Its argument maps a name or ZipInfo to the content."""
 
     def write(members, *, name="tiny-model", metadata="License: MIT\n"):
         stem = f"{name.replace('-', '_')}-1.0"
@@ -133,7 +133,7 @@ class Hub:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves the files of `hub`; `host` is "hub" or "storage"."""
+    """Serves the files of `hub`. `host` is "hub" or "storage"."""
 
     protocol_version = "HTTP/1.1"
     hub: Hub
@@ -236,7 +236,7 @@ class QuietServer(ThreadingHTTPServer):
 
 
 def start_hub(hub: Hub) -> list[QuietServer]:
-    """Start the hub and its storage host; set their addresses."""
+    """Start the hub and its storage host. Set their addresses."""
     servers = []
     for host in ("hub", "storage"):
         handler = type("BoundHandler", (Handler,), {"hub": hub, "host": host})

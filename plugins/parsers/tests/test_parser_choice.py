@@ -28,7 +28,7 @@ class TemplateTokenizer(ByteTokenizer):
 
 
 def chosen(kind: str, folder: Path, tokenizer: ByteTokenizer | None, **options: str) -> str:
-    """Return the name of the parser that an engine chooses; "" for none."""
+    """Return the name of the parser that an engine chooses, or "" for none."""
     args = EngineArgs.from_kwargs(model=write_fake_config(folder), **options)
     config = args.create_engine_config()
     found = choose_parser(kind, config, make_registry(config), tokenizer)

@@ -36,7 +36,7 @@ class Reply:
 
     @property
     def events(self):
-        """The payloads of server-sent events; the end of the stream is the text "[DONE]"."""
+        """The payloads of server-sent events. The end of the stream is the text "[DONE]"."""
         found = [part for part in self.content.decode().split("\n\n") if part]
         assert all(part.startswith("data: ") for part in found), found
         payloads = [part.removeprefix("data: ") for part in found]
@@ -67,7 +67,7 @@ class RunningServer:
             self._changed.notify_all()
 
     def wait_for(self, pattern):
-        """Wait for a line of the log that matches; return the match."""
+        """Wait for a line of the log that matches. Return the match."""
         compiled = re.compile(pattern)
 
         def found():

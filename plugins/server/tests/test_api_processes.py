@@ -67,7 +67,7 @@ class Held:
         self.port = self.connection.sock.getsockname()[1]
 
     def server_of(self, server):
-        """Return the API process that has accepted the connection; None if none has yet."""
+        """Return the API process that has accepted the connection, or None if none has yet."""
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         wanted = (f":{server.port:04X}", f":{self.port:04X}")
         sockets = {f"socket:[{row[9]}]" for row in rows if (row[1][8:], row[2][8:]) == wanted}
@@ -76,7 +76,7 @@ class Held:
         )
 
     def read(self):
-        """Return the content of the answer; b"" if the connection was closed early."""
+        """Return the content of the answer. B"" if the connection was closed early."""
         try:
             return self.connection.getresponse().read()
         except (ConnectionError, http.client.HTTPException):
@@ -86,7 +86,7 @@ class Held:
 
 
 def held_by_all(server):
-    """Send streamed requests until each process has some; return them."""
+    """Send streamed requests until each process has some. Return them."""
     held, owners = [], set()
     while len(held) < 8 or len(owners) < NUM_PROCESSES:
         assert len(held) < 100

@@ -111,7 +111,7 @@ try {
 
 
 def install(*command, folder):
-    """Run a package manager; skip the test with its reason if it fails."""
+    """Run a package manager. Skip the test with its reason if it fails."""
     try:
         found = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S, check=False

@@ -24,7 +24,7 @@ def openssl(*arguments):
 
 
 def make_certificate(folder, name):
-    """Make a self-signed certificate; return its file and the file of its key."""
+    """Make a self-signed certificate. Return its file and the file of its key."""
     made, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
     kind = ("-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2")
     openssl("req", *kind, "-addext", NAMES, "-keyout", str(key), "-out", str(made))

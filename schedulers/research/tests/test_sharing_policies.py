@@ -79,7 +79,7 @@ def vtc_a_tenant_gets_no_credit_while_no_request_waits(policy, lab):
 
 
 def groups(lab, num_jobs=80, num_groups=4, tenants=("",)):
-    """Return jobs that share a long prefix within each group; the groups arrive interleaved."""
+    """Return jobs that share a long prefix within each group. The groups arrive interleaved."""
     return [
         lab.Job(
             name=f"g{n % num_groups}-{n}",

@@ -13,7 +13,7 @@ from dovetail_sched_research.srpt import SRPTPolicy
 
 
 def batch(lab, num_jobs=30):
-    """Return jobs that arrive together and declare their real length; their `max_tokens` is
+    """Return jobs that arrive together and declare their real length. Their `max_tokens` is
     larger."""
     rng = Random(11)
     lengths = [rng.randint(2, 200) for _ in range(num_jobs)]

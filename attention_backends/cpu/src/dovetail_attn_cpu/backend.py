@@ -51,12 +51,12 @@ class CPUAttentionBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, elements of a block]; a block has packed panels, and scales if any."""
+        """Return [N, elements of a block]. A block has packed panels, and scales if any."""
         return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> CPUMetadataBuilder:
-        """Return the metadata builder of a group; raise ConfigError for an unsupported cache."""
+        """Return the metadata builder of a group. Raise ConfigError for an unsupported cache."""
         spec = context.spec
         if spec.dtype not in CACHE_KINDS:
             raise ConfigError(
@@ -75,7 +75,7 @@ class CPUAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> CPUAttentionLayer:
-        """Return the attention layer; raise ConfigError if the kernels do not support it."""
+        """Return the attention layer. Raise ConfigError if the kernels do not support it."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
                 f"{context.layer_name} has {context.num_heads} query heads and "

@@ -95,7 +95,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         return metadata
 
     def advance(self) -> None:
-        """Advance each run of the last metadata by one token; each run must have one token."""
+        """Advance each run of the last metadata by one token. Each run must have one token."""
         num_runs = self._metadata.size.num_runs
         increment(memoryview(self._seq_lens_R), num_runs)
         increment(memoryview(self._slot_mapping_T), num_runs)

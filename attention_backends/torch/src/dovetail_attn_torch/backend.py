@@ -43,7 +43,7 @@ class TorchAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> TorchMetadataBuilder:
-        """Return the builder of a group; raise ConfigError for an unsupported cache dtype."""
+        """Return the builder of a group. Raise ConfigError for an unsupported cache dtype."""
         if context.spec.dtype not in TORCH_DTYPES:
             raise ConfigError(
                 "the attention backend 'torch' does not support a KV cache of "
@@ -54,7 +54,7 @@ class TorchAttentionBackend(AttentionBackend):
 
     @staticmethod
     def create_layer(context: AttentionLayerContext) -> TorchAttentionLayer:
-        """Return the attention layer; raise ConfigError if the heads do not divide evenly."""
+        """Return the attention layer. Raise ConfigError if the heads do not divide evenly."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
                 f"{context.layer_name} has {context.num_heads} query heads and "

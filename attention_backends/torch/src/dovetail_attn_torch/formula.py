@@ -67,7 +67,7 @@ class ExplicitAttention:
         return out_GXQD
 
     def _weights(self, scores_GXYQL: torch.Tensor, start: int, query_len: int) -> torch.Tensor:
-        """Return the softmax of the scores and sinks; the first query has the index `start`."""
+        """Return the softmax of the scores and sinks. The first query has the index `start`."""
         if self.sinks_H is None:
             return scores_GXYQL.softmax(-1)
         num_rows, num_kv_heads, group, num_queries, length = scores_GXYQL.shape

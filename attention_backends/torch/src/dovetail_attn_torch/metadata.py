@@ -80,7 +80,7 @@ class TorchAttentionMetadata:
 
 
 class TorchMetadataBuilder(AttentionMetadataBuilder):
-    """Builds `TorchAttentionMetadata`; owns the scratch memory of gathered keys and values."""
+    """Builds `TorchAttentionMetadata`. Owns the scratch memory of gathered keys and values."""
 
     def __init__(self, context: AttentionGroupContext) -> None:
         spec = context.spec
@@ -96,7 +96,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def build(self, batch: AttentionBatch) -> TorchAttentionMetadata:
-        """Return this step's metadata. Only reads `batch`; does not wait for a device.
+        """Return this step's metadata. Only reads `batch`. Does not wait for a device.
 
         The result shares scratch memory with the next one: do not use it after the next call.
         """
@@ -139,7 +139,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         starts: Sequence[int],
         seen_lens: Sequence[int],
     ) -> GatheredBatch:
-        """Return one batch of decodes; `rows` are ordered from the longest to the shortest."""
+        """Return one batch of decodes. `rows` are ordered from the longest to the shortest."""
         max_len = seen_lens[rows[0]]
         which = self._indices(rows)
         ends_G1 = take(batch.seq_lens_R, which).long().unsqueeze(1)

@@ -146,7 +146,7 @@ class TritonAttentionLayer(AttentionLayer):
         rotary_args: RotaryArgs | None,
         out_THD: torch.Tensor,
     ) -> None:
-        """Write the cache; with `rotary_args` rotate first, and write the queries to `out_THD`."""
+        """Write the cache. With `rotary_args` rotate first, and write the queries to `out_THD`."""
         num_tokens, num_heads = batch.slot_mapping_T.shape[0], self._context.num_kv_heads
         rotated, positions_T, cos_sin_PR, half = None, None, None, 0
         rotated_strides, cos_sin_stride = (0, 0), 0

@@ -69,7 +69,7 @@ class Workspace:
     lists: dict[AttentionShape, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def lists_for(self, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for the lists of short and of long runs; the first call allocates it."""
+        """Return memory for the lists of short and of long runs. The first call allocates it."""
         found = self.lists.get(shape)
         if found is None:
             # Not an inference tensor: a later step may run outside of inference mode.
@@ -94,7 +94,7 @@ class TritonAttentionMetadata:
     made: dict[AttentionShape, tuple[Pass, ...]] = field(default_factory=dict)
 
     def passes(self, shape: AttentionShape) -> tuple[Pass, ...]:
-        """Return the launches of a layer; in each step, a shape's first call creates its list."""
+        """Return the launches of a layer. In each step, a shape's first call creates its list."""
         found = self.made.get(shape)
         if found is None:
             make = self._make_for_graph if self.for_graph else self._make
@@ -102,7 +102,7 @@ class TritonAttentionMetadata:
         return found
 
     def _make_for_graph(self, shape: AttentionShape) -> tuple[Pass, ...]:
-        """Return a launch with enough splits for the longest rows; short rows use few of them."""
+        """Return a launch with enough splits for the longest rows. Short rows use few of them."""
         num_items = self.batch.num_requests
         num_programs = PROGRAMS_PER_PROCESSOR * self.workspace.num_processors
         wanted = -(-num_programs // (num_items * shape.num_kv_heads))
@@ -213,7 +213,7 @@ class TritonMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def build(self, batch: AttentionBatch) -> TritonAttentionMetadata:
-        """Return this step's metadata. Only reads `batch`; does not wait for a device."""
+        """Return this step's metadata. Only reads `batch`. Does not wait for a device."""
         return TritonAttentionMetadata(batch=batch, spec=self._spec, workspace=self._workspace)
 
     def build_for_graph(self, batch: AttentionBatch) -> TritonAttentionMetadata:

@@ -40,7 +40,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """The properties of a layer that determine how its work is split; equal for most layers.
+    """The properties of a layer that determine how its work is split. Equal for most layers.
 
     short: the tile of runs whose tokens all fit into it. long: the tile of all other runs.
     """

@@ -21,7 +21,7 @@ def list_work(
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """List the step's items, int32 pairs (run, first token); grid (runs,).
+    """List the step's items, int32 pairs (run, first token). Grid (runs,).
 
     Runs of up to SHORT tokens are one item of the short list; longer runs have one item of the long
     list for each TILE tokens. The last tokens of a run come first, because they see the most
@@ -80,7 +80,7 @@ def reach_of(
     WINDOW: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Return the range of positions that an item's tokens see; it begins at a multiple of TILE."""
+    """Return the range of positions that an item's tokens see. It begins at a multiple of TILE."""
     end = context_len + tl.minimum(first + TOKENS, query_len)
     begin = end * 0
     if WINDOW > 0:

@@ -40,12 +40,15 @@ from dovetail_torch.runner.warm_up import STEPS
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 BLOCK_SIZE = 16
+FP8_OF_TORCH = {FP8: torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 class Rows:
     """Rows of random tokens with separate blocks, in a cache that is otherwise filled with NaN."""
 
     def __init__(self, lengths, *, cache_dtype="", window=0, padding=0, options=None, **changes):
+        """kv_scales: the scales of the layer, so that tokens have no scales."""
+        self.kv_scales = changes.get("kv_scales")
         shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64} | changes
         self.heads = (shape["num_heads"], shape["num_kv_heads"], shape["num_kv_heads"])
         self.dtype = shape.pop("dtype", torch.float32)
@@ -56,7 +59,7 @@ class Rows:
             head_size=shape["head_size"],
             dtype=name,
             sliding_window=window,
-            scale_bytes=SCALE_BYTES.get(name, 0),
+            scale_bytes=SCALE_BYTES.get(name, 0) if self.kv_scales is None else 0,
         )
         generator = torch.Generator().manual_seed(len(lengths))
         size = (sum(self.heads), shape["head_size"])
@@ -92,7 +95,7 @@ class Rows:
 
     def _new_cache(self, num_blocks, padding):
         """Return a cache in which all bytes are 255 (NaN), with `padding` bytes between blocks."""
-        dtype = torch.float8_e4m3fn if self.spec.dtype == FP8 else self.dtype
+        dtype = FP8_OF_TORCH.get(self.spec.dtype, self.dtype)
         shape = TritonAttentionBackend.kv_cache_shape(num_blocks, self.spec)
         used = self.spec.page_size_bytes
         pages = torch.full((num_blocks, used + padding), 255, dtype=torch.uint8, device=DEVICE)
@@ -147,6 +150,8 @@ class Rows:
             size = torch.Size(shape).numel()
             scales = self.cache[:, size:].view(torch.float32).unflatten(1, shape[:3])
             cache = self.cache[:, :size].float().unflatten(1, shape) * scales.unsqueeze(-1)
+        elif self.kv_scales is not None:
+            cache = self.cache.float() * self.kv_scales.view(2, 1, 1, 1)
         else:
             cache = self.cache
         both = cache[self.blocks[row]].double().permute(1, 0, 3, 2, 4).flatten(1, 2)
@@ -212,7 +217,7 @@ def test_random_batches_are_computed_correctly(seed):
 
 @pytest.mark.parametrize("num_heads", [2, 6, 40])
 def test_attention_is_correct_for_any_number_of_heads_per_group(num_heads):
-    """One and three query heads per key-value head fit a tile of 16 rows; twenty do not."""
+    """One and three query heads per key-value head fit a tile of 16 rows. Twenty do not."""
     case = AttentionCase(runs=((20, 1), (3, 9)), num_heads=num_heads, num_kv_heads=2)
     check_case(TritonAttentionBackend, case, DEVICE)
 
@@ -278,7 +283,7 @@ def test_a_mixed_step_with_many_runs_is_computed_correctly():
 
 
 def test_layers_with_different_shapes_can_run_in_one_step():
-    """Each shape has its own list; later layers of the first shape reuse its list."""
+    """Each shape has its own list. Later layers of the first shape reuse its list."""
     rows = Rows([60, 41], num_heads=2, num_kv_heads=1)
     wide = TritonAttentionBackend.create_layer(replace(rows.layer_context, num_heads=32))
     rows.step([20, 32])
@@ -346,6 +351,55 @@ def test_values_in_an_fp8_cache_are_rounded_to_nearest():
         assert not wrong.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("cache_dtype", FP8_OF_TORCH)
+def test_keys_and_values_of_an_fp8_cache_are_multiplied_by_the_scales_of_the_layer(
+    cache_dtype, dtype
+):
+    """Prefill, chunk and splits, with a soft cap, sinks and scales that differ."""
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
+    kv_scales = torch.tensor([0.5, 0.02], device=DEVICE)
+    shape = {"cache_dtype": cache_dtype, "dtype": dtype, "soft_cap": 3.0, "sinks": sinks}
+    rows = Rows([700, 40], kv_scales=kv_scales, padding=64, **shape)
+    rows.step([650, 30])
+    assert num_splits(rows, [1, 1])[0] > 1
+    tolerance = {torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
+    for counts in ([48, 9], [2, 1]):
+        for row, result in enumerate(rows.step(counts)):
+            wanted = rows.want(row, len(result), soft_cap=3.0, sinks_H=sinks.cpu())
+            assert_close(result, wanted, tolerance)
+
+
+@pytest.mark.parametrize("cache_dtype", FP8_OF_TORCH)
+def test_values_are_divided_by_the_scale_of_the_layer_rounded_and_limited(cache_dtype):
+    """The result is that of float64 rounded to fp8; large values become the largest number."""
+    kv_scales = torch.tensor([0.25, 4.0], device=DEVICE)
+    rows = Rows([40], cache_dtype=cache_dtype, dtype=torch.bfloat16, kv_scales=kv_scales)
+    rows.qkv[0][3] = 0.0
+    rows.qkv[0][5] *= 1e6
+    rows.qkv[0][7, :, 2] = torch.nan
+    rows.step([40])
+    fp8 = FP8_OF_TORCH[cache_dtype]
+    largest = torch.finfo(fp8).max
+    pairs = zip(rows.kept(0), rows.qkv[0][:, rows.heads[0] :].split(2, 1), kv_scales, strict=True)
+    for kept, given, scale in pairs:
+        given = given.double()
+        nearest = (given / scale.double()).clamp(-largest, largest).float().to(fp8).double() * scale
+        assert kept[7, :, 2].isnan().all() and kept[5].abs().max() == largest * scale
+        assert kept.isnan().sum() == 2
+        distance = (nearest - given.clamp(-largest * scale, largest * scale)).abs().nan_to_num()
+        error = (kept - given.clamp(-largest * scale, largest * scale)).abs().nan_to_num()
+        assert not (error > distance + 1e-6 * given.abs().nan_to_num()).any()
+
+
+def test_without_scales_the_layer_uses_one():
+    rows = Rows([40], cache_dtype="fp8_e5m2", dtype=torch.float16)
+    assert rows.layer_context.kv_scales is None
+    rows.step([39])
+    rows.kv_scales = torch.ones(2, device=DEVICE)
+    assert_close(rows.step([1])[0], rows.want(0, 1), 4e-3)
+
+
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rotary_size", [64, 20])
 @pytest.mark.parametrize("cache_dtype", ["", FP8])
@@ -369,7 +423,7 @@ def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
             assert_close(got, want, 0.2 if cache_dtype else 1e-5)
 
 
-@pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "fp8_e5m2"])
 def test_an_engine_generates_the_same_tokens_with_triton_and_torch_attention(tmp_path, cache_dtype):
     """The tokens of mixed steps equal those of backend `torch`.
 
@@ -388,7 +442,7 @@ def test_an_engine_generates_the_same_tokens_with_triton_and_torch_attention(tmp
             prompts = [[1, 2, 3], list(range(20, 40))]
             outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4))
             answers.append([list(output.outputs[0].token_ids) for output in outputs])
-    if cache_dtype == "fp8":
+    if cache_dtype != "auto":
         answers = [[tokens[:1] for tokens in answer] for answer in answers]
     assert answers[0] == answers[1]
 

@@ -12,7 +12,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code. arguments: None for `sys.argv`."""
+    """Run the command line. Return the exit code. arguments: None for `sys.argv`."""
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     if tokens == ["--version"]:
         # Answered here, because importing the parser takes longer.

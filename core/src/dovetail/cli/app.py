@@ -95,14 +95,14 @@ def make_app(*, config: ConfigFile | None = None, show_all: bool = False) -> App
 
 
 def load_app(tokens: Sequence[str], config: ConfigFile) -> App:
-    """Return the command-line app; `tokens` may name a command of an installed package."""
+    """Return the command-line app. `tokens` may name a command of an installed package."""
     app = make_app(config=config)
     _add_installed(app, tokens)
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code. arguments: None for `sys.argv`."""
+    """Run the command line. Return the exit code. arguments: None for `sys.argv`."""
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
     show_all = FLAG in options
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_installed(app: App, tokens: Sequence[str]) -> None:
-    """Add installed packages' commands to `app`; import only the command that `tokens` names."""
+    """Add installed packages' commands to `app`. Import only the command that `tokens` names."""
     typed = " ".join(tokens) + " "
     built_in = [words for words, *_ in COMMANDS]
     if any(typed.startswith(f"{words} ") for words in built_in):
@@ -200,7 +200,7 @@ def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:
 
 
 def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
-    """Run `app` and return its exit code; print errors of the command line."""
+    """Run `app` and return its exit code. Print errors of the command line."""
     try:
         result = app(
             list(tokens),

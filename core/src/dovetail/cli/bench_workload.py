@@ -44,7 +44,7 @@ DEFAULT_BENCH = BenchOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The times of one run; all requests are added before its first step.
+    """The times of one run. All requests are added before its first step.
 
     start_ns: time before the first request was added. token_times_ns: one time per step with new
     tokens; the last one is the end of the run.

@@ -141,7 +141,7 @@ def _converse(session: Session, ask: Ask) -> None:
 
 
 def _respond(session: Session, text: str) -> bool:
-    """Answer a message or execute a command; return False if the command ends the session."""
+    """Answer a message or execute a command. Return False if the command ends the session."""
     if found := _COMMAND.match(text):
         return _execute(session, found[0], text[found.end() :].strip())
     if text.strip():
@@ -172,7 +172,7 @@ def _print_dropped(count: int) -> None:
 
 
 def _execute(session: Session, command: str, rest: str) -> bool:
-    """Execute a command; return False if it ends the session.
+    """Execute a command. Return False if it ends the session.
 
     Raises RequestError if it is unknown.
     """

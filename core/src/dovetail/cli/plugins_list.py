@@ -1,4 +1,4 @@
-"""`dovetail plugins list`: lists the installed plugins from their metadata; loads no plugin."""
+"""`dovetail plugins list`: lists the installed plugins from their metadata. Loads no plugin."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def list_plugins(
 
 
 def _show(found: Sequence[Candidate], verified: Sequence[str]) -> None:
-    """Print one line per plugin; omit the column `verified` if it is empty for all plugins."""
+    """Print one line per plugin. Omit the column `verified` if it is empty for all plugins."""
     headings = ("kind", "name", "distribution", "target", "verified")
     rows = [
         (item.kind, item.name, f"{item.distribution} {item.version}", item.target, text)

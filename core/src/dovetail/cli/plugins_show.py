@@ -1,4 +1,4 @@
-"""`dovetail plugins show`: prints the details of one plugin; imports it only with --load."""
+"""`dovetail plugins show`: prints the details of one plugin. Imports it only with --load."""
 
 from __future__ import annotations
 

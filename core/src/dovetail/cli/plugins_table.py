@@ -30,7 +30,7 @@ STYLES: Mapping[str, str] = {
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
-    """Print a table; in a pipe it is as wide as needed, so that no line is broken."""
+    """Print a table. In a pipe it is as wide as needed, so that no line is broken."""
     from rich.console import Console
     from rich.measure import Measurement
     from rich.table import Table
@@ -52,7 +52,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title
 
 
 def print_line(text: str, *, style: str = "") -> None:
-    """Print text without markup; wrap it between words only on a terminal."""
+    """Print text without markup. Wrap it between words only on a terminal."""
     from rich.text import Text
 
     console = _console()
@@ -60,12 +60,12 @@ def print_line(text: str, *, style: str = "") -> None:
 
 
 def print_json(value: object) -> None:
-    """Print nested dataclasses as JSON; sets are sorted, and classes are written as names."""
+    """Print nested dataclasses as JSON. Sets are sorted, and classes are written as names."""
     print(json.dumps(_plain(value), indent=2, ensure_ascii=False))
 
 
 def _cell(text: str, heading: str) -> Text:
-    """Return a table cell; words are styled only in columns without a heading."""
+    """Return a table cell. Words are styled only in columns without a heading."""
     from rich.text import Text
 
     return Text(text, style="" if heading else STYLES.get(text, ""))

@@ -68,7 +68,7 @@ def progress_note() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def show_downloads() -> Iterator[None]:
-    """Show the latest line of progress on a terminal; print only the first line elsewhere."""
+    """Show the latest line of progress on a terminal. Print only the first line elsewhere."""
     logger = logging.getLogger(DOWNLOADS)
     before, display = logger.level, _Display()
     logger.addHandler(display)
@@ -110,7 +110,7 @@ def keyboard() -> Ask:
 
 
 def read_message(ask: Ask) -> str:
-    """Return the next message; raise EOFError if there is none.
+    """Return the next message. Raise EOFError if there is none.
 
     The end of the input also ends a message.
     """

@@ -51,13 +51,13 @@ class StatedLength:
 
 
 def stated_dtype(hf_config: Mapping[str, Any]) -> str | None:
-    """Return the canonical name of the dtype in config.json; None if it has no dtype."""
+    """Return the canonical name of the dtype in config.json, or None if it has no dtype."""
     value = hf_config.get("dtype") or hf_config.get("torch_dtype")
     return normal_dtype_name(value) if value else None
 
 
 def stated_max_model_len(hf_config: Mapping[str, Any]) -> StatedLength | None:
-    """Return the longest sequence that config.json states; None if it states no length.
+    """Return the longest sequence that config.json states, or None if it states no length.
 
     Of several stated lengths the smallest is used. By rope type: dynamic: the stated length times
     factor. yarn: the original length times factor, or the stated length without a factor. linear:

@@ -76,7 +76,7 @@ class ModelDirectory:
         trust_remote_code: bool = False,
         plugins: PluginRegistry | None = None,
     ) -> ModelDirectory:
-        """Read the model at `path`; keys of `hf_overrides` replace those of config.json.
+        """Read the model at `path`. Keys of `hf_overrides` replace those of config.json.
 
         path: a model directory, a model file, or a name for a model source ("demo").
         revision: branch, tag or commit of a model on the hub; None for the default.
@@ -316,7 +316,7 @@ def _check_architectures(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_fields(file: Path, config: Mapping[str, Any]) -> None:
-    """Check the fields; an error of a model file names this file instead of config.json."""
+    """Check the fields. An error of a model file names this file instead of config.json."""
     try:
         check_model_fields(config)
     except ModelError as error:

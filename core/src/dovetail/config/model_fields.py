@@ -36,7 +36,7 @@ def _integer(low: int, high: int) -> Check:
 
 
 def _per_layer(low: int, high: int) -> Check:
-    """Accept an integer or a list of integers; some architectures have one for each layer."""
+    """Accept an integer or a list of integers. Some architectures have one for each layer."""
     one = _integer(low, high)
 
     def check(value: Any) -> str:

@@ -33,7 +33,7 @@ _REFERENCE = re.compile(r"(?P<name>\w[\w.-]*)(?::(?P<argument>.+))?", re.ASCII)
 
 
 def model_cache_dir() -> Path:
-    """Return the directory for downloaded models; it may not exist yet."""
+    """Return the directory for downloaded models. It may not exist yet."""
     stated = os.environ.get(CACHE_VARIABLE, "")
     if stated:
         return Path(stated).expanduser().absolute()
@@ -53,7 +53,7 @@ def is_hub_name(reference: str) -> bool:
 
 
 def source_names(plugins: PluginRegistry) -> list[str]:
-    """Return the names of all installed model sources, sorted; import nothing."""
+    """Return the names of all installed model sources, sorted. Import nothing."""
     return sorted(
         {candidate.name for candidate in plugins.candidates(KIND) if not plugins.denial(candidate)}
     )
@@ -67,7 +67,7 @@ def find_model(
     fetch: bool = True,
     report: Callable[[str], None] = downloads.info,
 ) -> Path | None:
-    """Return the absolute path of the model; None if `reference` does not name a source.
+    """Return the absolute path of the model, or None if `reference` does not name a source.
 
     reference: "NAME", "NAME:ARGUMENT" or "ORGANIZATION/NAME". revision: added to the argument as
     "@REVISION"; a source without revisions refuses it. fetch: download the model if it is missing;

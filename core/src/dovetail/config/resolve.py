@@ -62,7 +62,7 @@ range."""
 def resolve(
     requested: RequestedConfig, platform: Platform, plugins: PluginRegistry | None = None
 ) -> EngineConfig:
-    """Return the configuration of an engine on `platform`; `explain()` returns what was set.
+    """Return the configuration of an engine on `platform`. `explain()` returns what was set.
 
     An open field gets the platform's value, else the checkpoint's, else the default.
     plugins: the registry with linear methods for quantized checkpoints; None if no model is run.
@@ -148,7 +148,7 @@ def _take_platform_values(draft: Draft, platform: Platform) -> None:
 
 
 def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
-    """Return the default's value and reason; raise ContractError if one of them is missing."""
+    """Return the default's value and reason. Raise ContractError if one of them is missing."""
     if isinstance(entry, tuple) and len(entry) == 2:
         value, reason = entry
         if isinstance(reason, str) and reason.strip():
@@ -160,7 +160,7 @@ def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
 
 
 def _check_value(draft: Draft, path: str, value: object, whose: str) -> object:
-    """Return the default's normalized value; raise ContractError if it is invalid."""
+    """Return the default's normalized value. Raise ContractError if it is invalid."""
     section_name, field = path.split(".")
     section = draft.section(section_name)
     beside = dict(section) if section_name == "model" else {}
@@ -237,7 +237,7 @@ def _resolve_max_model_len(draft: Draft) -> None:
 
 
 def _resolve_kv_scales(draft: Draft) -> None:
-    """Resolve the scales of the KV cache; called after its dtype is resolved."""
+    """Resolve the scales of the KV cache. Called after its dtype is resolved."""
     dtype, given = str(draft.get("cache.kv_cache_dtype")), draft.get(_SCALES)
     usable = [name for name, dtypes in _SCALED_DTYPES.items() if dtype in dtypes]
     if given != AUTO and given not in usable:
@@ -274,7 +274,7 @@ def _resolve_executor(draft: Draft) -> None:
 
 
 def _resolve_step(draft: Draft) -> None:
-    """Resolve the limits of a step; called after max_model_len is resolved."""
+    """Resolve the limits of a step. Called after max_model_len is resolved."""
     draft.fill(_CHUNKED, True, "the default")
     given = None if _BUDGET in draft.open else draft.count(_BUDGET)
     seqs = draft.count(_SEQS) or DEFAULT_MAX_NUM_SEQS

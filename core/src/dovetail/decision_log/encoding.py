@@ -89,7 +89,7 @@ def encode_request(request: EngineCoreRequest, codes: Codebooks) -> bytes:
 
 
 def decode_request(payload: bytes) -> EngineCoreRequest:
-    """Return the request of an ADD record; its tokens are codes."""
+    """Return the request of an ADD record. Its tokens are codes."""
     told = json.loads(payload)
     told["sampling_params"] = SamplingParams(**told["sampling_params"])
     told["prompt_token_ids"] = array("i", told["prompt_token_ids"])
@@ -110,7 +110,7 @@ def encode_output(output: ModelRunnerOutput, tokens: Codebook | Plain) -> bytes:
 
 
 def decode_output(payload: bytes) -> ModelRunnerOutput:
-    """Return the result of an OUTPUT record; its tokens are codes."""
+    """Return the result of an OUTPUT record. Its tokens are codes."""
     step, num_sampled, token_ids, num_drafts, *more = unpack_columns(payload)
     return ModelRunnerOutput(
         step_id=step[0],

@@ -81,7 +81,7 @@ class LogHeader:
 
     @classmethod
     def decode(cls, payload: bytes) -> LogHeader:
-        """Return the header of a HEADER record; raise UserError if this version cannot read it."""
+        """Return the header of a HEADER record. Raise UserError if this version cannot read it."""
         try:
             told = json.loads(payload)
             cache = told["kv_cache"]

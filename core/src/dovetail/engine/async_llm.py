@@ -1,4 +1,4 @@
-"""`AsyncLLM`: streams the outputs of requests in an event loop; the engine runs in its own process.
+"""`AsyncLLM`: streams the outputs of requests in an event loop. The engine runs in its own process.
 
 `AsyncLLM` starts the parts and has the methods for callers; `RequestStreamer` streams the requests.
 Depends neither on scheduling nor on the messages to the engine's process.
@@ -73,7 +73,7 @@ class AsyncLLM:
         clock: Clock | None = None,
         **options: Any,
     ) -> None:
-        """Start the engine; if a part fails, raise a DovetailError that names it.
+        """Start the engine. If a part fails, raise a DovetailError that names it.
 
         model, options: as for `LLM`; or an existing configuration, without options.
         max_waiting: see `generate`. rules: when a dead engine is restarted; None for never. After
@@ -119,7 +119,7 @@ class AsyncLLM:
         max_waiting: int,
         clock: Clock | None,
     ) -> None:
-        """Create the front end; shut the client down if that fails."""
+        """Create the front end. Shut the client down if that fails."""
         self.client: AsyncEngineClient = client
         clock = clock or MonotonicClock()
         try:
@@ -209,7 +209,7 @@ class AsyncLLM:
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Return the outputs of one request as an async generator; the last one is `finished`.
+        """Return the outputs of one request as an async generator. The last one is `finished`.
 
         The request is sent when the first output is requested. A slow reader gets the results of
         several steps in one output. Leaving the loop, or cancelling the task, aborts the
@@ -263,7 +263,7 @@ class AsyncLLM:
         return self._streamer.serve(user_request, timeout_s, sink)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
-        """Abort requests; their readers get a last output. Unknown ids are ignored."""
+        """Abort requests. Their readers get a last output. Unknown ids are ignored."""
         self._streamer.begin()
         chunks: list[list[str]] = []
         for chunk in request_id_chunks(request_ids):
@@ -284,12 +284,12 @@ class AsyncLLM:
         await self.client.pause(pause_scope)
 
     async def resume(self) -> None:
-        """End a pause; do nothing if there is none."""
+        """End a pause. Do nothing if there is none."""
         self._streamer.begin()
         await self.client.resume()
 
     async def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; return False if requests are unfinished."""
+        """Drop all cached prefixes. Return False if requests are unfinished."""
         self._streamer.begin()
         return await self.client.reset_prefix_cache()
 
@@ -304,7 +304,7 @@ class AsyncLLM:
         await self.client.wake_up(read_sleep_tags(tags))
 
     async def collective_rpc(self, operation: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call a method of every worker; return the results by rank, as plain data."""
+        """Call a method of every worker. Return the results by rank, as plain data."""
         self._streamer.begin()
         return await self.client.call_workers(operation, args, kwargs)
 
@@ -333,7 +333,7 @@ class AsyncLLM:
         return True
 
     def shutdown(self) -> None:
-        """End the engine; waiting callers get EngineDeadError. May be called twice.
+        """End the engine. Waiting callers get EngineDeadError. May be called twice.
 
         Blocks for at most a few seconds, until the engine's process has exited.
         """

@@ -79,7 +79,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operation. number: the number of its reply, from 1; 0 for no reply."""
+    """A call of an operation. number: the number of its reply, from 1, or 0 for no reply."""
 
     number: int
     operation: Operation[..., Any]
@@ -138,7 +138,7 @@ class Channel(ABC):
         return
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait until an engine is ready; return False after the timeout.
+        """Wait until an engine is ready. Return False after the timeout.
 
         Raises EngineDeadError if it failed.
         """
@@ -153,12 +153,12 @@ class Channel(ABC):
 
     @property
     def state(self) -> EngineState:
-        """The state of the engine. Makes no call to the engine; any thread may read it."""
+        """The state of the engine. Makes no call to the engine. Any thread may read it."""
         return EngineState.READY if self.error is None else EngineState.DEAD
 
     @property
     def paused(self) -> PauseScope | None:
-        """The scope of the engine's pause, as of the last message; None without a pause."""
+        """The scope of the engine's pause, as of the last message, or None without a pause."""
         return None
 
     @property
@@ -178,7 +178,7 @@ class Channel(ABC):
 
     @property
     def address(self) -> str | None:
-        """The address to which other processes attach; None if they cannot attach."""
+        """The address to which other processes attach, or None if they cannot attach."""
         return None
 
 
@@ -186,7 +186,7 @@ class InprocChannel(Channel):
     """An engine core in this process and thread: receiving outputs runs a step."""
 
     def __init__(self, config: RequestedConfig, *, plugins: PluginRegistry | None = None) -> None:
-        """Start the engine; if a part fails, raise a DovetailError that names it.
+        """Start the engine. If a part fails, raise a DovetailError that names it.
 
         plugins: None to create a registry.
         """
@@ -239,7 +239,7 @@ class InprocChannel(Channel):
         return core.step_with_batch_queue() if self._ahead else core.step()
 
     def close(self) -> None:
-        """Shut the engine down; do nothing in a forked child of the process that started it."""
+        """Shut the engine down. Do nothing in a forked child of the process that started it."""
         if os.getpid() == self._owner_pid:
             self.core.shutdown()
 
@@ -254,7 +254,7 @@ class InprocChannel(Channel):
         return Progress(num_steps=self._num_steps)
 
     def _disown(self) -> None:
-        """Make every later call raise an error; runs in a forked child, without device threads."""
+        """Make every later call raise an error. Runs in a forked child, without device threads."""
         self.core = cast("EngineCore", _ForkedCore(forked_error("this engine", self._owner_pid)))
 
 

@@ -42,7 +42,7 @@ _NAP_S = 0.2
 
 
 class BaseClient(EnginePort):
-    """The status of the engine. Makes no call to the engine; any thread may read it."""
+    """The status of the engine. Makes no call to the engine. Any thread may read it."""
 
     def __init__(self, channel: Channel) -> None:
         """Create the client. channel: closed by `shutdown`."""
@@ -61,12 +61,12 @@ class BaseClient(EnginePort):
 
     @property
     def state(self) -> EngineState:
-        """The state of the engine; a load balancer needs `READY`."""
+        """The state of the engine. A load balancer needs `READY`."""
         return self.channel.state
 
     @property
     def paused(self) -> PauseScope | None:
-        """The scope of the engine's pause, as of the last message; None without a pause."""
+        """The scope of the engine's pause, as of the last message, or None without a pause."""
         return self.channel.paused
 
     @property
@@ -86,7 +86,7 @@ class BaseClient(EnginePort):
 
     @property
     def address(self) -> str | None:
-        """The address to which other processes attach; None for an in-process engine."""
+        """The address to which other processes attach, or None for an in-process engine."""
         return self.channel.address
 
     @property
@@ -97,7 +97,7 @@ class BaseClient(EnginePort):
         raise AttributeError("This engine core is in another process.")
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait until an engine is ready; return False after the timeout.
+        """Wait until an engine is ready. Return False after the timeout.
 
         Raises EngineDeadError if it failed.
         """
@@ -119,7 +119,7 @@ class EngineClient(BaseClient):
         self._outputs: deque[EngineCoreOutputs] = deque()
 
     def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call an operation and return its result; keep outputs that arrive before the result."""
+        """Call an operation and return its result. Keep outputs that arrive before the result."""
         call = self._make_call(operation, arguments)
         self.channel.send(call)
         while call.number:
@@ -189,7 +189,7 @@ class AsyncEngineClient(BaseClient):
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine; None until waiting callers have received it."""
+        """The error that ended the engine. None until waiting callers have received it."""
         return self._error
 
     async def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -208,7 +208,7 @@ class AsyncEngineClient(BaseClient):
             del self._replies[call.number]
 
     async def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Abort requests without waiting for the engine; do nothing if the engine is dead."""
+        """Abort requests without waiting for the engine. Do nothing if the engine is dead."""
         if self._error is not None:
             return
         self._check_alive()
@@ -217,7 +217,7 @@ class AsyncEngineClient(BaseClient):
             self.channel.send(Call(0, EnginePort.abort_requests, (tuple(request_ids),)))
 
     async def get_outputs(self) -> EngineCoreOutputs:
-        """Return the next outputs; wait for them until the engine dies."""
+        """Return the next outputs. Wait for them until the engine dies."""
         while not self._outputs:
             self._check_alive()
             self._came.clear()
@@ -225,7 +225,7 @@ class AsyncEngineClient(BaseClient):
         return self._take_first()
 
     def get_queued_outputs(self) -> EngineCoreOutputs | None:
-        """Return the next outputs if they have arrived, else None; never waits."""
+        """Return the next outputs if they have arrived, else None. Never waits."""
         return self._take_first() if self._outputs else None
 
     async def check_alive(self) -> None:
@@ -242,7 +242,7 @@ class AsyncEngineClient(BaseClient):
             raise UnavailableError("the engine died and is being restarted.")
 
     def shutdown(self) -> None:
-        """End the engine, or detach from it; waiting callers get EngineDeadError.
+        """End the engine, or detach from it. Waiting callers get EngineDeadError.
 
         May be called from any thread, and twice.
         """
@@ -255,7 +255,7 @@ class AsyncEngineClient(BaseClient):
             self._fail(error)
 
     def _check_alive(self) -> None:
-        """Raise the engine's error if it is dead; start the reading thread if it is not running."""
+        """Raise the engine's error if it is dead. Start the reading thread if it is not running."""
         if self._error is not None:
             raise self._error
         if self._thread is None:
@@ -263,7 +263,7 @@ class AsyncEngineClient(BaseClient):
             finalize_in_owner(self, self._thread.stop)
 
     def _disown(self) -> None:
-        """Make every later call raise an error; runs in a forked child."""
+        """Make every later call raise an error. Runs in a forked child."""
         self._error = self.channel.error
 
     def _take_first(self) -> EngineCoreOutputs:
@@ -302,7 +302,7 @@ class _OutputThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it; may be called in the thread itself, and twice."""
+        """End the thread and wait for it. May be called in the thread itself, and twice."""
         self._wanted = False
         if self._thread is not threading.current_thread():
             self._thread.join()

@@ -106,7 +106,7 @@ class EngineCore:
         self._stats_due = True
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
-        """Add requests; return the refusals by id."""
+        """Add requests. Return the refusals by id."""
         refused = {}
         for request in requests:
             try:
@@ -116,7 +116,7 @@ class EngineCore:
         return refused
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests immediately; return the ids that existed."""
+        """End requests immediately. Return the ids that existed."""
         fault("core.abort_requests")
         self._idle.end()
         ended = self.scheduler.abort_requests(request_ids)
@@ -135,7 +135,7 @@ class EngineCore:
             self.executor.check_health()
 
     def has_work(self) -> bool:
-        """Return whether a step could produce outputs; requests held by a pause do not count."""
+        """Return whether a step could produce outputs. Requests held by a pause do not count."""
         return bool(self._out) or self._wants_plan()
 
     def step_is_due(self) -> bool:
@@ -148,7 +148,7 @@ class EngineCore:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next step is due, if there is work; 0.0 while requests run.
+        """Seconds until the next step is due, if there is work. 0.0 while requests run.
 
         More than 0 if the last steps ran nothing: all requests wait for external work. An earlier
         step is allowed, but produces nothing. A step is due immediately when a request is added or
@@ -161,14 +161,14 @@ class EngineCore:
         return bool(depth.num_active or depth.num_transfers)
 
     def pause(self, scope: PauseScope) -> None:
-        """Stop admissions, or all runs, until `resume`; plans in flight complete normally."""
+        """Stop admissions, or all runs, until `resume`. Plans in flight complete normally."""
         self._check_alive()
         self._idle.end()
         self.paused = PauseScope(scope)
         self.scheduler.pause(self.paused)
 
     def resume(self) -> None:
-        """End a pause; do nothing if there is none. Raises UserError while the workers sleep."""
+        """End a pause. Do nothing if there is none. Raises UserError while the workers sleep."""
         self._check_alive()
         if self._asleep:
             raise UserError("The engine is asleep; call wake_up instead of resume.")
@@ -191,7 +191,7 @@ class EngineCore:
         return outputs
 
     def step_with_batch_queue(self) -> EngineCoreOutputs | None:
-        """Plan a step ahead of the executing one; return the outputs of the oldest, if it is due.
+        """Plan a step ahead of the executing one. Return the outputs of the oldest, if it is due.
 
         Returns None if a plan was sent and another one may follow before a result is needed. Tokens
         are the same as with `step`.
@@ -216,7 +216,7 @@ class EngineCore:
         return self._take_oldest() if self._out else None
 
     def _take_oldest(self) -> EngineCoreOutputs:
-        """Return the outputs of the oldest plan; sample the plan that depends on them."""
+        """Return the outputs of the oldest plan. Sample the plan that depends on them."""
         plan, handle = self._out.popleft()
         outputs = self._update(plan, self._result(plan, handle))
         if self._unsampled is not None and not self._out:
@@ -225,7 +225,7 @@ class EngineCore:
         return outputs
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; return False if requests are unfinished.
+        """Drop all cached prefixes. Return False if requests are unfinished.
 
         After the last request, first completes the step in flight and the stores of a KV connector,
         within `MAX_DRAIN_NS`.
@@ -288,7 +288,7 @@ class EngineCore:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker; return the results in the order of the ranks.
+        """Call a method of every worker. Return the results in the order of the ranks.
 
         Raises UserError if the method cannot be called, DovetailError if the call fails.
         """
@@ -358,7 +358,7 @@ class EngineCore:
         )
 
     def _execute(self, plan: SchedulerOutput) -> bool:
-        """Start the model for `plan`; return whether grammars constrain its samples."""
+        """Start the model for `plan`. Return whether grammars constrain its samples."""
         try:
             fault("core.launch")
             self.executor.execute_model(plan)

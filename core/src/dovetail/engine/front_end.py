@@ -88,7 +88,7 @@ class FrontEndParts:
 
     @classmethod
     def of(cls, config: RequestedConfig) -> FrontEndParts:
-        """Check the plugin choices; load hooks and tokenizer.
+        """Check the plugin choices. Load hooks and tokenizer.
 
         Raises a DovetailError if a plugin cannot be used.
         """
@@ -105,10 +105,10 @@ class FrontEndParts:
 
 
 class FrontEnd:
-    """The front end of a started core. Not thread-safe; the owner stops the listeners."""
+    """The front end of a started core. Not thread-safe. The owner stops the listeners."""
 
     def __init__(self, prepared: FrontEndParts, facts: EngineFacts, clock: Clock) -> None:
-        """Create the processors and listeners; raise a DovetailError if one fails."""
+        """Create the processors and listeners. Raise a DovetailError if one fails."""
         self.facts = facts
         self.tokenizer = prepared.tokenizer
         self._plugins = prepared.plugins
@@ -158,7 +158,7 @@ class FrontEnd:
         return checked, self.complete(checked, self.prepare(checked))
 
     def check(self, user_request: UserRequest) -> CheckedRequest:
-        """Run the fast checks; raise RequestError, naming the parameter, if one fails."""
+        """Run the fast checks. Raise RequestError, naming the parameter, if one fails."""
         self.check_can_generate()
         limits = self.facts.config.limits
         request_id = check_request_id(user_request.request_id, limits)
@@ -186,7 +186,7 @@ class FrontEnd:
         )
 
     def prepare(self, checked: CheckedRequest) -> EngineCoreRequest:
-        """Run the slow checks and tokenize; may run in another thread.
+        """Run the slow checks and tokenize. May run in another thread.
 
         Raises RequestError for an invalid request.
         """

@@ -30,7 +30,7 @@ class IdleWait:
         self._until_ns = 0
 
     def extend(self) -> None:
-        """Record that nothing ran in a step; wait longer before the next one."""
+        """Record that nothing ran in a step. Wait longer before the next one."""
         self._num_idle += 1
         if self._num_idle > NUM_FREE:
             exponent = min(self._num_idle - NUM_FREE - 1, 8)
@@ -38,7 +38,7 @@ class IdleWait:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the next step is due; 0.0 if it is due now."""
+        """Seconds until the next step is due, or 0.0 if it is due now."""
         if not self._until_ns:
             return 0.0
         return max(0, self._until_ns - self._clock.now_ns()) / 1e9

@@ -45,7 +45,7 @@ def check_kv_connector(config: EngineConfig, worker_cls: type, scheduler_cls: ty
 def make_scheduler_side(
     config: EngineConfig, plugins: PluginRegistry, kv_cache: KVCacheConfig
 ) -> KVSchedulerSide | None:
-    """Return the scheduler side of the connector that `config` names; None without a connector.
+    """Return the scheduler side of the connector that `config` names, or None without a connector.
 
     Raises PluginError if it cannot be loaded or created.
     """

@@ -27,7 +27,7 @@ Step = Callable[[], EngineCoreOutputs | None]
 
 
 class Listeners:
-    """The listeners of one engine. Create it when the engine is ready; not thread-safe."""
+    """The listeners of one engine. Create it when the engine is ready. Not thread-safe."""
 
     def __init__(
         self, config: EngineConfig, plugins: PluginRegistry, hooks: HookPlugins, clock: Clock
@@ -129,7 +129,7 @@ class Listeners:
 def _make_stat_loggers(
     config: EngineConfig, plugins: PluginRegistry, clock: Clock, undo: ExitStack
 ) -> tuple[StatLogger, ...]:
-    """Return the stat loggers that the user named; `undo` closes them after an error."""
+    """Return the stat loggers that the user named. `undo` closes them after an error."""
 
     def context(own: Options) -> StatLoggerContext:
         return StatLoggerContext(

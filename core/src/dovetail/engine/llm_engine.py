@@ -55,7 +55,7 @@ class LLMEngine:
     """
 
     def __init__(self, config: RequestedConfig) -> None:
-        """Start the engine; if a part fails, raise a DovetailError that names it."""
+        """Start the engine. If a part fails, raise a DovetailError that names it."""
         self.guard = ThreadGuard()
         prepared = FrontEndParts.of(config)
         self.plugins = prepared.plugins
@@ -131,7 +131,7 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def add_requests(self, user_request: Sequence[UserRequest]) -> dict[str, RequestError]:
-        """Add requests before the next step; return the refusals by request id.
+        """Add requests before the next step. Return the refusals by request id.
 
         A request is refused as a whole, all others continue. Raises RequestError, before any
         request is added, if an id is not a string or given twice.
@@ -181,7 +181,7 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """End requests; the next step returns their last outputs. Unknown ids are ignored."""
+        """End requests. The next step returns their last outputs. Unknown ids are ignored."""
         processed = self._outputs.abort(read_request_ids(request_ids))
         self._abort(processed.to_abort)
         self._ended_early += processed.request_outputs
@@ -204,7 +204,7 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
-        """Pause the requests until `resume`; requests can still be added and aborted.
+        """Pause the requests until `resume`. Requests can still be added and aborted.
 
         scope: "all": nothing runs, and all requests keep rows and blocks; or "new": running
         requests continue to their end, and no other starts. `step` then returns soon if there is
@@ -214,14 +214,14 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def resume(self) -> None:
-        """End a pause; do nothing if there is none."""
+        """End a pause. Do nothing if there is none."""
         self.client.resume()
 
     @one_thread_at_a_time
     def collective_rpc(
         self, operation: str | Callable[..., Any], *args: Any, **kwargs: Any
     ) -> list[Any]:
-        """Call a method of every worker; return the results in the order of the ranks.
+        """Call a method of every worker. Return the results in the order of the ranks.
 
         operation: the operation's name; without `engine_process` also a callable, which gets the
         worker.
@@ -230,17 +230,17 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; return False if requests are unfinished."""
+        """Drop all cached prefixes. Return False if requests are unfinished."""
         return self.client.reset_prefix_cache()
 
     @one_thread_at_a_time
     def sleep(self, level: int = 1) -> None:
-        """Free the device memory of weights and KV cache until `wake_up`; see `LLM.sleep`."""
+        """Free the device memory of weights and KV cache until `wake_up`. See `LLM.sleep`."""
         self.client.sleep(level)
 
     @one_thread_at_a_time
     def wake_up(self, tags: Iterable[str] = ()) -> None:
-        """Allocate the memory of `tags` again, empty for all; see `LLM.wake_up`."""
+        """Allocate the memory of `tags` again, empty for all. See `LLM.wake_up`."""
         self.client.wake_up(read_sleep_tags(tags))
 
     @one_thread_at_a_time
@@ -252,7 +252,7 @@ class LLMEngine:
             self.client.shutdown()
 
     def _get_outputs(self) -> EngineCoreOutputs | None:
-        """Return the outputs of the next step; wait only if a request could get outputs."""
+        """Return the outputs of the next step. Wait only if a request could get outputs."""
         if self._settling:
             return self.client.get_outputs(_SETTLE_WAIT_S)
         waited_for = self._outputs.num_unfinished and not self._ended_early
@@ -314,5 +314,5 @@ def _check_different(user_request: Sequence[UserRequest]) -> None:
 
 
 def _is_idle(stats: SchedulerStats | None) -> bool:
-    """Whether the statistics show no unfinished request; True without statistics."""
+    """Whether the statistics show no unfinished request, or True without statistics."""
     return stats is None or not (stats.num_running or stats.num_waiting or stats.num_used_blocks)

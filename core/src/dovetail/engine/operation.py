@@ -59,7 +59,7 @@ class AsyncCaller(Protocol):
 
 
 class Operation(Generic[P, R]):
-    """One operation of the port; a method of every client.
+    """One operation of the port. A method of every client.
 
     name: name of the operation and of the method of `EngineCore` that implements it. answered:
     False if the caller does not wait; results are reported with the outputs. while_paused: whether
@@ -110,7 +110,7 @@ class Operation(Generic[P, R]):
         return call
 
     def bind(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the arguments by position, with defaults; raise TypeError as a call does."""
+        """Return the arguments by position, with defaults. Raise TypeError as a call does."""
         bound = self._signature.bind(None, *args, **kwargs)
         bound.apply_defaults()
         values = [bound.arguments[name] for name in self._names]
@@ -138,16 +138,16 @@ class Operation(Generic[P, R]):
         return content
 
     def decode_arguments(self, content: bytes | memoryview) -> tuple[Any, ...]:
-        """Decode the arguments and check their types; raise MessageError for invalid bytes."""
+        """Decode the arguments and check their types. Raise MessageError for invalid bytes."""
         arguments: tuple[Any, ...] = decode(content, self._arguments)
         return arguments
 
     def encode_result(self, value: R) -> bytes:
-        """Encode the result; raise MessageError for values that are not plain data."""
+        """Encode the result. Raise MessageError for values that are not plain data."""
         return encode(value, _encode_error)
 
     def decode_result(self, content: bytes | memoryview) -> R:
-        """Decode the result and check its type; raise MessageError for invalid bytes."""
+        """Decode the result and check its type. Raise MessageError for invalid bytes."""
         result: R = decode(content, self._result, _decode_error)
         return result
 
@@ -163,7 +163,7 @@ class Operation(Generic[P, R]):
 def operation(
     *, answered: bool = True, while_paused: bool = True
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Operation[P, R]]:
-    """Declare a method of `EnginePort` as an operation; see `Operation` for the arguments."""
+    """Declare a method of `EnginePort` as an operation. See `Operation` for the arguments."""
 
     def declare(declared: Callable[Concatenate[Any, P], R]) -> Operation[P, R]:
         return Operation(declared, answered=answered, while_paused=while_paused)
@@ -176,7 +176,7 @@ PackedRequest = tuple[str, bytes]
 
 
 def pack_request(request: EngineCoreRequest) -> PackedRequest:
-    """Encode a request; raise RequestError if it cannot be sent."""
+    """Encode a request. Raise RequestError if it cannot be sent."""
     return request.request_id, wire_request(request)
 
 

@@ -48,7 +48,7 @@ class EnginePort:
 
     @operation()
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
-        """Send requests, all before the next step; return the refusals by id."""
+        """Send requests, all before the next step. Return the refusals by id."""
 
     @operation()
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -60,15 +60,15 @@ class EnginePort:
 
     @operation()
     def resume(self) -> None:
-        """End a pause; do nothing if there is none. Raises UserError while the engine sleeps."""
+        """End a pause. Do nothing if there is none. Raises UserError while the engine sleeps."""
 
     @operation()
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; return False if requests are unfinished."""
+        """Drop all cached prefixes. Return False if requests are unfinished."""
 
     @operation()
     def sleep(self, level: int = 1) -> None:
-        """Free device memory; requests wait until `wake_up`.
+        """Free device memory. Requests wait until `wake_up`.
 
         level: 1 keeps the weights in host memory, 2 drops them. Raises UserError if a worker does
         not provide "sleep", or requests are unfinished.
@@ -76,7 +76,7 @@ class EnginePort:
 
     @operation()
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Allocate memory again after `sleep`. tags: "weights", "kv_cache"; empty for all."""
+        """Allocate memory again after `sleep`. tags: "weights", "kv_cache". Empty for all."""
 
     @operation()
     def call_workers(
@@ -85,7 +85,7 @@ class EnginePort:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker; return the results in the order of the ranks.
+        """Call a method of every worker. Return the results in the order of the ranks.
 
         An in-process engine also accepts a callable, which gets the worker as its argument. With an
         engine in another process, arguments and results are plain data: a dataclass is returned as

@@ -55,7 +55,7 @@ class ReasoningMatcher:
         return self._phase is Phase.ANSWER
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens up to the first one that is not allowed; return their number."""
+        """Accept tokens up to the first one that is not allowed. Return their number."""
         for count, token in enumerate(token_ids):
             phase = self._next_phase(token)
             if phase is None:
@@ -100,7 +100,7 @@ class ReasoningMatcher:
         return Phase.ENDING if self._params.budget == 0 else Phase.REASONING
 
     def _next_phase(self, token: int) -> Phase | None:
-        """Return the phase after a token; None if the token is not allowed."""
+        """Return the phase after a token, or None if the token is not allowed."""
         if self._phase is Phase.OPENING and self._start_ids[:1] == [token]:
             return Phase.ENDING if self._params.budget == 0 else Phase.REASONING
         if self._phase in (Phase.OPENING, Phase.ANSWER):

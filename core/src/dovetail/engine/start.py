@@ -85,7 +85,7 @@ def start_engine(
     plugins: PluginRegistry | None = None,
     notify_phase: Callable[[str], None] | None = None,
 ) -> StartedEngine:
-    """Choose, create and connect all parts; if one fails, raise a DovetailError that names it.
+    """Choose, create and connect all parts. If one fails, raise a DovetailError that names it.
 
     plugins: a registry whose choices have been checked; None to create one.
     notify_phase: called with the name of each phase as it begins. The `phase` of an error is the

@@ -62,7 +62,7 @@ def make_structured_output(
     scheduler_cls: type[SchedulerInterface],
     vocab_size: int,
 ) -> StructuredOutput | None:
-    """Return the structured output of an engine; None if the user names no grammar plugin.
+    """Return the structured output of an engine, or None if the user names no grammar plugin.
 
     Raises PluginError if the plugin cannot be loaded or created, and ContractError for a scheduler
     without gates, which would not wait for grammars.
@@ -144,7 +144,7 @@ class GrammarParts:
         self.made: GrammarBackend | None = None
 
     def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer; None if the engine has none."""
+        """Return the tokenizer, or None if the engine has none."""
         with self._lock:
             if self._tokenizer is None:
                 self._tokenizer = (self._load(),)
@@ -182,7 +182,7 @@ class StructuredOutput(AdmissionGate):
         self._masks: dict[int, tuple[Mapping[int, str], GrammarOutput]] = {}
 
     def holds(self, request: EngineCoreRequest) -> bool:
-        """Start to compile the request's grammar; return whether it has one to wait for."""
+        """Start to compile the request's grammar. Return whether it has one to wait for."""
         params = request.sampling_params
         wanted, spec = params.structured_outputs, None
         if wanted is not None:
@@ -256,7 +256,7 @@ class StructuredOutput(AdmissionGate):
             self._errors.pop(name, None)
 
     def constrains(self, plan: SchedulerOutput) -> bool:
-        """Record which requests have which rows; return whether a grammar constrains `plan`."""
+        """Record which requests have which rows. Return whether a grammar constrains `plan`."""
         if not (self._matchers or self._names):
             return False
         for row in plan.leaves:
@@ -290,7 +290,7 @@ class StructuredOutput(AdmissionGate):
         return made
 
     def _fill(self, names: Sequence[str]) -> bytearray:
-        """Return the masks of requests; a request whose mask has no token is recorded as failed."""
+        """Return the masks of requests. A request whose mask has no token is recorded as failed."""
         size = self._row_bytes
         bitmask = bytearray(size * len(names))
         matchers = [_answer_matcher(self._matchers[name]) for name in names]
@@ -334,7 +334,7 @@ class StructuredOutput(AdmissionGate):
         return {run: self._errors[name] for run, name in names.items() if name in self._errors}
 
     def accept(self, outputs: EngineCoreOutputs) -> None:
-        """Pass the tokens of a step to the matchers; remove requests that have ended."""
+        """Pass the tokens of a step to the matchers. Remove requests that have ended."""
         if not self._matchers:
             return
         self.end(item.request_id for item in outputs.finished)

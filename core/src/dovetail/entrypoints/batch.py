@@ -1,4 +1,4 @@
-"""Runs a list of requests to completion, with a progress bar; returns results in order."""
+"""Runs a list of requests to completion, with a progress bar. Returns results in order."""
 
 from __future__ import annotations
 

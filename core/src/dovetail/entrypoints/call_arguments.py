@@ -73,7 +73,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
-    """Return one conversation, or a list of several; raise RequestError for too many.
+    """Return one conversation, or a list of several. Raise RequestError for too many.
 
     The conversations are not checked yet.
     """
@@ -84,7 +84,7 @@ def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
 def check_template_arguments(
     chat_template: object, kwargs: object, add_generation_prompt: object
 ) -> dict[str, Any]:
-    """Return the template's variables as plain data; raise RequestError for an invalid one."""
+    """Return the template's variables as plain data. Raise RequestError for an invalid one."""
     if chat_template is not None and not isinstance(chat_template, str):
         raise refuse("chat_template", chat_template, "None or a string")
     check_choice("add_generation_prompt", add_generation_prompt, (True, False))
@@ -107,7 +107,7 @@ def check_template_arguments(
 def read_conversation(
     given: Any, *, limits: LimitsConfig, max_prompt_chars: int
 ) -> list[dict[str, Any]]:
-    """Return a conversation as messages of plain data; raise RequestError if it is invalid."""
+    """Return a conversation as messages of plain data. Raise RequestError if it is invalid."""
     messages = _items(given, limits.max_chat_messages, limit="max_chat_messages")
     if not messages:
         raise RequestError("messages is empty; give at least one message.", parameter="messages")

@@ -34,7 +34,7 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        """Load the model and start the engine; raise a DovetailError if that fails."""
+        """Load the model and start the engine. Raise a DovetailError if that fails."""
         from dovetail.engine.llm_engine import LLMEngine  # slow to import
 
         args = EngineArgs.from_kwargs(model=model, **options)
@@ -219,7 +219,7 @@ class LLM:
         return processor.post_process(IOResult(request=request, batch=batch, outputs=outputs))
 
     def get_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer; raise RequestError if the engine has none."""
+        """Return the tokenizer. Raise RequestError if the engine has none."""
         if self.llm_engine.tokenizer is None:
             raise RequestError("This engine has no tokenizer, because skip_tokenizer_init=True.")
         return self.llm_engine.tokenizer
@@ -229,7 +229,7 @@ class LLM:
         return self.llm_engine.default_sampling_params()
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; return False if requests are running."""
+        """Drop all cached prefixes. Return False if requests are running."""
         return self.llm_engine.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
@@ -241,7 +241,7 @@ class LLM:
         self.llm_engine.sleep(level)
 
     def wake_up(self, tags: Iterable[str] = ()) -> None:
-        """Allocate the memory of `tags` again; empty for all. Then the engine accepts requests.
+        """Allocate the memory of `tags` again. Empty for all. Then the engine accepts requests.
 
         tags: "weights", "kv_cache". Raises UserError for an unknown tag or if the engine is not
         asleep, CapacityError if a device has too little memory; the call can then be repeated.

@@ -38,7 +38,7 @@ def check_callable_from_outside(name: str) -> None:
 
 
 def find_operation(worker: object, operation: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return `operation` bound to `worker`; raise ContractError if it does not exist."""
+    """Return `operation` bound to `worker`. Raise ContractError if it does not exist."""
     if not isinstance(operation, str):
         return partial(operation, worker)
     if ":" in operation:

@@ -37,7 +37,7 @@ def _gather(answers: Sequence[bytes]) -> bytes:
 
 
 def _split(gathered: bytes, num_ranks: int) -> list[bytes]:
-    """Return the reports by rank; raise ContractError if the executor has not gathered all."""
+    """Return the reports by rank. Raise ContractError if the executor has not gathered all."""
     answers: list[bytes] = []
     if gathered.startswith(_MARK):
         answers = msgspec.msgpack.decode(gathered[len(_MARK) :], type=list[bytes])
@@ -59,7 +59,7 @@ class OutcomeAggregator:
         self._ranks: dict[int, set[int]] = {}
 
     def add(self, rank: int, outcome: KVOutcome) -> KVOutcome:
-        """Add transfers that ended on a rank; return transfers that have now ended on all ranks.
+        """Add transfers that ended on a rank. Return transfers that have now ended on all ranks.
 
         Raises ContractError if a rank ends a transfer twice.
         """
@@ -97,11 +97,11 @@ class RankedSide:
         return self._side.has(keys)
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Request a load; return whether it is accepted."""
+        """Request a load. Return whether it is accepted."""
         return self._side.load(transfer)
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Request a store; return whether it is accepted."""
+        """Request a store. Return whether it is accepted."""
         return self._side.store(transfer)
 
     def take_instructions(self) -> bytes:
@@ -109,7 +109,7 @@ class RankedSide:
         return self._side.take_instructions()
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Read the gathered reports; return transfers that have ended on all ranks."""
+        """Read the gathered reports. Return transfers that have ended on all ranks."""
         done: list[int] = []
         failed: dict[int, tuple[int, ...]] = {}
         for index, item in enumerate(_split(answer, self._num_ranks)):

@@ -50,7 +50,7 @@ class UniprocExecutor(Executor):
             raise
 
     def _start(self, phase: str) -> None:
-        """Run a startup phase of the worker; raise PluginLoadError with the worker's name."""
+        """Run a startup phase of the worker. Raise PluginLoadError with the worker's name."""
         try:
             self.collective_rpc(phase)
         except (DovetailError, KeyboardInterrupt):
@@ -71,7 +71,7 @@ class UniprocExecutor(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation on the worker; return the result, in a list if no rank is given."""
+        """Call an operation on the worker. Return the result, in a list if no rank is given."""
         self.check_health()
         check_rank(unique_reply_rank, 1)
         fault("uniproc.call")
@@ -153,7 +153,7 @@ def _name(worker: object) -> str:
 
 
 class LateResult:
-    """The handle of a step; wraps the worker's handle and reports its failure to the executor."""
+    """The handle of a step. Wraps the worker's handle and reports its failure to the executor."""
 
     __slots__ = ("_fail", "_handle")
 
@@ -172,7 +172,7 @@ class LateResult:
         return self._handle.done()
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
-        """Wait for the step, at most `timeout` seconds; raise its error."""
+        """Wait for the step, at most `timeout` seconds. Raise its error."""
         try:
             return self._handle.result(timeout)
         except Exception as error:

@@ -111,7 +111,7 @@ def has_async_output(worker: WorkerBase) -> bool:
 def make_worker(
     spec: WorkerSpec, enter: Callable[[Phase], object]
 ) -> tuple[WorkerBase, PluginRegistry]:
-    """Choose and create the worker of `spec`; return it with the registry of its plugins.
+    """Choose and create the worker of `spec`. Return it with the registry of its plugins.
 
     enter: called with each phase before it begins. The registry and the platform are created before
     any code of the worker is imported.

@@ -41,7 +41,7 @@ class AdmissionGate(ABC):
 
     @abstractmethod
     def holds(self, request: EngineCoreRequest) -> bool:
-        """Return whether the new `request` has to wait; if so, start the work that it waits for.
+        """Return whether the new `request` has to wait. If so, start the work that it waits for.
 
         `take_ready` or `take_failed` later returns each held request once, unless `forget` is
         called first. Raise RequestError to refuse the request.

@@ -32,7 +32,7 @@ class CompileContext:
 
 
 class CompileBackend(ABC):
-    """Compiles graphs. device_types: supported device types; empty for any."""
+    """Compiles graphs. device_types: supported device types. Empty for any."""
 
     CONTRACT: ClassVar[str] = "compile_backend"
     CONTRACT_VERSION: ClassVar[str] = "0.1"
@@ -46,7 +46,7 @@ class CompileBackend(ABC):
     def compile(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> Callable[..., Any]:
-        """Return a callable with the inputs and outputs of `graph`; raise PluginError on failure.
+        """Return a callable with the inputs and outputs of `graph`. Raise PluginError on failure.
 
         Results equal those of the graph within the tolerance of its dtype. The backend may keep a
         reference to `graph`.

@@ -49,7 +49,7 @@ class ConfigNode(BaseModel):
     )
 
     def __init__(self, **values: Any) -> None:
-        """Check `values`; raise ConfigError with the field, its value and the accepted values."""
+        """Check `values`. Raise ConfigError with the field, its value and the accepted values."""
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -84,7 +84,7 @@ def reference_name(value: object) -> object:
 
 
 def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
-    """Accept an integer in [low, high] but not a bool; also None if `optional`."""
+    """Accept an integer in [low, high] but not a bool. Also None if `optional`."""
     wanted = f"must be {'None or ' if optional else ''}an integer from {low} to {high}"
 
     def check(value: Any) -> int | None:
@@ -140,7 +140,7 @@ def one_of(*names: str) -> BeforeValidator:
 
 
 def flag(*, optional: bool = False) -> BeforeValidator:
-    """Accept a bool; also None if `optional`."""
+    """Accept a bool. Also None if `optional`."""
     wanted = f"must be {'None, ' if optional else ''}True or False"
 
     def check(value: object) -> object:
@@ -152,7 +152,7 @@ def flag(*, optional: bool = False) -> BeforeValidator:
 
 
 def share(*, optional: bool = False) -> BeforeValidator:
-    """Accept a number in (0, 1] but not a bool; also None if `optional`."""
+    """Accept a number in (0, 1] but not a bool. Also None if `optional`."""
     wanted = (
         f"must be {'None or ' if optional else ''}a fraction above 0 and at most 1, such as 0.9"
     )

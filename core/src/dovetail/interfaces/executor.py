@@ -35,7 +35,7 @@ class Handle(Protocol[T_co]):
         """Return whether `result` would return without waiting."""
 
     def result(self, timeout: float | None = None) -> T_co:
-        """Wait at most `timeout` seconds for the result; return the result or raise its error."""
+        """Wait at most `timeout` seconds for the result. Return the result or raise its error."""
 
 
 class Ready(Generic[T]):

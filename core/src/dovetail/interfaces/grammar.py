@@ -46,7 +46,7 @@ class GrammarMatcher(Protocol):
     """The position of one request in its grammar. Used by one thread."""
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Accept `token_ids` up to the first one that is not allowed; return their number."""
+        """Accept `token_ids` up to the first one that is not allowed. Return their number."""
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, which were rejected drafts."""
@@ -77,11 +77,11 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def __init__(self, context: GrammarContext) -> None:
-        """Prepare the vocabulary. Called once; may take seconds."""
+        """Prepare the vocabulary. Called once. May take seconds."""
 
     @abstractmethod
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
-        """Return a new matcher; raise RequestError if the text is not a valid grammar.
+        """Return a new matcher. Raise RequestError if the text is not a valid grammar.
 
         Called concurrently in several threads while steps run. The text comes from an untrusted
         client: limit the time and memory of each call.

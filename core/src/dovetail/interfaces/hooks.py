@@ -50,7 +50,7 @@ class HookSpecs:
 
     @_specified
     def on_engine_start(self, config: EngineConfig) -> None:
-        """Handle a ready engine; `config` is resolved. An exception stops the engine."""
+        """Handle a ready engine. `config` is resolved. An exception stops the engine."""
 
     @_specified
     def on_engine_stop(self) -> None:

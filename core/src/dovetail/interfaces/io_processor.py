@@ -60,7 +60,7 @@ class IOPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class IOBatch:
-    """The result of `pre_process`. state: any object; it is passed to `post_process` unchanged."""
+    """The result of `pre_process`. state: any object. It is passed to `post_process` unchanged."""
 
     prompts: tuple[IOPrompt, ...]
     state: Any = None
@@ -93,7 +93,7 @@ class IOProcessor(ABC):
 
     @abstractmethod
     def __init__(self, context: IOProcessorContext) -> None:
-        """Create the processor; raise ConfigError for invalid options."""
+        """Create the processor. Raise ConfigError for invalid options."""
 
     @abstractmethod
     def pre_process(self, request: IORequest) -> IOBatch:

@@ -89,7 +89,7 @@ class StateSpec(KVCacheSpec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCacheSpec(KVCacheSpec):
-    """A layer or model without a cache. Its blocks have no memory; the engine only counts them."""
+    """A layer or model without a cache. Its blocks have no memory. The engine only counts them."""
 
     @property
     def page_size_bytes(self) -> int:

@@ -80,24 +80,24 @@ class KVSchedulerSide(Protocol):
         """
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Schedule a load with the next plan; return whether it may take longer than `begin`.
+        """Schedule a load with the next plan. Return whether it may take longer than `begin`.
 
         False: the blocks are loaded before the forward pass of that plan, and the request may run
         in it. True: the request waits for the outcome.
         """
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Schedule a store with the next plan, or decline it; return whether it is scheduled.
+        """Schedule a store with the next plan, or decline it. Return whether it is scheduled.
 
         The blocks are computed when that plan is executed. If True is returned, they do not change
         until the outcome. If False is returned, no outcome follows.
         """
 
     def take_instructions(self) -> bytes:
-        """Return the worker side's instructions for the next plan; b"" for none."""
+        """Return the worker side's instructions for the next plan. B"" for none."""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Process the answer of one rank's worker side; return its ended transfers.
+        """Process the answer of one rank's worker side. Return its ended transfers.
 
         If any rank answers, the method is called for every rank, in order. The engine
         combines the ranks: a transfer has ended when it has ended on all ranks, and a block has
@@ -126,10 +126,10 @@ class KVWorkerSide(Protocol):
         """
 
     def finish(self) -> bytes:
-        """Return the answer to the scheduler side after the forward pass; b"" for none."""
+        """Return the answer to the scheduler side after the forward pass. B"" for none."""
 
     def shutdown(self) -> None:
-        """Release all resources; do not access the cache afterwards. May be called repeatedly."""
+        """Release all resources. Do not access the cache afterwards. May be called repeatedly."""
 
 
 class KVConnector(ABC):

@@ -67,14 +67,14 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def join(self, request: NewRequest) -> bool:
-        """Assign a row to `request`, dropping earlier state; return whether it uses the processor.
+        """Assign a row to `request`, dropping earlier state. Return whether it uses the processor.
 
         `request.token_ids` are all its tokens so far, including those before a preemption.
         """
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Drop the state of `row`; do nothing if it does not use the processor."""
+        """Drop the state of `row`. Do nothing if it does not use the processor."""
 
     @abstractmethod
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:

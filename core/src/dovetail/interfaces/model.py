@@ -40,13 +40,13 @@ class RankGroup(Protocol):
         """Whether a sum is bit-identical for any shape of the tensor and any element index."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks; `x` may be overwritten and returned."""
+        """Return the sum over all ranks. `x` may be overwritten and returned."""
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, concatenated along the last dimension by rank."""
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the tensor of rank 0; `x` may be overwritten and returned."""
+        """Return the tensor of rank 0. `x` may be overwritten and returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class WeightMapping:
 
 
 class Model(Protocol):
-    """A causal language model; in practice a `torch.nn.Module`.
+    """A causal language model. In practice a `torch.nn.Module`.
 
     Attention layers. Workers of the torch layer find the modules of class
     `dovetail_torch.layers.Attention`. A model without such modules has no KV cache.

@@ -56,7 +56,7 @@ class ModelFormat(ABC):
         """
 
     def choose(self, paths: Sequence[Path]) -> Path | None:
-        """Return the file to load as the model of a directory; None if it is ambiguous.
+        """Return the file to load as the model of a directory, or None if it is ambiguous.
 
         paths: the files of the directory with the ending of this format, sorted; at least one.
         """

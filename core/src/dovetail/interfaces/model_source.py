@@ -59,7 +59,7 @@ class ModelSource(ABC):
 
     @abstractmethod
     def find(self, argument: str) -> Path | None:
-        """Return the model directory or model file; None if it must be fetched first.
+        """Return the model directory or model file, or None if it must be fetched first.
 
         argument: the text after "NAME:", or "", with "@REVISION" if the option `revision` is set.
         Raises ModelError for an invalid argument.

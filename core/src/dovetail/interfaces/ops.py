@@ -54,7 +54,7 @@ class DrawColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepColumns:
-    """Inputs and outputs of `Ops.prepare_inputs`; all tensors are on the device.
+    """Inputs and outputs of `Ops.prepare_inputs`. All tensors are on the device.
 
     Inputs, one entry per run: rows_R, starts_R: int32; the row, and the position of the run's first
     token. query_start_R1: int32 [R + 1]; index of each run's first token among the T.
@@ -117,7 +117,7 @@ class Ops:
     def add_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (rms_norm(x + residual), x + residual); `residual_TD` may be overwritten."""
+        """Return (rms_norm(x + residual), x + residual). `residual_TD` may be overwritten."""
         raise NotImplementedError
 
     @operation
@@ -182,7 +182,7 @@ class Ops:
 
     @operation
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Write the outputs of `columns`; its inputs are read only. Do not wait for the device.
+        """Write the outputs of `columns`. Its inputs are read only. Do not wait for the device.
 
         Used on asynchronous devices.
         """

@@ -89,7 +89,7 @@ class Platform(ABC):
         """Return the memory of the device that `local_rank` would use, in bytes."""
 
     def prefer(self, kind: str) -> Sequence[str]:
-        """Return the names of the preferred plugins of a kind, best first; () for no preference.
+        """Return the names of the preferred plugins of a kind, best first, or () for no preference.
 
         kind: "worker", "attention", "executor", "ops" or "linear_method".
         """

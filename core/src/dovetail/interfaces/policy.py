@@ -32,15 +32,15 @@ class RequestView(Protocol):
 
     @property
     def sequence(self) -> int:
-        """The request's number in the order of arrival; unique, lower for earlier requests."""
+        """The request's number in the order of arrival. Unique, lower for earlier requests."""
 
     @property
     def priority(self) -> int:
-        """The user's priority; lower is served first."""
+        """The user's priority. Lower is served first."""
 
     @property
     def tenant(self) -> str:
-        """The tenant that the user named; empty for none."""
+        """The tenant that the user named. Empty for none."""
 
     @property
     def arrival_ns(self) -> int:
@@ -48,7 +48,7 @@ class RequestView(Protocol):
 
     @property
     def deadline_ns(self) -> int:
-        """Deadline of the first token, in nanoseconds of the engine's clock; 0 for none."""
+        """Deadline of the first token, in nanoseconds of the engine's clock, or 0 for none."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -184,7 +184,7 @@ def Evict(request: RequestView) -> Action:  # noqa: N802
 
 
 def Hold(request: RequestView) -> Action:  # noqa: N802
-    """Return the action that pauses a running request in this step; it keeps its row and blocks."""
+    """Return the action that pauses a running request in this step. It keeps its row and blocks."""
     return ActionKind.HOLD, request, 0, 0, False
 
 
@@ -217,7 +217,7 @@ class Denied(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The result of an action; true if it was granted.
+    """The result of an action. True if it was granted.
 
     num_tokens: tokens granted in this step; for CONTINUE the sum over all requests. 0 for Evict and
         Hold, and for an admission that is delayed because its blocks are being loaded or because

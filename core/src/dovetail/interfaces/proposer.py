@@ -69,11 +69,11 @@ class Proposer(ABC):
 
     @abstractmethod
     def load(self) -> None:
-        """Load the draft model; raise ModelError if it is not compatible with the model."""
+        """Load the draft model. Raise ModelError if it is not compatible with the model."""
 
     @abstractmethod
     def join(self, request: NewRequest) -> None:
-        """Assign its row to `request`; earlier state of the row is dropped."""
+        """Assign its row to `request`. Earlier state of the row is dropped."""
 
     @abstractmethod
     def leave(self, row: int) -> None:

@@ -77,7 +77,7 @@ class ReasoningParser(ABC):
         """Return the text that was held back. Called at the end of the text."""
 
     def markers(self) -> ReasoningMarkers | None:
-        """Return the markers of this completion; None if it has no reasoning.
+        """Return the markers of this completion, or None if it has no reasoning.
 
         A grammar applies after the end marker, and a limit of the reasoning forces it.
         """

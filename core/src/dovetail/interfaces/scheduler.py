@@ -119,7 +119,7 @@ class PauseScope(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerStats:
-    """Counts after one step; those marked (total) accumulate since the scheduler was created.
+    """Counts after one step. Those marked (total) accumulate since the scheduler was created.
 
     kv_cache_usage: fraction of the blocks in use, 0 to 1. num_blocks, num_used_blocks,
     num_cached_blocks: numbers of all KV blocks, of blocks in use, and of blocks in the prefix
@@ -161,7 +161,7 @@ class SchedulerStats:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Fraction of the tokens looked up in the prefix cache that were found; 0 for none."""
+        """Fraction of the tokens looked up in the prefix cache that were found, or 0 for none."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
 
@@ -264,7 +264,7 @@ class SchedulerInterface(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """End a pause; do nothing if the scheduler is not paused."""
+        """End a pause. Do nothing if the scheduler is not paused."""
 
     @abstractmethod
     def reset_prefix_cache(self) -> bool:

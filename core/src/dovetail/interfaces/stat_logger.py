@@ -58,7 +58,7 @@ class StatLogger(ABC):
 
     @abstractmethod
     def __init__(self, context: StatLoggerContext) -> None:
-        """Open the destination; raise ConfigError for invalid options."""
+        """Open the destination. Raise ConfigError for invalid options."""
 
     @abstractmethod
     def record(self, step: StepStats) -> None:

@@ -42,7 +42,7 @@ class StepExtensionContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionBatch:
-    """The extension's rows in one step, in plan order; all columns have one entry per row.
+    """The extension's rows in one step, in plan order. All columns have one entry per row.
 
     rows: no row occurs twice. starts, num_tokens: the step computes tokens [start, start + n) of
     the row.
@@ -95,14 +95,14 @@ class StepExtension(ABC):
 
     @abstractmethod
     def join(self, row: int, request: NewRequest) -> bool:
-        """Assign `row` to `request`; return whether the request uses the extension.
+        """Assign `row` to `request`. Return whether the request uses the extension.
 
         `request.token_ids` are all its tokens so far, including those before a preemption.
         """
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Drop the state of `row`; do nothing if it does not use the extension."""
+        """Drop the state of `row`. Do nothing if it does not use the extension."""
 
     def before_forward(self, batch: ExtensionBatch) -> None:  # noqa: B027
         """Prepare the forward pass of this step."""

@@ -55,7 +55,7 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def from_directory(cls, path: Path) -> Tokenizer:
-        """Load from a model directory; raise ModelError, naming the file, on failure.
+        """Load from a model directory. Raise ModelError, naming the file, on failure.
 
         A plugin with an options model takes the keyword `options=None`: a mapping, validated.
         """
@@ -111,7 +111,7 @@ class Tokenizer(ABC):
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """Render a conversation to the prompt text in a sandbox; raise RequestError on failure.
+        """Render a conversation to the prompt text in a sandbox. Raise RequestError on failure.
 
         messages: mappings with "role" and "content". chat_template: replaces the model's template.
         """

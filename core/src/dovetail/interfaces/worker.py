@@ -126,11 +126,11 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def init_device(self) -> None:
-        """Initialize the device; raise CapacityError or PluginError if it cannot be used."""
+        """Initialize the device. Raise CapacityError or PluginError if it cannot be used."""
 
     @abstractmethod
     def load_model(self) -> None:
-        """Create the model and load its weights; raise ModelError for an invalid file or weight."""
+        """Create the model and load its weights. Raise ModelError for an invalid file or weight."""
 
     @abstractmethod
     def get_model_info(self) -> ModelInfo:
@@ -138,7 +138,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return the KV-cache spec of each layer by name; empty if the model has no cache."""
+        """Return the KV-cache spec of each layer by name. Empty if the model has no cache."""
 
     @abstractmethod
     def determine_available_memory(self) -> int:
@@ -158,7 +158,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Apply the plan and run the model; keep the logits for `sample_tokens`.
+        """Apply the plan and run the model. Keep the logits for `sample_tokens`.
 
         The plan is read only. The call may return before the device has finished.
         """
@@ -184,13 +184,13 @@ class Sleeps(Protocol):
     """
 
     def sleep(self, level: int) -> None:
-        """Release memory. Level 1 frees the cache and offloads the weights; level 2 frees both.
+        """Release memory. Level 1 frees the cache and offloads the weights. Level 2 frees both.
 
         Raises CapacityError if the host has too little memory; then nothing is released.
         """
 
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Allocate the memory of `tags` again: "weights", "kv_cache"; empty for all.
+        """Allocate the memory of `tags` again: "weights", "kv_cache". Empty for all.
 
         The weights are restored or, after level 2, loaded; the cache is zeroed. Memory that is
         already allocated stays, so the call can be repeated after an error. Raises CapacityError if
@@ -203,7 +203,7 @@ class DescribesAttention(Protocol):
 
     @classmethod
     def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
-        """Return the attention of the model that `load_model` would create; None for no attention.
+        """Return the attention of the model that `load_model` would create, or None.
 
         Reads no weights, uses no device and allocates little memory. Raises the errors of
         `load_model` for a model that cannot be created, and AttentionUnknownError if the model must
@@ -215,7 +215,7 @@ class ProvidesModel(Protocol):
     """Capability "model": gives worker extensions access to the model."""
 
     def get_model(self) -> Any:
-        """Return the loaded model, always the same object; in practice a `torch.nn.Module`.
+        """Return the loaded model, always the same object. In practice a `torch.nn.Module`.
 
         Call it after `load_model`. Linear layers have the parameters that their linear method keeps
         after packing. A parameter that is changed in place takes effect in the next step.

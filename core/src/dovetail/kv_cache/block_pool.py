@@ -63,7 +63,7 @@ class BlockPool:
         return bisect_left(range(most), True, key=lambda place: hashes[place] not in index)
 
     def each(self, hashes: Iterable[bytes], suffix: bytes) -> list[int]:
-        """Return the block of each key (a hash followed by `suffix`); 0 for an unknown key."""
+        """Return the block of each key (a hash followed by `suffix`), or 0 for an unknown key."""
         get = self._index.get
         return [get(key + suffix, 0) for key in hashes]
 
@@ -72,7 +72,7 @@ class BlockPool:
         return self._ref_counts[block] if block < len(self._ref_counts) else 0
 
     def num_free_among(self, blocks: Iterable[int]) -> int:
-        """Return how many of the cached `blocks` are free; `take` reduces `num_free` by this."""
+        """Return how many of the cached `blocks` are free. `take` reduces `num_free` by this."""
         return sum(block in self._cached for block in blocks)
 
     def take(self, blocks: Iterable[int]) -> None:
@@ -83,7 +83,7 @@ class BlockPool:
             self._ref_counts[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Allocate `count` blocks, those without content first; raise LookupError if too few."""
+        """Allocate `count` blocks, those without content first. Raise LookupError if too few."""
         if count > self.num_free:
             raise LookupError(f"{count} blocks are requested, but only {self.num_free} are free")
         blank, hashes, ref_counts = self._blank, self._hashes, self._ref_counts

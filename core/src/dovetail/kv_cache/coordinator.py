@@ -29,7 +29,7 @@ class Coordinator:
     """
 
     def __init__(self, kinds: Sequence[CacheKind], block_size: int) -> None:
-        """Prepare the search. block_size: tokens per hash; divides the block size of each group."""
+        """Prepare the search. block_size: tokens per hash. Divides the block size of each group."""
         self.kinds = kinds
         self.growing = [group for group, kind in enumerate(kinds) if kind.positional]
         self.ratios = [kinds[group].block_size // block_size for group in self.growing]

@@ -33,7 +33,7 @@ def block_hash(parent: bytes, token_ids: array[int], extra: bytes = b"") -> byte
 
 
 def content_key(inputs: Sequence[EncoderInput], start: int, end: int) -> bytes:
-    """Return a key of the multimodal content in the tokens [start, end); b"" for none.
+    """Return a key of the multimodal content in the tokens [start, end). B"" for none.
 
     The key depends on the position of the content relative to the block.
     """
@@ -46,7 +46,7 @@ def content_key(inputs: Sequence[EncoderInput], start: int, end: int) -> bytes:
 
 
 def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
-    """Extend `request.block_hashes` to at least `num_blocks`; their tokens must be known."""
+    """Extend `request.block_hashes` to at least `num_blocks`. Their tokens must be known."""
     hashes, inputs = request.block_hashes, request.encoder_inputs
     if len(hashes) >= num_blocks:
         return
@@ -69,7 +69,7 @@ class PrefixHasher:
         self._last: Request | None = None
 
     def extend(self, request: Request, num_blocks: int, most: int = 0) -> int:
-        """Extend `request.block_hashes` to at least `num_blocks`; return the number computed.
+        """Extend `request.block_hashes` to at least `num_blocks`. Return the number computed.
 
         most: maximum number to compute, even if fewer than `num_blocks` exist afterwards; 0 for no
         limit. A copied hash counts as a fraction of a computed one, because it takes less time.

@@ -97,7 +97,7 @@ class KVCacheManager:
         return self._coordinator.lookup(keys, self._pool.each, elsewhere)
 
     def prepare_lookup(self, request: Request, most: int) -> int:
-        """Compute at most `most` of the hashes for a look-up; return the number computed.
+        """Compute at most `most` of the hashes for a look-up. Return the number computed.
 
         If the result is less than `most`, all hashes are available.
         """
@@ -137,7 +137,7 @@ class KVCacheManager:
         )
 
     def block_key(self, request: Request, position: int) -> bytes:
-        """Return the hash of the block at a table position; b"" if one of its tokens is not known.
+        """Return the hash of the block at a table position. B"" if one of its tokens is not known.
 
         Returns b"" for all positions if prefix caching is off.
         """
@@ -203,7 +203,7 @@ class KVCacheManager:
         return sum(num_new) + len(hit.missing) + taken <= pool.num_free + len(freed)
 
     def grow(self, request: Request, num_tokens: int) -> list[list[int]] | None:
-        """Allocate blocks so that a request holds `num_tokens`; return them, one list per group.
+        """Allocate blocks so that a request holds `num_tokens`. Return them, one list per group.
 
         Returns None, changing nothing, if too few blocks are free. The values of the tokens need
         not be known, so drafts and pending tokens are included. Blocks that have left a window are
@@ -222,7 +222,7 @@ class KVCacheManager:
         return self._grow_groups(request, num_tokens)
 
     def next_blocks(self, requests: Sequence[Request]) -> tuple[list[Request], list[int]] | None:
-        """Allocate a block for each request whose last block is full; return requests and blocks.
+        """Allocate a block for each request whose last block is full. Return requests and blocks.
 
         It does the same as `grow` and `commit`, but for many requests at once. Requests with spare
         blocks get no new block. Returns None, changing nothing, if too few blocks are free or the
@@ -243,7 +243,7 @@ class KVCacheManager:
         return growing, blocks
 
     def _commit_next(self, request: Request) -> None:
-        """Commit the full blocks that are not committed yet; usually this is one block."""
+        """Commit the full blocks that are not committed yet. Usually this is one block."""
         place, hashes, size = request.num_committed_blocks, request.block_hashes, self.block_size
         start, end = place * size, place * size + size
         num_sure = min(request.num_computed_tokens, len(request.token_ids))
@@ -308,13 +308,13 @@ class KVCacheManager:
         self._pinned += blocks
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Undo one `pin` of these blocks; raise ValueError for a block that is not pinned."""
+        """Undo one `pin` of these blocks. Raise ValueError for a block that is not pinned."""
         for block in blocks:
             self._pinned.remove(block)
         self._pool.free(blocks)
 
     def advance(self, request: Request) -> None:
-        """Free the blocks that no later token of the request needs; their table entries become 0.
+        """Free the blocks that no later token of the request needs. Their table entries become 0.
 
         They are reused immediately: plans execute in order, so a new owner writes to a block after
         its last reader. Drafts, which may be rejected, do not move a window.

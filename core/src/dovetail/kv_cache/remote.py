@@ -116,7 +116,7 @@ class RemoteCache:
         return self._side.take_instructions()
 
     def update(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Process a worker's answer; return requests whose loads ended, and whether they succeeded.
+        """Process a worker's answer. Return requests whose loads ended, and whether they succeeded.
 
         Successful loads are committed. For failed loads the caller must drop the sampled tokens,
         free the request and let it wait again. A request that has already freed its blocks is only
@@ -128,7 +128,7 @@ class RemoteCache:
         return [entry for entry in settled if entry is not None]
 
     def cancel_late_loads(self) -> list[tuple[Request, bool]]:
-        """Abandon transfers that timed out; return their loads in the form that `update` returns.
+        """Abandon transfers that timed out. Return their loads in the form that `update` returns.
 
         Requests do not wait for them any longer. Their blocks stay pinned until twice the timeout
         or the end of the transfer, because they may still be written.
@@ -177,7 +177,7 @@ class RemoteCache:
         return entry
 
     def _settle_load(self, transfer_id: int, failed: Sequence[int]) -> tuple[Request, bool] | None:
-        """Record the end of a load; return (request, success) if they must be reported."""
+        """Record the end of a load. Return (request, success) if they must be reported."""
         self.num_failed_loads += bool(failed)
         request = self._loads[transfer_id]
         if request is None or request.status.finished:

@@ -58,7 +58,7 @@ class Admission:
     def admit(
         self, resolution: Resolution, reference: str | type, about: Description, *, shared: bool
     ) -> Plugin:
-        """Import and check one plugin; raise the errors of `PluginRegistry.load`.
+        """Import and check one plugin. Raise the errors of `PluginRegistry.load`.
 
         shared: whether plugins of other kinds have the same name and take options. Every exception
         of the class or its options model during the checks, `SystemExit` too, becomes a
@@ -173,7 +173,7 @@ def check_needed(
 
 
 def check_probe(whose: str, answer: object) -> Probe:
-    """Return the answer of a probe; raise ContractError if it is not a Probe."""
+    """Return the answer of a probe. Raise ContractError if it is not a Probe."""
     if not isinstance(answer, Probe):
         raise ContractError(
             f"The probe of the {whose} returned {shorten(answer)}; a probe must return a Probe."

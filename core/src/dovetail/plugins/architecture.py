@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_architecture(plugins: PluginRegistry, config: WorkerConfig) -> type[Any]:
-    """Return the class of the model's architecture; raise the errors of `PluginRegistry.load`.
+    """Return the class of the model's architecture. Raise the errors of `PluginRegistry.load`.
 
     An unknown architecture is a PluginNotFoundError that names the file.
     """

@@ -25,7 +25,7 @@ _MAX_SHOWN = 120
 
 @contextmanager
 def contained(package: str, clock: Clock) -> Iterator[list[str]]:
-    """Limit the side effects of an import in the `with` block; yield a list for notes about it.
+    """Limit the side effects of an import in the `with` block. Yield a list for notes about it.
 
     If the block raises, the modules of the top-level `package` that it added to `sys.modules` are
     removed. Other packages and the core's modules stay, because they may be in use. Only output of
@@ -52,7 +52,7 @@ def contained(package: str, clock: Clock) -> Iterator[list[str]]:
 
 
 class _Catcher(io.StringIO):
-    """Captures the output of the thread that created it; writes that of others to `beyond`."""
+    """Captures the output of the thread that created it. Writes that of others to `beyond`."""
 
     def __init__(self, beyond: TextIO) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ class _Manager(pluggy.PluginManager):
     """A pluggy manager for which a method is a hook if it has a hook's name, marked or not."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        """Return the options of a method that is a hook; None for any other attribute."""
+        """Return the options of a method that is a hook, or None for any other attribute."""
         if name not in HOOK_NAMES or getattr(type(plugin), name, None) is vars(HookSpecs)[name]:
             return None
         return super().parse_hookimpl_opts(plugin, name) or {
@@ -82,7 +82,7 @@ class HookPlugins:
         return tuple(_subscriber(hook, implementation) for implementation in reversed(found))
 
     def notify(self, hook: str, **values: object) -> None:
-        """Call all implementations; raise PluginError, naming the plugin, at the first failure."""
+        """Call all implementations. Raise PluginError, naming the plugin, at the first failure."""
         for subscriber in self.subscribers(hook):
             try:
                 subscriber.call(**values)
@@ -94,7 +94,7 @@ class HookPlugins:
                 ) from error
 
     def notify_all(self, hook: str, **values: object) -> None:
-        """Call all implementations; log a warning for each that raises."""
+        """Call all implementations. Log a warning for each that raises."""
         for subscriber in self.subscribers(hook):
             try:
                 subscriber.call(**values)
@@ -105,7 +105,7 @@ class HookPlugins:
 
 
 def load_hooks(references: Sequence[str | type], plugins: PluginRegistry) -> HookPlugins:
-    """Load, construct and check the hooks plugins of the option; raise PluginError on failure."""
+    """Load, construct and check the hooks plugins of the option. Raise PluginError on failure."""
     made: dict[str, object] = {}
     for reference in references:
         name = plugin_name(plugins, "hooks", reference)

@@ -50,7 +50,7 @@ def load_target(target: str, origin: Origin) -> object:
 
 
 def load_dotted(target: str, origin: Origin) -> tuple[object, str]:
-    """Load a dotted target such as "module.Class"; return the object and its exact target.
+    """Load a dotted target such as "module.Class". Return the object and its exact target.
 
     A longer module name takes precedence over a nested class. Raises the errors of `load_target`.
     """

@@ -82,7 +82,7 @@ class PluginOptions:
         return given
 
     def _key(self, description: Description) -> str:
-        """Return the key of a plugin's options; "" if the user set none."""
+        """Return the key of a plugin's options, or "" if the user set none."""
         keys = [key for key in description.keys if key in self._given]
         if len(keys) > 1:
             raise ConfigError(

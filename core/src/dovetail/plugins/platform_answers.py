@@ -18,7 +18,7 @@ MAX_PREFERRED = 100
 
 
 def check_info(platform_cls: type[Platform]) -> PlatformInfo:
-    """Return the info of a platform; raise ContractError for invalid info, rank or `automatic`."""
+    """Return the info of a platform. Raise ContractError for invalid info, rank or `automatic`."""
     info: object = getattr(platform_cls, "info", None)
     whose = f"{platform_cls.__module__}:{platform_cls.__qualname__}"
     if not isinstance(info, PlatformInfo):
@@ -67,7 +67,7 @@ def preferred_names(platform: Platform, kind: str) -> tuple[str, ...]:
 
 
 def provided_capabilities(platform: Platform) -> frozenset[str]:
-    """Return the capability ids of a platform; raise ContractError if they are not a set of str."""
+    """Return the capability ids of a platform. Raise ContractError if they are not a set of str."""
     answer: object = _ask(platform, "capabilities", platform.capabilities)
     if not isinstance(answer, (set, frozenset)) or not all(
         isinstance(item, str) for item in answer
@@ -77,7 +77,7 @@ def provided_capabilities(platform: Platform) -> frozenset[str]:
 
 
 def check_problems(platform: Platform, answer: object) -> Sequence[str]:
-    """Return the result of `problems`; raise ContractError if it is not a list of sentences."""
+    """Return the result of `problems`. Raise ContractError if it is not a list of sentences."""
     is_list = isinstance(answer, (list, tuple))
     if not is_list or not all(isinstance(item, str) for item in answer):  # type: ignore[attr-defined]
         raise _wrong(platform, "problems(config)", answer, "a tuple of sentences")

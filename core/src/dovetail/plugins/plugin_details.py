@@ -71,7 +71,7 @@ class LoadedClass:
 
 
 def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
-    """Return "kind:name" as (kind, reference); raise PluginError if the text has another form."""
+    """Return "kind:name" as (kind, reference). Raise PluginError if the text has another form."""
     kind, colon, reference = text.partition(":")
     if colon and reference and kind in KINDS:
         return kind, reference
@@ -112,7 +112,7 @@ def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) 
 
 
 def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedClass:
-    """Import and check a plugin, return its details; raise the errors of `PluginRegistry.load`."""
+    """Import and check a plugin, return its details. Raise the errors of `PluginRegistry.load`."""
     cls = registry.load(kind, reference)
     resolution = next(
         item
@@ -133,7 +133,7 @@ def load_class(registry: PluginRegistry, kind: str, reference: str) -> LoadedCla
 
 
 def find_source(module: str) -> Path | None:
-    """Return the Python file of a module without importing anything; None if it is not found."""
+    """Return the Python file of a module without importing anything, or None if it is not found."""
     top, *rest = module.split(".")
     try:
         # Only for the top-level package, because finding the spec of a submodule imports parents.
@@ -155,7 +155,7 @@ def find_source(module: str) -> Path | None:
 
 
 def read_options(target: str) -> tuple[OptionField, ...] | None:
-    """Return the fields of "module:Model" from its source; None if the model is not found."""
+    """Return the fields of "module:Model" from its source, or None if the model is not found."""
     module, _, name = target.partition(":")
     path = find_source(module)
     if path is None:

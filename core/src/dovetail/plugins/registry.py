@@ -164,19 +164,19 @@ class PluginRegistry:
         return self._describer.describe(self.resolve(kind, reference))
 
     def entry_of(self, candidate: Candidate) -> PluginEntry:
-        """Return the manifest entry of a plugin; defaults if it is missing or broken."""
+        """Return the manifest entry of a plugin. Defaults if it is missing or broken."""
         return self._describer.entry(candidate)
 
     def denial(self, candidate: Candidate) -> str:
-        """Return the user's rule that denies a plugin, as part of a sentence; "" for none."""
+        """Return the user's rule that denies a plugin, as part of a sentence, or "" for none."""
         return self._resolver.denial(candidate)
 
     def exclusion(self, candidate: Candidate) -> tuple[str, str]:
-        """Return the rule that excludes a plugin from automatic selection, and why; "" for none."""
+        """Return why a plugin is excluded from automatic selection, or "" if it is not."""
         return self._resolver.exclusion(candidate)
 
     def unmet_needs(self, kind: str, reference: str | type) -> str:
-        """Return a phrase about needs that the bound platform does not meet; "" for none.
+        """Return a phrase about needs that the bound platform does not meet, or "" for none.
 
         Imports nothing. Raises the errors of `describe`.
         """
@@ -234,7 +234,7 @@ class PluginRegistry:
         return order
 
     def options_of(self, kind: str, cls: type[Any] | None) -> Mapping[str, object]:
-        """Return the validated options of a loaded class; empty if it takes none."""
+        """Return the validated options of a loaded class. Empty if it takes none."""
         found = self.resolution_of(kind, cls)
         return {} if found is None else found.options
 

@@ -52,7 +52,7 @@ class Boot:
 
 
 def read_boot(descriptor: int) -> Boot:
-    """Read the record from the memory and close the memory; raise MessageError if it is invalid."""
+    """Read the record from the memory and close the memory. Raise MessageError if it is invalid."""
     with os.fdopen(descriptor, "rb") as file:
         head, _, settings = file.read().partition(b"\n")
     try:

@@ -34,7 +34,7 @@ class ChildGroup:
     """
 
     def __init__(self, phases: Sequence[str], clock: Clock) -> None:
-        """phases: the phases of each child's start, in order; the first one is not reported."""
+        """phases: the phases of each child's start, in order. The first one is not reported."""
         self.children: list[ChildProcess] = []
         self.failure: DovetailError | None = None
         self._phases = phases
@@ -44,7 +44,7 @@ class ChildGroup:
         self._watch = threading.Thread(target=self._run, name="child-watch", daemon=True)
 
     def wait_until_ready(self, timeout_s: float, enter: Callable[[str], bool]) -> list[bytes]:
-        """Wait until all children are ready; return the content of their "ready" reports, by rank.
+        """Wait until all children are ready. Return the content of their "ready" reports, by rank.
 
         enter: called with each phase when the last child has entered it; returns whether the
         timeout of `timeout_s` seconds starts again. Raises the error of the first child that
@@ -108,7 +108,7 @@ class ChildGroup:
             child.close()
 
     def _take_as_cause(self, error: DovetailError) -> bool:
-        """Record the first cause; return whether the caller must kill the children."""
+        """Record the first cause. Return whether the caller must kill the children."""
         with self._changed:
             if self.failure is None and not self._closing:
                 self.failure = error
@@ -150,7 +150,7 @@ class ChildGroup:
                     self._lose(by_ending.pop(descriptor))
 
     def _read(self, child: ChildProcess) -> bool:
-        """Process the next report; return False if no valid report will follow."""
+        """Process the next report. Return False if no valid report will follow."""
         try:
             fault("multiproc.receive")
             with self._changed:
@@ -167,7 +167,7 @@ class ChildGroup:
         return report is not None
 
     def _blame(self, child: ChildProcess, report: StartReport) -> None:
-        """Record a child's error as the cause; let this child exit and kill the other children."""
+        """Record a child's error as the cause. Let this child exit and kill the other children."""
         child.dismiss()
         error = error_of(report, f"{child}{_during(child)}")
         if isinstance(error, PeerLostError) and (lost := self._ended_beside(child)):
@@ -179,7 +179,7 @@ class ChildGroup:
                     other.kill()
 
     def _ended_beside(self, child: ChildProcess) -> ChildProcess | None:
-        """Wait briefly; return another child that has ended, or None."""
+        """Wait briefly. Return another child that has ended, or None."""
         others = {item.ending: item for item in self.children if item is not child}
         ended = wait_readable(list(others), _PEER_S) if others else []
         return others[ended[0]] if ended else None

@@ -61,7 +61,7 @@ class ChildContext:
 
 
 def main(memory: int) -> int:
-    """Run the entry point of the boot record in `memory`; return the exit status.
+    """Run the entry point of the boot record in `memory`. Return the exit status.
 
     Errors of the entry point are reported to the parent.
     """

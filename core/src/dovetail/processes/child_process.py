@@ -148,7 +148,7 @@ class ChildProcess:
         return not self._end.alive
 
     def receive(self) -> StartReport | None:
-        """Process the next report and return it; None if there is none.
+        """Process the next report and return it, or None if there is none.
 
         Does not wait. Raises MessageError for anything that is not a report.
         """
@@ -160,7 +160,7 @@ class ChildProcess:
         return report
 
     def wait_until_ready(self, phase_timeout_s: float, clock: Clock | None = None) -> bytes:
-        """Wait until the child is ready; return the content of its "ready" report.
+        """Wait until the child is ready. Return the content of its "ready" report.
 
         phase_timeout_s: time limit of each phase of its start. Raises the error that the child
         reported, or EngineDeadError if the child ended without a report or a phase took too long.
@@ -188,7 +188,7 @@ class ChildProcess:
         return self.content
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Wait at most `timeout_s` seconds; return whether the process has ended."""
+        """Wait at most `timeout_s` seconds. Return whether the process has ended."""
         if self.is_closed:
             return True
         if self._pidfd is not None:
@@ -211,7 +211,7 @@ class ChildProcess:
         return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
     def dismiss(self) -> None:
-        """Permit the process to exit; the parent will kill the processes of its session."""
+        """Permit the process to exit. The parent will kill the processes of its session."""
         with suppress(OSError):
             self.control.send(b"!")
 
@@ -261,7 +261,7 @@ def import_path() -> list[str]:
 
 
 def wait_readable(descriptors: Sequence[int], timeout_s: float | None) -> list[int]:
-    """Wait at most `timeout_s` seconds; return the descriptors that can be read."""
+    """Wait at most `timeout_s` seconds. Return the descriptors that can be read."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -317,7 +317,7 @@ def _end(
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the ids of the children of a process; empty if the system does not report them."""
+    """Return the ids of the children of a process. Empty if the system does not report them."""
     lines = [read_system_file(str(path)) for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for line in lines for child in line.split()]
 

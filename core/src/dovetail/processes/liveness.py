@@ -54,7 +54,7 @@ class LivenessReader:
         self._clock = clock
 
     def read(self) -> Liveness:
-        """Return the heartbeats; after `close`, those at the time of `close`."""
+        """Return the heartbeats. After `close`, those at the time of `close`."""
         words, now_ns = self._words, self._clock.now_ns()
         process_s, children_s, step_s = (
             max(0, now_ns - time_ns) / 1e9 if time_ns else 0.0 for time_ns in words[: _STEP + 1]

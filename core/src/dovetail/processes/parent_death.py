@@ -78,7 +78,7 @@ def _wait_for_end(
 
 
 def _receives(control: socket.socket) -> bool:
-    """Receive a byte; return False if the other end is closed."""
+    """Receive a byte. Return False if the other end is closed."""
     with suppress(ConnectionResetError):
         return bool(control.recv(1))
     return False

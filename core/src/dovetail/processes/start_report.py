@@ -38,7 +38,7 @@ class StartReport:
 
 
 def send_report(control: socket.socket, report: StartReport) -> None:
-    """Send a report to the parent; do nothing if the parent has closed its end."""
+    """Send a report to the parent. Do nothing if the parent has closed its end."""
     texts = (report.name, report.text, report.detail)
     packet = json.dumps([report.kind, *(text[:_MAX_TEXT_CHARS] for text in texts)]).encode()
     memory = [memory_of(report.content)] if report.content else []
@@ -52,7 +52,7 @@ def send_report(control: socket.socket, report: StartReport) -> None:
 
 
 def receive_report(control: socket.socket) -> StartReport | None:
-    """Return the next report; None if no report has arrived or the child has closed its end.
+    """Return the next report, or None if no report has arrived or the child has closed its end.
 
     Does not wait. Raises MessageError for anything that is not a report.
     """

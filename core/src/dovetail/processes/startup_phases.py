@@ -126,7 +126,7 @@ class StartUp:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the last phase; after an error, undo everything and add the phase to the error."""
+        """End the last phase. After an error, undo everything and add the phase to the error."""
         phase = self._running.name if self._running is not None else ""
         self._end_phase()
         self._stop_watch()
@@ -243,7 +243,7 @@ _current: ContextVar[StartUp | None] = ContextVar("dovetail_start", default=None
 
 
 def enter_phase(name: str) -> None:
-    """Enter the next phase of the engine start that runs in this thread; do nothing without one.
+    """Enter the next phase of the engine start that runs in this thread. Do nothing without one.
 
     Executors call this function, because their work takes most of the time of a start.
     """

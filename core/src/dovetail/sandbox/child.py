@@ -58,7 +58,7 @@ class ChildTask:
 
 
 class ChildFailure(Exception):  # noqa: N818  # a phrase for the errors of callers
-    """The child has exited without an answer; the message is a phrase with the reason."""
+    """The child has exited without an answer. The message is a phrase with the reason."""
 
 
 class HandlerError(Exception):
@@ -77,7 +77,7 @@ class BoundedChild:
     """One child process. Not thread-safe. The owner must call `close`."""
 
     def __init__(self, task: ChildTask, limits: ChildLimits, clock: Clock | None = None) -> None:
-        """Start the process and wait until it is ready; raise StartError if it does not start."""
+        """Start the process and wait until it is ready. Raise StartError if it does not start."""
         self._limits = limits
         self._clock: Clock = clock or MonotonicClock()
         self.is_usable = True
@@ -103,7 +103,7 @@ class BoundedChild:
         return self.is_usable and not self._child.has_ended()
 
     def call(self, text: bytes, blob: bytes = b"", *, timeout_s: float | None = None) -> Any:
-        """Return the handler's value for a request; `text` is JSON, as `frames.encode` makes it.
+        """Return the handler's value for a request. `text` is JSON, as `frames.encode` makes it.
 
         timeout_s: None for the limit of the child. Raises HandlerError if the handler raised, and
         ChildFailure if the child took too long, used too much memory or crashed. After any error
@@ -143,7 +143,7 @@ class BoundedChild:
         return answer
 
     def _guard(self, action: Callable[[], Any]) -> Any:
-        """Call `action`, which sends or receives; convert its errors to ChildFailure."""
+        """Call `action`, which sends or receives. Convert its errors to ChildFailure."""
         try:
             return action()
         except TimeoutError:
@@ -211,7 +211,7 @@ def _end(child: ChildProcess, connection: socket.socket) -> None:
 
 
 def _folders_of(packages: Sequence[str]) -> list[str]:
-    """Return the folders of the packages; the child's import path has no other folders."""
+    """Return the folders of the packages. The child's import path has no other folders."""
     specs = [find_spec(package) for package in packages]
     found = [Path(spec.origin).absolute() for spec in specs if spec is not None and spec.origin]
     folders = (path.parents[1] if path.stem == "__init__" else path.parent for path in found)

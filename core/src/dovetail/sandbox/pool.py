@@ -18,7 +18,7 @@ MAX_CHILDREN = 4
 
 
 class ChildPool:
-    """Up to `size` children for `task`; thread-safe. They exit with this process or at `close`."""
+    """Up to `size` children for `task`. Thread-safe. They exit with this process or at `close`."""
 
     def __init__(self, task: ChildTask, limits: ChildLimits, *, size: int = MAX_CHILDREN) -> None:
         """Create the pool without children."""
@@ -46,7 +46,7 @@ class ChildPool:
         threading.Thread(target=self._start_child, name="dovetail-sandbox", daemon=True).start()
 
     def close(self) -> None:
-        """Kill all children; running requests fail. The pool can be used again."""
+        """Kill all children. Running requests fail. The pool can be used again."""
         self._idle.clear()
         while self._children:
             self._children.pop().close()

@@ -18,7 +18,7 @@ class AdmissionGates:
     """The held requests, by id, with the gates that have not admitted them yet."""
 
     def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
-        """timeout_s: maximum time that a request may be held; then it fails."""
+        """timeout_s: maximum time that a request may be held. Then it fails."""
         self._gates = tuple(gates)
         self._timeout_s = timeout_s
         self._held: dict[str, tuple[Request, list[AdmissionGate]]] = {}
@@ -50,13 +50,13 @@ class AdmissionGates:
         return holding
 
     def hold(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> None:
-        """Hold `request`, which is WAITING, for `gates`; change its status to the first gate's."""
+        """Hold `request`, which is WAITING, for `gates`. Change its status to the first gate's."""
         self._held[request.request_id] = (request, gates)
         self._since_ns[request.request_id] = now_ns
         change_status(request, gates[0].status)
 
     def discard(self, request: Request) -> None:
-        """Stop holding `request` and remove it from its gates; do nothing if it is not held."""
+        """Stop holding `request` and remove it from its gates. Do nothing if it is not held."""
         _, gates = self._held.pop(request.request_id, (request, []))
         self._since_ns.pop(request.request_id, None)
         for gate in gates:
@@ -76,7 +76,7 @@ class AdmissionGates:
         return sorted(ready, key=lambda request: request.sequence)
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Remove requests that failed or were held too long; return each with a user message."""
+        """Remove requests that failed or were held too long. Return each with a user message."""
         failed = []
         for gate in self._gates:
             for request_id, message in gate.take_failed():

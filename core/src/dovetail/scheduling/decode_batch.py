@@ -100,7 +100,7 @@ class DecodeBatch:
 
     @property
     def last_admission(self) -> int:
-        """The admission number of the member that was admitted last; -1 if there is none."""
+        """The admission number of the member that was admitted last, or -1 if there is none."""
         return self._order[-1] if self._order else -1
 
     # --- rows -----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class DecodeBatch:
     # --- members --------------------------------------------------------------------------------
 
     def add_members(self, requests: list[Request]) -> None:
-        """Add requests that hold a row to the batch; each has one token to compute."""
+        """Add requests that hold a row to the batch. Each has one token to compute."""
         self._copy_shared_columns()
         for request in requests:
             self._insert(request)
@@ -166,7 +166,7 @@ class DecodeBatch:
         return sorted(self._by_phase.get(step % self._block_size, ()), key=ADMISSION)
 
     def take_step(self) -> DecodeStepRecord:
-        """Advance all members by one token; return the record of the step."""
+        """Advance all members by one token. Return the record of the step."""
         taken = DecodeStepRecord(
             members=self._members,
             order=self._order,

@@ -43,7 +43,7 @@ class StepRecord:
 
     @property
     def requests(self) -> list[Request]:
-        """All requests, in plan order; dropped requests are replaced by ended placeholders."""
+        """All requests, in plan order. Dropped requests are replaced by ended placeholders."""
         members = self.decode_record.members if self.decode_record else []
         gone = self.decode_record.gone if self.decode_record else ()
         for place in gone:
@@ -150,7 +150,7 @@ class StepDraft:
         self._next_blocks.update(zip(requests, blocks, strict=True))
 
     def revoke(self, request: Request) -> bool:
-        """Revoke the grants of `request` in this step; return whether it joined in this step."""
+        """Revoke the grants of `request` in this step. Return whether it joined in this step."""
         if self.decode_batch is not None and request in self.decode_batch:
             self.tokens_left += 1
         self.tokens_left += self.counts.pop(request, 0)

@@ -66,7 +66,7 @@ class EncoderBudget:
         self._wanted.pop(request, None)
 
     def emit(self, builder: StepBuilder) -> None:
-        """Add the missing encoder inputs to the plan; free the outputs evicted for them."""
+        """Add the missing encoder inputs to the plan. Free the outputs evicted for them."""
         if not self._wanted:
             return
         cache = self._cache

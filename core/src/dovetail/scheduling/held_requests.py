@@ -29,11 +29,11 @@ class HeldRequests:
         return request in self._aside or request in self._admission_gates
 
     def find_holding_gates(self, new: EngineCoreRequest) -> list[AdmissionGate]:
-        """Return the gates that hold a new request; raise RequestError if a gate refuses it."""
+        """Return the gates that hold a new request. Raise RequestError if a gate refuses it."""
         return self._admission_gates.find_holding_gates(new)
 
     def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:
-        """Hold a new request if it has gates or a pause is in effect; return whether it is held."""
+        """Hold a new request if it has gates or a pause is in effect. Return whether it is held."""
         if gates:
             self._admission_gates.hold(request, gates, now_ns)
         elif self.closed:
@@ -41,7 +41,7 @@ class HeldRequests:
         return bool(gates) or self.closed
 
     def discard(self, request: Request) -> bool:
-        """Stop holding `request`; return whether it was held."""
+        """Stop holding `request`. Return whether it was held."""
         held = request in self
         if self._aside.pop(request, self) is self:
             self._admission_gates.discard(request)
@@ -53,7 +53,7 @@ class HeldRequests:
         self._aside |= dict.fromkeys(requests)
 
     def reopen(self) -> list[Request]:
-        """End the pause; return the requests that it held, in order of arrival."""
+        """End the pause. Return the requests that it held, in order of arrival."""
         self.closed = False
         let_go, self._aside = self._aside, {}
         return sorted(let_go, key=lambda request: request.sequence)
@@ -73,6 +73,6 @@ class HeldRequests:
         self._admission_gates.shutdown()
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Remove the requests that failed at a gate; return each with a message for its user."""
+        """Remove the requests that failed at a gate. Return each with a message for its user."""
         gates = self._admission_gates
         return gates.take_failed(now_ns) if len(gates) else []

@@ -139,7 +139,7 @@ class Mechanism:
             self._decode_batch.remove_member(request)
 
     def _hold_blocks(self, request: Request, num_tokens: int) -> bool:
-        """Allocate missing blocks of a running request; return False if there are not enough."""
+        """Allocate missing blocks of a running request. Return False if there are not enough."""
         if num_tokens + self._lookahead > request.capacity:
             return self._grow(request, num_tokens)
         if not request.num_computed_tokens % self._state.kv_cache.block_size:
@@ -166,7 +166,7 @@ class Mechanism:
         self._sharing.note_run(request)
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Allocate a running request's blocks for `num_tokens`; preempt victims if necessary."""
+        """Allocate a running request's blocks for `num_tokens`. Preempt victims if necessary."""
         state = self._state
         num_tokens = self._with_lookahead(request, num_tokens)
         if num_tokens <= request.capacity:
@@ -216,7 +216,7 @@ class Mechanism:
         return admitted(request, hit, num_tokens)
 
     def preempt_and_admit(self, request: Request, max_tokens: int = 0) -> Grant:
-        """Admit a waiting request; preempt requests of a worse rank if that makes enough room.
+        """Admit a waiting request. Preempt requests of a worse rank if that makes enough room.
 
         The blocks of preempted requests may become free only when a plan in flight has been
         executed. `request` then keeps waiting, and is the first to be admitted in a later step.
@@ -299,7 +299,7 @@ class Mechanism:
         return 0 if encodable < num_tokens and (whole or not in_pieces) else encodable
 
     def _find_victims(self, request: Request, hit: Hit, num_tokens: int) -> list[Request]:
-        """Return the requests to preempt so that `request` fits; [] if it cannot fit."""
+        """Return the requests to preempt so that `request` fits. [] if it cannot fit."""
         fits = self._state.kv_cache.fits
         num_tokens = self._with_lookahead(request, num_tokens)
         candidates = self._host.worse_than(request, self._state.running)
@@ -314,7 +314,7 @@ class Mechanism:
         return leaving
 
     def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
-        """Give `request` a row and blocks; return False if there are not enough blocks.
+        """Give `request` a row and blocks. Return False if there are not enough blocks.
 
         If its keys and values must be loaded asynchronously first, it gets only blocks.
         """

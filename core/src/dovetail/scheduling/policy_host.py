@@ -134,7 +134,7 @@ class PolicyHost:
             self.fail("handling the end of a request", error)
 
     def refuse(self, mistake: str) -> None:
-        """Count an illegal action; in strict mode, raise PolicyError, which contains `mistake`."""
+        """Count an illegal action. In strict mode, raise PolicyError, which contains `mistake`."""
         self.num_illegal_actions += 1
         if self.strict:
             raise PolicyError(
@@ -142,7 +142,7 @@ class PolicyHost:
             )
 
     def warn_idle(self) -> None:
-        """Count a step without grants in which a request could run; warn about the first one."""
+        """Count a step without grants in which a request could run. Warn about the first one."""
         self.num_idle_steps += 1
         if self.num_idle_steps == 1:
             logger.warning(
@@ -153,7 +153,7 @@ class PolicyHost:
             )
 
     def fail(self, when: str, error: Exception) -> None:
-        """Replace the policy with FCFS for all waiting requests; in strict mode, raise `error`."""
+        """Replace the policy with FCFS for all waiting requests. In strict mode, raise `error`."""
         if self.strict:
             raise error
         self.num_failures += 1

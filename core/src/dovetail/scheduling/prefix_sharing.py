@@ -45,14 +45,14 @@ class PrefixSharing:
         self._num_skipped = 0
 
     def find(self, request: Request) -> Hit | None:
-        """Return the cached prefix of a waiting request; None if it is skipped in this step."""
+        """Return the cached prefix of a waiting request, or None if it is skipped in this step."""
         if self.postpone_lookup(request):
             return None
         hit = self.lookup(request)
         return None if self.follows(request, hit) else hit
 
     def postpone_lookup(self, request: Request) -> bool:
-        """Return whether `request` cannot be looked up in this step; if so, it is skipped.
+        """Return whether `request` cannot be looked up in this step. If so, it is skipped.
 
         The reason is that its prompt is too long to be hashed in one step, or that its leader still
         computes a shared block.

@@ -50,11 +50,11 @@ class RemoteLoads:
 
     @property
     def num_transfers(self) -> int:
-        """Number of unfinished loads and stores; plans must be sent until it is 0."""
+        """Number of unfinished loads and stores. Plans must be sent until it is 0."""
         return 0 if self._remote is None else self._remote.num_transfers
 
     def lookup(self, request: Request) -> Hit:
-        """Return the longest prefix that is cached or can be loaded; changes nothing."""
+        """Return the longest prefix that is cached or can be loaded. Changes nothing."""
         if self._remote is None or len(self) >= self._max_loads:
             return self._kv_cache.lookup(request)
         return self._remote.lookup(request)
@@ -70,11 +70,11 @@ class RemoteLoads:
         return waits
 
     def add(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Process a worker's report; return (request, whether its load succeeded) for each load."""
+        """Process a worker's report. Return (request, whether its load succeeded) for each load."""
         return [] if self._remote is None else self._remote.update(answer)
 
     def cancel_late_loads(self) -> list[tuple[Request, bool]]:
-        """Cancel loads that exceed their timeout; return them in the form that `add` returns."""
+        """Cancel loads that exceed their timeout. Return them in the form that `add` returns."""
         if self._remote is None or not self._remote.num_transfers:
             return []
         return self._remote.cancel_late_loads()
@@ -91,7 +91,7 @@ class RemoteLoads:
         return request, self._arrived.pop(request)
 
     def discard(self, request: Request) -> bool:
-        """Stop holding `request`; return whether it was held. The caller frees its blocks."""
+        """Stop holding `request`. Return whether it was held. The caller frees its blocks."""
         held = request in self
         self._under_way.pop(request, None)
         self._arrived.pop(request, None)

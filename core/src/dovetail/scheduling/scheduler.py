@@ -38,7 +38,7 @@ from dovetail.scheduling.view import View
 
 
 class Scheduler(SchedulerInterface):
-    """The core's scheduler. A subclass states its policy; an instance may get another policy."""
+    """The core's scheduler. A subclass states its policy. An instance may get another policy."""
 
     policy_cls: ClassVar[type[Policy]] = Policy
     provides: ClassVar[frozenset[str]] = frozenset({"encoder", "gates", "kv_connector"})
@@ -103,7 +103,7 @@ class Scheduler(SchedulerInterface):
         self._host.notify_arrival(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests immediately, in any state; return the known ids and ignore unknown ids."""
+        """End requests immediately, in any state. Return the known ids and ignore unknown ids."""
         self._state.now_ns = self._clock.now_ns()
         aborted = []
         for request_id in request_ids:
@@ -155,7 +155,7 @@ class Scheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Process the result of the oldest plan in flight; return the outputs of its requests."""
+        """Process the result of the oldest plan in flight. Return the outputs of its requests."""
         state, host = self._state, self._host
         state.now_ns = self._clock.now_ns()
         state.rows.executed(plan.step_id)
@@ -191,7 +191,7 @@ class Scheduler(SchedulerInterface):
         )
 
     def pause(self, scope: PauseScope) -> None:
-        """Stop requests from running until `resume`; a later call replaces the scope."""
+        """Stop requests from running until `resume`. A later call replaces the scope."""
         self.resume()
         self._pause = scope
         if scope is PauseScope.NEW:
@@ -211,13 +211,13 @@ class Scheduler(SchedulerInterface):
             held_requests.close(new)
 
     def resume(self) -> None:
-        """End a pause; do nothing if the scheduler is not paused."""
+        """End a pause. Do nothing if the scheduler is not paused."""
         self._pause = None
         for request in self._state.held_requests.reopen():
             self._host.push(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Drop all cached prefixes; return False, changing nothing, if blocks are in use."""
+        """Drop all cached prefixes. Return False, changing nothing, if blocks are in use."""
         return self._state.kv_cache.reset_prefix_cache()
 
     def shutdown(self) -> None:
@@ -254,7 +254,7 @@ class Scheduler(SchedulerInterface):
         )
 
     def _end_failed(self) -> list[Finished]:
-        """End the requests that failed at a gate; return the messages for the users."""
+        """End the requests that failed at a gate. Return the messages for the users."""
         news, ended = [], RequestStatus.FINISHED_ERROR
         for request, message in self._state.held_requests.take_failed(self._state.now_ns):
             self._end(request, ended)
@@ -278,7 +278,7 @@ class Scheduler(SchedulerInterface):
         return news
 
     def _process_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
-        """Let requests whose load succeeded wait for a row; queue the others again."""
+        """Let requests whose load succeeded wait for a row. Queue the others again."""
         loads = self._state.loads
         for request, is_well in ended:
             if request in loads:

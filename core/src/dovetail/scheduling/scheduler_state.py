@@ -53,7 +53,7 @@ class SchedulerState:
 
     @property
     def has_pending_releases(self) -> bool:
-        """Whether plans in flight will free rows or blocks; then no request is preempted."""
+        """Whether plans in flight will free rows or blocks. Then no request is preempted."""
         return bool(self.rows.num_retiring or self.kv_cache.num_due)
 
     def num_cached_tokens(self, request: Request) -> int:

@@ -14,7 +14,7 @@ from dovetail.scheduling.waiting_queue import WaitingQueue
 
 
 class WaitingView(Sequence[RequestView]):
-    """The requests that may be admitted now, in the policy's order; sorted only as far as read."""
+    """The requests that may be admitted now, in the policy's order. Sorted only as far as read."""
 
     __slots__ = ("_queue",)
 

@@ -35,13 +35,13 @@ class WaitingQueue(Protocol):
         """Add a new request."""
 
     def defer(self, request: Request) -> None:
-        """Add a preempted request; it is ready from the next `begin_step` on."""
+        """Add a preempted request. It is ready from the next `begin_step` on."""
 
     def discard(self, request: Request) -> None:
         """Remove a request from the queue."""
 
     def begin_step(self) -> None:
-        """Update the order; called once before each step."""
+        """Update the order. Called once before each step."""
 
     def peek(self) -> Request | None:
         """Return the request to be served next, or None if none is ready in this step."""
@@ -61,7 +61,7 @@ class HeapQueue:
         return len(self._tickets) + len(self._late)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over the heap, best first; k entries take O(k log k).
+        """Iterate over the heap, best first. K entries take O(k log k).
 
         The heap does not change.
         """
@@ -88,16 +88,16 @@ class HeapQueue:
         self._tickets[request.sequence] = self._num_pushed
 
     def defer(self, request: Request) -> None:
-        """Add a preempted request; it is ready from the next `begin_step` on."""
+        """Add a preempted request. It is ready from the next `begin_step` on."""
         self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:
-        """Remove a request from the queue; its entry in the heap is dropped when a step begins."""
+        """Remove a request from the queue. Its entry in the heap is dropped when a step begins."""
         if self._late.pop(request.sequence, None) is None:
             del self._tickets[request.sequence]
 
     def begin_step(self) -> None:
-        """Delete removed entries if there are many; add the deferred requests."""
+        """Delete removed entries if there are many. Add the deferred requests."""
         heap = self._heap
         if len(heap) > 2 * len(self._tickets) + 16:
             heap[:] = [entry for entry in heap if self._tickets.get(entry[1]) == entry[2]]
@@ -142,7 +142,7 @@ class SortedQueue:
         self._order = None
 
     def defer(self, request: Request) -> None:
-        """Add a preempted request; it is ready from the next `begin_step` on."""
+        """Add a preempted request. It is ready from the next `begin_step` on."""
         self._late[request.sequence] = request
 
     def discard(self, request: Request) -> None:

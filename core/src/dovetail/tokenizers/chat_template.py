@@ -82,7 +82,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 class _Generation(Extension):
-    """Ignore the tag `{% generation %}` and render its body; only training tools use the tag."""
+    """Ignore the tag `{% generation %}` and render its body. Only training tools use the tag."""
 
     tags = {"generation"}  # noqa: RUF012  # the base class's own declaration
 
@@ -113,7 +113,7 @@ class _Metering(NodeTransformer):
 
 
 class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles chat templates; may be used from several threads.
+    """Compiles chat templates. May be used from several threads.
 
     now: returns the local time, for templates that print the date.
     """
@@ -154,14 +154,14 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def take_step(self, context: Context) -> None:
-        """Count a step of a loop or macro; called by the code that `_Metering` adds."""
+        """Count a step of a loop or macro. Called by the code that `_Metering` adds."""
         budget = context.parent[STEPS_LEFT]
         budget[0] -= 1
         if budget[0] < 0:
             _refuse(f"the template takes more than {MAX_STEPS} steps")
 
     def measured(self, value: Any) -> Any:
-        """Return `value`; raise TemplateError if it is a text or list above the limit."""
+        """Return `value`. Raise TemplateError if it is a text or list above the limit."""
         if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT_CHARS:
             _refuse(f"the template creates a text or list that is longer than {MAX_TEXT_CHARS}")
         return value
@@ -186,7 +186,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return __self.measured(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Evaluate `left operator right`; raise TemplateError if the result could be too large."""
+        """Evaluate `left operator right`. Raise TemplateError if the result could be too large."""
         if operator == "*":
             _check_product((left, right))
         elif operator == "**" and not _is_small_power(left, right):

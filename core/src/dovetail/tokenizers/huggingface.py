@@ -86,7 +86,7 @@ class TokenizerFacts:
 
     @classmethod
     def read(cls, path: Path) -> TokenizerFacts:
-        """Read the existing files in the directory `path`; raise ModelError if one is invalid."""
+        """Read the existing files in the directory `path`. Raise ModelError if one is invalid."""
         config = _read_json(path / "tokenizer_config.json")
         tokens = {**_token_texts(_read_json(path / "special_tokens_map.json"))}
         tokens |= _token_texts(config)
@@ -148,7 +148,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @classmethod
     def from_directory(cls, path: Path, options: Mapping[str, Any] | None = None) -> Self:
-        """Load from a model directory; raise ModelError, naming the file, on failure.
+        """Load from a model directory. Raise ModelError, naming the file, on failure.
 
         options: the fields of `HuggingFaceOptions`.
         """
@@ -169,7 +169,7 @@ class HuggingFaceTokenizer(Tokenizer):
         facts: TokenizerFacts,
         options: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Load the content of a tokenizer.json; raise ModelError, naming `file`, on failure.
+        """Load the content of a tokenizer.json. Raise ModelError, naming `file`, on failure.
 
         file: the origin of `content`. options: the fields of `HuggingFaceOptions`.
         """
@@ -209,7 +209,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._facts.chat_templates
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`; raise RequestError if it is not valid Unicode."""
+        """Return the ids of `text`. Raise RequestError if it is not valid Unicode."""
         around = self._around if add_special_tokens else None
         with_own = add_special_tokens and around is None
         try:
@@ -234,7 +234,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return ids if around is None else [*around[0], *ids, *around[1]]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of `token_ids`; unknown ids are ignored.
+        """Return the text of `token_ids`. Unknown ids are ignored.
 
         A sequence that makes the library panic becomes U+FFFD, like bytes that are not UTF-8.
         """
@@ -351,7 +351,7 @@ def _eos_token_id(path: Path) -> int | None:
 
 
 def _chat_templates(path: Path, configured: object) -> dict[str, str]:
-    """Return the name and source of each template; template files override the config's entry."""
+    """Return the name and source of each template. Template files override the config's entry."""
     found = _configured_templates(path / "tokenizer_config.json", configured)
     files = {"default": path / "chat_template.jinja"}
     folder = path / "additional_chat_templates"

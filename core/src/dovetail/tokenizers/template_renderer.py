@@ -36,7 +36,7 @@ class TemplateRenderer:
         limits: ChildLimits = DEFAULT_LIMITS,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Create the renderer; its child starts with `start_child` or the first call."""
+        """Create the renderer. Its child starts with `start_child` or the first call."""
         self._pool = _pool(limits)
         self._now = now
 

@@ -45,7 +45,7 @@ def make_token_pieces(core: PanicGuard, skipped: frozenset[int]) -> TokenPieces 
 
 
 def _decoder_steps(core: PanicGuard) -> list[Mapping[str, Any]] | None:
-    """Return the decoder's steps in order; None for a decoder without a description."""
+    """Return the decoder's steps in order, or None for a decoder without a description."""
     if core.decoder is None:
         return []
     try:

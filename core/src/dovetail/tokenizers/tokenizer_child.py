@@ -63,7 +63,7 @@ _loaded: list[tokenizers.Tokenizer] = []
 
 
 def check(request: Mapping[str, Any] | None, blob: bytes) -> None:
-    """Load the tokenizer in `blob`; if `request` is None, run probes on the loaded tokenizer.
+    """Load the tokenizer in `blob`. If `request` is None, run probes on the loaded tokenizer.
 
     request: `added_tokens` and `special_texts` for `build_core`. Raises ModelError with a phrase
     about the problem.
@@ -98,7 +98,7 @@ def _probe(core: tokenizers.Tokenizer) -> None:
 
 
 def _components(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]]:
-    """Return the description of each component as in tokenizer.json; sequences are flattened."""
+    """Return the description of each component as in tokenizer.json. Sequences are flattened."""
     found: list[Mapping[str, Any]] = []
     for place in _PLACES:
         part = getattr(core, place)

@@ -50,7 +50,7 @@ def pack_columns(
 
 
 def frame_kind(frame: bytes) -> int:
-    """Return the kind of a frame; raise MessageError if the frame is too short for a head."""
+    """Return the kind of a frame. Raise MessageError if the frame is too short for a head."""
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     kind: int = _HEAD.unpack_from(frame)[2]
@@ -87,7 +87,7 @@ def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
 
 
 def int32(column: memoryview | bytes, name: str) -> array[int]:
-    """Return a copy of a column of int32; raise MessageError if its size is not a multiple of 4."""
+    """Return a copy of a column of int32. Raise MessageError if its size is not a multiple of 4."""
     values = array("i")
     if len(column) % 4:
         raise MessageError(f"{name} has {len(column)} bytes, which is not a multiple of 4 (int32).")
@@ -96,7 +96,7 @@ def int32(column: memoryview | bytes, name: str) -> array[int]:
 
 
 def counts32(column: memoryview | bytes, name: str) -> array[int]:
-    """Return a copy of a column of int32; raise MessageError if it contains a negative value."""
+    """Return a copy of a column of int32. Raise MessageError if it contains a negative value."""
     values = array("i")
     if not column:
         return values
@@ -114,7 +114,7 @@ def uint8(column: memoryview) -> array[int]:
 
 
 def flags8(column: memoryview, name: str) -> array[int]:
-    """Return a copy of a column of uint8; raise MessageError if a value is neither 0 nor 1."""
+    """Return a copy of a column of uint8. Raise MessageError if a value is neither 0 nor 1."""
     content = bytes(column)
     if content.translate(None, b"\0\1"):
         raise MessageError(f"{name} contains {max(content)}; only 0 and 1 are allowed.")

@@ -64,7 +64,7 @@ class Detach(Message, frozen=True, tag="detach"):
 
 
 class Stop(Message, frozen=True, tag="stop"):
-    """Shuts the engine down; unfinished requests end. Only the owner may send this message."""
+    """Shuts the engine down. Unfinished requests end. Only the owner may send this message."""
 
 
 class Ready(Message, frozen=True, tag="ready"):
@@ -129,7 +129,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
         )
 
     def columns(self) -> EngineCoreOutputs:
-        """Return the outputs; raise MessageError if the columns are inconsistent."""
+        """Return the outputs. Raise MessageError if the columns are inconsistent."""
         num_new_tokens: array[int] = counts32(self.num_new_tokens, "num_new_tokens")
         token_ids = counts32(self.token_ids, "token_ids")
         check_lengths(len(self.request_ids), num_new_tokens=num_new_tokens)
@@ -170,7 +170,7 @@ FromEngine = Ready | Outputs | Answer | Died | Heartbeat
 
 
 def pack(message: Message) -> bytes:
-    """Encode a message; raise MessageError if it is too long or not plain data."""
+    """Encode a message. Raise MessageError if it is too long or not plain data."""
     content = _MARK + encode(message)
     if len(content) > MAX_MESSAGE_BYTES:
         raise MessageError(
@@ -198,7 +198,7 @@ class MessageReader(Generic[M]):
             raise
 
     def refuse(self, reason: str) -> MessageError:
-        """Count a message that was decoded but must not be sent now; return the error to raise."""
+        """Count a message that was decoded but must not be sent now. Return the error to raise."""
         self.num_refused += 1
         return MessageError(reason)
 

@@ -26,7 +26,7 @@ _EVERY_RANK = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCall:
-    """A call of an operation. reply_rank: the rank that answers with a value; None for all."""
+    """A call of an operation. reply_rank: the rank that answers with a value, or None for all."""
 
     number: int
     operation: str
@@ -68,14 +68,14 @@ def decode_sample(frame: bytes) -> GrammarOutput | None:
 
 
 def encode_call(call: WorkerCall) -> bytes:
-    """Return the frame of a call; raise MessageError if an argument cannot be sent."""
+    """Return the frame of a call. Raise MessageError if an argument cannot be sent."""
     content = pack_value((call.operation, list(call.args), dict(call.kwargs)))
     rank = _EVERY_RANK if call.reply_rank is None else call.reply_rank
     return pack_columns(CALL, (content,), (call.number, rank))
 
 
 def decode_call(frame: bytes) -> WorkerCall:
-    """Decode the call in a frame; raise MessageError if the frame is not a valid call."""
+    """Decode the call in a frame. Raise MessageError if the frame is not a valid call."""
     found = unpack_columns(frame, CALL, least=1)
     parts = unpack_value(found.columns[0])
     if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, dict]:
@@ -91,14 +91,14 @@ def decode_call(frame: bytes) -> WorkerCall:
 
 
 def encode_answer(answer: CallAnswer) -> bytes:
-    """Return the frame of an answer; raise MessageError if its value cannot be sent."""
+    """Return the frame of an answer. Raise MessageError if its value cannot be sent."""
     if answer.error is not None:
         return pack_columns(ANSWER, (encode(astuple(answer.error)),), (answer.number, 1))
     return pack_columns(ANSWER, (pack_value(answer.value),), (answer.number, 0))
 
 
 def decode_answer(frame: bytes) -> CallAnswer:
-    """Decode the answer in a frame; raise MessageError if the frame is not a valid answer."""
+    """Decode the answer in a frame. Raise MessageError if the frame is not a valid answer."""
     found = unpack_columns(frame, ANSWER, least=1)
     number, failed = found.numbers
     if failed:

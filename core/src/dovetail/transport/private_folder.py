@@ -17,7 +17,7 @@ MAX_NAME_BYTES = 16
 
 
 def make_private_folder() -> Path:
-    """Create a folder (0700) under TMPDIR or the system's default; the caller removes it.
+    """Create a folder (0700) under TMPDIR or the system's default. The caller removes it.
 
     Raises ConfigError, naming TMPDIR, if it cannot be created or its path is too long for sockets.
     """

@@ -1,4 +1,4 @@
-"""A broadcast ring: one process writes frames, and several others read; each reads every frame.
+"""A broadcast ring: one process writes frames, and several others read. Each reads every frame.
 
 Frames are bytes, whose format `columns` defines. They are sent through shared memory; a frame
 longer than a slot is sent as a memory file instead, by its descriptor. A send has a timeout, and a
@@ -50,12 +50,12 @@ class _RingEnd:
     descriptors: tuple[int, ...]
 
     def close(self) -> None:
-        """Close the descriptors in this process; call it once another process has them."""
+        """Close the descriptors in this process. Call it once another process has them."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def _attach(self) -> tuple[RingMemory, list[WakeupSocket]]:
-        """Map the memory and open the wakeup sockets; both now own the descriptors."""
+        """Map the memory and open the wakeup sockets. Both now own the descriptors."""
         memory_file, *wakeup_files = self.descriptors
         try:
             memory = RingMemory.attach(memory_file)
@@ -97,7 +97,7 @@ class RingWriterEnd(_RingEnd):
 
 
 def make_ring_ends(shape: RingShape) -> tuple[RingWriterEnd, tuple[RingReaderEnd, ...]]:
-    """Create a ring; return the descriptors of the writer and of each reader."""
+    """Create a ring. Return the descriptors of the writer and of each reader."""
     fault("ring.make")
     with ExitStack() as undo:
         memory_file = anonymous_file(shape.num_bytes)
@@ -118,7 +118,7 @@ def make_ring_ends(shape: RingShape) -> tuple[RingWriterEnd, tuple[RingReaderEnd
 def make_ring(
     shape: RingShape, *, clock: Clock | None = None
 ) -> tuple[RingWriter, tuple[RingReaderEnd, ...]]:
-    """Create a ring; return its writer, and the descriptors of each reader."""
+    """Create a ring. Return its writer, and the descriptors of each reader."""
     writer_end, reader_ends = make_ring_ends(shape)
     return writer_end.take(clock=clock), reader_ends
 
@@ -141,7 +141,7 @@ class RingWriter:
         self._broken = ""
 
     def send(self, frame: bytes, *, timeout_s: float = SEND_TIMEOUT_S) -> None:
-        """Send `frame` to every reader; wait for a free slot, at most `timeout_s` seconds.
+        """Send `frame` to every reader. Wait for a free slot, at most `timeout_s` seconds.
 
         Raises TimeoutError with the number of unread frames if no slot became free; PeerLostError
         if a reader has exited; ValueError if the frame is longer than MAX_FRAME_BYTES. After a
@@ -169,7 +169,7 @@ class RingWriter:
                     raise self._reader_lost()
 
     def check_readers(self) -> None:
-        """Raise PeerLostError if a reader has exited; does not wait."""
+        """Raise PeerLostError if a reader has exited. Does not wait."""
         self._poller.wait(0)
         if any(wakeup.lost for wakeup in self._wakeups):
             raise self._reader_lost()
@@ -179,7 +179,7 @@ class RingWriter:
         return tuple(self._written - count for count in self._counts())
 
     def close(self) -> None:
-        """Close the writer; readers get the remaining frames, then PeerLostError.
+        """Close the writer. Readers get the remaining frames, then PeerLostError.
 
         May be called twice.
         """
@@ -276,7 +276,7 @@ class RingReader:
         self._closed = False
 
     def receive(self, *, timeout_s: float | None = None) -> bytes:
-        """Return a copy of the next frame; wait for it, at most `timeout_s` seconds.
+        """Return a copy of the next frame. Wait for it, at most `timeout_s` seconds.
 
         timeout_s: None to wait until the writer exits. Raises TimeoutError if no frame arrives in
         this time; PeerLostError if the writer has exited and all its frames were read; MessageError
@@ -293,7 +293,7 @@ class RingReader:
         return self._take()
 
     def close(self) -> None:
-        """Close the reader; the writer's next send raises PeerLostError. May be called twice."""
+        """Close the reader. The writer's next send raises PeerLostError. May be called twice."""
         if not self._closed:
             self._closed = True
             self._memory.close()

@@ -75,7 +75,7 @@ class RingShape:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The content of a slot. content: a copy; None for a frame that is sent by descriptor."""
+    """The content of a slot. content: a copy, or None for a frame that is sent by descriptor."""
 
     size: int
     checksum: int
@@ -83,7 +83,7 @@ class Frame:
 
 
 def anonymous_file(num_bytes: int) -> int:
-    """Return the descriptor of new shared memory without a name; the caller closes it.
+    """Return the descriptor of new shared memory without a name. The caller closes it.
 
     Raises CapacityError if the system's limits do not allow the allocation.
     """
@@ -103,7 +103,7 @@ def anonymous_file(num_bytes: int) -> int:
 
 
 def memory_of(content: bytes) -> int:
-    """Return the descriptor of new shared memory with `content`; the caller closes it.
+    """Return the descriptor of new shared memory with `content`. The caller closes it.
 
     Raises CapacityError if the system's limits do not allow the allocation.
     """
@@ -161,7 +161,7 @@ class RingMemory:
 
     @classmethod
     def attach(cls, descriptor: int) -> RingMemory:
-        """Map a ring that another process has created; raise MessageError if it is not a ring."""
+        """Map a ring that another process has created. Raise MessageError if it is not a ring."""
         size = os.fstat(descriptor).st_size
         head = os.pread(descriptor, _HEAD.size, 0)
         if len(head) < _HEAD.size:
@@ -192,15 +192,15 @@ class RingMemory:
         self._words[who * _LINE_WORDS] = count
 
     def wanted(self, who: int) -> int:
-        """Return the count at which `who` wants to be woken; 0 if it is awake."""
+        """Return the count at which `who` wants to be woken, or 0 if it is awake."""
         return self._words[who * _LINE_WORDS + 1]
 
     def set_wanted(self, who: int, count: int) -> None:
-        """Set the peer's count at which this process wants to be woken; 0 for never."""
+        """Set the peer's count at which this process wants to be woken, or 0 for never."""
         self._words[who * _LINE_WORDS + 1] = count
 
     def write(self, number: int, content: bytes) -> None:
-        """Write frame `number` into its slot; `content` must fit."""
+        """Write frame `number` into its slot. `content` must fit."""
         at = self._slots[number % self.shape.num_slots]
         begin = at + _SLOT_HEAD_BYTES
         self._bytes[begin : begin + len(content)] = content

@@ -45,7 +45,7 @@ _HINTS = {name: get_type_hints(cls) for name, cls in _RECORDS.items()}
 
 
 def pack_value(value: Any) -> bytes:
-    """Encode `value`; raise MessageError naming a type that cannot be sent."""
+    """Encode `value`. Raise MessageError naming a type that cannot be sent."""
     return encode(_plain(value, 0))
 
 
@@ -115,7 +115,7 @@ def _read_extension(code: int, data: memoryview) -> Any:
 
 
 def _fitting(value: Any, hint: Any) -> Any:
-    """Return a field's value, with tuples restored; raise ValueError for a wrong type."""
+    """Return a field's value, with tuples restored. Raise ValueError for a wrong type."""
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"expected a list, got {type(value).__name__}")

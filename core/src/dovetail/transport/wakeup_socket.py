@@ -42,7 +42,7 @@ class WakeupSocket:
         return self._socket.fileno()
 
     def notify(self) -> None:
-        """Wake the peer; do nothing if it has exited or has an unread notification."""
+        """Wake the peer. Do nothing if it has exited or has an unread notification."""
         try:
             self._socket.send(_NOTIFICATION)
         except BlockingIOError:
@@ -51,7 +51,7 @@ class WakeupSocket:
             self.lost = True
 
     def send_descriptor(self, number: int, descriptor: int) -> bool:
-        """Send a descriptor to the peer; return False if the peer must first receive earlier ones.
+        """Send a descriptor to the peer. Return False if the peer must first receive earlier ones.
 
         Raises PeerLostError if it has exited.
         """
@@ -67,7 +67,7 @@ class WakeupSocket:
         return True
 
     def receive(self) -> None:
-        """Receive all packets that have arrived; set `lost` if the peer has exited. Does not wait.
+        """Receive all packets that have arrived. Set `lost` if the peer has exited. Does not wait.
 
         Raises MessageError if a packet is neither a notification nor a descriptor.
         """
@@ -122,7 +122,7 @@ class WakeupPoller:
         self._by_descriptor = {wakeup.fileno(): wakeup for wakeup in wakeups}
 
     def wait(self, timeout_ms: int) -> None:
-        """Wait at most `timeout_ms` for a notification or a lost peer; receive all packets.
+        """Wait at most `timeout_ms` for a notification or a lost peer. Receive all packets.
 
         A lost socket is not polled any more.
         """

@@ -86,7 +86,7 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         )
 
     def columns(self) -> LogprobColumns:
-        """Return the columns; raise MessageError if their lengths are inconsistent."""
+        """Return the columns. Raise MessageError if their lengths are inconsistent."""
         counts, token_ids = counts32(self.counts, "counts"), counts32(self.token_ids, "token_ids")
         logprobs = array("f")
         if len(self.logprobs) != len(self.token_ids):
@@ -104,12 +104,12 @@ def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:
 
 
 def read_logprobs(wire: Mapping[K, WireLogprobs]) -> dict[K, LogprobColumns]:
-    """Convert the result of `wire_logprobs` back; raise MessageError if it is not consistent."""
+    """Convert the result of `wire_logprobs` back. Raise MessageError if it is not consistent."""
     return {key: item.columns() for key, item in wire.items()}
 
 
 def wire_request(request: EngineCoreRequest) -> bytes:
-    """Encode a request; raise RequestError if it cannot be sent, with the parameter if known."""
+    """Encode a request. Raise RequestError if it cannot be sent, with the parameter if known."""
     packed = {field.name: getattr(request, field.name) for field in fields(request)}
     try:
         packed["prompt_token_ids"] = array("i", request.prompt_token_ids).tobytes()
@@ -125,7 +125,7 @@ def wire_request(request: EngineCoreRequest) -> bytes:
 
 
 def read_request(content: bytes) -> EngineCoreRequest:
-    """Decode a request that `wire_request` encoded; its prompt becomes an array of int32.
+    """Decode a request that `wire_request` encoded. Its prompt becomes an array of int32.
 
     Raises MessageError if the bytes are not valid, and RequestError if a sampling parameter is out
     of range.
@@ -154,7 +154,7 @@ class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 def read_join(packed: Any) -> NewRequest:
-    """Convert a decoded join to an object of the plan; raise MessageError if it is not valid."""
+    """Convert a decoded join to an object of the plan. Raise MessageError if it is not valid."""
     given = {name: getattr(packed, name) for name in packed.__struct_fields__}
     given["token_ids"] = counts32(given["token_ids"], "token_ids")
     if given["row"] < 0 or not 0 < given["num_prompt_tokens"] <= len(given["token_ids"]):
@@ -172,7 +172,7 @@ def read_join(packed: Any) -> NewRequest:
 
 
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
-    """Encode `value` as msgpack; raise MessageError if msgpack does not support it.
+    """Encode `value` as msgpack. Raise MessageError if msgpack does not support it.
 
     other: converts a type that msgpack does not support to a plain value, or raises TypeError.
     """
@@ -185,7 +185,7 @@ def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:
 def decode(
     content: bytes | memoryview, kind: type[T], other: Callable[[type, Any], Any] | None = None
 ) -> T:
-    """Decode `content` as type `kind`, which may be a union; raise MessageError on failure.
+    """Decode `content` as type `kind`, which may be a union. Raise MessageError on failure.
 
     other: creates a value of a type that msgpack does not support.
     """

@@ -205,7 +205,7 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer. It returns the MLP's output and the residual; the next norm adds them."""
+    """One decoder layer. It returns the MLP's output and the residual. The next norm adds them."""
 
     def __init__(
         self,
@@ -273,7 +273,7 @@ class Decoder(nn.Module):
 
 
 class DecoderForCausalLM(nn.Module, ABC):
-    """Implements the model contract for a decoder; subclasses define `read_shape`.
+    """Implements the model contract for a decoder. Subclasses define `read_shape`.
 
     Supports tensor parallelism: the layers divide every size among the ranks.
     attention_cls: the attention class of all layers.
@@ -304,7 +304,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def read_shape(config: Config) -> DecoderShape:
-        """Return the shape defined by config.json; raise ModelError if it is not supported."""
+        """Return the shape defined by config.json. Raise ModelError if it is not supported."""
 
     def forward(
         self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext

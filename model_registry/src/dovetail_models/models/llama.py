@@ -1,4 +1,4 @@
-"""Llama 1 to 3. Sources: Touvron et al. 2023, arXiv:2302.13971; the Llama team 2024, 2407.21783."""
+"""Llama 1 to 3. Sources: Touvron et al. 2023, arXiv:2302.13971. The Llama team 2024, 2407.21783."""
 
 from __future__ import annotations
 

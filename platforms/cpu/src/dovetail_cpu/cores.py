@@ -73,7 +73,7 @@ def unbind_thread() -> None:
 
 
 def _num_physical(cpus: Set[int]) -> int:
-    """Return the physical cores of `cpus`; CPUs that report no siblings count as one each."""
+    """Return the physical cores of `cpus`. CPUs that report no siblings count as one each."""
     seen = set()
     for cpu in cpus:
         try:
@@ -89,7 +89,7 @@ def _is_bound() -> bool:
 
 
 def _read_mask() -> Set[int]:
-    """Return the affinity mask; if OpenMP has bound this thread, the CPUs of OpenMP's places."""
+    """Return the affinity mask. If OpenMP has bound this thread, the CPUs of OpenMP's places."""
     if not has_affinity():
         return frozenset()
     mask = os.sched_getaffinity(0)

@@ -28,7 +28,7 @@ PANEL_FEATURES = 32
 
 
 class NativeMemory:
-    """Zeroed memory of the native library, in huge pages if available; freed with the object."""
+    """Zeroed memory of the native library, in huge pages if available. Freed with the object."""
 
     def __init__(self, num_bytes: int) -> None:
         self._library = library()
@@ -58,7 +58,7 @@ class Arena:
         self._reserved += _aligned(num_bytes)
 
     def take(self, num_bytes: int) -> memoryview:
-        """Return zeroed memory that is freed with the view; raise CapacityError if that fails."""
+        """Return zeroed memory that is freed with the view. Raise CapacityError if that fails."""
         size = _aligned(num_bytes)
         if not self._pieces or self._used + size > self._pieces[-1].num_bytes:
             self._pieces = [NativeMemory(max(size, self._reserved))]
@@ -94,7 +94,7 @@ class LinearKernel:
             column += spec.num_outputs
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return x · Wᵀ + b, a new tensor [T, O]. x is bfloat16; its rows may be strided."""
+        """Return x · Wᵀ + b, a new tensor [T, O]. x is bfloat16. Its rows may be strided."""
         if x_TI.stride(1) != 1:
             x_TI = x_TI.contiguous()
         num_tokens = x_TI.shape[0]

@@ -127,7 +127,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return f"{type(self).__name__}/{PACK_VERSION}"
 
     def packed_bytes(self, layer: nn.Module) -> int:
-        """Return the size of the layer's packed weights; 0 if it is not packed natively."""
+        """Return the size of the layer's packed weights, or 0 if it is not packed natively."""
         if layer.packed_spec is None:
             return 0
         return sum(run.spec.num_bytes for run in self._runs(layer))
@@ -148,7 +148,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         return [Run(spec=layer.packed_spec, parts=parts)]
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
-        """Return how the layer's weight is packed; None for a dtype without kernels."""
+        """Return how the layer's weight is packed, or None for a dtype without kernels."""
         if shape.dtype != torch.bfloat16:
             return None
         return PackedLinear(kind=BF16, N=shape.out_features, K=shape.in_features)

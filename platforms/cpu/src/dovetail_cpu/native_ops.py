@@ -58,7 +58,7 @@ class NativeOps(Ops):
     def add_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (rms_norm(x + residual), x + residual); the sum is stored in `residual_TD`."""
+        """Return (rms_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
         if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
             return _TORCH.add_rms_norm(x_TD, residual_TD, weight_D, eps)
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
@@ -78,7 +78,7 @@ class NativeOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, rotated by their positions (NeoX style); views of one new tensor."""
+        """Return q and k, rotated by their positions (NeoX style). Views of one new tensor."""
         if not (_is_served(q_THS) and _is_served(k_TKS) and positions_T.is_contiguous()):
             return _TORCH.rotary_embedding(q_THS, k_TKS, positions_T, cos_sin_PS)
         num_tokens, num_heads, head_size = q_THS.shape
@@ -127,7 +127,7 @@ class NativeOps(Ops):
         return y_TD
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the argmax of each row, int64 [R]; the first column if several are equal."""
+        """Return the argmax of each row, int64 [R]. The first column if several are equal."""
         if logits_RV.dtype not in _LOGITS or logits_RV.stride(1) != 1 or not logits_RV.numel():
             return _TORCH.best_tokens(logits_RV)
         ids_R = torch.empty(logits_RV.shape[0], dtype=torch.int64)

@@ -36,7 +36,7 @@ class PageSupply:
     """
 
     def __init__(self, buffers_NP: Sequence[torch.Tensor], ahead_bytes: int) -> None:
-        """buffers_NP: uint8, equal numbers of rows, each contiguous; kept alive until `close`."""
+        """buffers_NP: uint8, equal numbers of rows, each contiguous. Kept alive until `close`."""
         self._buffers = buffers_NP
         row_bytes = sum(buffer_NP.stride(0) for buffer_NP in buffers_NP)
         self._num_rows = min((len(buffer_NP) for buffer_NP in buffers_NP), default=0)
@@ -48,7 +48,7 @@ class PageSupply:
         self._thread: threading.Thread | None = None
 
     def use(self, row: int) -> None:
-        """Record that `row` is in use; fast if enough pages beyond it are allocated."""
+        """Record that `row` is in use. Fast if enough pages beyond it are allocated."""
         if row + self._rows_ahead // 2 < self._wanted or self._wanted == self._num_rows:
             return
         self._wanted = min(self._num_rows, row + self._rows_ahead)
@@ -81,7 +81,7 @@ class PageSupply:
 
 
 def _take(part: torch.Tensor) -> bool:
-    """Allocate the pages of `part`, contiguous; return False if the system does not support it."""
+    """Allocate the pages of `part`, contiguous. Return False if the system does not support it."""
     start = part.data_ptr() // _PAGE_BYTES * _PAGE_BYTES
     num_bytes = part.data_ptr() + part.nbytes - start
     if _libc.madvise(start, num_bytes, _MADV_POPULATE_WRITE) == 0:

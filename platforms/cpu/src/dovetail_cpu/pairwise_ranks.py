@@ -48,7 +48,7 @@ class PairwiseRanks:
         rank: int,
         timeout: timedelta,
     ) -> None:
-        """ends: a connected non-blocking socket to each other rank; owned by this group.
+        """ends: a connected non-blocking socket to each other rank. Owned by this group.
 
         memory: two slots of each rank. timeout: maximum duration of an exchange.
         """
@@ -123,7 +123,7 @@ class PairwiseRanks:
         return parts
 
     def _move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:
-        """Send and receive these buffers; raise PeerLostError if a rank does not answer."""
+        """Send and receive these buffers. Raise PeerLostError if a rank does not answer."""
         moves: list[_Sending | _Receiving] = [
             _Sending(self._ends[other], view) for other, view in out.items()
         ]
@@ -166,7 +166,7 @@ class _Sending:
         self._left: Buffers = [memoryview(_HEADER.pack(len(content))), content]
 
     def go_on(self) -> bool:
-        """Send as many bytes as the socket accepts; return whether all were sent."""
+        """Send as many bytes as the socket accepts. Return whether all were sent."""
         try:
             sent = self.end.sendmsg(self._left)
         except BlockingIOError:
@@ -188,7 +188,7 @@ class _Receiving:
         self._is_checked = False
 
     def go_on(self) -> bool:
-        """Receive the available bytes; return whether the tensor is complete."""
+        """Receive the available bytes. Return whether the tensor is complete."""
         try:
             received = self.end.recvmsg_into(self._left)[0]
         except BlockingIOError:

@@ -57,7 +57,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
         return f"{super().packed_format()}/{self._group_size}/{self._head}"
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear:
-        """Return the layer's packed format; raise ConfigError for a dtype other than bfloat16."""
+        """Return the layer's packed format. Raise ConfigError for a dtype other than bfloat16."""
         if shape.dtype != torch.bfloat16:
             raise ConfigError(
                 f"quantization={self.name!r} needs dtype='bfloat16', but "
@@ -80,7 +80,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
 
 
 class Int8LinearMethod(QuantisedLinearMethod):
-    """Uses eight bits per weight and activation; both have one scale for each group of 32."""
+    """Uses eight bits per weight and activation. Both have one scale for each group of 32."""
 
     name: ClassVar[str] = "int8"
     error: ClassVar[float] = 0.05
@@ -135,7 +135,7 @@ class GGUFLinearMethod(NativeLinearMethod):
     provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, "quantization.gguf"})
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
-        """Register `weight` and `bias` as in the checkpoint; rows of blocks are never written."""
+        """Register `weight` and `bias` as in the checkpoint. Rows of blocks are never written."""
         super().create(layer, shape)
         if layer.packed_spec is not None:
             layer.block_types = frozenset(BLOCK_BYTES)
@@ -172,6 +172,6 @@ class GGUFLinearMethod(NativeLinearMethod):
 
 
 def _fits(kind: int, in_features: int) -> bool:
-    """Return whether a row is a whole number of blocks; True for formats without blocks."""
+    """Return whether a row is a whole number of blocks, or True for formats without blocks."""
     size, _ = BLOCK_BYTES.get(KIND_NAMES[kind], (1, 1))
     return not in_features % size

@@ -20,7 +20,7 @@ _NUM_BYTES = 2 * SLOT_BYTES
 
 
 def share_memory(ends: Mapping[int, socket.socket], rank: int) -> list[mmap.mmap]:
-    """Return the memory of every rank, in rank order; pages are allocated on first write.
+    """Return the memory of every rank, in rank order. Pages are allocated on first write.
 
     ends: a connected socket to each other rank. Raises OSError if a rank has exited or does not
     send its memory.

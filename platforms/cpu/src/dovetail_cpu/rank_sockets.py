@@ -112,7 +112,7 @@ def _connect(place: Path, rank: int, token: bytes) -> socket.socket:
 def _admit(
     end: socket.socket, token: bytes, ends: dict[int, socket.socket], expected: range
 ) -> None:
-    """Store a connection under its rank if it sends the token; close it otherwise."""
+    """Store a connection under its rank if it sends the token. Close it otherwise."""
     end.settimeout(_HELLO_S)
     try:
         hello = end.recv(_HELLO_BYTES, socket.MSG_WAITALL)

@@ -98,7 +98,7 @@ class _Lending(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the operation; if it allocates memory, use the arena."""
+        """Run the operation. If it allocates memory, use the arena."""
         keywords = dict(kwargs or {})
         if func in _ALLOCATIONS:
             return self._allocate(func, args, keywords)

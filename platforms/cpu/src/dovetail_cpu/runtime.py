@@ -140,7 +140,7 @@ class CPURuntime:
 
 
 def lazy_zeros(num_bytes: int) -> torch.Tensor:
-    """Return zeroed memory, uint8, aligned to a huge page; unused pages are not allocated."""
+    """Return zeroed memory, uint8, aligned to a huge page. Unused pages are not allocated."""
     # A separate mapping, because the allocator would write zeros to every page. It is private,
     # because shared mappings, the default of `mmap`, have no huge pages.
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -153,7 +153,7 @@ def lazy_zeros(num_bytes: int) -> torch.Tensor:
 
 
 def _status_bytes(field: str) -> int:
-    """Return a size of this process; without /proc (macOS) its peak of resident memory."""
+    """Return a size of this process. Without /proc (macOS) its peak of resident memory."""
     status = Path("/proc/self/status")
     if not status.exists():
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -21,7 +21,7 @@ _GIB = 1 << 30
 
 
 def start_threads(num_threads: int) -> None:
-    """Start `num_threads` torch threads; raise CapacityError if their stacks do not fit."""
+    """Start `num_threads` torch threads. Raise CapacityError if their stacks do not fit."""
     torch.set_num_threads(num_threads)
     if num_threads > 1:
         _check_room(num_threads)

@@ -64,7 +64,7 @@ class CPUWorker(TorchWorker):
         super().init_device()
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
-        """Load and pack the weights; cached packed weights are mapped instead."""
+        """Load and pack the weights. Cached packed weights are mapped instead."""
         runtime = cast(CPURuntime, self._runtime)
         if BLOCK_PLAN in getattr(loader, "provides", ()):
             cast(PlansBlocks, loader).plan(model)
@@ -153,7 +153,7 @@ class CPUWorker(TorchWorker):
 def _make_cache(
     options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader
 ) -> PackedCache | None:
-    """Return this model's cache entry; None if nothing is cached."""
+    """Return this model's cache entry, or None if nothing is cached."""
     place = options.packed_cache
     if place == "auto":
         place = os.environ.get(CACHE_VARIABLE) or str(default_folder())

@@ -58,7 +58,7 @@ class NativeUnavailableError(ImportError):
 
 
 class NativeMemoryError(MemoryError):
-    """A native operation had no memory; its outputs are undefined. It may be called again.
+    """A native operation had no memory. Its outputs are undefined. It may be called again.
 
     operation: its name, such as "dk_attention". num_bytes: the bytes that the system refused, or 0.
     """
@@ -133,7 +133,7 @@ def check_result(result: int) -> None:
 
 
 def status() -> NativeStatus:
-    """Return the status of the native library; try to load it first."""
+    """Return the status of the native library. Try to load it first."""
     compiler = _build_report().get("compiler", "")
     try:
         loaded = library()
@@ -149,7 +149,7 @@ def status() -> NativeStatus:
 
 
 def usable_levels() -> list[int]:
-    """Return the levels, as indices of LEVELS, that this CPU and the library support; maybe none.
+    """Return the levels, as indices of LEVELS, that this CPU and the library support. Maybe none.
 
     A level may be missing although a higher level is supported.
     """
@@ -159,7 +159,7 @@ def usable_levels() -> list[int]:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Set the number of threads of the team, including the caller; stops the previous workers.
+    """Set the number of threads of the team, including the caller. Stops the previous workers.
 
     Raises ValueError for a number that is not between 1 and 64.
     """

@@ -126,13 +126,13 @@ class PackedLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the packed weight; its buffer must be aligned to 64 bytes."""
+        """Size of the packed weight. Its buffer must be aligned to 64 bytes."""
         args = (self.kind, self.N, self.K, self.group, self.flags)
         return int(library().dk_packed_bytes(*args))
 
 
 def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None) -> int:
-    """Pack bf16 `weight` [N, K] into `packed`; return the number of weights that are not finite.
+    """Pack bf16 `weight` [N, K] into `packed`. Return the number of weights that are not finite.
 
     The thread team computes. weight, packed: addresses; `packed` is aligned to 64 bytes and has
     `shape.num_bytes` bytes. ld: number of elements from one row to the next, K by default. For
@@ -159,7 +159,7 @@ def pack(shape: PackedLinear, weight: int, packed: int, *, ld: int | None = None
 
 
 def new_args(shape: PackedLinear, packed: int) -> LinearArgs:
-    """Return a struct for `shape` and contiguous rows; the caller must set x, y and M."""
+    """Return a struct for `shape` and contiguous rows. The caller must set x, y and M."""
     args = LinearArgs(packed=packed, N=shape.N, K=shape.K, ldx=shape.K)
     args.ldy = args.ld_residual = shape.num_outputs
     args.group, args.flags, args.kind = shape.group, shape.flags, shape.kind

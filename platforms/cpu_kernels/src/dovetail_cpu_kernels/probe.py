@@ -35,7 +35,7 @@ class ProbeMultiplyArgs(ctypes.Structure):
 
 
 def read_bandwidth(memory: int, num_bytes: int) -> float:
-    """Read `num_bytes` (rounded down to 256 KiB) at `memory` once; return bytes per second."""
+    """Read `num_bytes` (rounded down to 256 KiB) at `memory` once. Return bytes per second."""
     result = ctypes.c_int64(0)
     whole = num_bytes // PIECE_BYTES * PIECE_BYTES
     args = ProbeReadArgs(memory, ctypes.addressof(result), whole)
@@ -45,7 +45,7 @@ def read_bandwidth(memory: int, num_bytes: int) -> float:
 
 
 def multiply_rate(kind: int) -> float:
-    """Multiply in registers for some milliseconds; return operations per second.
+    """Multiply in registers for some milliseconds. Return operations per second.
 
     kind: `linear.BF16` or `linear.INT8`. A multiplication and its addition count as two operations.
     """

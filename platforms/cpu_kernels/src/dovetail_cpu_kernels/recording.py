@@ -28,7 +28,7 @@ class Recording:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop recording; raise MemoryError if there was not enough memory for the recording."""
+        """Stop recording. Raise MemoryError if there was not enough memory for the recording."""
         num_calls = ctypes.c_int64(0)
         self._calls = self._library.dk_record_end(ctypes.byref(num_calls))
         self.num_calls = num_calls.value

@@ -72,7 +72,7 @@ class _Memory(ctypes.Structure):
 
 
 def read_driver(library: Any = None, partitions: Sequence[str] = ()) -> Driver:
-    """Return the driver's report; raise PluginError with advice if that fails.
+    """Return the driver's report. Raise PluginError with advice if that fails.
 
     A device that the driver cannot describe is a card with a problem.
     library: the management library; None loads the system's library. partitions: the names of
@@ -123,7 +123,7 @@ def _session(library: Any) -> Iterator[None]:
 
 
 def _card(library: Any, index: int) -> Card | None:
-    """Return the device, or None if this process may not use it; CUDA also skips such a device."""
+    """Return the device, or None if this process may not use it. CUDA also skips such a device."""
     handle = ctypes.c_void_p()
     try:
         _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle))
@@ -136,7 +136,7 @@ def _card(library: Any, index: int) -> Card | None:
 
 
 def _partition(library: Any, name: str) -> Card | None:
-    """Return a partition; None if the driver does not know its name."""
+    """Return a partition, or None if the driver does not know its name."""
     device = ctypes.c_void_p()
     try:
         handle = _handle_of(library, name)
@@ -192,7 +192,7 @@ def _text(library: Any, function: str, *subject: Any) -> str:
 
 
 def _call(library: Any, function: str, *arguments: Any) -> None:
-    """Call a function; raise DriverCallError if it fails."""
+    """Call a function. Raise DriverCallError if it fails."""
     status: int = getattr(library, function)(*arguments)
     if status:
         raise DriverCallError(function, status)

@@ -66,7 +66,7 @@ def look(
 
 
 def assumed_machine(architecture: str) -> Machine:
-    """Return the facts of a machine with one device; raise ConfigError for an unknown name.
+    """Return the facts of a machine with one device. Raise ConfigError for an unknown name.
 
     architecture: "sm_" and compute capability · 10, such as "sm_90".
     """
@@ -87,7 +87,7 @@ def assumed_machine(architecture: str) -> Machine:
 
 
 def reasons_against(machine: Machine) -> tuple[str, ...]:
-    """Return the reasons why CUDA cannot be used, each with advice; () if it can be used."""
+    """Return the reasons why CUDA cannot be used, each with advice, or () if it can be used."""
     reasons = []
     if not machine.torch_version:
         reasons.append("torch is not installed: install a torch build for CUDA")

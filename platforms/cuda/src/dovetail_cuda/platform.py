@@ -70,7 +70,7 @@ class CUDAPlatform(Platform):
 
     @property
     def _capability(self) -> tuple[int, int]:
-        """The lowest compute capability of all devices; an engine may use all of them."""
+        """The lowest compute capability of all devices. An engine may use all of them."""
         return min((card.capability for card in self._machine.cards), default=(0, 0))
 
     def capabilities(self) -> frozenset[str]:
@@ -80,7 +80,7 @@ class CUDAPlatform(Platform):
         return frozenset(always | dtypes)
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:
-        """Return the device's memory; raise CapacityError if the device does not exist."""
+        """Return the device's memory. Raise CapacityError if the device does not exist."""
         cards = self._machine.cards
         if not 0 <= local_rank < len(cards):
             raise CapacityError(

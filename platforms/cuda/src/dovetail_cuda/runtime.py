@@ -35,7 +35,7 @@ class CUDARuntime(AcceleratorRuntime):
         return {uuid.removeprefix("GPU-"): free for uuid, free in found if free is not None}
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Select the device; raise PluginError if torch contains no code for it."""
+        """Select the device. Raise PluginError if torch contains no code for it."""
         device = super().activate(local_rank, num_threads=num_threads)
         capability = torch.cuda.get_device_capability(device)
         if not has_code(torch.cuda.get_arch_list(), capability):
@@ -48,7 +48,7 @@ class CUDARuntime(AcceleratorRuntime):
         return device
 
     def virtual_memory(self) -> CUDAVirtualMemory:
-        """Return the virtual memory of the device; raise PluginError if it has none."""
+        """Return the virtual memory of the device. Raise PluginError if it has none."""
         return CUDAVirtualMemory(self._module.current_device())
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:

@@ -101,7 +101,7 @@ class _Calls:
         return status
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call a function; raise CapacityError without memory, PluginError for other errors."""
+        """Call a function. Raise CapacityError without memory, PluginError for other errors."""
         status = self.status(function, *arguments)
         if status == _OUT_OF_MEMORY:
             raise CapacityError("The device has too little free memory.")
@@ -127,7 +127,7 @@ class CUDARegion:
         free.atexit = False  # the end of the process frees the memory
 
     def map(self) -> None:
-        """Allocate the memory and map it; raise CapacityError if the device has too little."""
+        """Allocate the memory and map it. Raise CapacityError if the device has too little."""
         calls, handle, size = self._calls, c_ulonglong(), self.num_bytes
         given = (size, ctypes.byref(calls.properties), 0)
         calls.call("cuMemCreate", ctypes.byref(handle), *given)
@@ -183,12 +183,12 @@ class CUDAVirtualMemory:
         self.page_bytes = size.value
 
     def reserve(self, num_bytes: int) -> CUDARegion:
-        """Return a region without memory; num_bytes is a multiple of the page size."""
+        """Return a region without memory. Num_bytes is a multiple of the page size."""
         return CUDARegion(self._calls, num_bytes, self._wrap)
 
 
 class _DeviceBytes:
-    """A region for torch, by the protocol `__cuda_array_interface__`; the tensor keeps it."""
+    """A region for torch, by the protocol `__cuda_array_interface__`. The tensor keeps it."""
 
     def __init__(self, region: CUDARegion) -> None:
         self._region = region
@@ -216,7 +216,7 @@ def _load() -> Any:
 
 
 def _free(calls: _Calls, address: int, num_bytes: int, mapped: list[int]) -> None:
-    """Free a region; errors are ignored, because a failed device frees its memory itself."""
+    """Free a region. Errors are ignored, because a failed device frees its memory itself."""
     if mapped:
         calls.status("cuMemUnmap", address, num_bytes)
     calls.status("cuMemAddressFree", address, num_bytes)

@@ -17,7 +17,7 @@ once."""
 
 
 def probe() -> Probe:
-    """Return whether Triton is installed and can launch kernels; give advice if it cannot."""
+    """Return whether Triton is installed and can launch kernels. Give advice if it cannot."""
     if find_spec("triton") is None:
         text = "Triton is not installed: install a torch build for accelerators, which includes it"
         return Probe(usable=False, reasons=(text,))

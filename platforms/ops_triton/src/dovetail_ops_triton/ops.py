@@ -17,7 +17,7 @@ from dovetail_ops_triton.availability import INTERPRETED
 
 
 class TritonOps(Ops):
-    """Computes in float32 on bfloat16, float16 or float32 tensors; results are contiguous.
+    """Computes in float32 on bfloat16, float16 or float32 tensors. Results are contiguous.
 
     No call waits for the device, or allocates more than its results if features are contiguous;
     otherwise they are copied first. The bits of a row do not depend on the other rows.
@@ -41,7 +41,7 @@ class TritonOps(Ops):
     def add_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (rms_norm(x + residual), x + residual); the sum is stored in `residual_TD`."""
+        """Return (rms_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
         return self._kernels.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
     def rotary_embedding(
@@ -51,7 +51,7 @@ class TritonOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, rotated by their positions (NeoX style); two new tensors."""
+        """Return q and k, rotated by their positions (NeoX style). Two new tensors."""
         return self._kernels.rotate(q_THS, k_TKS, positions_T, cos_sin_PS)
 
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class TritonOps(Ops):
         return self._kernels.look_up(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the argmax of each row, int64 [R]; the first column if several are equal."""
+        """Return the argmax of each row, int64 [R]. The first column if several are equal."""
         return self._kernels.find_best(logits_RV)
 
     def draw_tokens(self, logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:

@@ -52,7 +52,7 @@ class AttentionTable:
         *,
         rotates: bool = False,
     ) -> None:
-        """layers, caches, builder_of: by layer index; builder_of gives the metadata's index.
+        """layers, caches, builder_of: by layer index. Builder_of gives the metadata's index.
 
         rotates: whether the layers apply rotary embedding themselves.
         """
@@ -89,7 +89,7 @@ class AttentionTable:
         return self.run(index, q_THD, k_TKD, v_TKD, rotary_args)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows that are needed after attention; all rows in a compiled graph."""
+        """Return the rows that are needed after attention. All rows in a compiled graph."""
         if self.needed_S is None or torch.compiler.is_compiling():
             return x_TD
         return x_TD.index_select(0, self.needed_S)
@@ -126,7 +126,7 @@ class AttentionTable:
 
 
 class NoAttention:
-    """An attention context for runs before the KV cache exists; its attention returns zeros.
+    """An attention context for runs before the KV cache exists. Its attention returns zeros.
 
     Checks that the model declared its layers, so that a mistake is reported at startup.
     """
@@ -142,7 +142,7 @@ class NoAttention:
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Return zeros, contiguous [T, H, D]; raise ContractError for an undeclared layer."""
+        """Return zeros, contiguous [T, H, D]. Raise ContractError for an undeclared layer."""
         if not 0 <= index < self._num_layers:
             raise ContractError(
                 f"the model computes attention in layer {index}, but has {self._num_layers} "

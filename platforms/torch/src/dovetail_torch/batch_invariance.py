@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchInvariance:
-    """Collects the plugins without the guarantee; refuses them if the guarantee is required."""
+    """Collects the plugins without the guarantee. Refuses them if the guarantee is required."""
 
     def __init__(self, dtype: str, *, required: bool) -> None:
         """dtype: dtype of the model. required: `EngineArgs.batch_invariant`."""
@@ -42,7 +42,7 @@ class BatchInvariance:
         self._without.append(f"{kind.replace('_', ' ')} {cls.__name__}")
 
     def add_attention(self, backend: type[AttentionBackend] | None) -> None:
-        """Add the attention backend; its selection has checked the requirement."""
+        """Add the attention backend. Its selection has checked the requirement."""
         if backend is not None and not promises_equal_bits("attention", backend, self._dtype):
             self._without.append(f"attention backend {backend.name}")
 

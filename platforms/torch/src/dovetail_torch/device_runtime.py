@@ -23,7 +23,7 @@ class DeviceEvent(Protocol):
     """A point in a device's sequence of operations."""
 
     def query(self) -> bool:
-        """Return whether the device has reached the event; does not wait."""
+        """Return whether the device has reached the event. Does not wait."""
 
     def synchronize(self) -> None:
         """Wait until the device has reached the event. Other threads continue meanwhile."""

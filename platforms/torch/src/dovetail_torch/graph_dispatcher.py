@@ -1,4 +1,4 @@
-"""The graph dispatcher: replays a step if its shape has been captured; otherwise runs it eagerly.
+"""The graph dispatcher: replays a step if its shape has been captured. Otherwise runs it eagerly.
 
 A shape is captured when it occurs for the second time. For each kind of step (without the head,
 with the head, with sampling), the first replay is compared with an eager run, bit by bit. A model
@@ -64,7 +64,7 @@ class GraphDispatcher:
         attention: AttentionContext,
         descriptor: BatchDescriptor,
     ) -> Outputs:
-        """Return hidden states; for uniform batches also logits, for greedy batches also tokens.
+        """Return hidden states. For uniform batches also logits, for greedy batches also tokens.
 
         input_ids_T, positions_T: in the same memory in every step, like the inputs of `attention`.
         The outputs are valid until the next step.
@@ -111,7 +111,7 @@ class GraphDispatcher:
         return entry[1]
 
     def _first_times(self, key: Hashable, forward: Forward) -> Outputs:
-        """Run eagerly; capture the run if the shape has occurred before."""
+        """Run eagerly. Capture the run if the shape has occurred before."""
         if key in self._refused or key not in self._seen:
             self._seen.add(key)
             self.counts.eager += 1

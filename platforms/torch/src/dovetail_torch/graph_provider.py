@@ -58,7 +58,7 @@ class GraphProvider(Protocol):
     """Captures, replays and runs computations on one device, from one thread."""
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
-        """Return the key of the graph for this batch shape; None if it is never captured."""
+        """Return the key of the graph for this batch shape, or None if it is never captured."""
 
     def capture(self, forward: Forward) -> Capture:
         """Run `forward` once and capture it.

@@ -13,7 +13,7 @@ _SMALL_BYTES = 1 << 20
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a zeroed tensor; in host memory, unused pages are not allocated.
+    """Return a zeroed tensor. In host memory, unused pages are not allocated.
 
     Its address never changes. Memory of a separate device is allocated immediately.
     """

@@ -9,7 +9,7 @@ _GIB = 1 << 30
 
 
 def bytes_for_cache(runtime: DeviceRuntime, share: float, step_bytes: int) -> int:
-    """Return the unused bytes of the memory budget; raise CapacityError if there are none.
+    """Return the unused bytes of the memory budget. Raise CapacityError if there are none.
 
     share: the budget, as a share of the device's memory. step_bytes: additional memory that the
     largest step needs.

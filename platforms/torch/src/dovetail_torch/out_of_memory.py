@@ -40,7 +40,7 @@ def explain_oom(purpose: str, remedy: str) -> Iterator[None]:
 
 
 def _oom_message(error: BaseException) -> BaseException | None:
-    """Return the out-of-memory error: `error` or one of its causes; None if there is none."""
+    """Return the out-of-memory error: `error` or one of its causes, or None if there is none."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return error
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:

@@ -36,7 +36,7 @@ class PaddedAttention(AttentionLayer):
         out_THD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> None:
-        """Compute attention with padded heads; `kv_cache` has the larger heads."""
+        """Compute attention with padded heads. `kv_cache` has the larger heads."""
         q, k, v = (pad(x, self._padding) for x in (q_THD, k_TKD, v_TKD))
         out = q.new_empty(q.shape)
         self._layer.forward(q, k, v, kv_cache, metadata, out)

@@ -29,7 +29,7 @@ class Profiler:
         self._running: torch.profiler.profile | None = None
 
     def start(self) -> None:
-        """Start recording; raise ConfigError if a profile is already being recorded."""
+        """Start recording. Raise ConfigError if a profile is already being recorded."""
         if self._running is not None:
             raise ConfigError("A profile is already being recorded. Stop it first.")
         folder().mkdir(parents=True, exist_ok=True)

@@ -183,7 +183,7 @@ class StepExtensions:
         rows: Sequence[int],
         call: Callable[[Sequence[int]], Result],
     ) -> list[Result]:
-        """Call a hook for all rows or, if that raises, for each row; return the results."""
+        """Call a hook for all rows or, if that raises, for each row. Return the results."""
         try:
             return [call(rows)]
         except Exception as error:

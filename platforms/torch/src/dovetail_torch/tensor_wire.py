@@ -31,7 +31,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def pack_tensor(tensor: torch.Tensor) -> NDArray:
-    """Return a copy of a dense tensor on any device; raise MessageError for unknown dtypes."""
+    """Return a copy of a dense tensor on any device. Raise MessageError for unknown dtypes."""
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise MessageError(f"a tensor of type {tensor.dtype} cannot be sent to another process.")
@@ -42,7 +42,7 @@ def pack_tensor(tensor: torch.Tensor) -> NDArray:
 
 
 def unpack_tensor(array: NDArray, device: torch.device | None = None) -> torch.Tensor:
-    """Return an array as a tensor on `device`; None means the host."""
+    """Return an array as a tensor on `device`. None means the host."""
     dtype = _DTYPES[array.dtype]
     if not array.data:
         return torch.empty(array.shape, dtype=dtype, device=device)

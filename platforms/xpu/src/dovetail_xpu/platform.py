@@ -61,7 +61,7 @@ def look() -> Machine:
 
 
 def reasons_against(machine: Machine) -> tuple[str, ...]:
-    """Return the reasons why XPUs cannot be used, each with advice; () if they can be used."""
+    """Return the reasons why XPUs cannot be used, each with advice, or () if they can be used."""
     reasons = []
     if not machine.toolkit:
         reasons.append(

@@ -46,12 +46,12 @@ class Task:
     canonical: Callable[[Facts], Facts | None] = _same
 
     def make(self, rng: Random) -> tuple[str, str]:
-        """Draw a question; return it with its right answer as (prompt, answer)."""
+        """Draw a question. Return it with its right answer as (prompt, answer)."""
         prompt = loosen(rng, self.ask(rng))
         return prompt, self.answer(self.read(prompt))
 
     def check(self, prompt: str, answer_text: str) -> bool:
-        """Return whether `answer_text` answers `prompt`; raise ValueError for a wrong prompt."""
+        """Return whether `answer_text` answers `prompt`. Raise ValueError for a wrong prompt."""
         return self.grade(self.read(prompt), answer_text.strip())
 
     def is_held_out(self, prompt: str) -> bool:

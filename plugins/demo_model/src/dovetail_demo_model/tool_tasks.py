@@ -62,7 +62,7 @@ class ToolQuestion:
     task: str = ""
 
     def check_call(self, text: str) -> bool:
-        """Return whether `text` is the right call; False if no function is needed."""
+        """Return whether `text` is the right call, or False if no function is needed."""
         turn = self.turn
         return bool(turn.name) and parse_call(text) == (turn.name, turn.arguments)
 
@@ -74,7 +74,7 @@ class ToolQuestion:
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
-    """Return name and arguments of the call in `text`; None if it is not one call and no more."""
+    """Return name and arguments of the call in `text`, or None if it is not exactly one call."""
     found = _CALL.fullmatch(text.strip())
     try:
         call = json.loads(found[1]) if found else None

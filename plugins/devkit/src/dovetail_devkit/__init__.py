@@ -32,13 +32,13 @@ FAKES: Mapping[str, str] = {kind.name: kind.fake_path for kind in KINDS.values()
 
 
 def load_suite(kind: str) -> Callable[..., None]:
-    """Return the suite of `kind`; raise KeyError if the kind has none."""
+    """Return the suite of `kind`. Raise KeyError if the kind has none."""
     suite: Callable[..., None] = _load(SUITES[kind])
     return suite
 
 
 def load_fake(kind: str) -> type[Any]:
-    """Return the fake of `kind`; raise KeyError if the kind has none."""
+    """Return the fake of `kind`. Raise KeyError if the kind has none."""
     fake: type[Any] = _load(FAKES[kind])
     return fake
 

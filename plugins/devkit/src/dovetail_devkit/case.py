@@ -23,6 +23,6 @@ class Case:
 
 
 def run_all(cases: Iterable[Case]) -> None:
-    """Run `cases` in order; stop at the first violated rule."""
+    """Run `cases` in order. Stop at the first violated rule."""
     for case in cases:
         case.run()

@@ -37,7 +37,7 @@ _FAKE_MODELS = {
 
 
 def write_fake_config(directory: Path, **fields: Any) -> Path:
-    """Write a config.json that names `FakeModel`, and add `fields`; return `directory`.
+    """Write a config.json that names `FakeModel`, and add `fields`. Return `directory`.
 
     The fake models are not installed as plugins: a worker that loads the model needs
     `hf_overrides=fake_model_overrides(directory)`, which `make_config` gives.
@@ -53,7 +53,7 @@ def write_fake_config(directory: Path, **fields: Any) -> Path:
 
 
 def fake_model_overrides(model_dir: Path) -> dict[str, Any]:
-    """Return the `hf_overrides` for a config.json with a fake model; {} for other models."""
+    """Return the `hf_overrides` for a config.json with a fake model, or {} for other models."""
     names = read_json_object(model_dir / "config.json").get("architectures") or [""]
     target = _FAKE_MODELS.get(names[0])
     return {"architectures": [target]} if target else {}

@@ -70,7 +70,7 @@ def _run(case: Case, kind: str, unusable: str) -> None:
 
 
 def _run_in_one_thread(case: Case) -> None:
-    """Run a case; torch, if it is installed, uses one thread, because the tensors are small."""
+    """Run a case. Torch, if it is installed, uses one thread, because the tensors are small."""
     try:
         import torch
     except ImportError:
@@ -101,7 +101,7 @@ def _run_whole(kind: str, cls: type[Any], subjects: Subjects) -> None:
 
 
 def _on_device(claimed: frozenset[str], subjects: Subjects, make: DeviceCases) -> Iterator[Case]:
-    """Yield cases on a claimed device; skip them if the machine has none."""
+    """Yield cases on a claimed device. Skip them if the machine has none."""
     import torch
 
     try:

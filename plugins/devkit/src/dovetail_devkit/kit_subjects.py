@@ -71,7 +71,7 @@ class Subjects:
         return made
 
     def find_device(self, claimed: frozenset[str]) -> torch.device:
-        """Return a device of a claimed type (empty: any); raise NotHere if none is available."""
+        """Return a device of a claimed type (empty: any). Raise NotHere if none is available."""
         import torch
 
         wanted = [self.device] if self.device else sorted(claimed) or ["cpu"]
@@ -132,7 +132,7 @@ class Subjects:
         return path
 
     def worker_context(self, worker_cls: type[Any]) -> WorkerContext:
-        """Return the context of a worker; raise NotHere if its platform is not available.
+        """Return the context of a worker. Raise NotHere if its platform is not available.
 
         Attention is the kit's fake, which is slow, correct and checks the worker's metadata.
         """

@@ -83,7 +83,7 @@ def plugin_cases(subject: PluginSubject) -> Iterator[Case]:
 
 
 def _entry(subject: PluginSubject) -> PluginEntry:
-    """Return a plugin's manifest entry; defaults if it cannot be read."""
+    """Return a plugin's manifest entry. Defaults if it cannot be read."""
     try:
         return subject.registry.describe(subject.kind, subject.reference).entry
     except PluginError:
@@ -161,7 +161,7 @@ def _options_model(subject: PluginSubject) -> object:
 
 
 def _run_child(what: str, subject: PluginSubject) -> None:
-    """Run the check in a new interpreter with the same path; raise AssertionError if it fails."""
+    """Run the check in a new interpreter with the same path. Raise AssertionError if it fails."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", _CHILD, what, subject.kind, subject.reference]
     done = subprocess.run(

@@ -67,7 +67,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the requested plugins; raise UsageError, on one line, if one is not found."""
+    """Load the requested plugins. Raise UsageError, on one line, if one is not found."""
     asked: list[str] = config.getoption("dovetail_plugin")
     if not asked:
         return
@@ -224,7 +224,7 @@ class CaseItem(pytest.Item):
     case: Case
 
     def runtest(self) -> None:
-        """Run the case; skip it if it does not apply, with the reason."""
+        """Run the case. Skip it if it does not apply, with the reason."""
         try:
             self.case.run()
         except NotHere as reason:

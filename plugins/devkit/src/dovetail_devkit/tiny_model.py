@@ -36,7 +36,7 @@ STANDARD_DEVIATION = 0.3
 
 
 def write_tiny_llama(directory: Path, *, seed: int = 0, **fields: Any) -> Path:
-    """Write config.json and model.safetensors of a Llama with 2 layers; return `directory`.
+    """Write config.json and model.safetensors of a Llama with 2 layers. Return `directory`.
 
     fields: values that replace those of `TINY_LLAMA`, including sizes. The same seed gives the same
     bytes.

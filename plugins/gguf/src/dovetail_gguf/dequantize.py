@@ -28,7 +28,7 @@ processor's cache, and torch converts them in the calling thread."""
 
 
 def plain_tensor(memory: memoryview, type_: TensorType, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a view of values that are stored one by one; it must not be written to."""
+    """Return a view of values that are stored one by one. It must not be written to."""
     return torch.frombuffer(memory, dtype=_PLAIN[type_.name]).view(shape)
 
 

@@ -55,7 +55,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
-    """Return a file's architecture and its table row; raise ModelError for an unsupported one."""
+    """Return a file's architecture and its table row. Raise ModelError for an unsupported one."""
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = f"{name!r:.80}"
@@ -129,11 +129,11 @@ class _Fields:
         self.file, self.name = file, name
 
     def get(self, key: str) -> Any:
-        """Return the value of a key; None if the file does not have the key."""
+        """Return the value of a key, or None if the file does not have the key."""
         return self.file.metadata.get(f"{self.name}.{key}")
 
     def integer(self, key: str, *, default: int | None = None) -> int:
-        """Return a non-negative integer; some converters write one number per layer, all equal."""
+        """Return a non-negative integer. Some converters write one number per layer, all equal."""
         value = self.get(key)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
@@ -189,7 +189,7 @@ def _rope_scaling(fields: _Fields, head_dim: int, config: Mapping[str, Any]) -> 
 
 
 def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any]:
-    """Return the RoPE parameters that match the stored divisors; every divisor is checked."""
+    """Return the RoPE parameters that match the stored divisors. Every divisor is checked."""
     info = file.tensors[ROPE_FACTORS]
     if info.type.name != "F32" or info.shape != (head_dim // 2,):
         raise ModelError(

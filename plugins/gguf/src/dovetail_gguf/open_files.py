@@ -19,7 +19,7 @@ _RECENT_NS = 2_000_000_000
 
 
 def open_file(path: Path) -> GGUFFile:
-    """Return the model at `path`; read it again only if one of its files has changed.
+    """Return the model at `path`. Read it again only if one of its files has changed.
 
     Raises ModelError, naming the file, if it cannot be read, is damaged or is not supported.
     """

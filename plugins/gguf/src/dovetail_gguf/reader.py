@@ -55,7 +55,7 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 
 @dataclass(frozen=True, kw_only=True)
 class TensorInfo:
-    """One tensor. shape: outermost dimension first; the last one is stored contiguously.
+    """One tensor. shape: outermost dimension first. The last one is stored contiguously.
 
     offset: of the data from the start of the file, in bytes. path: of the file that contains it.
     """
@@ -94,7 +94,7 @@ class Metadata(Mapping[str, Any]):
         self._path, self._memory, self._entries = path, memory, entries
 
     def __getitem__(self, key: str) -> Any:
-        """Return a value; arrays are returned as lists. Raises ModelError for a damaged array."""
+        """Return a value. Arrays are returned as lists. Raises ModelError for a damaged array."""
         value = self._entries[key]
         if not isinstance(value, _Array):
             return value
@@ -116,12 +116,12 @@ class Metadata(Mapping[str, Any]):
         return len(self._entries)
 
     def count(self, key: str) -> int | None:
-        """Return the number of elements of an array; None for other values. Converts nothing."""
+        """Return the number of elements of an array, or None for other values. Converts nothing."""
         value = self._entries.get(key)
         return value.count if isinstance(value, _Array) else None
 
     def num_bytes(self, key: str) -> int:
-        """Return the size of an array in the file, in bytes; 0 if it is not an array."""
+        """Return the size of an array in the file, in bytes, or 0 if it is not an array."""
         value = self._entries.get(key)
         return value.end - value.start if isinstance(value, _Array) else 0
 
@@ -199,7 +199,7 @@ def first_part(paths: list[Path]) -> Path | None:
 
 
 def find_file(path: Path) -> Path:
-    """Return `path`, or the only model in this directory; raise ModelError if there is none."""
+    """Return `path`, or the only model in this directory. Raise ModelError if there is none."""
     if not path.is_dir():
         return path
     files = list_model_files(path, ".gguf", at_most=MAX_SPLITS)
@@ -334,7 +334,7 @@ class _Cursor:
         return count
 
     def text(self, max_bytes: int = MAX_METADATA_BYTES) -> str:
-        """Return a string; bytes that are not UTF-8 become U+FFFD."""
+        """Return a string. Bytes that are not UTF-8 become U+FFFD."""
         return bytes(self.take(self.count(max_bytes))).decode("utf-8", "replace")
 
     def value(self) -> Any:

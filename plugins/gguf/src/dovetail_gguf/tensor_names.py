@@ -33,7 +33,7 @@ _OTHER = re.compile(r"(?P<name>\w+)\.(?P<leaf>weight|bias)")
 
 
 def to_model_name(name: str) -> str:
-    """Return the model's name for a tensor; an unknown name is returned unchanged."""
+    """Return the model's name for a tensor. An unknown name is returned unchanged."""
     if (match := _LAYER.fullmatch(name)) and match["name"] in _OF_LAYER:
         return f"model.layers.{match['number']}.{_OF_LAYER[match['name']]}.{match['leaf']}"
     if (match := _OTHER.fullmatch(name)) and match["name"] in _WHOLE:
@@ -47,7 +47,7 @@ _MODEL_LAYER = re.compile(r"model\.layers\.(?P<number>\d{1,6})\.(?P<name>.+)\.(?
 
 
 def to_file_name(name: str) -> str:
-    """Return the name in a file of a model's tensor; raise KeyError for an unknown one."""
+    """Return the name in a file of a model's tensor. Raise KeyError for an unknown one."""
     if match := _MODEL_LAYER.fullmatch(name):
         own = _FILE_NAMES_OF_LAYER[match["name"]]
         return f"blk.{match['number']}.{own}.{match['leaf']}"

@@ -21,7 +21,7 @@ _OUTSIDE_OF_TEXT = (*_ADDED, TokenType.BYTE)
 
 
 def tokenizer_content(vocabulary: Vocabulary) -> bytes:
-    """Return the content of a tokenizer.json; raise ModelError if a limit is exceeded."""
+    """Return the content of a tokenizer.json. Raise ModelError if a limit is exceeded."""
     parts = _sentencepiece(vocabulary) if vocabulary.pre is None else _byte_level(vocabulary)
     content = {
         "version": "1.0",

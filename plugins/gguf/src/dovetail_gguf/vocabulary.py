@@ -57,7 +57,7 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A vocabulary. tokens, types, scores: by id; scores are empty for byte-level BPE.
+    """A vocabulary. tokens, types, scores: by id. Scores are empty for byte-level BPE.
 
     merges: pairs in the order of their ranks. pre: None for SentencePiece. special_ids: by the name
     of the variable of chat templates ("bos_token").

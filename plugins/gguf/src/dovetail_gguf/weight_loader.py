@@ -25,26 +25,24 @@ from dovetail_gguf.reader import GGUFFile, TensorInfo, find_file
 from dovetail_gguf.tensor_names import IGNORED, to_model_name
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
-from dovetail_torch.weights import Assignment, MappedAssignment, build_weight_table
+from dovetail_torch.weights import Assignment, Target, build_weight_table
 from dovetail_torch.weights.block_plan import BLOCK_PLAN
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 
 logger = logging.getLogger(__name__)
 
-Target = Assignment | MappedAssignment
-
 
 class GGUFLoader(WeightLoader):
-    """Reads one file or all parts of a split model; the files are memory-mapped."""
+    """Reads one file or all parts of a split model. The files are memory-mapped."""
 
     provides: ClassVar[frozenset[str]] = frozenset({BLOCK_PLAN, FINGERPRINT})
 
     def __init__(self, context: WeightLoaderContext) -> None:
-        """Store `context`; no file is read."""
+        """Store `context`. No file is read."""
         self.context = context
 
     def fingerprint(self) -> str:
-        """Return the files' fingerprint; see `dovetail_torch.weights.fingerprint`."""
+        """Return the files' fingerprint. See `dovetail_torch.weights.fingerprint`."""
         file = self._open()
         starts = dict.fromkeys(file.paths, 0)
         for info in file.tensors.values():
@@ -52,7 +50,7 @@ class GGUFLoader(WeightLoader):
         return fingerprint_files(file.paths, starts)
 
     def plan(self, model: nn.Module) -> None:
-        """Set the block types of the linear layers; see `dovetail_torch.weights.block_plan`."""
+        """Set the block types of the linear layers. See `dovetail_torch.weights.block_plan`."""
         file = self._open()
         for name, target in _choose(file, model).items():
             info = file.tensors[name]
@@ -154,7 +152,7 @@ def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int
 
 
 def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> bool:
-    """Pass blocks to linear layers, or dequantize them; return whether any are dequantized."""
+    """Pass blocks to linear layers, or dequantize them. Return whether any are dequantized."""
     memory = file.data(info.name)
     blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
     blocks_OB = _restore(blocks_OB, info, num_heads)
@@ -170,7 +168,7 @@ def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target, num_heads: in
 
 
 def _restore(rows: torch.Tensor, info: TensorInfo, num_heads: int) -> torch.Tensor:
-    """Return the rows in the model's order; raise WeightError if num_heads does not divide them."""
+    """Return the rows in the model's order. Raise WeightError if num_heads does not divide them."""
     if not num_heads:
         return rows
     if info.shape[0] % (2 * num_heads):

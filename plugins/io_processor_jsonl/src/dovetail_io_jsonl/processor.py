@@ -45,7 +45,7 @@ class JSONLProcessor(IOProcessor):
         self._default = context.default_sampling
 
     def pre_process(self, request: IORequest) -> IOBatch:
-        """Return one prompt for each row; the state contains the ids of the rows."""
+        """Return one prompt for each row. The state contains the ids of the rows."""
         params = request.sampling_params or self._default
         prompts: list[IOPrompt] = []
         ids: dict[str | int, str] = {}
@@ -118,7 +118,7 @@ class JSONLProcessor(IOProcessor):
 
 
 def _with_integer_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
-    """Return a logit bias with integer keys; in JSON all keys are strings."""
+    """Return a logit bias with integer keys. In JSON all keys are strings."""
     try:
         return {int(token): value for token, value in bias.items()}
     except ValueError:

@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 
 
 def read_rows(data: object) -> list[tuple[str, Row]]:
-    """Return (location, row) for each row of `data`; error messages name the location.
+    """Return (location, row) for each row of `data`. Error messages name the location.
 
     data: the path of a UTF-8 file, a string of JSON lines, or a list of mappings. Empty lines are
     skipped. For a line that is not a JSON object, raises a RequestError that names the line.
@@ -44,7 +44,7 @@ def read_rows(data: object) -> list[tuple[str, Row]]:
 
 
 def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
-    """Write one JSON object on each line; replace an existing file.
+    """Write one JSON object on each line. Replace an existing file.
 
     Raises OSError if writing fails; an existing file then stays unchanged.
     """

@@ -67,12 +67,12 @@ class MemorySchedulerSide:
         return [all(key in known for known in self._known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Queue a load; return whether the request must wait for the load."""
+        """Queue a load. Return whether the request must wait for the load."""
         self._transfers.append(_encoded("load", transfer))
         return self._asynchronous
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Queue a store; return True, because every store is accepted."""
+        """Queue a store. Return True, because every store is accepted."""
         self._transfers.append(_encoded("store", transfer))
         return True
 
@@ -82,7 +82,7 @@ class MemorySchedulerSide:
         return json.dumps(transfers).encode() if transfers else b""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Update the known keys of a rank; return the transfers that have ended on this rank."""
+        """Update the known keys of a rank. Return the transfers that have ended on this rank."""
         if not answer:
             return KVOutcome()
         decoded = json.loads(answer)
@@ -126,7 +126,7 @@ class MemoryWorkerSide:
                 self._loads[transfer["number"]] = self._threads.submit(self._load, transfer)
 
     def finish(self) -> bytes:
-        """Run the queued stores; return ended transfers and changed keys since the last step."""
+        """Run the queued stores. Return ended transfers and changed keys since the last step."""
         stores, self._stores = self._stores, []
         for transfer in stores:
             self._save(transfer)
@@ -154,7 +154,7 @@ class MemoryWorkerSide:
         self._stores.clear()
 
     def _load(self, transfer: dict[str, Any]) -> list[int]:
-        """Copy the pages of each key to its block; return the blocks with missing pages."""
+        """Copy the pages of each key to its block. Return the blocks with missing pages."""
         assert self._store is not None, "begin must not be called after shutdown"
         missing = []
         for key, block in zip(transfer["keys"], transfer["blocks"], strict=True):

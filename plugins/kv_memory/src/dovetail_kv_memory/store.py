@@ -1,4 +1,4 @@
-"""The store maps keys to pages; if it is full, it removes the least recently used pages.
+"""The store maps keys to pages. If it is full, it removes the least recently used pages.
 
 All engines of the process with interchangeable pages share one store. The store is freed when the
 last of these engines shuts down. This module does not depend on the KV cache or on plans, and does
@@ -46,7 +46,7 @@ class BlockStore:
         return self._num_bytes
 
     def attach(self) -> Feed:
-        """Return a new feed that starts with all stored keys; the caller must keep a reference."""
+        """Return a new feed that starts with all stored keys. The caller must keep a reference."""
         with self._lock:
             feed = Feed()
             feed.changes = dict.fromkeys(self._blocks, True)
@@ -74,7 +74,7 @@ class BlockStore:
             self._notify(key, is_stored=True)
 
     def get(self, key: bytes) -> Pages | None:
-        """Return the pages of a block; None if they are not stored."""
+        """Return the pages of a block, or None if they are not stored."""
         with self._lock:
             pages = self._blocks.get(key)
             if pages is not None:
@@ -91,7 +91,7 @@ _STORES_LOCK = Lock()
 
 
 def shared_store(name: str, capacity_bytes: int) -> BlockStore:
-    """Return the store with this name in this process; the first call sets its capacity."""
+    """Return the store with this name in this process. The first call sets its capacity."""
     with _STORES_LOCK:
         store = _STORES.get(name)
         if store is None:

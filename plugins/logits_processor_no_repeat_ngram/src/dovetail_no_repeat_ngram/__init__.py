@@ -78,7 +78,7 @@ class NoRepeatNgram(LogitsProcessor):
             )
 
     def join(self, request: NewRequest) -> bool:
-        """Return whether the request has the argument; if it has, read all its tokens."""
+        """Return whether the request has the argument. If it has, read all its tokens."""
         self.leave(request.row)
         size = request.sampling_params.extra_args.get(ARGUMENT)
         if not isinstance(size, int) or not size:
@@ -91,7 +91,7 @@ class NoRepeatNgram(LogitsProcessor):
         self._rows.pop(row, None)
 
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Set forbidden tokens to -inf in place; skip a row that would have no token left."""
+        """Set forbidden tokens to -inf in place. Skip a row that would have no token left."""
         for index, row in enumerate(rows):
             own = self._rows.get(row)
             forbidden = own.forbidden() if own is not None else []

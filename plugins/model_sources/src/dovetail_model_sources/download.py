@@ -92,7 +92,7 @@ def _wait(
     folder: Path,
     report: Callable[[str], None],
 ) -> None:
-    """Wait for pip and report progress; raise ModelError at a limit."""
+    """Wait for pip and report progress. Raise ModelError at a limit."""
     clock = MonotonicClock()
     deadline_ns = clock.now_ns() + int(TIME_LIMIT_S * 1e9)
     progress = _Progress(wanted, report)

@@ -41,7 +41,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def hub_cache_dir() -> Path:
-    """Return the cache directory of huggingface_hub; it may not exist yet."""
+    """Return the cache directory of huggingface_hub. It may not exist yet."""
     for variable, below in (("HF_HUB_CACHE", ""), ("HF_HOME", "hub")):
         if stated := os.environ.get(variable, ""):
             return (Path(os.path.expandvars(stated)).expanduser() / below).absolute()
@@ -50,7 +50,7 @@ def hub_cache_dir() -> Path:
 
 
 def find_snapshot(cache: Path, wanted: HubReference) -> Path | None:
-    """Return the folder of the revision in the cache; None if there is none."""
+    """Return the folder of the revision in the cache, or None if there is none."""
     folder = cache / wanted.folder_name
     commit = wanted.revision
     try:
@@ -63,7 +63,7 @@ def find_snapshot(cache: Path, wanted: HubReference) -> Path | None:
 
 
 def find_complete_model(cache: Path, wanted: HubReference) -> Path | None:
-    """Return the model directory or GGUF file in the cache; None if it is missing or incomplete."""
+    """Return the model directory or GGUF file in the cache, or None if it is incomplete."""
     snapshot = find_snapshot(cache, wanted)
     if snapshot is None:
         return None
@@ -88,7 +88,7 @@ def is_complete(snapshot: Path) -> bool:
 
 
 def read_shards(index: Path) -> tuple[str, ...]:
-    """Return the sorted names of the weight files in an index; raise ModelError for a bad index."""
+    """Return the sorted names of the weight files in an index. Raise ModelError for a bad index."""
     if not file_exists(index):
         raise ModelError(f"{index} does not exist.")
     table = read_json_object(index).get("weight_map")
@@ -124,7 +124,7 @@ def snapshots(cache: Path) -> Iterator[tuple[str, Path]]:
 
 
 def card_license(path: Path) -> str:
-    """Return the license in the model card of a directory or model file; "" if unknown."""
+    """Return the license in the model card of a directory or model file, or "" if unknown."""
     card = (path if path.is_dir() else path.parent) / CARD_FILE
     try:
         with card.open(encoding="utf-8", errors="replace") as stream:
@@ -146,7 +146,7 @@ def _gguf_models(wanted: HubReference, snapshot: Path) -> Iterator[tuple[str, Pa
 
 
 def _refs(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (commit, name) of each branch and tag; the default branch comes last."""
+    """Yield (commit, name) of each branch and tag. The default branch comes last."""
     refs = folder / "refs"
     paths = sorted((path for path in refs.rglob("*") if path.is_file()), key=str)
     for path in sorted(paths, key=lambda path: path.name == DEFAULT_REVISION):

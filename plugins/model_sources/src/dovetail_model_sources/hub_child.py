@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def run(request: dict[str, str], write: Callable[[dict[str, Any]], None]) -> None:
-    """Download one model; `write` receives the progress, and at the end the result."""
+    """Download one model. `write` receives the progress, and at the end the result."""
     wanted = HubReference(repo=request["repo"], file=request["file"], revision=request["revision"])
     endpoint, cache = request["endpoint"], Path(request["cache"])
     try:
@@ -124,7 +124,7 @@ class _Download:
         return self._repository.look_up(name, max_bytes=_limit(name))
 
     def _look_up(self, name: str) -> HubFile | None:
-        """Return the facts of a file; None if the repository does not have it."""
+        """Return the facts of a file, or None if the repository does not have it."""
         try:
             return self._require(name)
         except HfHubHTTPError as error:

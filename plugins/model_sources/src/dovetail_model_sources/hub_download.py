@@ -86,7 +86,7 @@ def _check_allowed(wanted: HubReference, cache: Path) -> None:
 
 
 def _follow(output: IO[bytes], wanted: HubReference, report: Callable[[str], None]) -> Path:
-    """Report the progress of the download; return the directory that the child process prints."""
+    """Report the progress of the download. Return the directory that the child process prints."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(output, lines), daemon=True).start()
     total = received = shown = 0

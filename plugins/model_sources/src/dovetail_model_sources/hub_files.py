@@ -59,7 +59,7 @@ class Repository:
     """The files of one repository at one commit. The first requested file determines the commit."""
 
     def __init__(self, wanted: HubReference, endpoint: str, cache: Path) -> None:
-        """Store the arguments; no request is sent yet. huggingface_hub provides the token."""
+        """Store the arguments. No request is sent yet. huggingface_hub provides the token."""
         self._wanted = wanted
         self._endpoint = endpoint
         self._folder = cache / wanted.folder_name
@@ -179,7 +179,7 @@ class Repository:
             partial.replace(blob)
 
     def _headers_for(self, url: str) -> dict[str, str]:
-        """Return the headers of a request; the token is only sent to the hub itself."""
+        """Return the headers of a request. The token is only sent to the hub itself."""
         same = urlsplit(url)[:2] == urlsplit(self._endpoint)[:2]
         return {
             name: value

@@ -72,7 +72,7 @@ class HubReference:
 
 
 def parse_hub_reference(text: str) -> HubReference:
-    """Parse "ORGANIZATION/NAME[:FILE.gguf][@REVISION]"; raise ModelError for any other text."""
+    """Parse "ORGANIZATION/NAME[:FILE.gguf][@REVISION]". Raise ModelError for any other text."""
     found = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if found is None or "--" in found["repo"] or ".." in text:
         raise ModelError(
@@ -90,7 +90,7 @@ def parse_hub_reference(text: str) -> HubReference:
 
 
 def hub_endpoint() -> str:
-    """Return the hub's address, without a slash at its end; raise ConfigError if it is invalid."""
+    """Return the hub's address, without a slash at its end. Raise ConfigError if it is invalid."""
     stated = os.environ.get("HF_ENDPOINT", "").strip().rstrip("/") or DEFAULT_ENDPOINT
     if not re.fullmatch(r"https?://[^\s/?#]+(?:/[^\s?#]*)?", stated):
         raise ConfigError(f"HF_ENDPOINT={shorten(stated)} must be an http or https address.")

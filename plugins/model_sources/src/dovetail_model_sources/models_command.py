@@ -42,7 +42,7 @@ def models(
     json: Annotated[bool, Parameter(negative="", help=_JSON_HELP)] = False,
     remove: Annotated[str, Parameter(help=_REMOVE_HELP)] = "",
 ) -> int:
-    """List the models on this machine; the exit code is 1 if one is damaged."""
+    """List the models on this machine. The exit code is 1 if one is damaged."""
     store = Store(model_cache_dir())
     downloaded = {entry.path: entry for entry in store.entries()}
     found = list(_listed(downloaded, verify=verify))

@@ -39,7 +39,7 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Return the reference; raise ModelError for anything but "name==version[#sha256=…]".
+    """Return the reference. Raise ModelError for anything but "name==version[#sha256=…]".
 
     The name is normalized as in PEP 503. The version must be exact and normalized as in PEP 440.
     """

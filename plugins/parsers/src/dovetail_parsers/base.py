@@ -86,7 +86,7 @@ class StreamedToolParser(ToolParser):
             self._content.append(text)
 
     def open_call(self, name: str) -> None:
-        """Begin a call; raise MalformedCallError if no tool of the request has this name."""
+        """Begin a call. Raise MalformedCallError if no tool of the request has this name."""
         if not name or (self._schemas and name not in self._schemas):
             raise MalformedCallError
         self.cursor.stop_recording()
@@ -125,7 +125,7 @@ class StreamedToolParser(ToolParser):
     # --- parts of formats ---------------------------------------------------------------------
 
     def attempt(self, before: str, steps: Steps[None]) -> Steps[bool]:
-        """Run `steps`; if they find no call, what they have read is content.
+        """Run `steps`. If they find no call, what they have read is content.
 
         before: the marker that was just read. Returns whether the text was well-formed.
         """
@@ -190,7 +190,7 @@ class StreamedToolParser(ToolParser):
         return self.cursor.stop_recording() or ""
 
     def _next_item(self, end: str, *, is_first: bool) -> Steps[bool]:
-        """Read the comma before an item; return False at the end of the list or object."""
+        """Read the comma before an item. Return False at the end of the list or object."""
         char = yield from self.cursor.skip_space()
         if char == end:
             self.cursor.take(1)
@@ -258,7 +258,7 @@ class MarkedToolParser(StreamedToolParser):
                 yield from self._close()
 
     def _read(self, marker: str) -> Steps[bool]:
-        """Read what follows a marker; return whether it was a call."""
+        """Read what follows a marker. Return whether it was a call."""
         return (yield from self.json_calls(marker))
 
     def _close(self) -> Steps[None]:

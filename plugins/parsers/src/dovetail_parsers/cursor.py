@@ -62,7 +62,7 @@ class Cursor:
         self._recorded = [before]
 
     def stop_recording(self) -> str | None:
-        """Return the recorded text and stop; None if nothing was being recorded."""
+        """Return the recorded text and stop, or None if nothing was being recorded."""
         recorded, self._recorded = self._recorded, None
         return None if recorded is None else "".join(recorded)
 
@@ -75,7 +75,7 @@ class Cursor:
         return piece
 
     def peek(self) -> Steps[str]:
-        """Return the next character without reading it; "" at the end."""
+        """Return the next character without reading it. "" at the end."""
         while self._at >= len(self._text):
             if self.ended:
                 return ""
@@ -83,7 +83,7 @@ class Cursor:
         return self._text[self._at]
 
     def accept(self, text: str) -> Steps[bool]:
-        """Read `text` if it is next; return whether it was."""
+        """Read `text` if it is next. Return whether it was."""
         while True:
             rest = self._text[self._at : self._at + len(text)]
             if rest == text:
@@ -94,12 +94,12 @@ class Cursor:
             yield
 
     def expect(self, text: str) -> Steps[None]:
-        """Read `text`; raise MalformedCallError if it is not next."""
+        """Read `text`. Raise MalformedCallError if it is not next."""
         if not (yield from self.accept(text)):
             raise MalformedCallError
 
     def skip_space(self) -> Steps[str]:
-        """Read white space; return the next character, "" at the end."""
+        """Read white space. Return the next character, "" at the end."""
         while True:
             char = yield from self.peek()
             if not char or char not in _SPACE:
@@ -107,7 +107,7 @@ class Cursor:
             self.take(1)
 
     def until(self, markers: tuple[str, ...], emit: Emit) -> Steps[str]:
-        """Pass on the text before the first marker; read and return the marker, "" at the end."""
+        """Pass on the text before the first marker. Read and return the marker, "" at the end."""
         pattern = _any_of(markers)
         while True:
             found = pattern.search(self._text, self._at)
@@ -122,7 +122,7 @@ class Cursor:
             yield
 
     def word(self, stops: tuple[str, ...], most: int = MAX_NAME_CHARS) -> Steps[tuple[str, str]]:
-        """Read a short text and the marker after it; raise MalformedCallError if there is none."""
+        """Read a short text and the marker after it. Raise MalformedCallError if there is none."""
         parts: list[str] = []
         size = 0
 

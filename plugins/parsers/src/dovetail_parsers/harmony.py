@@ -22,7 +22,7 @@ class Header:
 
 
 def read_header(cursor: Cursor, marker: str) -> Steps[Header | None]:
-    """Read a header up to <|message|>; None if the text is no header. marker: its first marker."""
+    """Read a header up to <|message|>, or None if there is none. marker: its first marker."""
     try:
         text, _ = yield from cursor.word((_MESSAGE,), _MAX_HEADER_CHARS)
     except MalformedCallError:

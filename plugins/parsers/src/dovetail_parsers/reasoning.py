@@ -157,7 +157,7 @@ class GraniteReasoningParser(MarkedReasoningParser):
 
 
 class HarmonyReasoningParser(StreamedReasoningParser):
-    """gpt-oss: the channel analysis is reasoning; calls stay as they are, for the tool parser."""
+    """gpt-oss: the channel analysis is reasoning. Calls stay as they are, for the tool parser."""
 
     template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>")
     example = (
@@ -166,7 +166,7 @@ class HarmonyReasoningParser(StreamedReasoningParser):
     )
 
     def markers(self) -> ReasoningMarkers | None:
-        """Return the markers of this completion; the model always begins with reasoning."""
+        """Return the markers of this completion. The model always begins with reasoning."""
         return ReasoningMarkers(
             end="<|end|><|start|>assistant", answer="<|channel|>final<|message|>"
         )

@@ -18,7 +18,7 @@ from dovetail_torch.layers.linear import ParallelLinear
 
 @dataclass
 class Moments:
-    """Sums over tokens. products_II: of x · xᵀ, float32; num_tokens: their number."""
+    """Sums over tokens. products_II: of x · xᵀ, float32. Num_tokens: their number."""
 
     products_II: torch.Tensor
     num_tokens: int = 0
@@ -31,7 +31,7 @@ class Moments:
 
     @property
     def mean_squares(self) -> torch.Tensor:
-        """The mean square of each feature [I]; at least a millionth of the greatest one."""
+        """The mean square of each feature [I]. At least a millionth of the greatest one."""
         squares_I = self.products_II.diagonal() / max(1, self.num_tokens)
         return squares_I.clamp(min=float(squares_I.max()) * 1e-6 + 1e-30)
 

@@ -118,7 +118,7 @@ def _leaf(name: str) -> str:
 
 
 def _as_numpy(values: torch.Tensor) -> np.ndarray:
-    """Return the values; those in bfloat16 as bytes, as the writer expects them."""
+    """Return the values. Those in bfloat16 as bytes, as the writer expects them."""
     values = values.contiguous()
     return (values.view(torch.uint8) if values.dtype == torch.bfloat16 else values).numpy()
 

@@ -71,7 +71,7 @@ def _round_block(
     grid: Grid,
     factor_BB: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round the columns of one block per row; change the later columns of the batch."""
+    """Round the columns of one block per row. Change the later columns of the batch."""
     num_rows = len(batch_OB)
     codes_OS = batch_OB.new_empty(num_rows, kind.size)
     values_OS = torch.empty_like(codes_OS)

@@ -49,7 +49,7 @@ class OpenedModel:
 
 @contextmanager
 def open_model(model: str, **options: Any) -> Iterator[OpenedModel]:
-    """Load a model in bfloat16; every operation runs through its modules.
+    """Load a model in bfloat16. Every operation runs through its modules.
 
     options: of the engine.
     """

@@ -36,7 +36,7 @@ def _option(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:
-    """The options; `check_options` checks the values."""
+    """The options. `check_options` checks the values."""
 
     method: Annotated[str, _option("rtn (round to nearest), gptq or awq.")] = "rtn"
     format: Annotated[str, _option("int4, q4_1, q4_k, q6_k or int8.")] = "q4_k"

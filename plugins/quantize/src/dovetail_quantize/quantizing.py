@@ -75,7 +75,7 @@ def quantize_layers(
     chunks: Sequence[Sequence[int]],
     note: Callable[[str], None],
 ) -> Quantized:
-    """Quantize all linear layers except the head; the model's weights become the rounded values.
+    """Quantize all linear layers except the head. The model's weights become the rounded values.
 
     chunks: of the calibration text; empty for rounding without one. note: receives progress.
     """

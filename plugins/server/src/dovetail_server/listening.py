@@ -17,7 +17,7 @@ SEND_BUFFER_BYTES = 128 * KIB
 
 
 def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
-    """Return a listening socket; raise ConfigError if the address cannot be used.
+    """Return a listening socket. Raise ConfigError if the address cannot be used.
 
     option: the option that sets the port, for errors.
     """
@@ -50,7 +50,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
-    """Return the TLS settings of a server, or None; raise ConfigError for an unusable file."""
+    """Return the TLS settings of a server, or None. Raise ConfigError for an unusable file."""
     if settings.ssl_certfile is None:
         return None
     import ssl  # slow to import

@@ -64,7 +64,7 @@ def make_state(
 
 
 def run_server(state: ServerState, listeners: Listeners, make: Callable[[], AsyncLLM]) -> int:
-    """Serve until a signal; return the exit code. make: creates the engine, in a thread.
+    """Serve until a signal. Return the exit code. make: creates the engine, in a thread.
 
     Raises ConfigError for keys or TLS files that cannot be used, and the error of an engine or
     plugin that could not start.
@@ -144,11 +144,11 @@ class Server:
                 self.table.add(route)
 
     def serve(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
-        """Serve until a signal, or until `lead` ends it; return the exit code."""
+        """Serve until a signal, or until `lead` ends it. Return the exit code."""
         return uvloop.run(self.run(make, lead))
 
     async def run(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
-        """Serve until a signal, or until `lead` ends it; return the exit code."""
+        """Serve until a signal, or until `lead` ends it. Return the exit code."""
         state = self._state
         drain = Drain(state.slot, state.settings.drain_timeout_s)
         if lead is None:
@@ -195,7 +195,7 @@ class Server:
         slot.put(llm)
 
     def _announce(self, loading: asyncio.Task[None], drain: Drain, lead: Lead | None) -> None:
-        """Announce that the server is ready; if it could not start, end it."""
+        """Announce that the server is ready. If it could not start, end it."""
         if loading.cancelled() or loading.exception() is not None:
             drain.handle_signal()
         elif lead is None:
@@ -224,7 +224,7 @@ class Server:
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn's server; the drain handles the signals."""
+    """uvicorn's server. The drain handles the signals."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Leave the signals to the drain."""
@@ -232,7 +232,7 @@ class _QuietServer(uvicorn.Server):
 
 
 async def _finish_loading(loading: asyncio.Task[None], drain: Drain) -> None:
-    """Wait for an engine that is being loaded; raise its error. A second signal ends the process.
+    """Wait for an engine that is being loaded. Raise its error. A second signal ends the process.
 
     A thread loads the engine and cannot be interrupted; the engine's process ends with this one.
     """

@@ -38,7 +38,7 @@ class _Window:
     __slots__ = ("before", "num_failed", "num_finished", "num_new", "num_scheduled", "num_steps")
 
     def __init__(self, before: SchedulerStats | None) -> None:
-        """before: the scheduler's totals at the last line; None before the first line."""
+        """before: the scheduler's totals at the last line. None before the first line."""
         self.before = before
         self.num_steps = self.num_new = self.num_scheduled = 0
         self.num_finished = self.num_failed = 0
@@ -79,7 +79,7 @@ class JSONLStatLogger(StatLogger):
         self._closed = False
 
     def record(self, step: StepStats) -> None:
-        """Add a step; write a line if the interval has passed."""
+        """Add a step. Write a line if the interval has passed."""
         self._window.add(step)
         self._last = step
         if step.now_ns - self._line_ns >= self._interval_ns:

@@ -45,7 +45,7 @@ class Matcher:
         self._num_ends = 0
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens up to the first one that is not allowed; return their number."""
+        """Accept tokens up to the first one that is not allowed. Return their number."""
         for count, token in enumerate(token_ids):
             if token in self._ends and (self._num_ends or self.inner.is_accepting()):
                 self._num_ends += 1
@@ -108,7 +108,7 @@ class LLGuidance(GrammarBackend):
         self._executor: LLExecutor | None = None
 
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
-        """Return a new matcher; raise RequestError if the text is not a valid grammar."""
+        """Return a new matcher. Raise RequestError if the text is not a valid grammar."""
         if spec.form not in self.forms:
             raise RequestError(
                 f"the form {spec.form[:40]!r} is not one of {', '.join(sorted(self.forms))}.",

@@ -48,7 +48,7 @@ class Matcher:
         self._num_ends = 0
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens up to the first one that is not allowed; return their number."""
+        """Accept tokens up to the first one that is not allowed. Return their number."""
         with _limited():
             for count, token in enumerate(token_ids):
                 if not self._accept(token):
@@ -123,7 +123,7 @@ class XGrammar(GrammarBackend):
         self._num_bytes = 0
 
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
-        """Return a new matcher; raise RequestError if the text is not a valid grammar."""
+        """Return a new matcher. Raise RequestError if the text is not a valid grammar."""
         if spec.form not in self.forms:
             raise RequestError(
                 f"the form {spec.form[:40]!r} is not one of {', '.join(sorted(self.forms))}.",
@@ -196,7 +196,7 @@ def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> xgrammar.CompiledGram
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an exception; the library's begins with a time and a source file."""
+    """Return the message of an exception. The library's begins with a time and a source file."""
     text = " ".join(str(error).split())
     if not isinstance(error, ValueError):
         text = text.rpartition("is false: ")[2].partition("/cpp/")[2].partition(": ")[2] or text

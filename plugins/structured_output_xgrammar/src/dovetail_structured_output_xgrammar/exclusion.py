@@ -13,7 +13,7 @@ _TYPES = frozenset({"object", "array", "string", "number", "boolean", "null"})
 def exclude_each_other(
     options: Sequence[dict[str, Any]], definitions: Mapping[str, dict[str, Any]]
 ) -> bool:
-    """Return whether no value is valid for two of the options; False if it is not certain."""
+    """Return whether no value is valid for two of the options, or False if it is not certain."""
     return _Comparison(definitions).excludes_all(options)
 
 

@@ -205,7 +205,7 @@ class _Parser:
         return Pattern(text, atom.size * times, least == 0 or atom.nullable)
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Read a repetition; return its least and most counts, or None if there is none."""
+        """Read a repetition. Return its least and most counts, or None if there is none."""
         for symbol, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(symbol):
                 return counts

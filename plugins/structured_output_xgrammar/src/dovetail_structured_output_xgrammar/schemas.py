@@ -139,7 +139,7 @@ class _Translation:
         return {"anyOf": [self._labeled(option) for option in options]}
 
     def _kinds(self, schema: Mapping[str, Any], keywords: frozenset[str]) -> list[str] | None:
-        """Return the types of a part; None for every type."""
+        """Return the types of a part, or None for every type."""
         given = schema.get("type")
         if given is None and "type" not in schema:
             if not keywords:

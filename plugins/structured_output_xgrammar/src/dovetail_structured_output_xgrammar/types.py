@@ -55,7 +55,7 @@ FORMATS: Mapping[str, str] = {
 
 
 def read_count(schema: Mapping[str, Any], keyword: str) -> int | None:
-    """Return the count in a keyword such as minItems; None if it is absent."""
+    """Return the count in a keyword such as minItems, or None if it is absent."""
     value = schema.get(keyword)
     if value is None and keyword not in schema:
         return None
@@ -94,7 +94,7 @@ def string(schema: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def read_pattern(value: object, keyword: str = "pattern") -> Pattern:
-    """Return the expression of a pattern or of a format; it must match the whole text."""
+    """Return the expression of a pattern or of a format. It must match the whole text."""
     if not isinstance(value, str):
         raise ValueError(f"{keyword} must be a text")
     if keyword == "pattern":

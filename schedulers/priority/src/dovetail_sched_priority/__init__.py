@@ -1,4 +1,4 @@
-"""Priority: the lowest number is served first; equal numbers are served in the order of arrival.
+"""Priority: the lowest number is served first. Equal numbers are served in the order of arrival.
 
 A waiting request preempts running requests of lower priority when there are not enough free rows or
 blocks.
@@ -15,7 +15,7 @@ __all__ = ["PriorityPolicy", "PriorityScheduler"]
 
 
 class PriorityPolicy(Policy):
-    """Serve by (priority, arrival); preempt the running request that is last in this order."""
+    """Serve by (priority, arrival). Preempt the running request that is last in this order."""
 
     preempts = True
 

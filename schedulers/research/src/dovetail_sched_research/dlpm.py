@@ -47,7 +47,7 @@ class DLPMPolicy(Policy):
         return refills, -view.num_cached_tokens(request), request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue running requests; admit requests with credit until one request is denied."""
+        """Continue running requests. Admit requests with credit until one request is denied."""
         yield CONTINUE
         waiting = list(view.waiting) if view.seats_left else []
         while waiting:

@@ -35,7 +35,7 @@ class EDFOptions(BaseModel):
 
 
 class EDFPolicy(Policy):
-    """Serve by (deadline, arrival); preempt the request with the latest deadline."""
+    """Serve by (deadline, arrival). Preempt the request with the latest deadline."""
 
     preempts = True
     options_model: ClassVar[type[BaseModel]] = EDFOptions
@@ -49,7 +49,7 @@ class EDFPolicy(Policy):
         return not request.deadline_ns, request.deadline_ns, request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue running requests; admit by deadline; preempt later deadlines if enabled."""
+        """Continue running requests. Admit by deadline. Preempt later deadlines if enabled."""
         yield CONTINUE
         for request in view.waiting:
             if not (yield self._admit(request)):

@@ -48,7 +48,7 @@ class _Place:
 
 
 class MLFQPolicy(OneOrderPolicy):
-    """Serve up to `max_batch` requests by (level, arrival); pause the other requests."""
+    """Serve up to `max_batch` requests by (level, arrival). Pause the other requests."""
 
     work_conserving = False
     options_model: ClassVar[type[BaseModel]] = MLFQOptions
@@ -60,7 +60,7 @@ class MLFQPolicy(OneOrderPolicy):
         self.max_batch = given.max_batch
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
-        """Return (level, arrival); a request preempted too often stays on the top level."""
+        """Return (level, arrival). A request preempted too often stays on the top level."""
         on_top = request.num_preemptions > self._options.levels
         return 0 if on_top else self._places[request.sequence].level, request.sequence
 
@@ -85,7 +85,7 @@ class MLFQPolicy(OneOrderPolicy):
         self._places[request.sequence] = _Place(level, 0, view.now_ns)
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
-        """Count the iterations; move the request one level down when its quantum is used up."""
+        """Count the iterations. Move the request one level down when its quantum is used up."""
         place = self._places[request.sequence]
         place.served_ns = view.now_ns
         place.used += self._cost(num_tokens)

@@ -21,7 +21,7 @@ from dovetail.interfaces import (
 
 
 class OneOrderPolicy(Policy):
-    """Serve running and waiting requests in one order; preempt the last running request.
+    """Serve running and waiting requests in one order. Preempt the last running request.
 
     max_batch: the maximum number of requests in a step.
     """
@@ -40,7 +40,7 @@ class OneOrderPolicy(Policy):
         return bool(self.rank(running, view) > self.rank(request, view))
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Serve the first `max_batch` requests of the order; admit until a request is denied."""
+        """Serve the first `max_batch` requests of the order. Admit until a request is denied."""
         yield from self.serve(view)
 
     def serve(self, view: SchedulerView) -> Generator[Action, Grant, set[int]]:

@@ -13,7 +13,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 
 
 class OrcaPolicy(Policy):
-    """Admit whole prompts in the order of arrival; reserve blocks for their longest output."""
+    """Admit whole prompts in the order of arrival. Reserve blocks for their longest output."""
 
     work_conserving = False
 

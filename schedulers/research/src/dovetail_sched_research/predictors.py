@@ -31,7 +31,7 @@ def expect_declared(request: RequestView) -> float:
 
 
 def make_predictor(text: str) -> Predictor:
-    """Return a predictor by name; raise ValueError if the name is unknown.
+    """Return a predictor by name. Raise ValueError if the name is unknown.
 
     oracle: `expect_declared`. noisy:SIGMA: the oracle times a log-normal factor, seeded by the
     request's position in arrival order. bucketed:BASE: the oracle rounded up to a power of

@@ -18,7 +18,7 @@ class PrefillFirstPolicy(Policy):
     work_conserving = False
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Admit whole prompts by arrival; continue running requests if none was admitted."""
+        """Admit whole prompts by arrival. Continue running requests if none was admitted."""
         waiting, num_running = view.waiting, len(view.running)
         for request in waiting:
             if not (yield Run(request, whole=True)):

@@ -17,7 +17,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class SarathiOptions(BaseModel):
-    """The options. chunk: tokens per step, including decodes; τ in the paper."""
+    """The options. chunk: tokens per step, including decodes. Τ in the paper."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

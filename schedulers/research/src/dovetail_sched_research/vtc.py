@@ -48,7 +48,7 @@ class VTCPolicy(Policy):
         return self._counters[request.tenant], request.sequence
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Continue running requests; admit by lowest counter until one request is denied."""
+        """Continue running requests. Admit by lowest counter until one request is denied."""
         yield CONTINUE
         queues: dict[str, deque[RequestView]] = {}
         for request in view.waiting if view.seats_left else ():
@@ -83,7 +83,7 @@ class VTCPolicy(Policy):
         self._charge(request.tenant, self._options.output_weight * num_tokens)
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
-        """Record that the request waits again; the counter of its tenant does not change."""
+        """Record that the request waits again. The counter of its tenant does not change."""
         self._waiting.setdefault(request.tenant, set()).add(request.sequence)
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:

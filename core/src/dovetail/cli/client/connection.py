@@ -65,7 +65,7 @@ class Server:
 
 
 def read_server(url: str, api_key_file: Path | None) -> Server:
-    """Return the server of `--url` and `--api-key-file`; raise ConfigError for invalid values."""
+    """Return the server of `--url` and `--api-key-file`. Raise ConfigError for invalid values."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port

@@ -1,4 +1,4 @@
-"""A conversation with a server; the counterpart of `ChatSession` for `dovetail chat --url`."""
+"""A conversation with a server. The counterpart of `ChatSession` for `dovetail chat --url`."""
 
 from __future__ import annotations
 

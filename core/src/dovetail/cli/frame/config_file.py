@@ -107,7 +107,7 @@ def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _values(file: str, node: Any, argument: Argument) -> list[str]:
-    """Return the values of an option as command-line words; raise ConfigError for a wrong type."""
+    """Return the values of an option as command-line words. Raise ConfigError for a wrong type."""
     kind = type(node).__name__
     if kind == "MappingNode":
         if not _is_mapping(argument):
@@ -163,7 +163,7 @@ def _place(file: str, node: Any) -> str:
 
 
 def _read(file: str) -> Any:
-    """Return the root node of a YAML file; None if it is empty.
+    """Return the root node of a YAML file, or None if it is empty.
 
     Raises ConfigError for invalid YAML.
     """
@@ -204,7 +204,7 @@ def _check_events(file: str, events: Any) -> None:
 
 
 def _construct(file: str, node: Any) -> Any:
-    """Return a node's value as JSON types; raise ConfigError for duplicate keys and for dates."""
+    """Return a node's value as JSON types. Raise ConfigError for duplicate keys and for dates."""
     kind = type(node).__name__
     if kind == "SequenceNode":
         return [_construct(file, item) for item in node.value]

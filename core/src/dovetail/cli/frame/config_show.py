@@ -49,7 +49,7 @@ def show(
 
 
 def _parse(command: str, options: tuple[str, ...]) -> list[Argument]:
-    """Return the options of a command with their values; raise ConfigError if one is invalid."""
+    """Return the options of a command with their values. Raise ConfigError if one is invalid."""
     from dovetail.cli.app import explain, load_app
 
     config = ConfigFile()

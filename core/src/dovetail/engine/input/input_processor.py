@@ -154,7 +154,7 @@ class InputProcessor:
         cache_salt: str = "",
         arrival_ns: int = 0,
     ) -> EngineCoreRequest:
-        """Check a request and tokenize its texts; return it for `complete`, without a seed.
+        """Check a request and tokenize its texts. Return it for `complete`, without a seed.
 
         priority and cache_salt must be valid. Can run in a thread, because it holds the GIL only
         for milliseconds at a time. Raises RequestError that names the invalid parameter.
@@ -199,7 +199,7 @@ class InputProcessor:
         return requests
 
     def checked_params(self, params: SamplingParams | None) -> SamplingParams:
-        """Return the parameters, or the defaults for None; raise RequestError for invalid ones."""
+        """Return the parameters, or the defaults for None. Raise RequestError for invalid ones."""
         params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(
@@ -310,7 +310,7 @@ def _no_tokenizer(parameter: str) -> RequestError:
 
 
 def _default_params(given: Mapping[str, object]) -> SamplingParams:
-    """Return SamplingParams with the given fields; raise ConfigError for an invalid field."""
+    """Return SamplingParams with the given fields. Raise ConfigError for an invalid field."""
     values = dict(given)
     if "max_new_tokens" in values:
         values.setdefault("max_tokens", values.pop("max_new_tokens"))

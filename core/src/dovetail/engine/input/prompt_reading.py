@@ -35,12 +35,12 @@ class ReadPrompt:
     deadline_s: float | None = None
 
     def deadline_ns(self, now_ns: int) -> int:
-        """Return the deadline of the first token, on the same clock as `now_ns`; 0 for none."""
+        """Return the deadline of the first token, on the same clock as `now_ns`, or 0 for none."""
         return 0 if self.deadline_s is None else max(1, now_ns + round(self.deadline_s * 1e9))
 
 
 def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPrompt:
-    """Return the parts of `prompt`; raise RequestError that names the invalid key.
+    """Return the parts of `prompt`. Raise RequestError that names the invalid key.
 
     Checks the sizes of salt and tenant, but not of the text and the token ids.
     """
@@ -74,7 +74,7 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
 def take_token_ids(
     given: Iterable[int], *, keep_last: int | None, max_model_len: int
 ) -> tuple[int, ...]:
-    """Return unchecked token ids; read at most `max_model_len` of them.
+    """Return unchecked token ids. Read at most `max_model_len` of them.
 
     keep_last: return only this many ids from the end; None for all. Raises RequestError for a
     prompt that is too long, before its other ids are read, and for an iterable that fails.

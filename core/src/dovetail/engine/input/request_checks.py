@@ -126,7 +126,7 @@ def validate_core_request(
     worker_provides: frozenset[str] = frozenset(),
     limits: LimitsConfig = DEFAULT_LIMITS,
 ) -> None:
-    """Check a request that the engine received; raise RequestError for an invalid parameter.
+    """Check a request that the engine received. Raise RequestError for an invalid parameter.
 
     vocab_size: the width of the logits. worker_provides: the worker's capability ids. limits:
     maximum sizes of strings and lists. Does not change the request.
@@ -190,7 +190,7 @@ def check_place(
 
 
 def check_request_id(request_id: object, limits: LimitsConfig) -> str:
-    """Return a user's id as a plain str; raise RequestError if it is empty, long or not Unicode."""
+    """Return a user's id as a plain str. Raise RequestError if it is empty, long or not Unicode."""
     return _check_id("request_id", request_id, limits, min_chars=1)
 
 
@@ -203,7 +203,7 @@ def read_request_ids(request_ids: object) -> list[str]:
 
 
 def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
-    """Yield the ids of `read_request_ids` in lists of `ID_CHUNK` ids; reading a list takes 1 ms."""
+    """Yield the ids of `read_request_ids` in lists of `ID_CHUNK` ids. Reading a list takes 1 ms."""
     if issubclass(type(request_ids), str):
         request_ids = [request_ids]
     if not isinstance(request_ids, Iterable) or isinstance(
@@ -220,7 +220,7 @@ def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
 
 
 def read_pause_scope(scope: object) -> PauseScope:
-    """Return the scope of a pause; raise UserError for any other value."""
+    """Return the scope of a pause. Raise UserError for any other value."""
     for known in PauseScope:
         if type(scope) in (str, PauseScope) and scope == known:
             return known
@@ -228,7 +228,7 @@ def read_pause_scope(scope: object) -> PauseScope:
 
 
 def read_sleep_tags(tags: object) -> tuple[str, ...]:
-    """Return the tags of a call of `wake_up`; raise UserError for other types or unknown tags."""
+    """Return the tags of a call of `wake_up`. Raise UserError for other types or unknown tags."""
     if not isinstance(tags, (list, tuple, set, frozenset)) or not all(
         type(tag) is str and tag in SLEEP_TAGS for tag in tags
     ):

@@ -46,14 +46,14 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def longest_token_chars(tokenizer: Tokenizer) -> int:
-    """Return the length of the longest token; decodes every id once (0.3 s for 150,000 ids)."""
+    """Return the length of the longest token. Decodes every id once (0.3 s for 150,000 ids)."""
     return max((len(tokenizer.decode([token])) for token in range(tokenizer.vocab_size)), default=1)
 
 
 def usable_eos_token_ids(
     configured: frozenset[int], tokenizer_eos: int | None, vocab_size: int
 ) -> frozenset[int]:
-    """Return the ids that end a text; raise ModelError if a configured id is not in the vocabulary.
+    """Return the ids that end a text. Raise ModelError if a configured id is not in the vocabulary.
 
     configured: the ids in config.json or generation_config.json. tokenizer_eos: the tokenizer's
     id; ignored with a warning if it is not in the vocabulary.
@@ -81,7 +81,7 @@ def usable_eos_token_ids(
 def load_tokenizer(
     config: RequestedConfig | EngineConfig, plugins: PluginRegistry
 ) -> Tokenizer | None:
-    """Return the tokenizer that `config` names; None with `skip_tokenizer_init`.
+    """Return the tokenizer that `config` names. None with `skip_tokenizer_init`.
 
     Raises PluginError if its plugin cannot be loaded, ModelError if its files cannot be used.
     """

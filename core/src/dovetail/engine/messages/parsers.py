@@ -93,7 +93,7 @@ class ChosenParser:
 
 @dataclass(frozen=True, kw_only=True)
 class MessageParsers:
-    """The parser plugins of a front end; None for a kind without a plugin."""
+    """The parser plugins of a front end, or None for a kind without a plugin."""
 
     tokenizer: Tokenizer | None
     tools: ChosenParser | None
@@ -103,7 +103,7 @@ class MessageParsers:
     def of(
         cls, config: AnyConfig, plugins: PluginRegistry, tokenizer: Tokenizer | None
     ) -> MessageParsers:
-        """Choose the parsers; raise a PluginError if a named one cannot be loaded."""
+        """Choose the parsers. Raise a PluginError if a named one cannot be loaded."""
         return cls(
             tokenizer=tokenizer,
             tools=choose_parser("tool_parser", config, plugins, tokenizer),
@@ -116,12 +116,12 @@ class MessageParsers:
         return None if self.tools is None else self.tools.cls
 
     def markers(self, prompt_end: str) -> ReasoningMarkers | None:
-        """Return the markers of the reasoning after a prompt; None if there is no reasoning."""
+        """Return the markers of the reasoning after a prompt, or None if there is no reasoning."""
         parser = self._reasoning_parser(prompt_end)
         return None if parser is None else parser.markers()
 
     def make(self, tools: Sequence[Mapping[str, Any]], prompt_end: str) -> MessageParser | None:
-        """Return the parser of a completion; None if its text needs no parser.
+        """Return the parser of a completion, or None if its text needs no parser.
 
         tools: the tools that the model may call. prompt_end: the end of the prompt's text.
         """
@@ -189,7 +189,7 @@ def choose_parser(
 
 
 def template_of(tokenizer: Tokenizer, *, with_tools: bool) -> str:
-    """Return the chat template of a model; "" if it has none."""
+    """Return the chat template of a model, or "" if it has none."""
     own = tokenizer.chat_templates
     return (own.get("tool_use", "") if with_tools else "") or own.get("default", "")
 

@@ -67,7 +67,7 @@ class ToolUse:
 def read_tools(
     tools: object, tool_choice: object = None, parallel_tool_calls: object = None
 ) -> ToolUse:
-    """Return the checked tools of a request; raise RequestError that names the field.
+    """Return the checked tools of a request. Raise RequestError that names the field.
 
     tools: None, or a list of {"type": "function", "function": {…}}. tool_choice: None for "auto" if
     there are tools, one of `CHOICES`, or {"type": "function", "function": {"name": …}}.
@@ -131,7 +131,7 @@ def _grammar_of(
     *,
     has_grammar: bool,
 ) -> dict[str, Any] | None:
-    """Return the structural tag of a request; None for the grammar that `params` has, or none."""
+    """Return the structural tag of a request, or None to use the grammar of `params`."""
     answer = params.structured_outputs
     if not use.offered:
         if answer is None or markers is None or not markers.answer:
@@ -161,7 +161,7 @@ def _call_grammar(
     answer: StructuredOutputsParams | None,
     markers: ReasoningMarkers | None,
 ) -> dict[str, Any] | None:
-    """Return the structural tag of the calls; None if they are not constrained."""
+    """Return the structural tag of the calls, or None if they are not constrained."""
     texts = [(item, parser_cls.call_text(_name_of(item))) for item in use.offered]
     found = [(item, text) for item, text in texts if text is not None]
     if not found:

@@ -32,12 +32,12 @@ class LogprobTexts:
         self._texts = self._no_texts if tokenizer is None else _TokenTexts(tokenizer)
 
     def of(self, params: SamplingParams) -> Mapping[int, str | None]:
-        """Return the texts by token; a token is detokenized when its text is read."""
+        """Return the texts by token. A token is detokenized when its text is read."""
         return self._texts if params.detokenize else self._no_texts
 
 
 class _TokenTexts(dict[int, str | None]):
-    """The text of each token; an incomplete character is U+FFFD."""
+    """The text of each token. An incomplete character is U+FFFD."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Completion:
     def append(
         self, token_ids: Sequence[int], logprobs: LogprobColumns | None, ending: Finished | None
     ) -> bool:
-        """Add the next tokens; return True if a stop string in their text ended the completion.
+        """Add the next tokens. Return True if a stop string in their text ended the completion.
 
         logprobs: log-probabilities of these tokens, if requested. ending: the end that the core
             reported with these tokens, if any.
@@ -152,7 +152,7 @@ class Completion:
         return stop is not None
 
     def finish(self, ending: Finished) -> None:
-        """End the completion with the core's reason; do nothing if it has ended."""
+        """End the completion with the core's reason. Do nothing if it has ended."""
         if self.finish_reason is not None:
             return
         self.finish_reason = ending.reason.value
@@ -207,7 +207,7 @@ class Completion:
         )
 
     def _new_text(self) -> str:
-        """Detokenize the new tokens; return "" if the search for stop strings has detokenized them.
+        """Detokenize the new tokens. Return "" if the search for stop strings has detokenized them.
 
         Returns all remaining text if the completion has ended.
         """

@@ -38,10 +38,10 @@ class Detokenizer(Protocol):
     """
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Add the next tokens; return the text that is now final, which may be empty."""
+        """Add the next tokens. Return the text that is now final, which may be empty."""
 
     def flush(self) -> str:
-        """Return the text that is held back; call it once, after the last token."""
+        """Return the text that is held back. Call it once, after the last token."""
 
 
 def make_detokenizer(
@@ -77,7 +77,7 @@ class PieceDetokenizer:
         self._plain = not (self._pending or self._at_start)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Add the next tokens; return the text that is now final, which may be empty."""
+        """Add the next tokens. Return the text that is now final, which may be empty."""
         if not self._plain:
             return self._push_bytes(token_ids)
         if len(token_ids) == 1:
@@ -89,7 +89,7 @@ class PieceDetokenizer:
             return self._push_bytes(token_ids)
 
     def flush(self) -> str:
-        """Return the text that is held back; call it once, after the last token."""
+        """Return the text that is held back. Call it once, after the last token."""
         rest, self._pending = self._pending.decode("utf-8", self._errors), b""
         return self._beyond_prompt(rest)
 
@@ -135,7 +135,7 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """A detokenizer for any tokenizer; needs only `decode`."""
+    """A detokenizer for any tokenizer. Needs only `decode`."""
 
     __slots__ = (
         "_decode",
@@ -156,7 +156,7 @@ class WindowDetokenizer:
         *,
         skip_special_tokens: bool = True,
     ) -> None:
-        """Create a detokenizer for the output after a prompt; only the prompt's end is read."""
+        """Create a detokenizer for the output after a prompt. Only the prompt's end is read."""
         self._decode = tokenizer.decode
         self._skip = skip_special_tokens
         self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
@@ -179,11 +179,11 @@ class WindowDetokenizer:
         self._mark = 0
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Add the next tokens; return the text that is now final, which may be empty."""
+        """Add the next tokens. Return the text that is now final, which may be empty."""
         return "".join([self._push(token) for token in token_ids if token not in self._skipped])
 
     def flush(self) -> str:
-        """Return the text that is held back; call it once, after the last token."""
+        """Return the text that is held back. Call it once, after the last token."""
         text = self._window_text()
         new = text[self._sent :]
         self._sent = len(text)
@@ -224,7 +224,7 @@ class WindowDetokenizer:
         return self._decode(self._ids, skip_special_tokens=self._skip)
 
     def _window_text(self) -> str:
-        """Decode the window; return the prompt's last character again if the output completed it.
+        """Decode the window. Return the prompt's last character again if the output completed it.
 
         In that case `_sent` is reduced.
         """
@@ -238,7 +238,7 @@ class WindowDetokenizer:
         return text
 
     def _push_unsettled(self, text: str) -> str:
-        """Return the text before the tail of U+FFFD; of a long tail, keep only its end."""
+        """Return the text before the tail of U+FFFD. Of a long tail, keep only its end."""
         num_tail = len(text) - len(text.rstrip(REPLACEMENT))
         broken = len(self._ids) - self._settled > MAX_UNSETTLED_TOKENS
         num_held = min(num_tail, MAX_HELD_CHARS) if broken else num_tail

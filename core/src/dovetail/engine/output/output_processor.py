@@ -199,11 +199,11 @@ class OutputProcessor:
                 )
 
     def process(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
-        """Process the outputs of a step; return the users' outputs, in the order of the tokens."""
+        """Process the outputs of a step. Return the users' outputs, in the order of the tokens."""
         return self.process_chunk(outputs).processed()
 
     def process_chunk(self, outputs: EngineCoreOutputs) -> DueGroups:
-        """Process a chunk of a step's outputs; the caller decides when outputs are created."""
+        """Process a chunk of a step's outputs. The caller decides when outputs are created."""
         to_abort: list[str] = []
         now_ns = self._clock.now_ns()
         touched: dict[CompletionGroup, None] = {}
@@ -226,7 +226,7 @@ class OutputProcessor:
         return DueGroups(due=due, to_abort=to_abort)
 
     def abort(self, request_ids: Iterable[str]) -> ProcessedOutputs:
-        """End users' requests; return their last outputs and the ids that the engine must abort.
+        """End users' requests. Return their last outputs and the ids that the engine must abort.
 
         Unknown and finished ids are ignored.
         """
@@ -250,7 +250,7 @@ class OutputProcessor:
         return ended
 
     def _take_prompt_facts(self, outputs: EngineCoreOutputs) -> None:
-        """Store the prompts' data from first completions; other completions have the same data."""
+        """Store the prompts' data from first completions. Other completions have the same data."""
         for core_id, num_cached in outputs.num_cached_tokens.items():
             entry = self._open.get(core_id)
             if entry is not None and entry[1].index == 0:

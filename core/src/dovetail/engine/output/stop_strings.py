@@ -16,7 +16,7 @@ class StopStringFilter:
     __slots__ = ("_held", "_include", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
-        """Create a finder. stops: one or more strings; each has at least one character."""
+        """Create a finder. stops: one or more strings. Each has at least one character."""
         if not stops or not all(stops):
             raise ValueError(f"stops={stops!r} must have at least one string, and no empty string")
         self._stops = tuple(stops)
@@ -24,7 +24,7 @@ class StopStringFilter:
         self._held = ""
 
     def push(self, piece: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """Add the next piece; return the text to show and the stop string found, if any.
+        """Add the next piece. Return the text to show and the stop string found, if any.
 
         armed: whether a stop string that ends in this piece is a match; if False it is ordinary
         text. Do not call it again after a match.
@@ -45,7 +45,7 @@ class StopStringFilter:
         return text[:border], None
 
     def flush(self) -> str:
-        """Return the text that is held back; call it once, after the last piece."""
+        """Return the text that is held back. Call it once, after the last piece."""
         held, self._held = self._held, ""
         return held
 

@@ -76,14 +76,14 @@ class AttachedEngine(EngineLink):
         )
 
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
-        """Return the next message, or None if no message arrived; record when it arrived."""
+        """Return the next message, or None if no message arrived. Record when it arrived."""
         message = super().receive(timeout_s)
         if message is not None:
             self._heard_ns = self.clock.now_ns()
         return message
 
     def died(self) -> EngineDeadError:
-        """Return the error for an ended engine process; only its owner knows the cause."""
+        """Return the error for an ended engine process. Only its owner knows the cause."""
         return EngineDeadError(
             f"the engine's process {self.pid} ended; unfinished requests are lost. Attach to "
             "another engine."
@@ -101,7 +101,7 @@ class AttachedEngine(EngineLink):
             self._tear_down()
 
     def _disown(self) -> None:
-        """Make every later call raise an error; runs in a forked child."""
+        """Make every later call raise an error. Runs in a forked child."""
         self.error = forked_error("this client", self._owner_pid)
 
     def _say_hello(self, address: str, timeout_s: float) -> Ready:
@@ -123,7 +123,7 @@ class AttachedEngine(EngineLink):
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped, for example by SIGSTOP; False if unknown."""
+    """Return whether a process is stopped, for example by SIGSTOP, or False if unknown."""
     return read_system_file(f"/proc/{pid}/stat").rpartition(")")[2].split()[:1] == ["T"]
 
 

@@ -32,7 +32,7 @@ def address(folder: Path, name: str) -> str:
 
 
 def bind_private(socket: zmq.Socket[bytes], folder: Path, name: str) -> None:
-    """Bind a socket in the folder; only its owner may open it."""
+    """Bind a socket in the folder. Only its owner may open it."""
     before = os.umask(0o177)
     try:
         socket.bind(address(folder, name))

@@ -65,7 +65,7 @@ class ProcessChannel(Channel):
         self._counting = threading.Lock()
 
     def send(self, call: Call) -> None:
-        """Send a call; requests of one call are split into as many messages as needed."""
+        """Send a call. Requests of one call are split into as many messages as needed."""
         operation = call.operation
         if not operation.takes_requests:
             content = operation.encode_arguments(call.arguments)
@@ -92,7 +92,7 @@ class ProcessChannel(Channel):
         return self._received.popleft()
 
     def acknowledge(self) -> None:
-        """Record that a message was taken; acknowledge messages from time to time."""
+        """Record that a message was taken. Acknowledge messages from time to time."""
         with self._counting:  # answers and outputs may be taken in two threads
             self._num_taken += 1
             num_taken = self._num_taken
@@ -103,7 +103,7 @@ class ProcessChannel(Channel):
             self.link.send(Taken(num_taken))
 
     def close(self) -> None:
-        """End the engine if this process has started it; otherwise detach from it."""
+        """End the engine if this process has started it. Otherwise detach from it."""
         self.link.close()
 
     @property
@@ -139,7 +139,7 @@ class ProcessChannel(Channel):
     def _send(
         self, call: Call, contents: Sequence[bytes], refused: dict[str, RequestError] | None = None
     ) -> None:
-        """Send a call in one or more messages; the last answer completes the reply."""
+        """Send a call in one or more messages. The last answer completes the reply."""
         if call.number and not contents:
             self._received.append(Reply(call.number, refused))
         pending = _Pending(call, len(contents), refused)
@@ -180,7 +180,7 @@ class _Pending:
         self._refused = refused
 
     def take(self, answer: Answer) -> Reply | None:
-        """Process an answer; return the reply if it was the last."""
+        """Process an answer. Return the reply if it was the last."""
         self._num_left -= 1
         value, error = None, None
         if answer.error is not None:
@@ -197,7 +197,7 @@ class _Pending:
 def _batches(
     requests: Sequence[EngineCoreRequest], refused: dict[str, RequestError]
 ) -> Iterator[tuple[PackedRequest, ...]]:
-    """Yield batches of encoded requests; record requests that cannot be sent in `refused`."""
+    """Yield batches of encoded requests. Record requests that cannot be sent in `refused`."""
     batch: list[PackedRequest] = []
     num_bytes = 0
     for request in requests:

@@ -1,4 +1,4 @@
-"""Starts, kills and ends an engine core in its own process; used by the parent process.
+"""Starts, kills and ends an engine core in its own process. Used by the parent process.
 
 Owns the child process, its sockets and their folder, in the process that started it: a forked child
 can neither use nor end them.
@@ -92,7 +92,7 @@ class EngineProcess(EngineLink):
         )
 
     def died(self) -> EngineDeadError:
-        """Return the error for a process that has ended, with the reason; kill its children."""
+        """Return the error for a process that has ended, with the reason. Kill its children."""
         self._child.kill()  # kills the other processes of its session
         how = self._child.describe_end()
         why = f" ({self._why})" if self._why else ""
@@ -104,12 +104,12 @@ class EngineProcess(EngineLink):
         return error
 
     def kill(self, why: str) -> None:
-        """Kill the engine; `why` is the reason in its error. Any thread may call it."""
+        """Kill the engine. `why` is the reason in its error. Any thread may call it."""
         self._why = why
         self._child.kill_tree()
 
     def close(self) -> None:
-        """End the engine, by a message if it reads messages; free all resources.
+        """End the engine, by a message if it reads messages. Free all resources.
 
         May be called twice. Does nothing in a forked child of the process that started it.
         """
@@ -124,7 +124,7 @@ class EngineProcess(EngineLink):
             self._tear_down()
 
     def _disown(self) -> None:
-        """Make every later call raise an error; runs in a forked child."""
+        """Make every later call raise an error. Runs in a forked child."""
         self.error = forked_error("this engine", self._owner_pid)
 
 

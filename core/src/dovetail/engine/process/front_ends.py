@@ -81,7 +81,7 @@ class FrontEndPeer:
         return f"{request_id}{_SCOPE}{self.number}"
 
     def is_too_far_behind(self) -> bool:
-        """Whether the front end has been too slow for about a second; called at each heartbeat."""
+        """Whether the front end has been too slow for about a second. Called at each heartbeat."""
         self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
         return self.num_behind >= _MAX_BEHIND
 
@@ -110,7 +110,7 @@ class FrontEnds:
         self._num_attached = 0
 
     def __iter__(self) -> Iterator[FrontEndPeer]:
-        """Iterate over the front ends; they may be removed during the iteration."""
+        """Iterate over the front ends. They may be removed during the iteration."""
         return iter(list(self._peers.values()))
 
     def find(self, name: bytes) -> FrontEndPeer | None:
@@ -142,7 +142,7 @@ class FrontEnds:
         return any(peer.live and not peer.window.is_full for peer in peers)
 
     def send(self, peer: FrontEndPeer, content: bytes, *, counts: bool = True) -> bool:
-        """Send a message; return False if the front end is disconnected.
+        """Send a message. Return False if the front end is disconnected.
 
         counts: whether the message counts towards the front end's window.
         """
@@ -159,7 +159,7 @@ class FrontEnds:
         return True
 
     def send_outputs(self, outputs: EngineCoreOutputs) -> list[FrontEndPeer]:
-        """Send each front end its part of a step's outputs; return disconnected front ends."""
+        """Send each front end its part of a step's outputs. Return disconnected front ends."""
         gone = []
         alone = len(self._peers) == 1
         for peer, part in self._split(outputs):
@@ -175,7 +175,7 @@ class FrontEnds:
         return gone
 
     def is_beat_due(self, peer: FrontEndPeer) -> bool:
-        """Return whether to send this heartbeat; a front end that sends no messages gets fewer."""
+        """Return whether to send this heartbeat. A front end that sends no messages gets fewer."""
         peer.num_beats += 1
         return peer.num_beats <= _QUIET_BEATS or peer.num_beats % _QUIET_BEATS == 0
 
@@ -185,7 +185,7 @@ class FrontEnds:
         return peer.has_news(part)
 
     def _split(self, outputs: EngineCoreOutputs) -> list[_Part]:
-        """Return each front end with its part of the outputs; removes ended requests."""
+        """Return each front end with its part of the outputs. Removes ended requests."""
         if len(self._peers) == 1 and not self.owner.translates:
             for ending in outputs.finished:
                 self.owner.live.pop(ending.request_id, None)

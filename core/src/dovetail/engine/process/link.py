@@ -89,7 +89,7 @@ class EngineLink(ABC):
     ready: Ready
 
     def __init__(self, folder: Path, clock: Clock) -> None:
-        """Prepare the link; subclasses then call `open_sockets`."""
+        """Prepare the link. Subclasses then call `open_sockets`."""
         self.folder = folder
         self.heartbeat = Heartbeat(0, 0)
         self.clock = clock
@@ -134,7 +134,7 @@ class EngineLink(ABC):
             self._poller.register(ending, zmq.POLLIN)
 
     def send(self, message: Message) -> None:
-        """Send a message; never waits.
+        """Send a message. Never waits.
 
         Raises MessageError if it cannot be sent, EngineDeadError if the engine is known to be dead.
         """
@@ -167,7 +167,7 @@ class EngineLink(ABC):
         return message
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Return whether the process has ended; wait for it, `timeout_s` seconds at most."""
+        """Return whether the process has ended. Wait for it, `timeout_s` seconds at most."""
         if not self.is_open:
             return True
         if self._ending is None:

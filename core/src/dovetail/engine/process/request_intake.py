@@ -61,7 +61,7 @@ class RequestIntake:
     def begin_batch(
         self, requests: Iterable[PackedRequest], add: Add, done: Done, *, holds_steps: bool
     ) -> None:
-        """Register requests that arrived together; see `_Batch`. `go_on` adds them."""
+        """Register requests that arrived together. See `_Batch`. `go_on` adds them."""
         self._batch = _Batch(iter(requests), add, done, holds_steps)
 
     def go_on(self) -> None:
@@ -86,7 +86,7 @@ class RequestIntake:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a request is not added yet; later messages must wait for it."""
+        """Whether a request is not added yet. Later messages must wait for it."""
         return self._batch is not None
 
     def _read(self, request_id: str, content: bytes) -> None:

@@ -86,7 +86,7 @@ class EngineServer:
         self._intake = RequestIntake(clock)
 
     def run(self) -> int:
-        """Serve until a stop message; return the exit status: 0, or 1 if the engine failed."""
+        """Serve until a stop message. Return the exit status: 0, or 1 if the engine failed."""
         try:
             while not self._stopping:
                 self._read_messages(self._wait_ms())
@@ -114,7 +114,7 @@ class EngineServer:
         return min(self._idle_ms, ceil(1000 * self._core.wait_s))
 
     def _read_messages(self, wait_ms: int) -> None:
-        """Process messages for one time slice; wait up to `wait_ms` for the first one."""
+        """Process messages for one time slice. Wait up to `wait_ms` for the first one."""
         if not self._intake.is_waiting and not self._inbox.poll(wait_ms):
             return
         self._intake.begin_turn()
@@ -134,7 +134,7 @@ class EngineServer:
     # --- messages -----------------------------------------------------------------------------
 
     def _do(self, name: bytes, message: ToEngine) -> None:
-        """Process a message; raise MessageError if its sender is not allowed to send it."""
+        """Process a message. Raise MessageError if its sender is not allowed to send it."""
         peer = self._front_ends.find(name)
         if isinstance(message, Hello):
             if peer is None and (new := self._front_ends.attach(name)) is not None:
@@ -176,7 +176,7 @@ class EngineServer:
         operation: Operation[..., Any],
         perform: Callable[[], Any],
     ) -> None:
-        """Perform a call and answer it, with a result or an error; raise the engine's failure."""
+        """Perform a call and answer it, with a result or an error. Raise the engine's failure."""
         before = self._core.paused
         try:
             fault("engine.answer")
@@ -262,7 +262,7 @@ class EngineServer:
             self._forget(peer)
 
     def _limit(self, peer: FrontEndPeer) -> None:
-        """Abort the requests of a front end that reads too slowly; detach it if it has none.
+        """Abort the requests of a front end that reads too slowly. Detach it if it has none.
 
         The front end that started the engine is never detached.
         """
@@ -295,7 +295,7 @@ class EngineServer:
             self._forget(peer)
 
     def _forget(self, peer: FrontEndPeer) -> None:
-        """Abort a disconnected front end's requests; stop the engine if the front end owns it."""
+        """Abort a disconnected front end's requests. Stop the engine if the front end owns it."""
         if peer.is_owner:
             return
         self._front_ends.remove(peer)

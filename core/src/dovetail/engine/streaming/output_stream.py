@@ -20,13 +20,13 @@ from dovetail.plugins.containment import describe_failure
 
 
 class OutputSink(Protocol):
-    """Takes outputs of one request, in its event loop; see `AsyncLLM.generate_to`."""
+    """Takes outputs of one request, in its event loop. See `AsyncLLM.generate_to`."""
 
     def is_ready(self) -> bool:
-        """Return whether `take` can be called now; otherwise the reader gets the next output."""
+        """Return whether `take` can be called now. Otherwise the reader gets the next output."""
 
     def take(self, output: RequestOutput) -> None:
-        """Process an output that is not the last one; must not block."""
+        """Process an output that is not the last one. Must not block."""
 
 
 class OutputStream:
@@ -91,7 +91,7 @@ class OutputStream:
         self._timers.clear()
 
     async def next(self) -> RequestOutput:
-        """Wait for the next output and return it; raise the error given to `fail`."""
+        """Wait for the next output and return it. Raise the error given to `fail`."""
         while not self._news:
             if self._error is not None:
                 raise copy(self._error)  # other readers raise it too; each has its own traceback

@@ -38,7 +38,7 @@ class Preparers:
         self._very_long = ThreadPoolExecutor(1, thread_name_prefix="prepare-long")
 
     async def prepare(self, checked: CheckedRequest) -> EngineCoreRequest:
-        """Return the prepared request; raise RequestError if one of its parameters is invalid."""
+        """Return the prepared request. Raise RequestError if one of its parameters is invalid."""
         work = work_of(checked)
         if work <= LONG_WORK:
             return self._front.prepare(checked)
@@ -47,7 +47,7 @@ class Preparers:
         return await loop.run_in_executor(pool, self._front.prepare, checked)
 
     def close(self) -> None:
-        """Drop queued requests; do not wait for the running ones."""
+        """Drop queued requests. Do not wait for the running ones."""
         for pool in (self._long, self._very_long):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -99,7 +99,7 @@ class RequestStreamer:
     async def serve(
         self, user_request: UserRequest, timeout_s: float | None, sink: OutputSink | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of a request; see `AsyncLLM.generate`."""
+        """Yield the outputs of a request. See `AsyncLLM.generate`."""
         self.begin()
         timeout_s = _read_timeout(timeout_s)
         checked = self._check(user_request)
@@ -118,12 +118,12 @@ class RequestStreamer:
             await self._forget(request_id)
 
     async def end(self, request_ids: Sequence[str], error: str | None = None) -> None:
-        """Abort requests and notify their readers; unknown ids are ignored. error: the cause."""
+        """Abort requests and notify their readers. Unknown ids are ignored. error: the cause."""
         self._arriving.difference_update(request_ids)
         await self._abort(self._settle(request_ids, error))
 
     def close(self, error: DovetailError) -> None:
-        """Stop reading, and raise `error` in all waiting readers; from any thread."""
+        """Stop reading, and raise `error` in all waiting readers. From any thread."""
         loop = None if self._reader is None else self._reader.get_loop()
         if loop is None or loop is _running_loop() or not loop.is_running():
             self._close(error)
@@ -140,7 +140,7 @@ class RequestStreamer:
     # --- one request --------------------------------------------------------------------------
 
     def _check(self, user_request: UserRequest) -> CheckedRequest:
-        """Run the fast checks; generate an unused id for a request without an id."""
+        """Run the fast checks. Generate an unused id for a request without an id."""
         while isinstance(user_request.request_id, str) and not user_request.request_id:
             self._num_requests += 1
             if not self._in_use(f"~{self._num_requests}"):
@@ -172,7 +172,7 @@ class RequestStreamer:
     async def _open(
         self, checked: CheckedRequest, timeout_s: float | None, sink: OutputSink | None
     ) -> OutputStream:
-        """Send a request to the engine; return the stream of its outputs."""
+        """Send a request to the engine. Return the stream of its outputs."""
         request_id = checked.user_request.request_id
         try:
             await self._event_loop.wait()
@@ -197,7 +197,7 @@ class RequestStreamer:
         return stream
 
     async def _send(self, requests: Sequence[EngineCoreRequest], group: CompletionGroup) -> None:
-        """Send the other requests of a group; other tasks of the loop run in between."""
+        """Send the other requests of a group. Other tasks of the loop run in between."""
         for request in requests:
             await self._event_loop.wait()
             if not group.num_open:  # the group has ended, and its sent requests are aborted
@@ -205,7 +205,7 @@ class RequestStreamer:
             await self._client.add_request(request)
 
     async def _pause_after(self, start_ns: int) -> int:
-        """Let other tasks run if the time slice is over; return the start of the current slice."""
+        """Let other tasks run if the time slice is over. Return the start of the current slice."""
         if self._clock.now_ns() - start_ns <= SLICE_NS:
             return start_ns
         await asyncio.sleep(0)
@@ -234,7 +234,7 @@ class RequestStreamer:
             stream.watch(loop.call_later(left_s, expire_without_token, why))
 
     def _settle(self, request_ids: Sequence[str], error: str | None) -> list[str]:
-        """End requests and notify their readers; return the ids that the engine must abort."""
+        """End requests and notify their readers. Return the ids that the engine must abort."""
         ended = self._front.outputs.end(request_ids, error)
         for group in ended.due:
             self._streams[group.request_id].notify()

@@ -32,7 +32,7 @@ class SupervisedChannel(Channel):
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Start the first engine; raise the DovetailError of its start."""
+        """Start the first engine. Raise the DovetailError of its start."""
         self._work = Work(rules, clock)
         self._supervisor = Supervisor(start, self._work, rules, clock=clock)
         self.facts = self._supervisor.channel().facts
@@ -74,7 +74,7 @@ class SupervisedChannel(Channel):
         self._supervisor.shutdown()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait until an engine is ready; return False after the timeout.
+        """Wait until an engine is ready. Return False after the timeout.
 
         Raises EngineDeadError if it failed.
         """
@@ -98,7 +98,7 @@ class SupervisedChannel(Channel):
 
     @property
     def progress(self) -> Progress:
-        """The progress of the running engine; all zeros while none runs."""
+        """The progress of the running engine. All zeros while none runs."""
         channel = self._supervisor.find_channel()
         return Progress() if channel is None else channel.progress
 
@@ -114,5 +114,5 @@ class SupervisedChannel(Channel):
 
     @property
     def address(self) -> str:
-        """The address of the running engine for other processes; changes with a restart."""
+        """The address of the running engine for other processes. Changes with a restart."""
         return self._supervisor.channel().address

@@ -49,7 +49,7 @@ class _Record:
 
 
 class CrashTracker:
-    """Counts deaths by request; see the module docstring. Not thread-safe.
+    """Counts deaths by request. See the module docstring. Not thread-safe.
 
     restarts_left: number of restarts left after the last death; set by the owner.
     """

@@ -32,7 +32,7 @@ class Restarts:
         return max(0, self._rules.max_restarts - len(self._deaths_ns))
 
     def next_delay_s(self, *, is_by_request: bool = False) -> float | None:
-        """Record a death; return the delay of the next start, or None for no restart.
+        """Record a death. Return the delay of the next start, or None for no restart.
 
         is_by_request: whether a request is to blame.
         """

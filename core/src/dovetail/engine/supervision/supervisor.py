@@ -49,7 +49,7 @@ class Supervisor:
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Start the first engine, in this thread; raise the error of its start."""
+        """Start the first engine, in this thread. Raise the error of its start."""
         self.num_restarts = 0
         self.paused: PauseScope | None = None
         self._start = start
@@ -92,7 +92,7 @@ class Supervisor:
 
     @property
     def error(self) -> EngineDeadError | None:
-        """The error if no engine runs and none will be started; None otherwise."""
+        """The error if no engine runs and none will be started, or None otherwise."""
         return self._final
 
     def channel(self) -> ProcessChannel:
@@ -110,7 +110,7 @@ class Supervisor:
             return self._channel
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until an engine runs; return whether one runs.
+        """Wait until an engine runs. Return whether one runs.
 
         Raises EngineDeadError if none will be started.
         """
@@ -122,12 +122,12 @@ class Supervisor:
             return self._runs()
 
     def _runs(self) -> bool:
-        """Return whether an engine runs; False for a dead one that a thread is handling."""
+        """Return whether an engine runs, or False for a dead one that a thread is handling."""
         channel = self._channel
         return channel is not None and not channel.link.has_ended()
 
     def _wait_for_channel(self, timeout_s: float | None) -> ProcessChannel | None:
-        """Wait until an engine runs; return its channel, or None after the timeout.
+        """Wait until an engine runs. Return its channel, or None after the timeout.
 
         Raises EngineDeadError if none will be started.
         """
@@ -149,7 +149,7 @@ class Supervisor:
         return channel is self._channel
 
     def receive(self, timeout_s: float | None) -> Received | None:
-        """Return the next message of the engine, or of a dead one; None if none arrived in time.
+        """Return the next message of the engine, or of a dead one, or None if none arrived in time.
 
         Also waits while an engine is being started. Raises EngineDeadError if none will be started.
         """
@@ -259,7 +259,7 @@ class Supervisor:
         return delay_s
 
     def _disown(self) -> None:
-        """Make every later call raise an error; runs in a forked child, and makes new locks."""
+        """Make every later call raise an error. Runs in a forked child, and makes new locks."""
         self._final = forked_error("this engine", self._owner_pid)
         self._channel = None
         self._changed = threading.Condition()
@@ -276,7 +276,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _bury_dead(self) -> ProcessChannel | None:
-        """Return the channel of the running engine; handle an engine that has ended."""
+        """Return the channel of the running engine. Handle an engine that has ended."""
         channel = self._channel
         if channel is None or not channel.link.has_ended():
             return channel
@@ -286,7 +286,7 @@ class Supervisor:
         return None
 
     def _find_end(self, channel: ProcessChannel) -> DovetailError | None:
-        """Return the error of an engine that has ended; keep its last messages.
+        """Return the error of an engine that has ended. Keep its last messages.
 
         None if another thread is reading: that thread detects the end.
         """
@@ -302,7 +302,7 @@ class Supervisor:
         return None
 
     def _look(self) -> None:
-        """Handle an engine that has ended; kill one that has stalled for too long."""
+        """Handle an engine that has ended. Kill one that has stalled for too long."""
         channel = self._bury_dead()
         if channel is None:
             return
@@ -336,7 +336,7 @@ def _start_again(
     closing: threading.Event,
     delay_s: float | None,
 ) -> None:
-    """In a thread: start an engine; retry after failures until the limit."""
+    """In a thread: start an engine. Retry after failures until the limit."""
     while not closing.wait(delay_s):
         channel, failure = None, None
         try:

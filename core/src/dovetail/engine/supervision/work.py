@@ -35,7 +35,7 @@ class Work:
         self._lock = threading.Lock()
 
     def begin(self, call: Call) -> Call:
-        """Record a call and its requests; return it with those requests that may run.
+        """Record a call and its requests. Return it with those requests that may run.
 
         Raises RequestError for a request that has crashed engines, UnavailableError for one that
         has to wait for another suspect.
@@ -52,7 +52,7 @@ class Work:
             return call
 
     def withdraw(self, call: Call) -> bool:
-        """Remove a call that was not sent; return False if it is already lost."""
+        """Remove a call that was not sent. Return False if it is already lost."""
         with self._lock:
             known = not call.number or self._calls.pop(call.number, None) is not None
             for request in _requests_of(call):
@@ -60,7 +60,7 @@ class Work:
             return known
 
     def note(self, message: Received) -> Received:
-        """Record the calls and requests that `message` completes; return the caller's message."""
+        """Record the calls and requests that `message` completes. Return the caller's message."""
         with self._lock:
             if isinstance(message, EngineCoreOutputs):
                 for ending in message.finished:
@@ -81,7 +81,7 @@ class Work:
             return self._crashes.blames_request(self._under_way(), was_killed=was_killed)
 
     def lose(self, reason: str, *, was_killed: bool, restarts_left: int) -> int:
-        """Move all unfinished work into `lost`; return the number of requests.
+        """Move all unfinished work into `lost`. Return the number of requests.
 
         was_killed: whether a SIGKILL from outside the supervisor killed it.
         """
@@ -151,7 +151,7 @@ def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
 
 
 def _lost_reply(call: Call, reason: str) -> Reply:
-    """Return the reply to a call during which the engine died; an abort succeeds."""
+    """Return the reply to a call during which the engine died. An abort succeeds."""
     if call.operation.name == EnginePort.abort_requests.name:
         return Reply(call.number)
     error: DovetailError = UnavailableError(

@@ -46,7 +46,7 @@ class Answers:
         self._forked: EngineDeadError | None = None
 
     def disown(self, error: EngineDeadError) -> None:
-        """Make every later call raise `error`; runs in a forked child, which owns no ring."""
+        """Make every later call raise `error`. Runs in a forked child, which owns no ring."""
         self._forked = error
 
     def await_step(self, command: int, timeout_s: float) -> Pending:
@@ -74,12 +74,12 @@ class Answers:
         return any(self._steps)
 
     def is_settled(self, awaited: Pending) -> bool:
-        """Return whether `wait_for` would return immediately; read the available frames."""
+        """Return whether `wait_for` would return immediately. Read the available frames."""
         self.look()
         return awaited.missing_rank() is None or self._group.is_over()
 
     def look(self) -> None:
-        """Read available frames without waiting; only `wait_for` reports a worker's exit."""
+        """Read available frames without waiting. Only `wait_for` reports a worker's exit."""
         if self._forked is not None:
             raise self._forked
         with self.lock:
@@ -118,7 +118,7 @@ class Answers:
             raise self._group.failure
 
     def _take(self, rank: int, timeout_s: float) -> bool:
-        """Read the next frame of a rank; return False if none arrived."""
+        """Read the next frame of a rank. Return False if none arrived."""
         try:
             frame = self._readers[rank].receive(timeout_s=timeout_s)
             self._settle(rank, frame)
@@ -151,7 +151,7 @@ class Answers:
 
 
 class Pending:
-    """A handle for a command (a step or a call); waits for the answers of the lowest ranks.
+    """A handle for a command (a step or a call). Waits for the answers of the lowest ranks.
 
     command: the command's number. deadline_ns: when a missing answer becomes a failure; 0 for
     never. finish: combines the answers to a result, or raises their error.
@@ -179,7 +179,7 @@ class Pending:
         self._by_rank[rank] = answer
 
     def missing_rank(self) -> int | None:
-        """Return the first rank that has not answered; None if all have."""
+        """Return the first rank that has not answered, or None if all have."""
         return self._by_rank.index(None) if None in self._by_rank else None
 
     def done(self) -> bool:
@@ -187,7 +187,7 @@ class Pending:
         return self._answers.is_settled(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answers; return their combined result, or raise the error."""
+        """Wait for the answers. Return their combined result, or raise the error."""
         self._answers.wait_for(self, timeout)
         return self._finish(self._by_rank)
 
@@ -197,7 +197,7 @@ def _step_result(outputs: list[ModelRunnerOutput]) -> ModelRunnerOutput:
 
 
 def _call_result(rank: int | None, answers: list[CallAnswer]) -> Any:
-    """Return all values, or only that of `rank`; raise the first error."""
+    """Return all values, or only that of `rank`. Raise the first error."""
     for number, answer in enumerate(answers):
         if answer.error is not None:
             raise answer.error.error(f"worker {number}" if len(answers) > 1 else "")

@@ -166,12 +166,12 @@ class MultiprocExecutor(Executor):
         self._end()
 
     def _disown(self) -> None:
-        """Make every later call raise an error, before it uses a ring; runs in a forked child."""
+        """Make every later call raise an error, before it uses a ring. Runs in a forked child."""
         self._forked = forked_error("this engine", self._owner_pid)
         self._answers.disown(self._forked)
 
     def _send(self, frame: bytes) -> None:
-        """Put a command into the ring; the caller holds the lock."""
+        """Put a command into the ring. The caller holds the lock."""
         self._check_alive()
         deadline_ns = self._clock.now_ns() + int(self._options.step_timeout_s * 1e9)
         while True:
@@ -213,14 +213,14 @@ class _Executed:
         return self._answers.has_done(self._command)
 
     def result(self, timeout: float | None = None) -> None:
-        """Wait until the command is completed; raise its error."""
+        """Wait until the command is completed. Raise its error."""
         if not self._answers.has_done(self._command):
             # The command has no answer; the answer to another command shows that it is completed.
             self._executor.collective_rpc(_NOTHING, timeout=timeout)
 
 
 def _enter(phase: str) -> bool:
-    """Begin a phase of the engine's start; return whether it has its own deadline."""
+    """Begin a phase of the engine's start. Return whether it has its own deadline."""
     if phase in _OF_THE_START:
         enter_phase(phase)
     return phase in _OF_THE_START

@@ -71,7 +71,7 @@ class WorkerHost:
         self._late: list[Handle[ModelRunnerOutput]] = []
 
     def serve(self) -> None:
-        """Execute commands until the executor closes the ring; raise the error of a failed step."""
+        """Execute commands until the executor closes the ring. Raise the error of a failed step."""
         while True:
             try:
                 command = self._receive()
@@ -80,7 +80,7 @@ class WorkerHost:
             self._do(command)
 
     def _receive(self) -> bytes:
-        """Return the next command; answer the last step as soon as its result is available."""
+        """Return the next command. Answer the last step as soon as its result is available."""
         while self._late:
             if self._late[0].done():
                 self._answer_late()
@@ -110,7 +110,7 @@ class WorkerHost:
             raise MessageError(f"A command has the unknown kind {kind}.")
 
     def _answer_late(self) -> None:
-        """Wait for the results that are due, and send them; raise the error of a failed step."""
+        """Wait for the results that are due, and send them. Raise the error of a failed step."""
         while self._late:
             self._answer_step(self._late.pop().result())
 
@@ -128,7 +128,7 @@ class WorkerHost:
             self._answers.send(encode_result(report), timeout_s=_PATIENCE_S)
 
     def _answer(self, call: WorkerCall) -> bytes:
-        """Return the frame of an answer; only the requested ranks send the value."""
+        """Return the frame of an answer. Only the requested ranks send the value."""
         try:
             fault("worker.call")
             operation = find_operation(self._worker, call.operation)

@@ -47,7 +47,7 @@ class Workers:
     folder: str
 
     def close(self, timeout_s: float) -> None:
-        """Let the processes exit, or kill them; close the rings. May be called twice."""
+        """Let the processes exit, or kill them. Close the rings. May be called twice."""
         if self.folder:  # a killed worker process does not remove the folder
             shutil.rmtree(self.folder, ignore_errors=True)
         with self.reading:

@@ -1,4 +1,4 @@
-"""The options of the executor `multiproc`; unknown options are an error."""
+"""The options of the executor `multiproc`. Unknown options are an error."""
 
 from __future__ import annotations
 

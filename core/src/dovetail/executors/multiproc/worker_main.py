@@ -60,7 +60,7 @@ def _work(
     answers: RingWriter,
     ends: ExitStack,
 ) -> None:
-    """Create the worker and execute commands; register its shutdown in `ends`."""
+    """Create the worker and execute commands. Register its shutdown in `ends`."""
     fault("worker.make")
     deadline_s = boot.phase_timeout_s
     with StartUp(MonotonicClock(), deadline_s=deadline_s, notify=context.enter_phase) as start:

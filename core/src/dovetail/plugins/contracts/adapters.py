@@ -25,7 +25,7 @@ ADAPTERS: Adapters = MappingProxyType({})
 
 
 def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
-    """Return the earlier contract version to adapt; "" if the plugin supports the current one.
+    """Return the earlier contract version to adapt, or "" if the plugin supports the current one.
 
     api: the range of versions that the plugin supports, or "" for any. Raises ContractError if it
     excludes the current version and there is no adapter.
@@ -71,7 +71,7 @@ def adapt(kind: str, loaded: object, version: str, adapters: Adapters) -> tuple[
 
 
 def _adaptable(kind: str, api: ApiRange, adapters: Adapters) -> str:
-    """Return the latest version that `api` allows and that has an adapter; "" for none."""
+    """Return the latest version that `api` allows and that has an adapter, or "" for none."""
     versions = [(parse_version(text), text) for its_kind, text in adapters if its_kind == kind]
     fit = [(version, text) for version, text in versions if version and api.allows(version)]
     return max(fit)[1] if fit else ""

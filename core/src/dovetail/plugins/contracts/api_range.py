@@ -46,7 +46,7 @@ def parse_version(text: object) -> Version | None:
 
 
 def parse_range(text: object) -> ApiRange:
-    """Parse a range; raise ValueError with an example of a valid one."""
+    """Parse a range. Raise ValueError with an example of a valid one."""
     parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
     matches = [_CLAUSE.fullmatch(part) for part in parts]
     if not isinstance(text, str) or not all(matches):

@@ -138,7 +138,7 @@ def _is_protocols_own(definition: object) -> bool:
 
 
 def _members(interface: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and definition of each member; the definition of an attribute is None."""
+    """Yield the name and definition of each member. The definition of an attribute is None."""
     seen = set(_DECLARATIONS)
     for base in inspect.getmro(interface):
         if base in _PLAIN_BASES:

@@ -69,7 +69,7 @@ def _is_positive(value: object) -> bool:
 
 
 def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:
-    """Return why a class does not support a device type; "" if it does.
+    """Return why a class does not support a device type, or "" if it does.
 
     device_type: torch's name, such as "cuda"; "" if unknown.
     """

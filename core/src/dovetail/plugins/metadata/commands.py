@@ -105,7 +105,7 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
 
 
 def _refusal(command: Command, ours: Collection[str] = ()) -> str:
-    """Return why a command is refused; "" if it is not.
+    """Return why a command is refused, or "" if it is not.
 
     ours: the words of first-party commands, which take precedence.
     """
@@ -121,7 +121,7 @@ def _refusal(command: Command, ours: Collection[str] = ()) -> str:
 
 
 def _conflict(words: str, others: Iterable[str]) -> str:
-    """Return why `words` conflicts with one of `others`; "" for no conflict."""
+    """Return why `words` conflicts with one of `others`, or "" for no conflict."""
     for other in others:
         if f"{other} ".startswith(f"{words} ") != f"{words} ".startswith(f"{other} "):
             return (

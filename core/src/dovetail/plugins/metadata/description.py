@@ -27,7 +27,7 @@ class Description(Candidate):
 
 
 class Describer:
-    """Describes the plugins of one discovery; reads each manifest once, when it is needed."""
+    """Describes the plugins of one discovery. Reads each manifest once, when it is needed."""
 
     def __init__(self, discovery: Discovery) -> None:
         self._discovery = discovery
@@ -50,7 +50,7 @@ class Describer:
             self._manifest(name)
 
     def describe(self, candidate: Candidate) -> Description:
-        """Return the description of a plugin; raise PluginLoadError if its manifest is broken."""
+        """Return the description of a plugin. Raise PluginLoadError if its manifest is broken."""
         manifest = self._manifest(normalize_distribution(candidate.distribution))
         if manifest.problems:
             listed = "".join(f"\n  - {problem}" for problem in manifest.problems)
@@ -67,7 +67,7 @@ class Describer:
         )
 
     def entry(self, candidate: Candidate) -> PluginEntry:
-        """Return the manifest entry of a plugin; defaults if it is missing or broken."""
+        """Return the manifest entry of a plugin. Defaults if it is missing or broken."""
         manifest = self._manifest(normalize_distribution(candidate.distribution))
         found = manifest.entries.get((candidate.kind, candidate.name))
         return found or PluginEntry(kind=candidate.kind, name=candidate.name)

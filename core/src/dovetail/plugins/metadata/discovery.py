@@ -210,7 +210,7 @@ def _located(one: Installation) -> str:
 
 
 def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
-    """Yield the plugins of a distribution; add a sentence to `set_aside` for each broken one."""
+    """Yield the plugins of a distribution. Add a sentence to `set_aside` for each broken one."""
     for kind, name, target in one.entries:
         if kind not in KINDS:
             continue
@@ -230,7 +230,7 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
 
 
 def _problem(name: str, target: str) -> str:
-    """Return what is wrong with an entry point; "" if it is valid."""
+    """Return what is wrong with an entry point, or "" if it is valid."""
     if name in _RESERVED:
         return f"a plugin cannot be named {name!r}, because this value means automatic selection"
     if not _NAME.fullmatch(name) or not name.isprintable():
@@ -252,7 +252,7 @@ def _rank(candidate: Candidate) -> tuple[bool, str, str, str]:
 
 
 def read_identity(distribution: Distribution) -> tuple[str, str]:
-    """Return the name and the version of a distribution; raise ValueError if they cannot be read.
+    """Return the name and the version of a distribution. Raise ValueError if they cannot be read.
 
     Does not use the email parser of the standard library, because it is slow.
     """

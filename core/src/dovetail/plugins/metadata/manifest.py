@@ -179,7 +179,7 @@ def _read_file(
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    """Return the tables of a manifest; raise ValueError if it is invalid or too large."""
+    """Return the tables of a manifest. Raise ValueError if it is invalid or too large."""
     text = read_regular_text(path, max_bytes=MAX_BYTES)
     if text is None:
         raise ValueError(f"{path.name} is not a regular file")

@@ -37,7 +37,7 @@ class ClassRules:
         self._clock = clock
 
     def denial(self, kind: str, cls: type[Any]) -> tuple[str, str]:
-        """Return the forbidden class as "module:Class", and the rule; ("", "") for none.
+        """Return the forbidden class as "module:Class", and the rule. ("", "") for none.
 
         The forbidden class is `cls` or one of its base classes.
         """
@@ -54,7 +54,7 @@ class ClassRules:
         return "", ""
 
     def _rule_on_code(self, kind: str, cls: type[Any]) -> str:
-        """Return the rule that denies a plugin whose methods `cls` contains; "" for none."""
+        """Return the rule that denies a plugin whose methods `cls` contains, or "" for none."""
         for value in _fact(cls, "__dict__").values():
             function = getattr(value, "__func__", value)
             if not inspect.isfunction(function):
@@ -67,7 +67,7 @@ class ClassRules:
         return ""
 
     def _rule_on(self, kind: str, cls: type[Any], *, every: bool) -> str:
-        """Return the rule that denies a class; "" for none.
+        """Return the rule that denies a class, or "" for none.
 
         every: whether rules on the distribution of the class are also checked.
         """
@@ -110,7 +110,7 @@ class ClassRules:
         return found is cls
 
     def _owners(self, cls: type[Any]) -> Sequence[str]:
-        """Return the distributions that may contain the module of a class; ("",) for none."""
+        """Return the distributions that may contain the module of a class. ("",) for none."""
         found: list[str] = []
         for name in _import_names(cls):
             found += self._discovery.owners(name) or self._installed.get(top_package(name), ())

@@ -57,7 +57,7 @@ class PluginPolicy:
                 _check_rule(option, rule)
 
     def denial(self, kind: str, name: str, distribution: str, *, first_party: bool) -> str:
-        """Return the rule that denies this plugin, as part of a sentence; "" for none."""
+        """Return the rule that denies this plugin, as part of a sentence, or "" for none."""
         for rule in self.deny:
             if _matches(rule, kind, name, distribution):
                 return f"the rule {rule!r} of plugins_deny"
@@ -66,7 +66,7 @@ class PluginPolicy:
         return ""
 
     def denial_of(self, one: Candidate) -> str:
-        """Return the rule that denies an installed plugin; "" for none."""
+        """Return the rule that denies an installed plugin, or "" for none."""
         return self.denial(one.kind, one.name, one.distribution, first_party=one.first_party)
 
     def consents(self, kind: str, name: str, distribution: str) -> bool:

@@ -69,7 +69,7 @@ Reference = NamedReference | QualifiedReference | FileReference
 
 
 def parse_reference(text: str) -> Reference:
-    """Parse a reference; raise PluginError if it has none of the supported forms.
+    """Parse a reference. Raise PluginError if it has none of the supported forms.
 
     Raises ConfigError for a relative path if the working directory does not exist.
     """
@@ -97,7 +97,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def reference_text(reference: str | type) -> str:
-    """Return a reference as text; a class becomes "module:Class"."""
+    """Return a reference as text. A class becomes "module:Class"."""
     if isinstance(reference, type):
         return f"{reference.__module__}:{reference.__qualname__}"
     return reference

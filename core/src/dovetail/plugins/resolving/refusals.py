@@ -35,7 +35,7 @@ def not_found(
 
 
 def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFoundError:
-    """Return the error for an architecture without a model; hint at a probable spelling mistake."""
+    """Return the error for an architecture without a model. Hint at a probable spelling mistake."""
     meant = [model.name for model in models if _is_misspelt(name, model.name)]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
     installed = f"Installed models: {listed(models)}." if models else "No model is installed."
@@ -119,7 +119,7 @@ def denied(what: str, rule: str) -> PluginError:
 
 
 def listed(candidates: Iterable[Candidate]) -> str:
-    """Return the names, grouped by distribution: "a, b (dist 1.0); c (other 2.0)"."""
+    """Return the names, grouped by distribution: "a, b (dist 1.0). C (other 2.0)"."""
     by_distribution: dict[str, list[str]] = {}
     for candidate in candidates:
         whose = f"{candidate.distribution} {candidate.version}"

@@ -85,11 +85,11 @@ class Resolver:
         return order + sorted(rest, key=self._precedence)
 
     def denial(self, candidate: Candidate) -> str:
-        """Return the rule that denies a plugin, as part of a sentence; "" for none."""
+        """Return the rule that denies a plugin, as part of a sentence, or "" for none."""
         return self._policy.denial_of(candidate)
 
     def exclusion(self, candidate: Candidate) -> tuple[str, str]:
-        """Return the rule that excludes a plugin from automatic selection, and why; "" for none."""
+        """Return why a plugin is excluded from automatic selection, or "" if it is not."""
         if rule := self.denial(candidate):
             return "deny", f"denied by {rule}"
         if not candidate.first_party and not self._is_allowed(candidate):
@@ -165,7 +165,7 @@ class Resolver:
         return [c for c in of_kind if not wanted.isdisjoint(self._replaced_by(c))]
 
     def _replaced_by(self, candidate: Candidate) -> set[str]:
-        """Return the plugins that a plugin replaces; empty unless the user allowed it."""
+        """Return the plugins that a plugin replaces. Empty unless the user allowed it."""
         if not self._is_allowed(candidate) or self.denial(candidate):
             return set()
         replaces = self._describer.entry(candidate).replaces
@@ -182,7 +182,7 @@ class Resolver:
         return self._direct(kind, asked.attribute, asked.target)
 
     def _direct(self, kind: str, name: str, target: str) -> Resolution:
-        """Return the resolution of a class path; raise PluginError if a rule denies it.
+        """Return the resolution of a class path. Raise PluginError if a rule denies it.
 
         A rule may name the distribution that owns the package of the class.
         """

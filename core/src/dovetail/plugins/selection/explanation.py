@@ -42,7 +42,7 @@ class Explanation:
 
 
 def explain(registry: PluginRegistry, kind: str, criteria: Criteria) -> Explanation:
-    """Return a verdict on every plugin of `kind`; raise PluginNotFoundError for an unknown kind.
+    """Return a verdict on every plugin of `kind`. Raise PluginNotFoundError for an unknown kind.
 
     registry: bound to the platform, unless `kind` is "platform".
     """

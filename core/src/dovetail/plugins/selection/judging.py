@@ -53,7 +53,7 @@ def _where(criteria: Criteria) -> str:
 
 
 def alternatives(registry: PluginRegistry, kind: str, criteria: Criteria) -> str:
-    """Return a sentence with the plugins that automatic selection could use; "" for none.
+    """Return a sentence with the plugins that automatic selection could use, or "" for none.
 
     For messages about a plugin that cannot be used. criteria: the references in `criteria` are
     ignored.
@@ -141,7 +141,7 @@ def _scheduler(
 
 
 def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[Verdict]:
-    """Yield verdicts on the automatic candidates; the first usable one is selected."""
+    """Yield verdicts on the automatic candidates. The first usable one is selected."""
     platform = criteria.platform
     preferred = () if platform is None else preferred_names(platform, kind)
     try:
@@ -203,7 +203,7 @@ def _judge_candidate(
 
 
 def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
-    """Select a usable plugin; refuse it if it lacks a required declaration of batch invariance."""
+    """Select a usable plugin. Refuse it if it lacks a required declaration of batch invariance."""
     if not criteria.batch_invariant or verdict.batch_invariant is not False:
         return replace(verdict, state=TAKEN)
     missing = missing_promise(criteria.dtype)

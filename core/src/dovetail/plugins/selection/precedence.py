@@ -43,7 +43,7 @@ def automatic_order(
 def resolve_scheduler(
     registry: PluginRegistry, reference: str | type
 ) -> tuple[type[Any], type[Any] | None]:
-    """Return (scheduler class, policy class or None); `scheduler_cls` also accepts a policy.
+    """Return (scheduler class, policy class or None). `scheduler_cls` also accepts a policy.
 
     The core's scheduler runs a policy.
     """

@@ -40,7 +40,7 @@ class _Subject:
     criteria: Criteria
 
     def load(self) -> type[Any]:
-        """Return the candidate's class; the registry loads it once."""
+        """Return the candidate's class. The registry loads it once."""
         return self.registry.load(self.kind, self.reference)
 
 
@@ -53,7 +53,7 @@ def apply_rules(
     *,
     automatic: bool = False,
 ) -> Verdict:
-    """Apply the rules in order, up to the first that rejects the candidate; return the verdict."""
+    """Apply the rules in order, up to the first that rejects the candidate. Return the verdict."""
     subject = _Subject(registry, kind, reference, verdict, criteria)
     notes: list[str] = []
     for rule, check in _RULES.items():

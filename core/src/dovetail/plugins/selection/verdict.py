@@ -49,7 +49,7 @@ class Criteria:
 
     @property
     def platform_name(self) -> str:
-        """The name of the platform; "" for none."""
+        """The name of the platform, or "" for none."""
         return "" if self.platform is None else self.platform.info.name
 
 

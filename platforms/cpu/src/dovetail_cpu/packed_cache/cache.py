@@ -66,7 +66,7 @@ class PackedCache:
         self._saving: threading.Thread | None = None
 
     def restore(self, *, num_threads: int) -> bool:
-        """Restore the packed weights of all layers; return False if none are cached."""
+        """Restore the packed weights of all layers. Return False if none are cached."""
         if not self._is_used:
             return False
         try:
@@ -86,7 +86,7 @@ class PackedCache:
         return bool(forms)
 
     def save(self) -> None:
-        """Start a thread that writes all packed weights; `wait` waits for it."""
+        """Start a thread that writes all packed weights. `wait` waits for it."""
         if not self._is_used:
             return
         entries = [
@@ -104,7 +104,7 @@ class PackedCache:
             self._saving.join()
 
     def _read(self, num_threads: int) -> dict[str, memoryview]:
-        """Return the packed weights of all layers; {} if there is no file."""
+        """Return the packed weights of all layers, or {} if there is no file."""
         fd = self._folder.open(self._name)
         if fd is None:
             return {}

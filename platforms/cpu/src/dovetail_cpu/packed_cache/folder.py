@@ -54,7 +54,7 @@ class PackedFolder:
         return fd
 
     def store(self, name: str, num_bytes: int, write: Callable[[int], None]) -> None:
-        """Create the file `name` by `write(descriptor)` atomically; delete the oldest files.
+        """Create the file `name` by `write(descriptor)` atomically. Delete the oldest files.
 
         Raises FolderError for a folder of another user or a file beyond the limit, OSError if the
         disk fails.

@@ -42,7 +42,7 @@ class PackedEntry:
 
 
 def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]) -> None:
-    """Write a whole file and flush it to the disk; raise OSError if that fails."""
+    """Write a whole file and flush it to the disk. Raise OSError if that fails."""
     forms = list(entries)
     # The index contains offsets that depend on its length: measure it with full-width numbers.
     widest = [[entry.name, 1 << 62, len(entry.form), (1 << 32) - 1] for entry in forms]
@@ -64,7 +64,7 @@ def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]
 
 
 def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[str, memoryview]:
-    """Map a file and return the packed weights by name; they keep the mapping alive.
+    """Map a file and return the packed weights by name. They keep the mapping alive.
 
     num_threads: number of threads that verify the checksums. Raises PackedFileError for a file that
     does not match `key` or is incomplete, and OSError if it cannot be read.

@@ -36,7 +36,7 @@ def best_columns_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Find the most likely token of `num_tiles` tiles of a row; store its id or sort key."""
+    """Find the most likely token of `num_tiles` tiles of a row. Store its id or sort key."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
     sort_key = best_sort_key(logits_ptr + row * row_stride, first, num_tiles, vocab_size, TILE)
@@ -62,7 +62,7 @@ def best_sort_key(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
 
 @triton.jit
 def store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
-    """Store the sort key of a part's most likely token; for a whole row, the token's id."""
+    """Store the sort key of a part's most likely token. For a whole row, the token's id."""
     if IS_WHOLE:
         tl.store(ids_ptr + row, column_of(sort_key))
     else:
@@ -84,7 +84,7 @@ def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
 
 
 def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
-    """Return the argmax of each row, int64 [R]; the first column if several are equal.
+    """Return the argmax of each row, int64 [R]. The first column if several are equal.
 
     Supports float dtypes up to float32. A NaN counts as the maximum.
     """
@@ -112,7 +112,7 @@ def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
 
 
 def share_out(num_rows: int, vocab_size: int) -> tuple[int, int]:
-    """Return the number of parts per row and of tiles per part; results do not depend on them."""
+    """Return the number of parts per row and of tiles per part. Results do not depend on them."""
     num_tiles = triton.cdiv(vocab_size, TILE)
     wished = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
     tiles_of_part = triton.cdiv(num_tiles, wished)

@@ -52,7 +52,7 @@ def draw_kernel(
     TILE: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
-    """Sample from `num_tiles` tiles of a row; store the token, or the sort key of a part.
+    """Sample from `num_tiles` tiles of a row. Store the token, or the sort key of a part.
 
     Here sort keys order the sums of logit and noise. TILE: number of columns of a tile; the noise
     of a column depends on it.
@@ -78,7 +78,7 @@ def draw_kernel(
 def _drawn_sort_key(
     row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE: tl.constexpr
 ):
-    """Sample a token from the tiles of a row that begin at column `first`; return its sort key."""
+    """Sample a token from the tiles of a row that begin at column `first`. Return its sort key."""
     QUARTER: tl.constexpr = TILE // 4
     lanes = tl.arange(0, QUARTER)
     best = tl.full([QUARTER], LEAST, tl.int32)

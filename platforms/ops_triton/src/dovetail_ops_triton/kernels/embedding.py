@@ -19,7 +19,7 @@ BLOCK = 1024
 def embedding_kernel(
     ids_ptr, table_ptr, y_ptr, table_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Copy BLOCK features of one token's row; y is contiguous."""
+    """Copy BLOCK features of one token's row. Y is contiguous."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE

@@ -34,7 +34,7 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Normalize ROWS rows of SIZE features; BLOCK is the next power of two. y is contiguous."""
+    """Normalize ROWS rows of SIZE features. BLOCK is the next power of two. y is contiguous."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
@@ -79,7 +79,7 @@ def add_rms_norm_kernel(
 
 
 def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return the normalized rows, a new contiguous tensor; x may have any leading dimensions."""
+    """Return the normalized rows, a new contiguous tensor. X may have any leading dimensions."""
     rows, size = row_layout(x_TD), x_TD.shape[-1]
     y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     block, num_together, num_warps = tile_of(size)

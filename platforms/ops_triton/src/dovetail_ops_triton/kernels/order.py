@@ -21,7 +21,7 @@ NAN = tl.constexpr(2**31 - 2)
 
 @triton.jit
 def image_of(x):
-    """Return the int32 images of float32 numbers; both zeros have the same image."""
+    """Return the int32 images of float32 numbers. Both zeros have the same image."""
     bits = x.to(tl.int32, bitcast=True)
     image = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     image = tl.where(x == 0.0, 0, image)
@@ -37,7 +37,7 @@ def number_of(image):
 
 @triton.jit
 def sort_key_of(image, columns):
-    """Return int64 sort keys; the column with the greatest number has the greatest sort key."""
+    """Return int64 sort keys. The column with the greatest number has the greatest sort key."""
     return (image.to(tl.int64) << 32) | (0xFFFFFFFF - columns.to(tl.int64))
 
 

@@ -39,7 +39,7 @@ def rotary_kernel(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Rotate HEADS heads of one token; query heads come first, then key heads.
+    """Rotate HEADS heads of one token. Query heads come first, then key heads.
 
     HALF: half of the rotary size. REST_BLOCK: a power of two not below the number of features that
     are copied unchanged; 0 for none.
@@ -99,7 +99,7 @@ def _turn(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Rotate the heads of one token from `first_head` on; the pointers point to its first head."""
+    """Rotate the heads of one token from `first_head` on. The pointers point to its first head."""
     heads = first_head + tl.arange(0, HEADS)[:, None]
     features = tl.arange(0, HALF_BLOCK)[None, :]
     mask = (heads < NUM_HEADS) & (features < HALF)

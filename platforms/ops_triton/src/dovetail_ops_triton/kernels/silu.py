@@ -25,7 +25,7 @@ def silu_and_mul_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Compute BLOCK features of one row; y is contiguous."""
+    """Compute BLOCK features of one row. Y is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
@@ -36,7 +36,7 @@ def silu_and_mul_kernel(
 
 
 def silu_and_mul(x_T2D: torch.Tensor) -> torch.Tensor:
-    """Return silu(first half) · second half, a new contiguous tensor; any leading dimensions."""
+    """Return silu(first half) · second half, a new contiguous tensor. Any leading dimensions."""
     rows, size = row_layout(x_T2D), x_T2D.shape[-1] // 2
     y_TD = torch.empty((*x_T2D.shape[:-1], size), dtype=x_T2D.dtype, device=x_T2D.device)
     if y_TD.numel():

@@ -29,7 +29,7 @@ class AcceleratorGraphs:
 
     @contextmanager
     def capturing(self) -> Iterator[None]:
-        """Prepare captures, which are allowed in the block only; wait for earlier work.
+        """Prepare captures, which are allowed in the block only. Wait for earlier work.
 
         Runs of the block are on the stream of the captures. Python's garbage collector is off,
         because freeing a device object may wait for the device.
@@ -57,7 +57,7 @@ class AcceleratorGraphs:
         self._open.capture_begin(pool=self._pool, capture_error_mode=_THIS_THREAD)
 
     def end(self) -> ReplayableGraph:
-        """Return the graph of the operations since `begin`; raise RuntimeError if it is invalid."""
+        """Return the graph of the operations since `begin`. Raise RuntimeError if it is invalid."""
         graph, self._open = self._open, None
         graph.capture_end()
         replayable: ReplayableGraph = graph

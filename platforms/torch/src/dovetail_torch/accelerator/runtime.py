@@ -65,7 +65,7 @@ class AcceleratorRuntime:
         return torch.device(self._device_type, local_rank)
 
     def free_bytes_by_uuid(self) -> Mapping[str, int]:
-        """Return the free memory of devices by torch's uuid, without using them; {} if unknown.
+        """Return the free memory of devices by torch's uuid, without using them, or {} if unknown.
 
         A process that uses a device takes some hundred MiB of it for its context. Devices in the
         result count this memory as memory in use of this process.
@@ -73,7 +73,7 @@ class AcceleratorRuntime:
         return {}
 
     def _free_bytes(self) -> int:
-        """Return the free memory of the device; of torch's part of it if the driver is silent."""
+        """Return the free memory of the device. Of torch's part of it if the driver is silent."""
         try:
             return int(self._module.mem_get_info()[0])
         except (AttributeError, RuntimeError):
@@ -119,7 +119,7 @@ class AcceleratorRuntime:
         self._module.synchronize()
 
     def release(self) -> None:
-        """Return torch's cached free memory to the device; after `activate`."""
+        """Return torch's cached free memory to the device. After `activate`."""
         self._module.empty_cache()
 
     def asynchronous(self) -> AcceleratorQueues:
@@ -138,7 +138,7 @@ class AcceleratorRuntime:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def virtual_memory(self) -> VirtualMemory | None:
-        """Return the device's virtual memory, after `activate`; None if it has none.
+        """Return the device's virtual memory, after `activate`, or None if it has none.
 
         A platform whose worker provides "sleep" overrides this. Raises PluginError if the driver
         or this device does not support it.

@@ -35,7 +35,7 @@ class SleepMode:
         self._saved: Sequence[torch.Tensor] | None = None
 
     def adopt(self, model: nn.Module) -> None:
-        """Move the parameters of a loaded model to sleepable memory; shared ones stay shared.
+        """Move the parameters of a loaded model to sleepable memory. Shared ones stay shared.
 
         A parameter becomes a new object of the same shape, strides and name.
         """
@@ -65,7 +65,7 @@ class SleepMode:
         return self.cache.allocate(num_bytes).zero_()
 
     def sleep(self, level: int) -> None:
-        """Release the memory of weights and cache; it is safe to repeat a failed call.
+        """Release the memory of weights and cache. It is safe to repeat a failed call.
 
         Raises CapacityError, and releases nothing, if the host has too little memory for level 1.
         """

@@ -20,7 +20,7 @@ class TorchBuild:
 
 
 def read_torch_build(field: str) -> TorchBuild:
-    """Return the build that would be imported; `field` is the variable of the toolkit's version."""
+    """Return the build that would be imported. `field` is the variable of the toolkit's version."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return TorchBuild(version="", toolkit="")
@@ -29,7 +29,7 @@ def read_torch_build(field: str) -> TorchBuild:
 
 
 def _constants(path: Path) -> dict[str, str]:
-    """Return the strings that a module assigns to names; {} if it cannot be read."""
+    """Return the strings that a module assigns to names, or {} if it cannot be read."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError):

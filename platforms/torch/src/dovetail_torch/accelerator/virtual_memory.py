@@ -40,7 +40,7 @@ class Region(Protocol):
     num_bytes: int
 
     def map(self) -> None:
-        """Allocate the memory, with undefined contents; raise CapacityError if there is none."""
+        """Allocate the memory, with undefined contents. Raise CapacityError if there is none."""
 
     def unmap(self) -> None:
         """Return the memory to the device, after all work on it is complete."""
@@ -55,7 +55,7 @@ class VirtualMemory(Protocol):
     page_bytes: int
 
     def reserve(self, num_bytes: int) -> Region:
-        """Return a region without memory; num_bytes is a multiple of the page size."""
+        """Return a region without memory. Num_bytes is a multiple of the page size."""
 
 
 class SleepableMemory:
@@ -81,7 +81,7 @@ class SleepableMemory:
         return sum(region.num_bytes for region, _ in self._regions)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return memory with undefined contents, uint8; raise CapacityError if there is none."""
+        """Return memory with undefined contents, uint8. Raise CapacityError if there is none."""
         page = self._memory.page_bytes
         padded = -(-max(1, num_bytes) // ALIGNMENT) * ALIGNMENT
         if padded > page * _SEGMENT_PAGES // 2:

@@ -36,7 +36,7 @@ class AcceleratorWorker(TorchWorker):
     _sleep_mode: SleepMode | None = None
 
     def init_device(self) -> None:
-        """Select the device; raise CapacityError if too little of its memory is free.
+        """Select the device. Raise CapacityError if too little of its memory is free.
 
         Raises ConfigError if sleep mode is enabled and the device does not support it.
         """
@@ -86,7 +86,7 @@ class AcceleratorWorker(TorchWorker):
         return model
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
-        """Return zeroed memory for the KV cache, uint8; with sleep mode `sleep` releases it."""
+        """Return zeroed memory for the KV cache, uint8. With sleep mode `sleep` releases it."""
         if self._sleep_mode is None:
             return super().zeros(num_bytes)
         return self._sleep_mode.zeros(num_bytes)
@@ -101,7 +101,7 @@ class AcceleratorWorker(TorchWorker):
 
     @torch.inference_mode()
     def wake_up(self, tags: tuple[str, ...] = ()) -> None:
-        """Allocate the memory of `tags` again; restore or load the weights, and zero the cache.
+        """Allocate the memory of `tags` again. Restore or load the weights, and zero the cache.
 
         Raises CapacityError if the device has too little memory; then it can be called again.
         """

@@ -28,7 +28,7 @@ _PATIENCE = timedelta(minutes=10)
 
 
 def join_ranks(context: WorkerContext, runtime: DeviceRuntime, device: torch.device) -> RankGroup:
-    """Connect to the other workers of `context`'s engine; return their group, or ONE_RANK.
+    """Connect to the other workers of `context`'s engine. Return their group, or ONE_RANK.
 
     Waits until all workers have joined. Raises ConfigError if the context's numbers contradict each
     other, the platform has no collectives, or the ranks have different configurations. Raises

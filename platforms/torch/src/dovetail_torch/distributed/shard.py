@@ -51,7 +51,7 @@ def divide(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 
 def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
-    """Return the rank's part of a dimension; the last ranks may have smaller parts.
+    """Return the rank's part of a dimension. The last ranks may have smaller parts.
 
     owner: as in `divide`. Raises ConfigError if a rank would have an empty part.
     """

@@ -31,7 +31,7 @@ from dovetail_torch.graphs.plan import GRAPHS
 
 
 class NoWaitAttentionBackend(AttentionBackend):
-    """Paged attention on any device; the cache has the dtype of the model."""
+    """Paged attention on any device. The cache has the dtype of the model."""
 
     name: ClassVar[str] = "no_wait"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(

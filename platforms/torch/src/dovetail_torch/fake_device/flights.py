@@ -84,7 +84,7 @@ class Flights:
         self._flights.append(_Flight(place=place, host=host, data=data, writes=False))
 
     def begin_write(self, host: torch.Tensor, data: bytes, place: Place) -> None:
-        """Start a copy of `data` to the claimed memory `host`; fill `host` with a pattern."""
+        """Start a copy of `data` to the claimed memory `host`. Fill `host` with a pattern."""
         ctypes.memset(host.data_ptr(), POISON, host.nbytes)
         self._flights.append(_Flight(place=place, host=host, data=data, writes=True))
 
@@ -106,7 +106,7 @@ class Flights:
             )
 
     def _complete(self, flight: _Flight) -> bool:
-        """Complete a copy; return whether its host memory was unchanged until then."""
+        """Complete a copy. Return whether its host memory was unchanged until then."""
         found = flight.found()
         if not flight.writes:
             return found == flight.data

@@ -45,7 +45,7 @@ class FakeGraph:
         self._operations: list[_Operation] = []
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
-        """Start to record the operations of this thread; raise RuntimeError if it is impossible."""
+        """Start to record the operations of this thread. Raise RuntimeError if it is impossible."""
         if DEVICE.timeline.current is DEVICE.timeline.default:
             raise RuntimeError("a graph must be captured on a stream that is not the default")
         if DEVICE.watch.capturing is not None:

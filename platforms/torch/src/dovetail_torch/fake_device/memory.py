@@ -19,7 +19,7 @@ _GRAIN = 512
 
 
 class Piece:
-    """A piece of device memory, shared by tensors that are views of it; freed with the last view.
+    """A piece of device memory, shared by tensors that are views of it. Freed with the last view.
 
     owner: the stream on which it was allocated, which may reuse it. is_mapped: whether it has
     memory; only regions of virtual memory may have none.
@@ -99,7 +99,7 @@ class Memory:
             return Piece(self, num_bytes, self._timeline.current)
 
     def give_back(self, piece: Piece) -> None:
-        """Free a piece; record a fault if a stream other than its owner still uses it."""
+        """Free a piece. Record a fault if a stream other than its owner still uses it."""
         self._returned.append(piece.num_bytes)
         for use, place in piece.uses():
             if not self._timeline.is_before(place, piece.owner):
@@ -109,7 +109,7 @@ class Memory:
                 )
 
     def read(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Record a read; raise FlightError if it is not ordered after the last write."""
+        """Record a read. Raise FlightError if it is not ordered after the last write."""
         self._check_mapped(piece)
         written = piece.written
         if written is not None and not self._timeline.is_before(written, stream):
@@ -120,7 +120,7 @@ class Memory:
         piece.reads[place.stream] = place
 
     def write(self, piece: Piece, stream: Stream, place: Place) -> None:
-        """Record a write; raise FlightError if it is not ordered after all earlier uses."""
+        """Record a write. Raise FlightError if it is not ordered after all earlier uses."""
         self._check_mapped(piece)
         for use, other in piece.uses():
             if not self._timeline.is_before(other, stream):

@@ -63,7 +63,7 @@ class FakeDeviceModule:
         return 0
 
     def set_device(self, device: Any) -> None:
-        """Select a device; raise RuntimeError if it does not exist."""
+        """Select a device. Raise RuntimeError if it does not exist."""
         index = device if isinstance(device, int) else torch.device(device).index or 0
         if not 0 <= index < DEVICE.num_devices:
             raise RuntimeError(

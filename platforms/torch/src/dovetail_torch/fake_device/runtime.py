@@ -12,7 +12,7 @@ from dovetail_torch.fake_device.virtual_memory import FakeVirtualMemory
 
 
 class FakeDeviceRuntime(AcceleratorRuntime):
-    """Selects the fake device; `activate` registers it with torch."""
+    """Selects the fake device. `activate` registers it with torch."""
 
     def __init__(self) -> None:
         super().__init__(NAME)

@@ -84,7 +84,7 @@ class FakeDeviceTensor(torch.Tensor):
         return made
 
     def tolist(self) -> Any:
-        """Return the elements as a list; the host waits for them."""
+        """Return the elements as a list. The host waits for them."""
         return self.to(HOST).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -223,7 +223,7 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor]) -> Place:
-    """Add an operation on these tensors to the current stream; raise FlightError for a race."""
+    """Add an operation on these tensors to the current stream. Raise FlightError for a race."""
     timeline, memory = DEVICE.timeline, DEVICE.memory
     with timeline.lock:
         stream = timeline.current
@@ -265,7 +265,7 @@ class _Lifting:
 
 
 def _view(host: torch.Tensor, owner: FakeDeviceTensor) -> FakeDeviceTensor:
-    """Return a view in any mode; it is an inference tensor if `owner` is an inference tensor."""
+    """Return a view in any mode. It is an inference tensor if `owner` is an inference tensor."""
     if owner.is_inference() == torch.is_inference_mode_enabled():
         return FakeDeviceTensor(host, owner.piece)
     with torch.inference_mode(owner.is_inference()):

@@ -142,7 +142,7 @@ class Stream:
 
 
 class Event:
-    """A point in the order of a device; an event that is not recorded is complete."""
+    """A point in the order of a device. An event that is not recorded is complete."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.moment: Clock = {}

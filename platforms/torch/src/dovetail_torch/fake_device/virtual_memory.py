@@ -19,7 +19,7 @@ _GARBAGE = 0xFF
 
 
 class FakeRegion:
-    """A region; `map` takes its bytes from the device's memory."""
+    """A region. `map` takes its bytes from the device's memory."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -30,7 +30,7 @@ class FakeRegion:
         self._host = torch.frombuffer(self._pages, dtype=torch.uint8)
 
     def map(self) -> None:
-        """Allocate the memory; raise CapacityError if the device has too little."""
+        """Allocate the memory. Raise CapacityError if the device has too little."""
         if self._piece.is_mapped:
             DEVICE.watch.fault("a region was mapped twice.")
         if DEVICE.memory.free_bytes < self.num_bytes:
@@ -42,7 +42,7 @@ class FakeRegion:
         self._piece.is_mapped = True
 
     def unmap(self) -> None:
-        """Return the memory to the device; a fault if the device may still use it."""
+        """Return the memory to the device. A fault if the device may still use it."""
         if not self._piece.is_mapped:
             DEVICE.watch.fault("a region was unmapped twice.")
         for use, place in self._piece.uses():

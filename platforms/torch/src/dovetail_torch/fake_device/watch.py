@@ -33,7 +33,7 @@ class FlightError(RuntimeError):
 
 
 class Watch:
-    """Findings since the last `forget`; called from any thread.
+    """Findings since the last `forget`. Called from any thread.
 
     synchronisations: number of hidden waits, by code line and operation. waits: number of explicit
     waits for an event. faults: messages of all faults, whether raised or not.
@@ -92,13 +92,13 @@ class Watch:
         raise FlightError(sentence)
 
     def note(self, what: str) -> None:
-        """Record a fault in code that cannot raise; the next `check` raises it."""
+        """Record a fault in code that cannot raise. The next `check` raises it."""
         sentence = f"{_caller()}: {what}"
         self.faults.append(sentence)
         self._unraised.append(sentence)
 
     def check(self, *, again: bool = False) -> None:
-        """Raise FlightError if a fault was recorded and not raised; with `again`, for any fault."""
+        """Raise FlightError if a fault was recorded and not raised. With `again`, for any fault."""
         faults = self.faults if again else self._unraised
         if faults:
             sentence = faults[0]

@@ -14,7 +14,7 @@ class ReplayableGraph(Protocol):
     """One captured graph."""
 
     def replay(self) -> None:
-        """Submit the operations of the graph; the host does not wait."""
+        """Submit the operations of the graph. The host does not wait."""
 
 
 class GraphCapture(Protocol):
@@ -27,7 +27,7 @@ class GraphCapture(Protocol):
         """Begin a graph. Operations are recorded until `end` and are not executed."""
 
     def end(self) -> ReplayableGraph:
-        """Return the graph of the operations since `begin`; raise RuntimeError if it is invalid."""
+        """Return the graph of the operations since `begin`. Raise RuntimeError if it is invalid."""
 
     def memory_bytes(self) -> int:
         """Return the device memory that this process has reserved."""

@@ -48,7 +48,7 @@ class CapturableBuilder(Protocol):
         """Return metadata that is valid until the end of the engine, beside other metadata."""
 
     def update_for_replay(self, metadata: Any, batch: AttentionBatch) -> None:
-        """Update a result of `build_for_graph` for a replay; does not wait for the device."""
+        """Update a result of `build_for_graph` for a replay. Does not wait for the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class _DecodeGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AttentionCall:
-    """A call of attention between two pieces; the tensors are at fixed addresses."""
+    """A call of attention between two pieces. The tensors are at fixed addresses."""
 
     index: int
     q_THD: torch.Tensor
@@ -90,7 +90,7 @@ class _PiecewiseCapture:
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None,
     ) -> torch.Tensor:
-        """End the piece, record the call, and begin the next piece; return the memory of results.
+        """End the piece, record the call, and begin the next piece. Return the memory of results.
 
         The call keeps its tensors, so that later pieces do not reuse their memory.
         """
@@ -132,7 +132,7 @@ class StepGraphs:
 
     @torch.inference_mode()
     def capture(self, *, progress: bool) -> None:
-        """Capture all graphs of the plan, largest first; log their number, time and memory.
+        """Capture all graphs of the plan, largest first. Log their number, time and memory.
 
         progress: whether to show a progress bar. If a capture fails, no graph is used, and a
         warning names the cause.
@@ -171,7 +171,7 @@ class StepGraphs:
         )
 
     def run(self, batch: DeviceBatch) -> Outputs | None:
-        """Replay the graph of a step and return its outputs; None if it has no graph.
+        """Replay the graph of a step and return its outputs, or None if it has no graph.
 
         The outputs are hidden states, and for decodes also logits, valid until the next step.
         """
@@ -239,7 +239,7 @@ class StepGraphs:
 
 
 class _NarrowedRotary:
-    """The rotary arguments of a step's first tokens; most layers share them."""
+    """The rotary arguments of a step's first tokens. Most layers share them."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
@@ -268,7 +268,7 @@ def _attend(
 def make_step_graphs(
     loaded: LoadedModel, attention: AttentionState, inputs: DeviceInputs
 ) -> StepGraphs | None:
-    """Return the graphs of a runner, not captured yet; None if every step runs eagerly.
+    """Return the graphs of a runner, not captured yet, or None if every step runs eagerly.
 
     Logs why fewer steps are captured than the options request.
     """

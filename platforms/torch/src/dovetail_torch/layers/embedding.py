@@ -41,7 +41,7 @@ class VocabParallelEmbedding(nn.Module):
         self.ops = context.ops
 
     def borrow(self, part: int, weight: torch.Tensor) -> None:
-        """Use a private, read-only mapping of the table; there is one part."""
+        """Use a private, read-only mapping of the table. There is one part."""
         self.weight.data = weight
         self.is_mapped = True
 
@@ -56,7 +56,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(ParallelLinear):
-    """The last linear layer, [S, D] to logits [S, V]; may share the weight of an embedding.
+    """The last linear layer, [S, D] to logits [S, V]. May share the weight of an embedding.
 
     All ranks return the logits of the whole vocabulary, with the same bits.
 
@@ -90,7 +90,7 @@ class ParallelLMHead(ParallelLinear):
         self.weight = tied_to.weight
 
     def forward(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """Return the logits [S, V]; their rows may be strided."""
+        """Return the logits [S, V]. Their rows may be strided."""
         logits_SV = self.linear_method.apply(self, hidden_SD)
         if self.shard.is_whole:
             return logits_SV

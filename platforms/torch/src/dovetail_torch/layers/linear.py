@@ -32,7 +32,7 @@ class HeadShape:
     head_size: int
 
     def share(self, ranks: RankGroup, owner: str) -> HeadShape:
-        """Return the heads of one rank; several ranks may have the same key-value head.
+        """Return the heads of one rank. Several ranks may have the same key-value head.
 
         owner: the layer's name. Raises ConfigError if the heads cannot be divided evenly.
         """
@@ -208,7 +208,7 @@ class MergedColumnParallelLinear(ParallelLinear):
 
 
 class QKVParallelLinear(ParallelLinear):
-    """The projections q_proj, k_proj and v_proj in one matrix product; `split` separates them.
+    """The projections q_proj, k_proj and v_proj in one matrix product. `split` separates them.
 
     Heads are divided among the ranks; with fewer key-value heads than ranks, several ranks have the
     same key-value head. Raises ConfigError if they cannot be divided evenly.

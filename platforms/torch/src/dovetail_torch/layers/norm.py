@@ -31,5 +31,5 @@ class RMSNorm(nn.Module):
     def add(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the normalized sum x + residual, and the sum; `residual_TD` may be overwritten."""
+        """Return the normalized sum x + residual, and the sum. `residual_TD` may be overwritten."""
         return self.ops.add_rms_norm(x_TD, residual_TD, self.weight, self.eps)

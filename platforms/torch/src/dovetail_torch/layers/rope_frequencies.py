@@ -129,7 +129,7 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
 
 
 def _yarn_stretch(parameters: Parameters) -> float:
-    """Return `factor`; if it is null, the ratio of the new and the original maximum length."""
+    """Return `factor`. If it is null, the ratio of the new and the original maximum length."""
     if "factor" not in parameters or parameters["factor"] is not None:
         return _number(parameters, "factor")
     after = _number(parameters, "max_position_embeddings")

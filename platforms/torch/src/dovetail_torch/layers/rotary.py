@@ -20,7 +20,7 @@ _POSITIONS_AT_ONCE = 4096
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotates queries and keys by their positions; one instance serves all layers of a model.
+    """Rotates queries and keys by their positions. One instance serves all layers of a model.
 
     cos_sin_PR: float32 [max_model_len, rotary size], first cosines, then sines; not persistent.
     Positions must be below max_model_len. Raises ModelError for an unsupported config.
@@ -33,7 +33,7 @@ class RotaryEmbedding(nn.Module):
     def __init__(
         self, context: ModelContext, head_size: int, *, rotary_size: int | None = None
     ) -> None:
-        """rotary_size: number of leading features per head to rotate; None to read the config."""
+        """rotary_size: number of leading features per head to rotate. None to read the config."""
         super().__init__()
         self.ops = context.ops
         parameters = read_rope_parameters(context.hf_config)
@@ -55,7 +55,7 @@ class RotaryEmbedding(nn.Module):
 
     @torch.inference_mode()
     def grow(self, num_positions: int) -> int:
-        """Fill the table for at least `num_positions`; return the number of filled positions."""
+        """Fill the table for at least `num_positions`. Return the number of filled positions."""
         wanted = min(num_positions, self.num_positions)
         while self._num_ready < wanted:
             start = self._num_ready

@@ -13,7 +13,7 @@ from dovetail.interfaces.ops import StepColumns
 
 
 def prepare_inputs(columns: StepColumns) -> None:
-    """Fill the output fields of `columns`; the other fields are only read."""
+    """Fill the output fields of `columns`. The other fields are only read."""
     rows_T, positions_T = _spread(columns)
     max_model_len = columns.token_ids_RL.shape[1]
     places_T = rows_T * max_model_len + positions_T
@@ -34,7 +34,7 @@ def prepare_inputs(columns: StepColumns) -> None:
 
 
 def _spread(columns: StepColumns) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each token's row and position, int64 [T]; write positions and sequence lengths."""
+    """Return each token's row and position, int64 [T]. Write positions and sequence lengths."""
     rows_R, starts_R = columns.rows_R, columns.starts_R
     firsts_R, ends_R = columns.query_start_R1[:-1], columns.query_start_R1[1:]
     torch.add(starts_R, ends_R - firsts_R, out=columns.seq_lens_R)

@@ -33,7 +33,7 @@ class TorchOps(Ops):
     def add_rms_norm(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (rms_norm(x + residual), x + residual); the sum is stored in `residual_TD`."""
+        """Return (rms_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
         residual_TD.add_(x_TD)
         return functional.rms_norm(residual_TD, weight_D.shape, weight_D, eps), residual_TD
 
@@ -44,7 +44,7 @@ class TorchOps(Ops):
         positions_T: torch.Tensor,
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return q and k, rotated by their positions (NeoX style); views of one new tensor."""
+        """Return q and k, rotated by their positions (NeoX style). Views of one new tensor."""
         rotary_size = cos_sin_PS.shape[-1]
         if rotary_size < q_THS.shape[-1]:
             return self._rotate_partly(q_THS, k_TKS, positions_T, cos_sin_PS)
@@ -87,7 +87,7 @@ class TorchOps(Ops):
         return functional.embedding(ids_T, table_VD)
 
     def best_tokens(self, logits_RV: torch.Tensor) -> torch.Tensor:
-        """Return the argmax of each row, int64 [R]; the first column if several are equal."""
+        """Return the argmax of each row, int64 [R]. The first column if several are equal."""
         return best_tokens(logits_RV)
 
     def mask_tokens(
@@ -97,7 +97,7 @@ class TorchOps(Ops):
         mask_tokens(logits_SV, rows_G, bits_GB)
 
     def prepare_inputs(self, columns: StepColumns) -> None:
-        """Fill the output fields of `columns`; only read other fields.
+        """Fill the output fields of `columns`. Only read other fields.
 
         Never waits for the device.
         """

@@ -65,7 +65,7 @@ class ConnectedRunner(ModelRunner):
         self._answer = self._side.finish()
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample from the logits of the last plan; add the connector's results."""
+        """Sample from the logits of the last plan. Add the connector's results."""
         output = super().sample_tokens(grammar)
         assert isinstance(output, ModelRunnerOutput), (
             "a KV connector requires a worker with synchronous steps"

@@ -30,7 +30,7 @@ class AdvancingBuilder(Protocol):
     """A metadata builder that can advance its last metadata by one token."""
 
     def advance(self) -> None:
-        """Advance the last metadata by one position; each run has one token.
+        """Advance the last metadata by one position. Each run has one token.
 
         Called only if the new positions are in the blocks of the last tokens, and outside of
         torch's inference mode.
@@ -49,10 +49,10 @@ class Continuable(Protocol):
         """Store a gathered step in which each run has one token and samples."""
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` continues the last step; the tokens of that step must be known."""
+        """Return whether `plan` continues the last step. The tokens of that step must be known."""
 
     def advance(self) -> None:
-        """Advance the last step's inputs by one token; only after `follows`."""
+        """Advance the last step's inputs by one token. Only after `follows`."""
 
     def append(self, token_ids: array[int]) -> None:
         """Store the tokens that the current step has sampled, in the order of its runs."""
@@ -108,7 +108,7 @@ class Continuation:
         self._num_steps_left = self._inputs.num_steps_to_border(batch)
 
     def follows(self, plan: SchedulerOutput) -> bool:
-        """Return whether `plan` continues the last step; the tokens of that step must be known."""
+        """Return whether `plan` continues the last step. The tokens of that step must be known."""
         if self.batch is None or not self._num_steps_left or not self._sampled:
             return False
         first = self.batch.plan
@@ -121,7 +121,7 @@ class Continuation:
         )
 
     def advance(self) -> None:
-        """Increment all columns; the inputs are the tokens that were sampled last."""
+        """Increment all columns. The inputs are the tokens that were sampled last."""
         self._num_steps_left -= 1
         self._inputs.advance(self._sampled[-1])
         for builder in self._builders:
@@ -132,7 +132,7 @@ class Continuation:
         self._sampled.append(token_ids)
 
     def end(self) -> None:
-        """Write the sampled tokens to their rows; the next step is gathered again."""
+        """Write the sampled tokens to their rows. The next step is gathered again."""
         if self.batch is not None and self._sampled:
             sampled_NR = np.frombuffer(b"".join(self._sampled), np.int32)
             num_steps = len(self._sampled)

@@ -37,17 +37,17 @@ class DeviceColumn:
         return part_N
 
     def increment(self, count: int) -> None:
-        """Add 1 to the first `count` numbers; for host memory only."""
+        """Add 1 to the first `count` numbers. For host memory only."""
         assert self._on_host is not None, "columns must be in host memory"
         increment(memoryview(self._on_host), count)
 
     def begins_with(self, numbers: array[int]) -> bool:
-        """Return whether the column starts with these numbers; for host memory only."""
+        """Return whether the column starts with these numbers. For host memory only."""
         assert self._on_host is not None, "columns must be in host memory"
         return self._on_host[: len(numbers)].tobytes() == numbers.tobytes()
 
     def take(self, numbers_N: torch.Tensor) -> torch.Tensor:
-        """Fill the column with numbers that are on the device; see `fill`."""
+        """Fill the column with numbers that are on the device. See `fill`."""
         return self._tensor[: len(numbers_N)].copy_(numbers_N)
 
 

@@ -47,7 +47,7 @@ class DeviceBatch(InputBatch):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddingStep:
-    """The inputs of a step that has only padding; see `DeviceBatch`."""
+    """The inputs of a step that has only padding. See `DeviceBatch`."""
 
     input_ids_T: torch.Tensor
     positions_T: torch.Tensor
@@ -96,7 +96,7 @@ class DeviceInputs:
         self._tables = [column(table.numel(), torch.int32) for table in rows.block_tables]
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
-        """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
+        """Apply the plan to the rows and return the tensors of its runs, or None if it has none."""
         changes = self._rows.changes(plan)
         if plan.empty:
             if changes.arrays:
@@ -172,7 +172,7 @@ class DeviceInputs:
         )
 
     def _num_padded(self, num_runs: int, num_sampling: int, num_tokens: int) -> int:
-        """Return the number of runs of a padded step of decodes; 0 for a step without padding."""
+        """Return the number of runs of a padded decode step, or 0 for a step without padding."""
         sizes = self.decode_sizes
         if num_sampling != num_tokens or not sizes or num_runs > sizes[-1]:
             return 0

@@ -76,7 +76,7 @@ class InputGatherer:
         self._num_ahead = max(block_sizes, default=0)
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
-        """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
+        """Apply the plan to the rows and return the tensors of its runs, or None if it has none."""
         self._rows.apply(plan)
         return None if plan.empty else self.gather(plan)
 

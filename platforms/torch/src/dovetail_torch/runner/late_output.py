@@ -25,7 +25,7 @@ tensors."""
 
 
 class LateOutput:
-    """The handle of a step's result. Implements `Handle[ModelRunnerOutput]`; thread-safe."""
+    """The handle of a step's result. Implements `Handle[ModelRunnerOutput]`. Thread-safe."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class FetchRing:
     def __init__(
         self, asynchronous: AsyncDevice, slot_bytes: int, *, num_slots: int = NUM_SLOTS
     ) -> None:
-        """slot_bytes: size of each slot; a slot that is too small is replaced, after a wait.
+        """slot_bytes: size of each slot. A slot that is too small is replaced, after a wait.
 
         num_slots: number of slots.
         """
@@ -101,7 +101,7 @@ class FetchRing:
         self._current = 0
 
     def fetch(self, sources: Sequence[torch.Tensor], finish: Finish) -> LateOutput:
-        """Copy `sources`, contiguous tensors on the device; return the handle of `finish(copies)`.
+        """Copy `sources`, contiguous tensors on the device. Return the handle of `finish(copies)`.
 
         The sources must not be written to from now on.
         """

@@ -105,11 +105,11 @@ class ModelRunner:
 
     @property
     def cache_pages(self) -> tuple[torch.Tensor, ...]:
-        """The cache's memory, one uint8 [N, P] tensor per buffer, where row b is block b; or ()."""
+        """The cache's memory, one uint8 [N, P] tensor per buffer, where row b is block b. Or ()."""
         return self._attention.buffers.pages_NP
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Apply the plan and run the model; keep the logits for `sample_tokens`."""
+        """Apply the plan and run the model. Keep the logits for `sample_tokens`."""
         if self._path.continuation.follows(plan):
             self._step = self._continue(plan)
         else:
@@ -226,7 +226,7 @@ class ModelRunner:
         return hidden_TD, self.model.compute_logits(hidden_TD)
 
     def _needed(self, batch: InputBatch) -> torch.Tensor | None:
-        """Return the tokens whose hidden states the step needs, int64 [S]; None for all.
+        """Return the tokens whose hidden states the step needs, int64 [S], or None for all.
 
         Returns None if a captured graph for this number of tokens may sample any rows. If no row
         samples, returns the first token, because operations need at least one row.

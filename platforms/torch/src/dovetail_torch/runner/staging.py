@@ -49,7 +49,7 @@ class Staging:
         num_slots: int = NUM_SLOTS,
         slot_bytes: int = SLOT_BYTES,
     ) -> None:
-        """slot_bytes: size of each slot; a larger packet is sent in several parts."""
+        """slot_bytes: size of each slot. A larger packet is sent in several parts."""
         self._device = device
         self.asynchronous = asynchronous
         self._slot_bytes = slot_bytes

@@ -34,7 +34,7 @@ class StepInputs(Protocol):
     """Applies plans to the rows and computes the input tensors of the runs."""
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
-        """Apply the plan to the rows and return the tensors of its runs; None if it has none."""
+        """Apply the plan to the rows and return the tensors of its runs, or None if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

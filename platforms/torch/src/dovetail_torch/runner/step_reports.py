@@ -35,7 +35,7 @@ class StepReports:
     errors: Mapping[int, str] = field(default_factory=dict)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all tensors that must be copied to the host; contiguous."""
+        """Return all tensors that must be copied to the host. Contiguous."""
         measured = [] if self.sampled is None else [self.sampled.measured]
         measured += self.prompts.values()
         return [tensor.contiguous() for item in measured for tensor in item.tensors]

@@ -51,7 +51,7 @@ class RankedGroup(RandomGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawNumbers:
-    """The inputs of an op provider's `draw_tokens`, with one number per row; see `DrawColumns`."""
+    """The inputs of an op provider's `draw_tokens`, with one number per row. See `DrawColumns`."""
 
     temperature_R: torch.Tensor
     top_k_R: torch.Tensor

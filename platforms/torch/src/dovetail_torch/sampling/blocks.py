@@ -60,7 +60,7 @@ def gather_blocks(
 
 
 def best_tokens(logits_SV: torch.Tensor) -> torch.Tensor:
-    """Return the argmax of each row, int64 [S]; the first column if several are equal.
+    """Return the argmax of each row, int64 [S]. The first column if several are equal.
 
     Supports any float dtype. For a row in which all numbers are -inf the column is 0; a NaN counts
     as the maximum.

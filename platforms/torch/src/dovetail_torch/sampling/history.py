@@ -38,7 +38,7 @@ class Tracked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """The result of `TokenHistory.read`; entries beyond a row's length repeat its first entry.
+    """The result of `TokenHistory.read`. Entries beyond a row's length repeat its first entry.
 
     tokens_RL: int64, prompt and output. counts_RL: float32, number of occurrences of each token in
     the output. lengths_R1: int64.

@@ -50,7 +50,7 @@ def measure(logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: i
 
 
 def join_measured(parts: Sequence[Measured]) -> Measured:
-    """Concatenate one or more parts of successive positions; all parts have the same width."""
+    """Concatenate one or more parts of successive positions. All parts have the same width."""
     if len(parts) == 1:
         return parts[0]
     return Measured(
@@ -119,7 +119,7 @@ def to_columns(
 def gather_logprobs(
     logits_PV: torch.Tensor, target_ids_P: torch.Tensor, num_logprobs: int
 ) -> LogprobColumns:
-    """Return the columns of successive positions of one request; waits for the device.
+    """Return the columns of successive positions of one request. Waits for the device.
 
     logits_PV: any float dtype, unprocessed, only read. target_ids_P: int64, the token at each
     position. num_logprobs: number of most likely tokens that are also reported; at most V.

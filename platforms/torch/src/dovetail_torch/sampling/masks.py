@@ -37,7 +37,7 @@ class BadWords:
 
     @classmethod
     def of(cls, words: Sequence[tuple[int, ...]], upload: Upload) -> BadWords:
-        """Create the columns of `words`, each a sequence of tokens; `upload` sends the columns."""
+        """Create the columns of `words`, each a sequence of tokens. `upload` sends the columns."""
         most = max(len(word) for word in words) - 1
         before = [(_ANY_TOKEN,) * (most - len(word) + 1) + tuple(word[:-1]) for word in words]
         return cls(
@@ -104,7 +104,7 @@ class TokenMasks:
         num_tokens: NDArray[np.int64],
         history: TokenHistory,
     ) -> list[int]:
-        """Change float32 logits in place; return the rows whose constraints have all ended.
+        """Change float32 logits in place. Return the rows whose constraints have all ended.
 
         num_tokens: number of prompt and output tokens, by row.
         """

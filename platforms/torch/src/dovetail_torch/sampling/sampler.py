@@ -99,7 +99,7 @@ class Sampler:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Add `request` to its row; the state of the row's previous request is deleted."""
+        """Add `request` to its row. The state of the row's previous request is deleted."""
         row, num_prompt = request.row, request.num_prompt_tokens
         self.leave(row)
         self._table.join(request)
@@ -122,7 +122,7 @@ class Sampler:
 
     @torch.inference_mode()
     def host_numbers(self, rows: Sequence[int]) -> tuple[NDArray, ...]:
-        """Return the host's numbers that the next `sample` of `rows` needs, one per row; or ().
+        """Return the host's numbers that the next `sample` of `rows` needs, one per row. Or ().
 
         The caller may send them to the device together with other data, and pass them to `sample`.
         """
@@ -209,7 +209,7 @@ class Sampler:
     def _shape(
         self, logits_SV: torch.Tensor, batch: Batch, grammar: GrammarMask | None
     ) -> torch.Tensor:
-        """Return float32 logits after masks, penalties and extensions; may be the given tensor."""
+        """Return float32 logits after masks, penalties and extensions. May be the given tensor."""
         logits_SV = self._widen(logits_SV)
         if grammar is not None:
             grammar.apply(logits_SV, self._mask_tokens)
@@ -265,7 +265,7 @@ class Sampler:
 
 
 def _tempered(logits_SV: torch.Tensor, group: RandomGroup) -> torch.Tensor:
-    """Return the group's logits after temperature and min-p; may change the given logits."""
+    """Return the group's logits after temperature and min-p. May change the given logits."""
     logits_RV = group.select(logits_SV).div_(group.temperature_R1)
     if group.has_min_p:
         apply_min_p(logits_RV, group.log_min_p_R1)

@@ -94,7 +94,7 @@ class Nuclei:
     cumulative_RK: torch.Tensor
 
     def draw(self, uniform_R1: torch.Tensor) -> torch.Tensor:
-        """Draw a token for each row, int64 [R]; `uniform_R1` belongs to these rows."""
+        """Draw a token for each row, int64 [R]. `uniform_R1` belongs to these rows."""
         target_R1 = uniform_R1 * self.cumulative_RK[:, -1:]
         return self.columns_RK.gather(1, pick(self.cumulative_RK, target_R1)).squeeze(1)
 

@@ -30,7 +30,7 @@ _LENGTH_BYTES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class WeightEntry:
-    """One weight according to its file's header; `dtype` as in safetensors, such as "BF16"."""
+    """One weight according to its file's header. `dtype` as in safetensors, such as "BF16"."""
 
     name: str
     path: Path
@@ -98,7 +98,7 @@ def read_headers(files: dict[Path, frozenset[str]]) -> dict[str, WeightEntry]:
 
 @contextmanager
 def open_weight_file(path: Path) -> Iterator[int]:
-    """Yield the descriptor of a regular file; raise WeightError if it cannot be read."""
+    """Yield the descriptor of a regular file. Raise WeightError if it cannot be read."""
     try:
         with open_model_file(path) as descriptor:
             yield descriptor
@@ -108,7 +108,7 @@ def open_weight_file(path: Path) -> Iterator[int]:
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[Any]:
-    """Map a safetensors file for reading; convert its errors to WeightError with its name."""
+    """Map a safetensors file for reading. Convert its errors to WeightError with its name."""
     try:
         with _open(path) as handle:
             yield handle

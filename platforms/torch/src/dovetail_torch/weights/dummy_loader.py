@@ -31,7 +31,7 @@ class DummyLoader(WeightLoader):
         self.context = context
 
     def load(self, model: nn.Module) -> int:
-        """Fill all parameters in place; return 0, because no bytes are read."""
+        """Fill all parameters in place. Return 0, because no bytes are read."""
         assignments = build_weight_table(model).assignments
         with (
             progress_bar(

@@ -24,7 +24,7 @@ _ROWS_AT_ONCE = 4096
 def untie_different(
     model: nn.Module, table: WeightTable, entries: Mapping[str, WeightEntry]
 ) -> bool:
-    """Untie weights that differ in the checkpoint; return whether there were any.
+    """Untie weights that differ in the checkpoint. Return whether there were any.
 
     Warns for each pair, naming both weights. If the result is True, the table of `model` must be
     rebuilt.

@@ -29,7 +29,7 @@ class WeightNames:
     """The names of one model's weights. The first mapping whose source matches a name applies."""
 
     def __init__(self, mappings: Sequence[WeightMapping] = (), *, owner: str = "the model") -> None:
-        """Compile `mappings`; raise ModelError, naming `owner`, for an invalid one."""
+        """Compile `mappings`. Raise ModelError, naming `owner`, for an invalid one."""
         self._rules = tuple(_compile(mapping, owner) for mapping in mappings)
 
     @classmethod

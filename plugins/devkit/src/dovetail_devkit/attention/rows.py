@@ -156,7 +156,7 @@ class AttentionRows:
         return q, k, v
 
     def _turned(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q, k and v of a row's positions, as attention reads them; float64 if rotated."""
+        """Return q, k and v of a row's positions, as attention reads them. Float64 if rotated."""
         import torch
 
         q, k, v = self._split(qkv)
@@ -187,7 +187,7 @@ class AttentionRows:
     def attend(
         self, runs: Sequence[Run], batch: AttentionBatch, metadata: Any, what: str
     ) -> list[torch.Tensor]:
-        """Run the layer and return each run's result; check that read-only data is unchanged."""
+        """Run the layer and return each run's result. Check that read-only data is unchanged."""
         import torch
 
         tensors = [
@@ -253,7 +253,7 @@ class AttentionRows:
         )
 
     def _table(self, row: int, first: int, width: int) -> list[int]:
-        """Return a row's block table for a run from `first`; it is wrong before the window."""
+        """Return a row's block table for a run from `first`. It is wrong before the window."""
         blocks, window = self.blocks[row], self.case.sliding_window
         num_left = max(0, first - window + 1) // self.case.block_size if window else 0
         return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))

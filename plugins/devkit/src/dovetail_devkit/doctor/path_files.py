@@ -88,7 +88,7 @@ def _judge(path: Path, lines: list[str]) -> Finding:
 
 
 def _owner(path: Path) -> str:
-    """Return "name version" of the distribution that installed the file; "" if it is unknown."""
+    """Return "name version" of the distribution that installed the file, or "" if it is unknown."""
     for distribution in distributions(path=[str(path.parent)]):
         record = distribution.read_text("RECORD") or ""
         if any(line.split(",")[0] == path.name for line in record.splitlines()):

@@ -153,7 +153,7 @@ def _refusal(registry: PluginRegistry, candidate: Candidate) -> str:
 
 
 def _describe(registry: PluginRegistry, candidate: Candidate) -> Description | None:
-    """Return a plugin's details; None if its manifest is broken or its name is not unique."""
+    """Return a plugin's details, or None if its manifest is broken or its name is not unique."""
     try:
         return registry.describe(candidate.kind, reference_of(registry, candidate))
     except PluginError:

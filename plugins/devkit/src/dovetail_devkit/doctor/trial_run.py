@@ -66,7 +66,7 @@ class Trial:
 
 
 def try_plugins(plugins: Sequence[Candidate], *, deadline_s: float) -> list[Trial]:
-    """Load each of `plugins`; return the trials in the same order.
+    """Load each of `plugins`. Return the trials in the same order.
 
     deadline_s: how long each plugin may take.
     """
@@ -149,7 +149,7 @@ def _watch(
 def _reports(
     process: subprocess.Popen[bytes], pipe: IO[bytes], deadline_s: float
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield each report, and None when the process has exited; stop at the deadline."""
+    """Yield each report, and None when the process has exited. Stop at the deadline."""
     clock = MonotonicClock()
     left = b""
     since_ns = clock.now_ns()
@@ -170,7 +170,7 @@ def _reports(
 def _receive(
     process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
 ) -> bytes | None:
-    """Return the process's output; b"" if it has exited, None if there is none yet."""
+    """Return the process's output. B"" if it has exited, None if there is none yet."""
     # Do not wait for the end of the pipe: a child may keep it open, and a plugin may close it.
     is_gone = process.poll() is not None
     if selector.select(0 if is_gone else _POLL_S):

@@ -77,7 +77,7 @@ class NullExecutor(FakeExecutor):
     max_concurrent_steps = 2
 
     def __init__(self, context: ExecutorContext | None = None) -> None:
-        """context: not used; may be None."""
+        """context: not used. May be None."""
         self._dead = ""
         self._done: Handle[None] = Ready(None)
         self.worker: WorkerBase = NullWorker()

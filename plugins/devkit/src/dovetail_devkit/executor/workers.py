@@ -94,7 +94,7 @@ class MovingWorker(ObedientWorker):
 
 
 def moving_answer(rank: int, step_id: int) -> bytes:
-    """Return the KV-connector data that a rank returns in a step; b"" for none."""
+    """Return the KV-connector data that a rank returns in a step. B"" for none."""
     return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
 
 
@@ -102,7 +102,7 @@ class FailingWorker(ObedientWorker):
     """A worker that fails when it executes step 2."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute a plan; raise in step 2."""
+        """Execute a plan. Raise in step 2."""
         if plan.step_id == 2:
             raise RuntimeError(f"{REQUESTED} of execute_model")
         super().execute_model(plan)
@@ -121,12 +121,12 @@ class LateWorker(ObedientWorker):
 
 
 class LateFailingWorker(LateWorker):
-    """A worker that fails in step 2; `result` of the step's handle raises the error."""
+    """A worker that fails in step 2. `result` of the step's handle raises the error."""
 
     def sample_tokens(  # type: ignore[override]  # as above
         self, grammar: GrammarOutput | None = None
     ) -> LateOutput:
-        """Sample; in step 2 the result is an error."""
+        """Sample. In step 2 the result is an error."""
         late = super().sample_tokens(grammar)
         if late.output.step_id == 2:
             late.error = RuntimeError(f"{REQUESTED} of a result")
@@ -160,5 +160,5 @@ def read_log(model_dir: Path) -> list[str]:
 
 
 def count_calls(worker: ObedientWorker, offset: int) -> int:
-    """Return the number of calls of a worker plus `offset`; an operation for `collective_rpc`."""
+    """Return the number of calls of a worker plus `offset`. An operation for `collective_rpc`."""
     return len(worker.recorded_calls()) + offset

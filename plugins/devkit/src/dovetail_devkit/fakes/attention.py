@@ -107,7 +107,7 @@ class FakeAttentionLayer(AttentionLayer):
         slots_2SKD[1, slots_T] = v_TKD
 
     def attend(self, q_QHD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor) -> torch.Tensor:
-        """Return the attention of one row, [Q, H, D]; its queries are the last Q positions."""
+        """Return the attention of one row, [Q, H, D]. Its queries are the last Q positions."""
         window = self.context.sliding_window
         seen = (
             window + len(q_QHD) - 1 if window else len(k_LKD)

@@ -29,7 +29,7 @@ class FakeMatcher:
         self._place = 0
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Accept tokens up to the first forbidden token; return the number of accepted tokens."""
+        """Accept tokens up to the first forbidden token. Return the number of accepted tokens."""
         for count, token in enumerate(token_ids):
             if token not in self._allowed():
                 return count
@@ -90,7 +90,7 @@ class FakeGrammar(GrammarBackend):
         self._vocab_size = context.vocab_size
 
     def compile(self, spec: GrammarSpec) -> GrammarMatcher:
-        """Return a matcher; raise RequestError if the text is not a list of token ids."""
+        """Return a matcher. Raise RequestError if the text is not a list of token ids."""
         if spec.form == "failing":
             if spec.text == "compile":
                 raise ValueError("requested failure in compile")

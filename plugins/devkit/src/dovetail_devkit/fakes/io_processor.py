@@ -16,7 +16,7 @@ from dovetail.interfaces.io_processor import (
 
 
 class FakeIOProcessor(IOProcessor):
-    """Returns (text, answer) for each text; the answer is None if the request has failed."""
+    """Returns (text, answer) for each text. The answer is None if the request has failed."""
 
     example_data: ClassVar[Any] = ["say", "something"]
 

@@ -31,7 +31,7 @@ class FakeSchedulerSide:
         return [all(key in known for known in self.known) for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Record a load; every second load is asynchronous."""
+        """Record a load. Every second load is asynchronous."""
         self._num_loads += 1
         waits = not self._num_loads % 2
         self._note("later" if waits else "load", transfer)
@@ -48,7 +48,7 @@ class FakeSchedulerSide:
         return json.dumps(orders).encode() if orders else b""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Process the report of a rank; return the transfers that have ended on this rank."""
+        """Process the report of a rank. Return the transfers that have ended on this rank."""
         if not answer:
             return KVOutcome()
         told = json.loads(answer)

@@ -19,7 +19,7 @@ MAX_POSITION_SCALE = 0.3
 
 
 class FakeModel(nn.Module):  # type: ignore[misc]  # the core's type checker does not see torch
-    """A model of embedding, attention, norm and head; positions are added as one feature.
+    """A model of embedding, attention, norm and head. Positions are added as one feature.
 
     Reads vocab_size and hidden_size of config.json.
     """
@@ -70,7 +70,7 @@ def _read_count(context: ModelContext, name: str) -> int:
 
 
 class PositionalModel(FakeModel):
-    """A fake model without attention; logits depend only on the last token and its position.
+    """A fake model without attention. Logits depend only on the last token and its position.
 
     It needs no KV cache, and runs under workers with any attention layers.
     """

@@ -33,7 +33,7 @@ class FakeModelSource(ModelSource):
         return path if path.is_dir() else None
 
     def fetch(self, argument: str) -> Path:
-        """Return the model directory; write it if it is missing."""
+        """Return the model directory. Write it if it is missing."""
         if self.find(argument) is None:
             self._report(f"writing {argument}")
             path = self._folder / argument

@@ -10,7 +10,7 @@ MEMORY_BYTES = 1 << 30
 
 
 class FakePlatform(Platform):
-    """A platform with 1 GiB of memory and float32; never selected automatically."""
+    """A platform with 1 GiB of memory and float32. Never selected automatically."""
 
     info: ClassVar[PlatformInfo] = PlatformInfo(name="fake", device_type="cpu")
     automatic: ClassVar[bool] = False

@@ -83,7 +83,7 @@ class FakeScheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Append the sampled token of the oldest plan to its request; end a finished request."""
+        """Append the sampled token of the oldest plan to its request. End a finished request."""
         _, request = self._out.popleft()
         self._rows.executed(plan.step_id)
         if request is None or request.status.finished:
@@ -133,7 +133,7 @@ class FakeScheduler(SchedulerInterface):
         return sum(self._group_blocks(request))
 
     def _group_blocks(self, request: Request) -> list[int]:
-        """Return how many blocks a request needs in each group; block sizes may differ."""
+        """Return how many blocks a request needs in each group. Block sizes may differ."""
         sizes = [group.spec.block_size for group in self._groups]
         return [-(-request.max_total_tokens // size) for size in sizes]
 

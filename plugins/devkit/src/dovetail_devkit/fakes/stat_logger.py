@@ -19,7 +19,7 @@ class FakeStatLogger(StatLogger):
         self.num_closed = 0
 
     def record(self, step: StepStats) -> None:
-        """Store the statistics; raise AssertionError after `close`."""
+        """Store the statistics. Raise AssertionError after `close`."""
         expect(not self.num_closed, "record() was called after close()")
         self.steps.append(step)
 

@@ -14,7 +14,7 @@ SPECIAL_TEXTS = {256: "<bos>", 257: "<eos>", 258: "<pad>"}
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids 0 to 255 are bytes of UTF-8; 256 is BOS, 257 EOS, 258 padding."""
+    """Ids 0 to 255 are bytes of UTF-8. 256 is BOS, 257 EOS, 258 padding."""
 
     BOS = 256
     EOS = 257

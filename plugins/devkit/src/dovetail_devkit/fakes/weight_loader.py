@@ -27,7 +27,7 @@ class FakeWeightLoader(WeightLoader):
         self._seed = context.seed
 
     def load(self, model: nn.Module) -> int:
-        """Fill all parameters and persistent buffers in place; return 0 bytes read."""
+        """Fill all parameters and persistent buffers in place. Return 0 bytes read."""
         import torch
 
         with torch.no_grad():

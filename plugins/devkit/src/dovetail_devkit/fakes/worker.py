@@ -110,7 +110,7 @@ class FakeWorker(WorkerBase):
         self._enter("compile_or_warm_up_model")
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Apply the plan; raise AssertionError if it violates a rule."""
+        """Apply the plan. Raise AssertionError if it violates a rule."""
         self._ask("execute_model", after="compile_or_warm_up_model")
         self.row_model.execute(plan)
 

@@ -46,7 +46,7 @@ class WatchedOps:
         positions_T: torch.Tensor,
         cos_sin_PR: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotate queries and keys; check that the positions belong to the step."""
+        """Rotate queries and keys. Check that the positions belong to the step."""
         due = self.positions
         expect(
             due is None or torch.equal(positions_T, due),
@@ -112,7 +112,7 @@ def check_norm(hidden_TD: torch.Tensor) -> None:
 
 
 def tokens_for_norm(hidden_size: int) -> int:
-    """Return how many tokens are needed to detect a norm; raise NotHere for wide models."""
+    """Return how many tokens are needed to detect a norm. Raise NotHere for wide models."""
     if hidden_size > WIDEST:
         raise NotHere(
             f"the hidden size {hidden_size} is too large for this check, which supports at most "

@@ -45,7 +45,7 @@ def draw_cases(
     dtypes: Iterable[str],
     num_draws: int = NUM_DRAWS,
 ) -> Iterator[Case]:
-    """Yield the cases; none if the class does not override `draw_tokens`.
+    """Yield the cases. None if the class does not override `draw_tokens`.
 
     num_draws: number of draws of each frequency test; it must be even.
     """

@@ -24,7 +24,7 @@ class DrawParams:
 
 
 def probabilities(logits: Sequence[float], settings: DrawParams) -> list[float]:
-    """Return the probability of each column. Logits are finite or -inf; at least one is finite."""
+    """Return the probability of each column. Logits are finite or -inf. At least one is finite."""
     order = sorted(range(len(logits)), key=lambda column: (-logits[column], column))
     if settings.temperature == 0:
         return [float(column == order[0]) for column in range(len(logits))]

@@ -29,7 +29,7 @@ _LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=12, max_model_l
 
 
 def check_foresight(scheduler_cls: type[SchedulerInterface], policy: type[Policy]) -> None:
-    """Compare the plans of two runs; raise AssertionError with the first difference."""
+    """Compare the plans of two runs. Raise AssertionError with the first difference."""
     for seed in range(NUM_SEEDS):
         for split in SPLITS:
             plans, others = (
@@ -93,7 +93,7 @@ def _random_request(rng: Random, request_id: str) -> EngineCoreRequest:
 
 
 def _sample(plan: SchedulerOutput, variant: int) -> ModelRunnerOutput:
-    """Return tokens by (variant, row, position); one in eight tokens is a stop token."""
+    """Return tokens by (variant, row, position). One in eight tokens is a stop token."""
     runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)
     token_ids = [mix(mix(variant, row), start + n) % 8 for row, start, n, item in runs if item]
     return ModelRunnerOutput(

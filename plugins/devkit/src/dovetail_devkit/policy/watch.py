@@ -115,7 +115,7 @@ class Veil:
         return self.request(request), self.view(view)
 
     def lift(self, shown: Any) -> Any:
-        """Return the object that a proxy represents; return other values unchanged."""
+        """Return the object that a proxy represents. Return other values unchanged."""
         return shown._target if isinstance(shown, _Proxy) else shown
 
     def action(self, action: Any) -> Any:
@@ -147,7 +147,7 @@ class WatchedPolicy(Policy):
         self._view: SchedulerView | None = None
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
-        """Call the policy's `rank` twice; compare the rank with the ranks of waiting requests."""
+        """Call the policy's `rank` twice. Compare the rank with the ranks of waiting requests."""
         first = self.watched.rank(*self.veil.both(request, view))
         again = self.watched.rank(*self.veil.both(request, view))
         expect(

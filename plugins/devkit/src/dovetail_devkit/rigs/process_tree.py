@@ -26,7 +26,7 @@ def children_of(pid: int) -> set[int]:
 
 
 def state_of(pid: int) -> str:
-    """Return the state of process `pid`: "R", "S", "T", "Z", ...; "" if there is none.
+    """Return the state of process `pid`: "R", "S", "T", "Z", ..., or "" if there is none.
 
     Source: `/proc/<pid>/stat`.
     """
@@ -37,12 +37,12 @@ def state_of(pid: int) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether process `pid` exists and has not ended; a zombie has ended."""
+    """Return whether process `pid` exists and has not ended. A zombie has ended."""
     return state_of(pid) not in ("", "Z")
 
 
 def num_threads_of(pid: int) -> int:
-    """Return how many threads process `pid` has; 0 if there is none."""
+    """Return how many threads process `pid` has, or 0 if there is none."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except _GONE:

@@ -93,7 +93,7 @@ class CountingBackend(Backend):
 
 
 class Model:
-    """A model that adds the embeddings of all tokens so far; the largest element is the next token.
+    """A model that adds the embeddings of all tokens so far. The largest element is the next token.
     narrows: whether the model drops tokens that are not needed after the attention. num_left:
     number of tokens after the attention, for each forward pass.
     """

@@ -22,7 +22,7 @@ class FakeEncoder:
         self._limits = limits
 
     def execute(self, plan: SchedulerOutput, rows: Mapping[int, RowState]) -> None:
-        """Free and encode inputs as planned; raise AssertionError if the plan violates a rule."""
+        """Free and encode inputs as planned. Raise AssertionError if the plan violates a rule."""
         for content_hash in plan.encoder_frees:
             expect(content_hash in self.kept, "the plan frees an encoder input that is not encoded")
             del self.kept[content_hash]

@@ -36,7 +36,7 @@ def make_rows(
 
 
 def _span(spec: Any) -> int:
-    """Return how many tokens the next token attends to, including itself; 0 for all tokens."""
+    """Return how many tokens the next token attends to, including itself, or 0 for all tokens."""
     if isinstance(spec, StateSpec):
         return SNAPSHOT_SPAN if spec.snapshots else 0
     return spec.sliding_window if isinstance(spec, FullAttentionSpec) else 0
@@ -69,7 +69,7 @@ class GroupRows(RowModel):
                     self._check_read(group, self.rows[row], first, end)
 
     def drop_blocks(self) -> None:
-        """Remove blocks that no later token needs from the tables; they may be reused."""
+        """Remove blocks that no later token needs from the tables. They may be reused."""
         for state in self.rows.values():
             for group, span in enumerate(self._spans):
                 end = self._first_needed(group, state.num_computed) if span else 0
@@ -81,7 +81,7 @@ class GroupRows(RowModel):
         return super().held_blocks(names)
 
     def grow(self, group: int, row: int, block_ids: Sequence[int]) -> None:
-        """Append blocks to a row's table; 0 for blocks before the window."""
+        """Append blocks to a row's table, or 0 for blocks before the window."""
         self._require(row in self.rows, f"the plan gives blocks to row {row}, which has no request")
         table = self.rows[row].blocks[group]
         table.extend(block_ids)

@@ -80,7 +80,7 @@ class RowModel:
             self._side.register([SlotPages(self._slots)])
 
     def execute(self, plan: SchedulerOutput) -> None:
-        """Apply the plan's leaves, joins, blocks and runs in order; store data for `sample`."""
+        """Apply the plan's leaves, joins, blocks and runs in order. Store data for `sample`."""
         self._require(self._step is None, "sample_tokens was not called for the previous plan")
         self._require(
             plan.step_id > self._last_step,
@@ -260,7 +260,7 @@ class RowModel:
         return attended & MASK
 
     def _is_spoilt(self, block: int) -> bool:
-        """Return whether a load of `block` has failed; the scheduler is notified later."""
+        """Return whether a load of `block` has failed. The scheduler is notified later."""
         return self._side is not None and block in self._side.spoilt
 
     def choose(self, row: int, attended: int, allowed: frozenset[int] | None) -> int:
@@ -333,7 +333,7 @@ class RowModel:
     def _verify(
         self, row: int, drafts: list[int], attended: list[int], allowed: frozenset[int] | None
     ) -> list[int]:
-        """Append the accepted drafts and the next token to a row; return these tokens."""
+        """Append the accepted drafts and the next token to a row. Return these tokens."""
         state = self.rows[row]
         sampled: list[int] = []
         for index, number in enumerate(attended):
@@ -346,7 +346,7 @@ class RowModel:
         return sampled
 
     def _draft(self, plan: SchedulerOutput) -> array[int]:
-        """Create drafts for the rows that have sampled; return the drafts of each run's row."""
+        """Create drafts for the rows that have sampled. Return the drafts of each run's row."""
         most = self.limits.num_lookahead_tokens
         if not most:
             return array("B")

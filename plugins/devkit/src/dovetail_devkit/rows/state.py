@@ -23,7 +23,7 @@ WRONG_ONE_IN = 4
 
 
 def mix(left: int, right: int) -> int:
-    """Return a 64-bit hash of both numbers; the finalizer of SplitMix64.
+    """Return a 64-bit hash of both numbers. The finalizer of SplitMix64.
 
     Source: Steele, Lea and Flood 2014, doi:10.1145/2660193.2660195.
     """
@@ -43,7 +43,7 @@ def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
 
 
 def follow(content: int, token: int, encoded: int | None) -> int:
-    """Return the number of the position after the one with number `content`; 0 for none."""
+    """Return the number of the position after the one with number `content`, or 0 for none."""
     content = mix(content, token)
     return content if encoded is None else mix(content, encoded)
 
@@ -103,7 +103,7 @@ class RowState:
         return taken
 
     def draft(self, most: int, vocab_size: int) -> None:
-        """Return up to `most` drafts of the next tokens; one in four is wrong.
+        """Return up to `most` drafts of the next tokens. One in four is wrong.
 
         The number of drafts and their errors depend on the row's content, so equal rows get equal
         drafts.

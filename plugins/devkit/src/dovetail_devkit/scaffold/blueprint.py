@@ -252,7 +252,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
 
 
 def get_blueprint(kind: str) -> Blueprint:
-    """Return the blueprint of `kind`; raise PluginError if the kind has no template."""
+    """Return the blueprint of `kind`. Raise PluginError if the kind has no template."""
     blueprint = BLUEPRINTS.get(kind)
     if blueprint is not None:
         return blueprint

@@ -126,7 +126,7 @@ def _values(kind: str, blueprint: Blueprint, named: PluginName) -> dict[str, str
 
 
 def _class_name(stem: str, suffix: str) -> str:
-    """Return stem + suffix; omit words at the start of the suffix that already end the stem."""
+    """Return stem + suffix. Omit words at the start of the suffix that already end the stem."""
     for end in range(len(suffix), 0, -1):
         whole_words = end == len(suffix) or suffix[end].isupper()
         if whole_words and stem.endswith(suffix[:end]):
@@ -135,7 +135,7 @@ def _class_name(stem: str, suffix: str) -> str:
 
 
 def _entry_name(kind: str, names: Mapping[str, str]) -> str:
-    """Return the name of the entry point; for a command, the words that users type."""
+    """Return the name of the entry point. For a command, the words that users type."""
     return names["words"] if kind == COMMAND else names["name"]
 
 

@@ -40,7 +40,7 @@ class PluginName:
 
 
 def name_plugin(kind: str, name: str) -> PluginName:
-    """Return the names derived from `name`; raise PluginError if it is invalid or in use."""
+    """Return the names derived from `name`. Raise PluginError if it is invalid or in use."""
     if kind != COMMAND:
         get_kind(kind)
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):

@@ -1,4 +1,4 @@
-"""A fake admission gate; a test releases a request by calling `open`.
+"""A fake admission gate. A test releases a request by calling `open`.
 
 It asserts that each request arrives once, and that only held requests are released or removed.
 """

@@ -30,7 +30,7 @@ class HoldChecker:
         self._begun: set[str] = set()
 
     def add(self, request_id: str) -> None:
-        """Record a new request; the id of an ended request may be reused."""
+        """Record a new request. The id of an ended request may be reused."""
         self._begun.discard(request_id)
 
     def may_run(self, alive: Collection[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""Runs the scheduler calls of a random program; `SchedulerDriver` checks each step."""
+"""Runs the scheduler calls of a random program. `SchedulerDriver` checks each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _pause_or_open(rng: Random, driver: SchedulerDriver) -> None:
 
 
 def play(program: Program, driver: SchedulerDriver) -> list[SchedulerOutput]:
-    """Run `program` and return its plans; raise AssertionError for the first violated rule."""
+    """Run `program` and return its plans. Raise AssertionError for the first violated rule."""
     rng = Random(program.seed)
     for turn in range(program.num_turns):
         if rng.random() < 0.4:

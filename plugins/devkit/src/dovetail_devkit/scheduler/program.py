@@ -128,7 +128,7 @@ class SchedulerDriver:
         self._check_depth()
 
     def abort(self, request_ids: list[str]) -> None:
-        """Abort requests; some of them may have ended before."""
+        """Abort requests. Some of them may have ended before."""
         want = [name for name in dict.fromkeys(request_ids) if name in self.alive]
         got = self.scheduler.abort_requests(request_ids)
         expect(sorted(got) == sorted(want), f"abort_requests returns {got}; expected {want}")

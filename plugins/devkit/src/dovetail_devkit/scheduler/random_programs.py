@@ -38,7 +38,7 @@ class Program:
     num_turns: int = 40
 
     def __str__(self) -> str:
-        """Return the parameters of the program; the seed makes it reproducible."""
+        """Return the parameters of the program. The seed makes it reproducible."""
         limits, groups = self.limits, self.kv_cache.groups
         windows = [getattr(group.spec, "sliding_window", 0) for group in groups]
         return (
@@ -129,7 +129,7 @@ def random_program(
 
 
 def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> EngineCoreRequest:
-    """Return a request within the limits; prompts often share a prefix."""
+    """Return a request within the limits. Prompts often share a prefix."""
     most = limits.max_model_len - 1
     if not limits.enable_chunked_prefill:
         most = min(most, limits.max_num_batched_tokens)

@@ -37,7 +37,7 @@ class StepAccounts:
         self._sums = (0,) * len(_SUMS)
 
     def add(self, request_id: str) -> None:
-        """Record a new request; the id of an ended request may be reused."""
+        """Record a new request. The id of an ended request may be reused."""
         self.idle = False
         self._reached.pop(request_id, None)
 
@@ -55,7 +55,7 @@ class StepAccounts:
         self._out.append([self._names[row] for row in plan.rows])
 
     def settle(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> None:
-        """Record the result of the oldest plan in flight; rejected drafts do not count."""
+        """Record the result of the oldest plan in flight. Rejected drafts do not count."""
         names = self._out.popleft()
         runs = zip(names, plan.num_drafts, result.num_sampled, strict=False)
         for name, num_drafts, num_sampled in runs:
@@ -63,7 +63,7 @@ class StepAccounts:
                 self._reached[name] -= 1 + num_drafts - num_sampled
 
     def check(self, stats: SchedulerStats) -> None:
-        """Compare statistics with the plans so far; raise AssertionError with the difference."""
+        """Compare statistics with the plans so far. Raise AssertionError with the difference."""
         sums = tuple(getattr(stats, name) for name in _SUMS)
         for name, new, old in zip(_SUMS, sums, self._sums, strict=True):
             expect(

@@ -46,7 +46,7 @@ _FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody
 
 
 def check_attention(backend: type[AttentionBackend], device: torch.device) -> None:
-    """Check all claims of `backend` on `device`; raise AssertionError with the first difference."""
+    """Check all claims of `backend` on `device`. Raise AssertionError with the first difference."""
     for case in attention_cases(backend, device):
         with suppress(NotHere):
             case.run()
@@ -122,7 +122,7 @@ def _requirements_beyond(
 
 
 def check_case(backend: type[AttentionBackend], case: AttentionCase, device: torch.device) -> None:
-    """Check one case on `device`; raise AssertionError with the first difference.
+    """Check one case on `device`. Raise AssertionError with the first difference.
 
     The case runs three steps on one cache: the contexts of the rows, the runs of the case, and a
     decode of every row, which reads the cache that the runs have written. An additional row is idle

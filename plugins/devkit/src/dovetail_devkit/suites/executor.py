@@ -56,14 +56,14 @@ _START = [
 
 
 def check_executor(executor_cls: type[Executor]) -> None:
-    """Check an executor against its contract; raise AssertionError with the violated rule."""
+    """Check an executor against its contract. Raise AssertionError with the violated rule."""
     for case in executor_cases(executor_cls):
         with suppress(NotHere):
             case.run()
 
 
 def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
-    """Yield the suite's cases; most run with one and with two concurrent steps."""
+    """Yield the suite's cases. Most run with one and with two concurrent steps."""
     yield Case(name="a load error is raised", run=partial(_check_unloadable, executor_cls))
     yield Case(name="shutdown waits for a step", run=partial(_check_end, executor_cls))
     if executor_cls.max_world_size > 1:
@@ -140,7 +140,7 @@ def _check_end(executor_cls: type[Executor]) -> None:
 
 
 def _check_ranks(executor_cls: type[Executor]) -> None:
-    """Check that every rank runs every step and operation; results are ordered by rank."""
+    """Check that every rank runs every step and operation. Results are ordered by rank."""
     with judging("two workers"), TemporaryDirectory() as folder:
         model_dir = write_fake_config(Path(folder))
         executor = executor_cls(
@@ -245,7 +245,7 @@ def _check_start(executor: Executor) -> None:
 
 
 def _check_steps(executor: Executor) -> None:
-    """Check that plans run in order and are sampled once; results may be read in any order."""
+    """Check that plans run in order and are sampled once. Results may be read in any order."""
     kv_cache = start(executor)
     want = _right_results(kv_cache)
     most = executor.max_concurrent_steps

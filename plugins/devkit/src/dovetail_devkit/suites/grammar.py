@@ -30,7 +30,7 @@ def check_grammar(
     tokenizer: Tokenizer | None = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a backend against its contract; raise AssertionError with the violated rule.
+    """Check a backend against its contract. Raise AssertionError with the violated rule.
 
     tokenizer: None for a tokenizer of bytes. options: constructor options of the backend.
     """

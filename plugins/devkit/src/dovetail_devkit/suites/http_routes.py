@@ -37,7 +37,7 @@ def check_http_routes(
     engine: object = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a plugin of routes; raise AssertionError with the violated rule.
+    """Check a plugin of routes. Raise AssertionError with the violated rule.
 
     requests: valid requests; None for the plugin's `examples`. engine: None for a fake engine.
     """
@@ -101,7 +101,7 @@ async def _check_handlers(routes: Sequence[HTTPRoute], requests: Sequence[HTTPRe
 
 
 async def _answer(handler: Any, request: HTTPRequest) -> HTTPResponse:
-    """Return the checked response; raises RequestError of the handler."""
+    """Return the checked response. Raises RequestError of the handler."""
     place = f"{request.method} {request.path} with the body {request.body[:20]!r}"
     try:
         response: HTTPResponse = await asyncio.wait_for(handler(request), DEADLINE_S)

@@ -28,7 +28,7 @@ from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 def check_io_processor(
     processor_cls: type[IOProcessor], *, options: Mapping[str, object] | None = None
 ) -> None:
-    """Check a processor with its `example_data`; raise AssertionError with the violated rule.
+    """Check a processor with its `example_data`. Raise AssertionError with the violated rule.
 
     options: constructor options; None for none.
     """

@@ -43,7 +43,7 @@ def check_kv_connector(
     *,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a connector against its contract; raise AssertionError with the violated rule.
+    """Check a connector against its contract. Raise AssertionError with the violated rule.
 
     options: constructor options; None for none.
     """
@@ -56,7 +56,7 @@ def kv_connector_cases(
     *,
     options: Mapping[str, object] | None = None,
 ) -> Iterator[Case]:
-    """Yield the cases of the suite; each case creates a new connector."""
+    """Yield the cases of the suite. Each case creates a new connector."""
     checks = {
         "no transfers": _check_idle,
         "stored blocks can be loaded": _check_round_trip,
@@ -133,7 +133,7 @@ class _Rig:
         )
 
     def store(self, keys: Sequence[bytes], blocks: Sequence[int]) -> bool:
-        """Request a store; return whether the connector accepts it."""
+        """Request a store. Return whether the connector accepts it."""
         transfer = self.transfer(keys, blocks)
         taken = self.scheduler.store(transfer)
         expect(isinstance(taken, bool), f"store() returns {taken!r}; expected True or False")
@@ -144,7 +144,7 @@ class _Rig:
         return taken
 
     def load(self, keys: Sequence[bytes], blocks: Sequence[int]) -> bool:
-        """Request a load; return whether it is asynchronous."""
+        """Request a load. Return whether it is asynchronous."""
         transfer = self.transfer(keys, blocks)
         waits = self.scheduler.load(transfer)
         expect(isinstance(waits, bool), f"load() returns {waits!r}; expected True or False")
@@ -172,7 +172,7 @@ class _Rig:
     def step(
         self, *, forward: Sequence[tuple[int, list[torch.Tensor]]] = ()
     ) -> dict[int, tuple[int, ...]]:
-        """Run a step; return a map of each ended transfer to its failed blocks.
+        """Run a step. Return a map of each ended transfer to its failed blocks.
 
         forward: the blocks that the forward pass writes, and their new pages.
         """
@@ -210,7 +210,7 @@ class _Rig:
         return ended
 
     def settle(self) -> dict[int, tuple[int, ...]]:
-        """Run steps until every transfer has ended; return the results."""
+        """Run steps until every transfer has ended. Return the results."""
         ended, moment = self.step(), Event()
         for _ in range(MAX_STEPS):
             if not self.open:

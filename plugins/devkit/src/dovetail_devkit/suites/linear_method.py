@@ -55,7 +55,7 @@ def check_linear_method(
     fill: Fill = fill_plainly,
     slack: float = SLACK,
 ) -> None:
-    """Check a linear method on `device`; raise AssertionError with the first difference.
+    """Check a linear method on `device`. Raise AssertionError with the first difference.
 
     dtypes: dtypes to test; () for all that the method supports. fill: writes weights to its
     parameters. slack: factor for the tolerances of `comparison`, for the error of the method.
@@ -71,7 +71,7 @@ def linear_method_cases(
     fill: Fill = fill_plainly,
     slack: float = SLACK,
 ) -> Iterator[Case]:
-    """Yield the suite's cases, one per dtype; the arguments are those of `check_linear_method`."""
+    """Yield the suite's cases, one per dtype. The arguments are those of `check_linear_method`."""
 
     def check_layers(dtype: str) -> None:
         types = method_cls.device_types

@@ -34,7 +34,7 @@ def check_logits_processor(
     *,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a processor against its contract; raise AssertionError with the violated rule.
+    """Check a processor against its contract. Raise AssertionError with the violated rule.
 
     options: constructor options; None for none.
     """
@@ -120,7 +120,7 @@ def _check_result(before_SV: torch.Tensor, after_SV: Any, apart: list[int]) -> N
 
 
 def _check_rows(processor: LogitsProcessor, device: torch.device, asking: SamplingParams) -> None:
-    """Run all rows; every third row does not use the processor."""
+    """Run all rows. Every third row does not use the processor."""
     import torch
 
     random = Random(5)

@@ -125,7 +125,7 @@ def check_model(
     tolerance: float = TOLERANCE,
     reference: Reference | None = None,
 ) -> None:
-    """Check an architecture against its contract; raise AssertionError with the violated rule.
+    """Check an architecture against its contract. Raise AssertionError with the violated rule.
 
     context: its config.json must describe a small model, and max_model_len must be at least 16.
     fill: loads and packs the weights. tolerance: largest allowed difference between two
@@ -145,7 +145,7 @@ def model_cases(
     tolerance: float = TOLERANCE,
     reference: Reference | None = None,
 ) -> Iterator[Case]:
-    """Yield the suite's cases; the arguments are the same as for `check_model`."""
+    """Yield the suite's cases. The arguments are the same as for `check_model`."""
 
     @cache
     def make_bench() -> _Bench:
@@ -337,7 +337,7 @@ class _Bench:
         *,
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the logits of a step, [T, V]; runs are (sequence, ids, first position).
+        """Return the logits of a step, [T, V]. Runs are (sequence, ids, first position).
 
         positions: of all tokens, if they do not follow from the runs.
         """

@@ -27,7 +27,7 @@ def check_model_format(
     files: Mapping[str, bytes] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a format against its contract; raise AssertionError with the violated rule.
+    """Check a format against its contract. Raise AssertionError with the violated rule.
 
     files: valid model files, as a map of name to content; None for the format's `examples`.
     """

@@ -24,7 +24,7 @@ def check_model_source(
     arguments: Sequence[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check a source against its contract; raise AssertionError with the violated rule.
+    """Check a source against its contract. Raise AssertionError with the violated rule.
 
     arguments: valid arguments; the suite fetches their models. None for the source's `examples`.
     """

@@ -36,7 +36,7 @@ _HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 6
 def check_ops(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
 ) -> None:
-    """Check a provider of ops on `device`; raise AssertionError with the first difference.
+    """Check a provider of ops on `device`. Raise AssertionError with the first difference.
 
     dtypes: names of the dtypes to check.
     """
@@ -92,7 +92,7 @@ class _Maker:
 
 
 def _unchanged(call: Callable[[], Any], what: str, *tensors: torch.Tensor) -> Any:
-    """Return the result of `call`; raise AssertionError if it changes one of `tensors`."""
+    """Return the result of `call`. Raise AssertionError if it changes one of `tensors`."""
     import torch
 
     copies = [tensor.clone() for tensor in tensors]

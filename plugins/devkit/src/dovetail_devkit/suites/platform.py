@@ -31,7 +31,7 @@ _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 
 @judging("platform")
 def check_platform(platform_cls: type[Platform]) -> None:
-    """Check a platform against its contract; raise AssertionError with the violated rule."""
+    """Check a platform against its contract. Raise AssertionError with the violated rule."""
     for case in platform_cases(platform_cls):
         with suppress(NotHere):
             case.run()

@@ -34,7 +34,7 @@ NUM_TWICE = 6
 
 @judging("policy")
 def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> None:
-    """Check a policy against its contract; raise AssertionError with the violated rule."""
+    """Check a policy against its contract. Raise AssertionError with the violated rule."""
     for case in policy_cases(policy_cls, num_programs=num_programs):
         try:
             run_all([case])

@@ -26,7 +26,7 @@ Parts = tuple[str, str]
 def check_reasoning_parser(
     parser_cls: type[ReasoningParser], *, options: Mapping[str, object] | None = None
 ) -> None:
-    """Check a parser against its contract; raise AssertionError with the violated rule.
+    """Check a parser against its contract. Raise AssertionError with the violated rule.
 
     options: constructor options of the parser.
     """

@@ -64,7 +64,7 @@ def check_scheduler(
     num_programs: int = NUM_PROGRAMS,
     after_step: AfterStep = look_away,
 ) -> None:
-    """Check a scheduler against its contract; raise AssertionError with the violated rule.
+    """Check a scheduler against its contract. Raise AssertionError with the violated rule.
 
     policy: the policy in the scheduler's context. keeps_cache: whether the model has a KV cache;
     False for schedulers that support only models without a KV cache. keeps_prefixes: True if the
@@ -92,7 +92,7 @@ def scheduler_cases(
     num_programs: int = NUM_PROGRAMS,
     after_step: AfterStep = look_away,
 ) -> Iterator[Case]:
-    """Yield the suite's cases; the arguments are those of `check_scheduler`."""
+    """Yield the suite's cases. The arguments are those of `check_scheduler`."""
 
     def judge(check: _Check) -> None:
         with judging(check.__name__):
@@ -154,7 +154,7 @@ def check_program(
     policy: type[Policy] | None = None,
     after_step: AfterStep = look_away,
 ) -> list[SchedulerOutput]:
-    """Run one program and return its plans; raise AssertionError with the violated rule."""
+    """Run one program and return its plans. Raise AssertionError with the violated rule."""
     driver = SchedulerDriver(scheduler_cls, program, policy=policy, after_step=after_step)
     with judging(str(program)):
         return play(program, driver)

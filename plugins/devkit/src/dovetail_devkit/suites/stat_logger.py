@@ -41,7 +41,7 @@ def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
 def check_stat_logger(
     logger_cls: type[StatLogger], *, options: Mapping[str, object] | None = None
 ) -> None:
-    """Check a logger against its contract; raise AssertionError with the violated rule.
+    """Check a logger against its contract. Raise AssertionError with the violated rule.
 
     options: constructor options; None for none.
     """

@@ -40,7 +40,7 @@ def check_step_extension(
     model: object = None,
     options: Mapping[str, object] | None = None,
 ) -> None:
-    """Check an extension against its contract; raise AssertionError with the violated rule.
+    """Check an extension against its contract. Raise AssertionError with the violated rule.
 
     model: the loaded model for the extension's context. options: constructor options.
     """

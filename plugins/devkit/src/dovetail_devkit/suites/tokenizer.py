@@ -54,7 +54,7 @@ _BOMBS = (
 def check_tokenizer(
     tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
 ) -> None:
-    """Check a tokenizer against its contract; raise AssertionError with the violated rule.
+    """Check a tokenizer against its contract. Raise AssertionError with the violated rule.
 
     model_dir: a directory with the tokenizer's files. lossless: whether `decode` must return every
     encoded text unchanged, as byte tokenizers do.
@@ -65,7 +65,7 @@ def check_tokenizer(
 def tokenizer_cases(
     tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
 ) -> Iterator[Case]:
-    """Yield the suite's cases; the arguments are those of `check_tokenizer`."""
+    """Yield the suite's cases. The arguments are those of `check_tokenizer`."""
     load = cache(lambda: tokenizer_cls.from_directory(model_dir))
 
     def check_loaded(check: Callable[[Tokenizer], None]) -> None:

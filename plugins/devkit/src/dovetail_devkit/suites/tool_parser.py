@@ -31,7 +31,7 @@ class Found:
 def check_tool_parser(
     parser_cls: type[ToolParser], *, options: Mapping[str, object] | None = None
 ) -> None:
-    """Check a parser against its contract; raise AssertionError with the violated rule.
+    """Check a parser against its contract. Raise AssertionError with the violated rule.
 
     options: constructor options of the parser.
     """

@@ -57,7 +57,7 @@ class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # mypy does not s
 def check_weight_loader(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> None:
-    """Check a weight loader against its contract; raise AssertionError with the violated rule.
+    """Check a weight loader against its contract. Raise AssertionError with the violated rule.
 
     model_dir: a checkpoint that the loader can read. make_model: returns the checkpoint's model.
     """
@@ -69,7 +69,7 @@ def check_weight_loader(
 def weight_loader_cases(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> Iterator[Case]:
-    """Yield the suite's cases; the arguments are those of `check_weight_loader`."""
+    """Yield the suite's cases. The arguments are those of `check_weight_loader`."""
     given = loader_cls, model_dir, make_model
     reads = cache(lambda: _load(loader_cls, model_dir, make_model()) > 0)
 

@@ -46,7 +46,7 @@ class _Case:
 
 
 def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
-    """Check a worker against its contract; raise AssertionError with the violated rule.
+    """Check a worker against its contract. Raise AssertionError with the violated rule.
 
     context: the worker's context, with a configuration that has max_num_seqs ≥ 4,
     max_num_batched_tokens ≥ 32 and max_model_len ≥ 64. Sampling fields are checked if the worker

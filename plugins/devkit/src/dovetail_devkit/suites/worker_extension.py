@@ -15,7 +15,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 
 @judging("worker_extension")
 def check_worker_extension(extension_cls: type[Any]) -> None:
-    """Add an extension to two workers; raise AssertionError with the violated rule."""
+    """Add an extension to two workers. Raise AssertionError with the violated rule."""
     public = [name for name in dir(extension_cls) if not name.startswith("_") and name.islower()]
     operations = [name for name in public if callable(getattr(extension_cls, name))]
     expect(bool(operations), "the extension must have a public method")

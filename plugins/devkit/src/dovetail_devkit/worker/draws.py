@@ -69,7 +69,7 @@ def generate(
     num_tokens: int = 1,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[int]:
-    """Generate the tokens after `tokens` in row 0, without other rows; release the row."""
+    """Generate the tokens after `tokens` in row 0, without other rows. Release the row."""
     rig = case.rig
     rig.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
     found = rig.generate(0, num_tokens)

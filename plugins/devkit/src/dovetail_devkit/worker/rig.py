@@ -112,14 +112,14 @@ class WorkerRig:
         return state
 
     def leave(self, row: int) -> None:
-        """Release a row with the next step; its blocks are reused first."""
+        """Release a row with the next step. Its blocks are reused first."""
         self._builder.leave(row)
         state = self.rows.pop(row)
         held = {block for other in self.rows.values() for block in other.blocks}
         self._free += [block for block in state.blocks if block not in held]
 
     def run(self, row: int, num_tokens: int = 0) -> None:
-        """Run `num_tokens` of a row in the next step; 0 for all known tokens."""
+        """Run `num_tokens` of a row in the next step, or 0 for all known tokens."""
         state = self.rows[row]
         start, known = state.num_computed, len(state.tokens)
         end = start + num_tokens if num_tokens else known
@@ -136,7 +136,7 @@ class WorkerRig:
         return self.settle(self.launch(grammar))
 
     def launch(self, grammar: GrammarOutput | None = None) -> LaunchedStep:
-        """Launch the requested step; rows that sample get a pending token.
+        """Launch the requested step. Rows that sample get a pending token.
 
         Another step may be launched before the result of this one is processed, if the worker
         provides "async_output".

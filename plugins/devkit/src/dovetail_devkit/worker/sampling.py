@@ -33,7 +33,7 @@ Check = Callable[[Asked], None]
 
 
 def check_sampling(check: Check, capability: str, case: Asked) -> None:
-    """Run one check; then check that rows do not keep the sampling parameters of the check.
+    """Run one check. Then check that rows do not keep the sampling parameters of the check.
 
     capability: raise NotHere unless the worker declares it; "" if the check needs no capability.
     """

@@ -69,7 +69,7 @@ class BlockType(ABC):
 
     @abstractmethod
     def fit(self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor) -> Grid:
-        """Return the grid for float32 blocks; importances broadcast to them."""
+        """Return the grid for float32 blocks. Importances broadcast to them."""
 
     @abstractmethod
     def encode(self, codes_NS: torch.Tensor, grid: Grid) -> torch.Tensor:
@@ -119,7 +119,7 @@ class _Q41(BlockType):
 
 
 class _Q4K(BlockType):
-    """Eight groups of 32; scales and minima have 6 bits and a factor in float16.
+    """Eight groups of 32. Scales and minima have 6 bits and a factor in float16.
 
     A rounded scale and a rounded minimum are not the best pair: their neighbors are tried too.
     """
@@ -175,7 +175,7 @@ class _Q4K(BlockType):
 
 
 class _Q6K(BlockType):
-    """Sixteen groups of 16; scales have 8 bits and a factor in float16."""
+    """Sixteen groups of 16. Scales have 8 bits and a factor in float16."""
 
     def fit(self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor) -> Grid:
         scale_NG1 = search_scale(x_NGK, importance_NGK, self.low, _TARGETS[self.low])
@@ -213,7 +213,7 @@ BLOCK_TYPES: Mapping[str, BlockType] = {
 
 
 def type_that_fits(names: Sequence[str], in_features: int) -> str | None:
-    """Return the first of `names` whose blocks divide rows of `in_features`; None if none does."""
+    """Return the first of `names` whose blocks divide rows of `in_features`, or None."""
     return next((name for name in names if not in_features % BLOCK_TYPES[name].size), None)
 
 
@@ -257,7 +257,7 @@ def _round_rows(
 
 
 def _importances(x_NGK: torch.Tensor, importance_I: torch.Tensor | None) -> torch.Tensor:
-    """Return the importance of each weight's error in whole rows of blocks; see `quantize_rows`."""
+    """Return the importance of each weight's error in whole rows of blocks. See `quantize_rows`."""
     if importance_I is None:
         return torch.ones((), dtype=x_NGK.dtype)
     blocks = importance_I.view(-1, *x_NGK.shape[1:])

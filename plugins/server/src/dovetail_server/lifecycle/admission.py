@@ -32,7 +32,7 @@ class Admission:
 
     @contextmanager
     def enter(self, limit: int) -> Iterator[None]:
-        """Count a request while it is served; raise APIError if `limit` requests are running."""
+        """Count a request while it is served. Raise APIError if `limit` requests are running."""
         if self.num_running >= limit:
             raise self._queue_full(limit)
         self.num_running += 1
@@ -53,7 +53,7 @@ class Admission:
         )
 
     def _next_retry_after_s(self, limit: int) -> int:
-        """Return after how many seconds the next refused client should retry; count this client."""
+        """Return after how many seconds the next refused client should retry. Count this client."""
         now_s = self._clock.now_ns() // 1_000_000_000
         for second in [retry for retry in self._retries if retry <= now_s]:
             del self._retries[second]

@@ -43,7 +43,7 @@ class EngineSlot:
 
     @property
     def llm(self) -> AsyncLLM:
-        """The engine; raises APIError while it is not loaded."""
+        """The engine. Raises APIError while it is not loaded."""
         if self._llm is None:
             raise unavailable("The model is being loaded. Try again later.", code="loading")
         return self._llm
@@ -54,7 +54,7 @@ class EngineSlot:
         return self._llm is not None
 
     def for_new_request(self) -> AsyncLLM:
-        """Return the engine; raise APIError if new requests are refused."""
+        """Return the engine. Raise APIError if new requests are refused."""
         if self.draining:
             raise unavailable(
                 "The server is shutting down. Send the request to another server.", code="draining"
@@ -64,7 +64,7 @@ class EngineSlot:
         return self.llm
 
     async def problem(self) -> str:
-        """Return why the engine makes no progress; "" for a healthy engine."""
+        """Return why the engine makes no progress, or "" for a healthy engine."""
         if self._llm is None:
             return "loading"
         if self.reported_problem:
@@ -81,6 +81,6 @@ class EngineSlot:
         return ""
 
     def shutdown(self) -> None:
-        """Shut the engine down; blocks for at most a few seconds."""
+        """Shut the engine down. Blocks for at most a few seconds."""
         if self._owned is not None:
             self._owned.shutdown()

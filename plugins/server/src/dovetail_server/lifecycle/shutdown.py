@@ -1,4 +1,4 @@
-"""Graceful shutdown: running requests finish after the first signal; a second one ends them."""
+"""Graceful shutdown: running requests finish after the first signal. A second one ends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST_WORDS_S = 2.0
 
 
 class Drain:
-    """Ends a server. requested: set by the first signal; forced: by the second."""
+    """Ends a server. requested: set by the first signal. Forced: by the second."""
 
     def __init__(self, slot: EngineSlot, timeout_s: float) -> None:
         self.requested = asyncio.Event()
@@ -34,7 +34,7 @@ class Drain:
             loop.add_signal_handler(item, self.handle_signal)
 
     def handle_signal(self) -> None:
-        """Start the graceful shutdown; a second call ends the running requests."""
+        """Start the graceful shutdown. A second call ends the running requests."""
         if self.requested.is_set():
             self.forced.set()
             return
@@ -42,7 +42,7 @@ class Drain:
         self.requested.set()
 
     async def finish(self, exchanges: Collection[Exchange]) -> bool:
-        """Wait for the running requests; return whether all of them ended by themselves.
+        """Wait for the running requests. Return whether all of them ended by themselves.
 
         After the time limit, or a second signal, requests that still run end with an error.
         exchanges: the running requests; a request that ends is removed from it.

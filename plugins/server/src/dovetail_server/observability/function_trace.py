@@ -23,7 +23,7 @@ class FunctionTrace:
     """Records the threads that start after it, and the thread that creates it."""
 
     def __init__(self, path: str, clock: Clock) -> None:
-        """Open the file; raise ConfigError if it cannot be written."""
+        """Open the file. Raise ConfigError if it cannot be written."""
         try:
             self._stream = Path(path).open("w", encoding="utf-8", buffering=1)  # noqa: SIM115
         except OSError as error:

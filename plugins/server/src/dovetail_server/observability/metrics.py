@@ -88,7 +88,7 @@ VLLM_LABELS = {"model": "model_name", "reason": "finished_reason"}
 
 
 class RequestMetrics:
-    """Observes requests; `exposition` returns all metrics. slot: holds the engine."""
+    """Observes requests. `exposition` returns all metrics. slot: holds the engine."""
 
     def __init__(self, slot: EngineSlot, *, vllm_names: bool = False) -> None:
         disable_created_metrics()

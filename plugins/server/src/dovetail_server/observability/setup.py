@@ -16,7 +16,7 @@ from dovetail_server.transport.exchange import Exchange
 
 
 def observe(state: ServerState, resources: ExitStack) -> list[Route]:
-    """Add the observers to `state`; return their routes. resources: closes them at the end."""
+    """Add the observers to `state`. Return their routes. resources: closes them at the end."""
     settings = state.settings
     metrics = RequestMetrics(state.slot, vllm_names=settings.vllm_metric_names)
     state.observers.add(metrics)

@@ -24,7 +24,7 @@ SERVICE = "dovetail"
 
 
 def make_exporter(endpoint: str) -> SpanExporter:
-    """Return the exporter for an OTLP endpoint; raise ConfigError if its package is missing."""
+    """Return the exporter for an OTLP endpoint. Raise ConfigError if its package is missing."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError:

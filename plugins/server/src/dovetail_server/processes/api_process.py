@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def main(context: ChildContext) -> int:
-    """Serve until the main process requests the drain; the entry point of an API process."""
+    """Serve until the main process requests the drain. The entry point of an API process."""
     for item in (signal.SIGTERM, signal.SIGINT):
         signal.signal(item, signal.SIG_IGN)  # the main process decides
     start = msgspec.json.decode(context.settings, type=Start)
@@ -91,7 +91,7 @@ class Lead:
         send(self._channel, Serving())
 
     def attach(self) -> AsyncLLM:
-        """Wait for an address of the engine and attach to it; blocks."""
+        """Wait for an address of the engine and attach to it. Blocks."""
         while address := self._addresses.get():
             with suppress(EngineDeadError, ConfigError):  # this engine has ended; wait for the next
                 return AsyncLLM.attach(address, max_waiting=self._max_waiting)

@@ -35,7 +35,7 @@ class EngineNews(msgspec.Struct, frozen=True, tag="engine"):
 
 
 class DrainNow(msgspec.Struct, frozen=True, tag="drain"):
-    """Start the drain; the second message ends it."""
+    """Start the drain. The second message ends it."""
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
@@ -73,7 +73,7 @@ _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def send(channel: socket.socket, message: Message) -> None:
-    """Send a message; do nothing if the other process has ended or does not read."""
+    """Send a message. Do nothing if the other process has ended or does not read."""
     try:
         channel.send(msgspec.json.encode(message))
     except (BlockingIOError, BrokenPipeError, ConnectionResetError):

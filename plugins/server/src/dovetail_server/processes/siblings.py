@@ -28,11 +28,11 @@ class Siblings:
         self._waiting: dict[int, asyncio.Future[int]] = {}
 
     async def num_running(self) -> int:
-        """Return how many requests the others serve; raise APIError if one does not answer."""
+        """Return how many requests the others serve. Raise APIError if one does not answer."""
         return await self._ask(Question(next(self._numbers), [], False, counts=True))
 
     async def abort(self, ids: Collection[str], everything: bool) -> int:
-        """Abort requests of the others; return how many; raise APIError if one does not answer."""
+        """Abort requests of the others. Return how many. Raise APIError if one does not answer."""
         possible = [item for item in ids if len(item) <= MAX_ID_CHARS]
         starts = [0] if everything else range(0, len(possible), _IDS_PER_QUESTION)
         num_aborted = 0

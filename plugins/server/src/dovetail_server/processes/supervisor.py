@@ -60,7 +60,7 @@ class APIProcess(Asker):
         send(self._channel, message)
 
     def follow(self, listener: Callable[[APIProcess, Question | Answer], None]) -> None:
-        """Process the API process's messages from now on; pass questions and answers on."""
+        """Process the API process's messages from now on. Pass questions and answers on."""
         self._listener = listener
         asyncio.get_running_loop().add_reader(self._channel, self.read)
 
@@ -103,14 +103,14 @@ class Supervisor:
         self._is_announced = False
 
     def serve(self, make: Callable[[], AsyncLLM]) -> int:
-        """Serve until a signal; return the exit code. make: creates the engine, in a thread.
+        """Serve until a signal. Return the exit code. make: creates the engine, in a thread.
 
         Raises the error of an engine or API process that could not start.
         """
         return uvloop.run(self.run(make))
 
     async def run(self, make: Callable[[], AsyncLLM]) -> int:
-        """Serve until a signal; return the exit code."""
+        """Serve until a signal. Return the exit code."""
         loop = asyncio.get_running_loop()
         for item in SIGNALS:
             loop.add_signal_handler(item, self._handle_signal)
@@ -131,7 +131,7 @@ class Supervisor:
         self._num_signals += 1
 
     async def _load(self, make: Callable[[], AsyncLLM]) -> AsyncLLM:
-        """Load the engine; a second signal ends the process."""
+        """Load the engine. A second signal ends the process."""
         slot = self._state.slot
         loading = asyncio.create_task(slot.load(make))
         while not loading.done():
@@ -164,7 +164,7 @@ class Supervisor:
         return (place for place in self._places if place is not None)
 
     def _bury(self) -> None:
-        """Release API processes that have ended; raise the error of one that cannot start."""
+        """Release API processes that have ended. Raise the error of one that cannot start."""
         now_s = asyncio.get_running_loop().time()
         for index, process in enumerate(self._places):
             if process is None:
@@ -228,7 +228,7 @@ class Supervisor:
         self._questions.ask(sender, message, others)
 
     async def _drain(self) -> bool:
-        """Let the running requests finish; return whether all of them ended by themselves."""
+        """Let the running requests finish. Return whether all of them ended by themselves."""
         for item in (self._listeners.public, self._listeners.admin):
             if item is not None:
                 item.close()

@@ -36,7 +36,7 @@ _TEXT_PARTS = ("text", "input_text")
 
 
 def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
-    """Return the token ids and the text of a conversation; raise APIError or RequestError.
+    """Return the token ids and the text of a conversation. Raise APIError or RequestError.
 
     Blocks for the time of the template, so call it in a thread.
     """
@@ -58,7 +58,7 @@ def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
 def read_messages(
     given: Sequence[Mapping[str, Any]], most: int, templates: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return messages whose content is a text or None; raise APIError for an invalid entry.
+    """Return messages whose content is a text or None. Raise APIError for an invalid entry.
 
     templates: the chat templates, which may name further roles than those of OpenAI.
     """
@@ -121,7 +121,7 @@ def encode_marked(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
 
 @lru_cache(maxsize=4)
 def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern that matches the texts of special tokens; None if there are none."""
+    """Return a pattern that matches the texts of special tokens, or None if there are none."""
     texts = {tokenizer.decode([token]) for token in tokenizer.special_token_ids}
     texts = {text for text in texts if len(text) > 1 and "\ufffd" not in text}
     if not texts:

@@ -27,7 +27,7 @@ OPTIONS = frozenset({"whitespace_pattern", "disable_any_whitespace", "backend"})
 
 
 def grammar_field(request: GenerationFields) -> str:
-    """Return the field that restricts the output, or ""; raise APIError if there are several."""
+    """Return the field that restricts the output, or "". Raise APIError if there are several."""
     given = [name for name in FIELDS if getattr(request, name) is not None]
     if request.response_format is not None and request.response_format.get("type") == "text":
         given.remove("response_format")
@@ -41,7 +41,7 @@ def grammar_field(request: GenerationFields) -> str:
 
 
 def read_grammar(request: GenerationFields) -> StructuredOutputsParams | None:
-    """Return the grammar of a request's output, or None; raise APIError that names the field."""
+    """Return the grammar of a request's output, or None. Raise APIError that names the field."""
     field = grammar_field(request)
     if not field:
         return None

@@ -40,7 +40,7 @@ class TokenTexts:
         self._hidden = tokenizer.special_token_ids if tokenizer and hidden else frozenset()
 
     def text(self, token: int) -> str:
-        """Return the text of a token; incomplete characters are shown in hexadecimal."""
+        """Return the text of a token. Incomplete characters are shown in hexadecimal."""
         piece = self._piece(token)
         if self._as_ids:
             return f"token_id:{token}"
@@ -84,7 +84,7 @@ class CompletionLogprobs:
         self._offsets: list[int] = []
 
     def add(self, token: int, found: TokenLogprobs | None) -> None:
-        """Add a position; `found` is None for the first token of a prompt."""
+        """Add a position. `found` is None for the first token of a prompt."""
         text = self._texts.text(token)
         self._tokens.append(text)
         self._offsets.append(self.offset)

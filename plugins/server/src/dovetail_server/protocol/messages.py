@@ -32,12 +32,12 @@ class Reading:
     with_reasoning: bool
 
     def parser(self) -> MessageParser | None:
-        """Return the parser of a choice; None if its text is content as a whole."""
+        """Return the parser of a choice, or None if its text is content as a whole."""
         return self.parsers.make(self.use.offered, self.prompt_end)
 
 
 def read_use(request: ChatRequest) -> ToolUse:
-    """Return the tools of a request; raise an APIError that names a wrong field."""
+    """Return the tools of a request. Raise an APIError that names a wrong field."""
     try:
         return read_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     except RequestError as error:
@@ -83,7 +83,7 @@ class ChoiceReader:
         self._has_calls = False
 
     def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
-        """Return the `delta` of an event for the next piece of text; {} if nothing is new."""
+        """Return the `delta` of an event for the next piece of text, or {} if nothing is new."""
         found = self._parser.finish(text) if is_last else self._parser.feed(text)
         delta: dict[str, Any] = {}
         if content := _shown(found.content, self._reading.hidden):

@@ -13,7 +13,7 @@ OnePrompt = str | list[int]
 
 
 def read_prompts(given: Any) -> list[OnePrompt]:
-    """Return the prompts in a field `prompt`; raise an APIError that names an invalid entry."""
+    """Return the prompts in a field `prompt`. Raise an APIError that names an invalid entry."""
     if isinstance(given, str):
         return [given]
     if not isinstance(given, list):

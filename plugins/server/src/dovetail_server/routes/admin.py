@@ -56,7 +56,7 @@ class AdminRoutes:
         self._state = state
 
     async def pause(self, exchange: Exchange) -> None:
-        """Hold requests until `resume`; the field `scope` is "all" or "new"."""
+        """Hold requests until `resume`. The field `scope` is "all" or "new"."""
         scope = _choice(
             await _fields(exchange, "scope"), "scope", [str(PauseScope.ALL), str(PauseScope.NEW)]
         )
@@ -75,7 +75,7 @@ class AdminRoutes:
         await exchange.respond({"paused": None if paused is None else str(paused)})
 
     async def abort(self, exchange: Exchange) -> None:
-        """End requests by the ids of their responses; the field `all` ends all of them."""
+        """End requests by the ids of their responses. The field `all` ends all of them."""
         given = await _fields(exchange, "request_ids", "all")
         ids, everything = given.get("request_ids", []), given.get("all", False)
         if type(everything) is not bool:
@@ -93,7 +93,7 @@ class AdminRoutes:
         await exchange.respond({"num_aborted": num_aborted})
 
     async def reset_prefix_cache(self, exchange: Exchange) -> None:
-        """Drop all cached prefixes; the status 409 reports that requests are running."""
+        """Drop all cached prefixes. The status 409 reports that requests are running."""
         await _fields(exchange)
         if not await self._state.slot.llm.reset_prefix_cache():
             raise APIError(
@@ -104,7 +104,7 @@ class AdminRoutes:
         await exchange.respond({"reset": True})
 
     async def sleep(self, exchange: Exchange) -> None:
-        """Release device memory; the field `level` is 1 or 2."""
+        """Release device memory. The field `level` is 1 or 2."""
         level = (await _fields(exchange, "level")).get("level", 1)
         if type(level) is not int or level not in (1, 2):
             raise APIError("level must be 1 or 2.", param="level")
@@ -112,7 +112,7 @@ class AdminRoutes:
         await exchange.respond({"sleeping": True})
 
     async def wake_up(self, exchange: Exchange) -> None:
-        """Allocate the released memory again; the field `tags` lists the kinds, [] for all."""
+        """Allocate the released memory again. The field `tags` lists the kinds, [] for all."""
         tags = (await _fields(exchange, "tags")).get("tags", [])
         if not isinstance(tags, list) or not all(one in SLEEP_TAGS for one in tags):
             raise APIError(f"tags must be a list of: {', '.join(SLEEP_TAGS)}.", param="tags")
@@ -136,7 +136,7 @@ class AdminRoutes:
 
 
 async def _run(operation: Awaitable[Any]) -> None:
-    """Await an operation of the engine; raise APIError if this engine does not support it."""
+    """Await an operation of the engine. Raise APIError if this engine does not support it."""
     try:
         await operation
     except (EngineDeadError, StalledError, UnavailableError):
@@ -148,7 +148,7 @@ async def _run(operation: Awaitable[Any]) -> None:
 
 
 async def _fields(exchange: Exchange, *known: str) -> dict[str, Any]:
-    """Return the fields of a body, which may be empty; raise APIError for unknown fields."""
+    """Return the fields of a body, which may be empty. Raise APIError for unknown fields."""
     given = await exchange.read_object(may_be_empty=True)
     for name in given:
         if name not in known:

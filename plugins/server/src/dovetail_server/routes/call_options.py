@@ -54,7 +54,7 @@ def check_format(request: GenerationFields, llm: AsyncLLM) -> None:
 
 
 def read_timeout(headers: Mapping[str, str], settings: ServerSettings) -> float | None:
-    """Return the time limit of a request in seconds; None for no limit."""
+    """Return the time limit of a request in seconds, or None for no limit."""
     asked = _seconds(headers, TIMEOUT_HEADER)
     most = settings.request_timeout_s
     if asked is None or most is None:

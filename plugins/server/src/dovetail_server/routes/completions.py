@@ -99,7 +99,7 @@ class GenerationRoutes:
         return chat_prompt(llm, request)
 
     async def _read(self, exchange: Exchange, kind: type[R]) -> R:
-        """Return the checked fields of a request; raise APIError for a wrong field."""
+        """Return the checked fields of a request. Raise APIError for a wrong field."""
         given = await exchange.read_object()
         strict = self._state.settings.strict_params
         request, ignored = read_fields(given, kind, strict=strict)
@@ -153,7 +153,7 @@ class GenerationRoutes:
     async def _serve(
         self, llm: AsyncLLM, exchange: Exchange, call: Call, *, streamed: bool
     ) -> None:
-        """Generate and respond; notify the observers."""
+        """Generate and respond. Notify the observers."""
         exchange.answer_id = call.form.id
         generation, state = Generation(llm, exchange, call), self._state
         arrival_ns, status, code = state.clock.now_ns(), "left", ""

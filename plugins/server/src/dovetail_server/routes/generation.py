@@ -58,7 +58,7 @@ class Generation:
         self._call = call
 
     async def answer(self) -> dict[str, Any]:
-        """Return the complete response; raise APIError if a prompt fails."""
+        """Return the complete response. Raise APIError if a prompt fails."""
         call = self._call
         places = range(len(call.prompts))
         finished = await _all_of([self._named(place, self._finish(place)) for place in places])
@@ -75,7 +75,7 @@ class Generation:
         return body if call.form.has_batches else {**body, **prompt_fields}
 
     async def stream(self) -> None:
-        """Send the answers as events, then the end of the stream; raise APIError on failure."""
+        """Send the answers as events, then the end of the stream. Raise APIError on failure."""
         call, exchange = self._call, self._exchange
         if len(call.prompts) == 1:
             last = await self._named(0, self._stream_one(0))
@@ -101,7 +101,7 @@ class Generation:
         }
 
     async def _named(self, place: int, work: Awaitable[R]) -> R:
-        """Await `work`; raise its errors with the names of the request's fields."""
+        """Await `work`. Raise its errors with the names of the request's fields."""
         try:
             return await work
         except RequestError as error:
@@ -129,7 +129,7 @@ class Generation:
             await self._exchange.write(last)
 
     async def _stream_one(self, place: int) -> bytes:
-        """Write the events of a prompt; return the last events, which are not written yet."""
+        """Write the events of a prompt. Return the last events, which are not written yet."""
         call = self._call
         events = EventWriter(self._llm, self._exchange, call, place)
         stream = self._llm.generate_to(events, **self._request(place))
@@ -262,13 +262,13 @@ class EventWriter:
 
 
 def _reader(call: Call) -> ChoiceReader | None:
-    """Return the reader of a new choice; None if its text is content as a whole."""
+    """Return the reader of a new choice, or None if its text is content as a whole."""
     parser = call.reading.parser() if call.reading is not None else None
     return None if call.reading is None or parser is None else ChoiceReader(call.reading, parser)
 
 
 async def _echoed(llm: AsyncLLM, call: Call, output: RequestOutput) -> str:
-    """Return the text that precedes the completions of a prompt; "" without `echo`."""
+    """Return the text that precedes the completions of a prompt, or "" without `echo`."""
     if not call.echo:
         return ""
     whole = call.sampling.params.truncate_prompt_tokens is None

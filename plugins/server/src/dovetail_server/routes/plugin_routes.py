@@ -52,7 +52,7 @@ class PluginRoutes:
     """The HTTP-routes plugins of a server."""
 
     def __init__(self, llm: AsyncLLM, slot: EngineSlot) -> None:
-        """Create the plugins; raise a DovetailError that names a failed plugin."""
+        """Create the plugins. Raise a DovetailError that names a failed plugin."""
         engine = CurrentEngine(llm, slot)
         self._plugins: list[tuple[str, HTTPRoutes]] = []
         registry = make_registry(llm.config)
@@ -66,13 +66,13 @@ class PluginRoutes:
             self._plugins.append((str(reference), made))
 
     def routes(self) -> Iterable[Route]:
-        """Yield the checked routes of all plugins; raise ContractError for an invalid one."""
+        """Yield the checked routes of all plugins. Raise ContractError for an invalid one."""
         for name, plugin in self._plugins:
             for route in plugin.routes():
                 yield _checked(name, route)
 
     def close(self) -> None:
-        """Close the plugins; log their errors."""
+        """Close the plugins. Log their errors."""
         for name, plugin in self._plugins:
             try:
                 plugin.close()

@@ -51,7 +51,7 @@ class RouteTable:
             self.add(route)
 
     def add(self, route: Route) -> None:
-        """Add a route; raise ConfigError if its path and method are taken."""
+        """Add a route. Raise ConfigError if its path and method are taken."""
         methods = self._routes.setdefault(route.path, {})
         if (other := methods.get(route.method)) is not None:
             raise ConfigError(
@@ -103,7 +103,7 @@ async def _no_path(exchange: Exchange) -> None:
 
 
 def route_name(path: str) -> str:
-    """Return a path as messages show it; paths with a leading slash are hidden in messages."""
+    """Return a path as messages show it. Paths with a leading slash are hidden in messages."""
     return path[:80].lstrip("/")
 
 

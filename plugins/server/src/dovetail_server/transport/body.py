@@ -31,7 +31,7 @@ class BodyReader:
         self._num_bytes = 0
 
     async def read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        """Return the body; raise APIError if it is too large, ClientLeftError if it is incomplete.
+        """Return the body. Raise APIError if it is too large, ClientLeftError if it is incomplete.
 
         The bytes of all requests that are being received are limited, too.
         """
@@ -79,7 +79,7 @@ class BodyReader:
 def read_json_object(
     headers: Mapping[str, str], body: bytes, settings: ServerSettings
 ) -> dict[str, Any]:
-    """Return the JSON object in `body`; raise APIError if it is something else."""
+    """Return the JSON object in `body`. Raise APIError if it is something else."""
     kind = headers.get("content-type", "")
     if not _JSON.fullmatch(kind.strip()):
         raise APIError(

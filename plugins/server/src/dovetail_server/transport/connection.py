@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self._shuts_down = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse the connection if there are too many; otherwise wait for its headers."""
+        """Refuse the connection if there are too many. Otherwise wait for its headers."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
             self._refuse(_CONNECTIONS_FULL)
@@ -80,7 +80,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.transport = self.transport  # so that no reference cycle remains
 
     def data_received(self, data: bytes) -> None:
-        """Parse data of the client; discard it if the connection closes."""
+        """Parse data of the client. Discard it if the connection closes."""
         if not self._closes:
             super().data_received(data)
 
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def close_after_request(self) -> None:
-        """Close the connection; if its request is incomplete, discard the rest of it before."""
+        """Close the connection. If its request is incomplete, discard the rest of it before."""
         if not self._receives:
             self.transport.close()
             return
@@ -159,7 +159,7 @@ class Connection(HttpToolsProtocol):
             raise httptools.HttpParserError("the headers are too long")
 
     def _expect(self, seconds: float | None) -> None:
-        """Set the time in which the next part of a request must arrive; None for no limit."""
+        """Set the time in which the next part of a request must arrive, or None for no limit."""
         if self._reading is not None:
             self._reading.cancel()
             self._reading = None

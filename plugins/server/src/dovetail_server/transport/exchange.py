@@ -96,13 +96,13 @@ class Exchange:
         self._watcher: asyncio.Task[None] | None = None
 
     async def read_body(self) -> bytes:
-        """Return the body; cancel this task when the client closes the connection."""
+        """Return the body. Cancel this task when the client closes the connection."""
         body = await self._bodies.read(self.headers, self._receive)
         self._watcher = asyncio.create_task(self._watch())
         return body
 
     async def read_object(self, *, may_be_empty: bool = False) -> dict[str, Any]:
-        """Return the JSON object in the body; raise APIError if it is something else."""
+        """Return the JSON object in the body. Raise APIError if it is something else."""
         body = await self.read_body()
         if may_be_empty and not body:
             return {}
@@ -125,7 +125,7 @@ class Exchange:
         await self._send({"type": _BODY, "body": body, "more_body": False})
 
     async def write(self, events: bytes) -> None:
-        """Send a part of a stream of events; waits while the client does not read."""
+        """Send a part of a stream of events. Waits while the client does not read."""
         if not self.started:
             await self._start_events()
         await self._send({"type": _BODY, "body": events, "more_body": True})

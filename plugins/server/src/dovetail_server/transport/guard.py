@@ -16,7 +16,7 @@ _CORS_HEADERS = b"authorization, content-type, x-request-id, x-request-timeout"
 
 
 class Guard:
-    """Checks requests before their routes run. keys: for clients; admin_keys: for admin routes."""
+    """Checks requests before their routes run. keys: for clients. Admin_keys: for admin routes."""
 
     def __init__(self, settings: ServerSettings, keys: KeyRing, admin_keys: KeyRing) -> None:
         self._keys = keys
@@ -25,7 +25,7 @@ class Guard:
         self._hosts = _allowed_hosts(settings, keys)
 
     def check(self, exchange: Exchange, access: Access) -> None:
-        """Raise APIError if a request must not be served; set its `caller`."""
+        """Raise APIError if a request must not be served. Set its `caller`."""
         if self._hosts is not None and not _is_allowed(exchange.headers, self._hosts):
             raise APIError(
                 "The host of the request is not allowed (--allowed-hosts).",
@@ -72,7 +72,7 @@ class Guard:
 
 
 def _allowed_hosts(settings: ServerSettings, keys: KeyRing) -> frozenset[str] | None:
-    """Return the names in the header "host" that are accepted; None for all.
+    """Return the names in the header "host" that are accepted, or None for all.
 
     Without keys, a server on the loopback interface accepts only local names: a web page could
     otherwise reach it through a name that resolves to this machine.

@@ -27,7 +27,7 @@ class KeyRing:
         return bool(self._digests)
 
     def identify(self, headers: Mapping[str, str]) -> str:
-        """Return the name of the key in the headers of a request; "" for a wrong or missing key.
+        """Return the name of the key in the headers of a request, or "" for a wrong or missing key.
 
         Compares the key with every key of the ring, so that the time does not depend on the key.
         """
@@ -43,7 +43,7 @@ class KeyRing:
 
 
 def client_keys(settings: ServerSettings) -> KeyRing:
-    """Return the keys of clients; raise ConfigError for an unusable key or file."""
+    """Return the keys of clients. Raise ConfigError for an unusable key or file."""
     file = settings.api_key_file
     found = parse_keys(read_text_file("--api-key-file", file, max_bytes=MIB)) if file else []
     if file and not found:
@@ -52,12 +52,12 @@ def client_keys(settings: ServerSettings) -> KeyRing:
 
 
 def admin_keys(settings: ServerSettings) -> KeyRing:
-    """Return the keys of operators; raise ConfigError for an unusable key."""
+    """Return the keys of operators. Raise ConfigError for an unusable key."""
     return KeyRing(settings.admin_keys)
 
 
 def parse_keys(text: str) -> list[str]:
-    """Return the keys in the text of a file: one in each line; lines with "#" are comments."""
+    """Return the keys in the text of a file: one in each line. Lines with "#" are comments."""
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 

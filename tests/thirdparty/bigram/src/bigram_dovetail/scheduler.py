@@ -28,7 +28,7 @@ from dovetail.rows import RowAllocator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outstanding:
-    """A plan in flight and its request; None for an empty plan."""
+    """A plan in flight and its request, or None for an empty plan."""
 
     step_id: int
     request: Request | None
@@ -55,7 +55,7 @@ class RoundRobinScheduler(SchedulerInterface):
         self._pause: PauseScope | None = None
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Add `request` to the waiting requests; raise RequestError if it can never run."""
+        """Add `request` to the waiting requests. Raise RequestError if it can never run."""
         limits, length = self._limits, len(request.prompt_token_ids)
         whole = not limits.enable_chunked_prefill
         most = min(limits.max_model_len - 1, limits.max_num_batched_tokens if whole else length)
@@ -89,7 +89,7 @@ class RoundRobinScheduler(SchedulerInterface):
     def update_from_output(
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
-        """Append the sampled token to the request of the oldest plan; finish a complete request."""
+        """Append the sampled token to the request of the oldest plan. Finish a complete request."""
         out = self._out.popleft()
         if not out.step_id == plan.step_id == output.step_id:
             raise ValueError(f"step {out.step_id} is due, not {plan.step_id}, {output.step_id}")

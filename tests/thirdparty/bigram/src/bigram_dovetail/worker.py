@@ -40,7 +40,7 @@ class BigramWorker(WorkerBase):
         """Do nothing: numpy needs no device."""
 
     def load_model(self) -> None:
-        """Read bigram.npy; raise ModelError if it is missing or does not fit config.json."""
+        """Read bigram.npy. Raise ModelError if it is missing or does not fit config.json."""
         file = Path(self._model.model_dir) / "bigram.npy"
         vocab_size = int(self._model.hf_config["vocab_size"])
         try:
@@ -74,7 +74,7 @@ class BigramWorker(WorkerBase):
         """Do nothing: the worker needs no warm-up."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Apply leaves and joins; the lookup itself is part of sampling."""
+        """Apply leaves and joins. The lookup itself is part of sampling."""
         for row in plan.leaves:
             del self._rows[row], self._tokens[row]
         for request in plan.joins:
