@@ -1,4 +1,4 @@
-"""Simulated GPUs and installed providers, for tests of refusals."""
+"""Simulated GPUs and installed providers, for tests of rejections."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def installed(monkeypatch, tmp_path):
         spec = ModuleSpec("vllm", None, is_package=True)
         spec.submodule_search_locations = [str(package)]
         monkeypatch.setattr(vllm, "find_spec", lambda name: spec if "vllm" in names else None)
-        found = {fa3.NAMESPACE, "flash_attn_config"} if "fa3" in names else set()
-        monkeypatch.setattr(fa3, "find_spec", lambda name: name if name in found else None)
+        importable = {fa3.NAMESPACE, "flash_attn_config"} if "fa3" in names else set()
+        monkeypatch.setattr(fa3, "find_spec", lambda name: name if name in importable else None)
         config = {"build_flags": {f"FLASHATTENTION_DISABLE_{flag}": True for flag in flags}}
         monkeypatch.setattr(fa3, "import_module", lambda name: SimpleNamespace(CONFIG=config))
         monkeypatch.setattr(fa3, "version", distribution("3.0.0", "fa3" in names and has_sinks))
@@ -63,9 +63,10 @@ def distribution(text, is_installed):
 
 @pytest.fixture
 def gpu(monkeypatch, installed):
-    """Simulate a GPU with a given compute capability."""
+    """Simulate a GPU with a given compute capability, and the CUDA version of its driver."""
 
-    def pretend(capability):
+    def pretend(capability, driver=13000):
+        monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         pair = divmod(capability, 10)

@@ -60,12 +60,12 @@ def test_the_listed_blocks_are_those_that_the_first_query_sees(window):
     assert table.dtype == lens.dtype == torch.int32
     for row, (context, count) in enumerate(RUNS):
         first_seen = max(0, context + 1 - window)
-        wanted = [
+        expected = [
             10 * row + 1 + block for block in range(first_seen // B, -(-(context + count) // B))
         ]
-        assert table[row, : len(wanted)].tolist() == wanted
+        assert table[row, : len(expected)].tolist() == expected
         assert lens[row] == context + count - first_seen // B * B
-        assert -(-int(lens[row]) // B) == len(wanted)
+        assert -(-int(lens[row]) // B) == len(expected)
     assert step.max_key_len == B * max(-(-length // B) for length in lens.tolist())
     assert step.max_key_len == B * table.shape[1]
 
@@ -85,10 +85,10 @@ def test_slots_are_blocks_and_offsets():
 def test_unused_slots_are_after_the_last_token_of_each_row(window):
     blocks, offsets = StepLayout(with_window(window), batch_of()).unused_slots()
     assert len(blocks) == len(offsets) == len(RUNS) * B  # independent of the lengths
-    found = {pair for pair in zip(blocks.tolist(), offsets.tolist(), strict=True) if pair[0]}
-    wanted = {(2, slot) for slot in (1, 2, 3)}  # row 0 has 5 tokens; row 1 has 8
-    wanted |= {(24, slot) for slot in (1, 2, 3)} | {(34, slot) for slot in (1, 2, 3)}
-    assert found == wanted
+    unused = {pair for pair in zip(blocks.tolist(), offsets.tolist(), strict=True) if pair[0]}
+    expected = {(2, slot) for slot in (1, 2, 3)}  # row 0 has 5 tokens; row 1 has 8
+    expected |= {(24, slot) for slot in (1, 2, 3)} | {(34, slot) for slot in (1, 2, 3)}
+    assert unused == expected
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 4, 5])
@@ -110,11 +110,11 @@ def test_refreshed_tensors_keep_their_addresses_and_follow_their_sources():
     def tensors():
         return [graph.cu_key_lens_R1, graph.table_RM, graph.key_lens_R, *graph.slots()]
 
-    addresses = [one.data_ptr() for one in tensors()]
+    addresses = [tensor.data_ptr() for tensor in tensors()]
     for name in ("seq_lens_R", "block_table_RM", "slot_mapping_T"):
         getattr(first, name).copy_(getattr(second, name))
     graph.refresh(replace(first, seq_lens=second.seq_lens))
-    assert [one.data_ptr() for one in tensors()] == addresses
+    assert [tensor.data_ptr() for tensor in tensors()] == addresses
     fresh = StepLayout(with_window(3), second)
     assert torch.equal(graph.table_RM[:, : fresh.table_RM.shape[1]], fresh.table_RM)
     assert torch.equal(graph.key_lens_R, fresh.key_lens_R)

@@ -31,7 +31,7 @@ def requirements(**changes):
     return AttentionRequirements(**(values | changes))
 
 
-def refusals(**changes):
+def rejections(**changes):
     return list(FlashAttentionBackend.refusals(requirements(**changes)))
 
 
@@ -40,8 +40,10 @@ def test_the_capabilities_are_those_of_all_providers(installed):
     supports = [provider.support(90) for provider in PROVIDERS]
     capabilities = FlashAttentionBackend.capabilities
     assert capabilities.features == backend.COMMON_FEATURES.union(*(s.features for s in supports))
-    assert capabilities.dtypes == frozenset().union(*(one.dtypes for one in supports))
-    assert capabilities.head_sizes == frozenset().union(*(one.head_sizes for one in supports))
+    assert capabilities.dtypes == frozenset().union(*(support.dtypes for support in supports))
+    assert capabilities.head_sizes == frozenset().union(
+        *(support.head_sizes for support in supports)
+    )
     assert capabilities.device_types == {"cuda"} and not capabilities.kv_cache_dtypes
 
 
@@ -62,17 +64,17 @@ def test_the_capabilities_are_those_of_all_providers(installed):
         ({"features": frozenset({"cascade"})}, "cascade is required but not declared"),
     ],
 )
-def test_requirements_that_are_not_declared_are_refused(changes, reason):
-    (found,) = FlashAttentionBackend.capabilities.refusals(requirements(**changes))
-    assert found.startswith(reason)
+def test_requirements_that_are_not_declared_are_rejected(changes, reason):
+    (cause,) = FlashAttentionBackend.capabilities.refusals(requirements(**changes))
+    assert cause.startswith(reason)
 
 
-def test_other_devices_are_refused_by_the_capabilities_alone():
-    assert refusals(device_type="cpu") == []
+def test_other_devices_are_rejected_by_the_capabilities_alone():
+    assert rejections(device_type="cpu") == []
 
 
 def test_without_providers_there_is_one_reason_with_advice_for_each(gpu):
-    assert refusals() == [
+    assert rejections() == [
         "provider 'vllm': vLLM is not installed: run pip install vllm",
         "provider 'fa3': no package registers torch.ops.flash_attn_3: run pip install "
         "'dovetail-attn-flash-attn[fa3]', on a GPU of compute capability 9.0",
@@ -106,7 +108,7 @@ def test_the_first_provider_that_meets_all_requirements_is_loaded(
 ):
     gpu(capability)
     installed(*names, flags=("SOFTCAP", "HDIM96"))
-    assert refusals(**changes) == []
+    assert rejections(**changes) == []
     assert installed.loaded == [loaded]
 
 
@@ -155,9 +157,9 @@ def test_each_provider_gives_the_cause_and_what_would_work(
 ):
     gpu(capability)
     installed(*names, flags=("SOFTCAP", "HDIM96"))
-    found = refusals(**changes)
-    assert len(found) == len(NAMES) and not installed.loaded
-    (matching,) = [one for one in found if one.startswith(f"provider {names[0]!r}")]
+    reasons = rejections(**changes)
+    assert len(reasons) == len(NAMES) and not installed.loaded
+    (matching,) = [text for text in reasons if text.startswith(f"provider {names[0]!r}")]
     assert matching.startswith(f"provider {reason}")
 
 
@@ -171,53 +173,68 @@ def test_each_provider_gives_the_cause_and_what_would_work(
         (["HDIM256"], {"head_size": 224}, "head size 224 is not supported"),
     ],
 )
-def test_parts_that_an_fa3_build_does_not_have_are_refused(gpu, installed, flags, changes, reason):
+def test_parts_that_an_fa3_build_does_not_have_are_rejected(gpu, installed, flags, changes, reason):
     installed("fa3", flags=flags)
-    assert reason in refusals(**changes)[1]
+    assert reason in rejections(**changes)[1]
     installed("fa3")
-    assert refusals(**changes) == []
+    assert rejections(**changes) == []
+
+
+def test_a_driver_that_is_older_than_the_runtime_of_the_kernels_is_rejected(gpu, installed):
+    installed("fa3")
+    gpu(90, driver=12080)
+    assert rejections()[1] == (
+        "provider 'fa3': the NVIDIA driver supports CUDA 12.8, but the kernels need CUDA 13.0: "
+        "install a newer driver"
+    )
+    gpu(90, driver=13010)
+    assert rejections() == []
+    installed("fa3", has_sinks=False)  # another distribution, with another CUDA runtime
+    gpu(90, driver=12080)
+    assert rejections() == []
 
 
 def test_an_fa3_build_of_another_distribution_has_no_sinks(gpu, installed):
     installed("fa3", has_sinks=False)
-    assert "sinks is not supported" in refusals(features=SINKS)[1]
-    assert refusals(features=CAP) == []
+    assert "sinks is not supported" in rejections(features=SINKS)[1]
+    assert rejections(features=CAP) == []
 
 
 @pytest.mark.parametrize("version", ["2.5.9", "1.0", "3.0.0b1"])
-def test_other_versions_of_flash_attn_are_refused(gpu, installed, version):
+def test_other_versions_of_flash_attn_are_rejected(gpu, installed, version):
     installed("flash_attn", version=version)
-    assert refusals(block_size=256)[2] == (
+    assert rejections(block_size=256)[2] == (
         f"provider 'flash_attn': flash-attn {version} is installed, but 2.6 or a newer 2.x is "
         "needed: run pip install 'dovetail-attn-flash-attn[flash-attn]'"
     )
 
 
-def test_a_vllm_without_kernels_is_refused(gpu, installed):
+def test_a_vllm_without_kernels_is_rejected(gpu, installed):
     installed("vllm", libraries=())
-    assert "the installed vLLM has no FlashAttention kernels in" in refusals()[0]
+    assert "the installed vLLM has no FlashAttention kernels in" in rejections()[0]
 
 
 def test_a_vllm_without_the_fa3_library_uses_fa2(gpu, installed):
     installed("vllm", libraries=(2,))
-    assert refusals() == []
-    assert "sinks is not supported" in refusals(features=SINKS)[0]
+    assert rejections() == []
+    assert "sinks is not supported" in rejections(features=SINKS)[0]
 
 
-def test_other_active_kernels_in_torch_are_refused(gpu, installed, monkeypatch):
+def test_other_active_kernels_in_torch_are_rejected(gpu, installed, monkeypatch):
     installed("torch")
     name = "current_flash_attention_impl"
     monkeypatch.setattr(torch.nn.attention, name, lambda: None, raising=False)
-    assert refusals(block_size=256) == []
+    assert rejections(block_size=256) == []
     monkeypatch.setattr(torch.nn.attention, name, lambda: "FA3")
-    assert "FA3 is active in torch, which is untested: call torch.nn" in refusals(block_size=256)[3]
+    text = "FA3 is active in torch, which is untested: call torch.nn"
+    assert text in rejections(block_size=256)[3]
 
 
 @pytest.mark.parametrize("content", [{}, {"varlen_attn_out": lambda out, query, key, value: out}])
-def test_a_torch_without_block_tables_is_refused_with_its_version(monkeypatch, content):
+def test_a_torch_without_block_tables_is_rejected_with_its_version(monkeypatch, content):
     monkeypatch.setitem(sys.modules, torch_varlen.MODULE, SimpleNamespace(**content))
     needs = Needs(dtype="bfloat16", kv_cache_dtype="bfloat16", head_size=64, capability=80)
-    reason = PROVIDERS[3].refusal(needs, load=False)
+    reason = PROVIDERS[3].rejection(needs, load=False)
     assert reason == (
         f"provider 'torch': torch {torch.__version__} has no varlen_attn_out with block tables: "
         "install torch 2.13 or newer"
@@ -232,7 +249,7 @@ def test_a_torch_without_block_tables_is_refused_with_its_version(monkeypatch, c
         (flash_attn.FlashAttnProvider(), flash_attn, "flash-attn cannot be imported"),
     ],
 )
-def test_a_provider_that_cannot_be_imported_is_refused_with_the_cause(
+def test_a_provider_that_cannot_be_imported_is_rejected_with_the_cause(
     monkeypatch, provider, module, text
 ):
     def fail(name):
@@ -243,7 +260,7 @@ def test_a_provider_that_cannot_be_imported_is_refused_with_the_cause(
         provider.load(90)
 
 
-def test_a_vllm_whose_library_does_not_load_is_refused(monkeypatch, installed):
+def test_a_vllm_whose_library_does_not_load_is_rejected(monkeypatch, installed):
     installed("vllm")
     content = {"FA3_AVAILABLE": False, "FA3_UNAVAILABLE_REASON": "undefined symbol"}
     monkeypatch.setattr(vllm, "import_module", lambda name: SimpleNamespace(**content))
@@ -252,43 +269,43 @@ def test_a_vllm_whose_library_does_not_load_is_refused(monkeypatch, installed):
 
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
-def test_caches_with_a_scale_per_token_are_refused(gpu, installed, dtype):
+def test_caches_with_a_scale_per_token_are_rejected(gpu, installed, dtype):
     installed(*NAMES)
-    (reason,) = refusals(kv_cache_dtype=dtype)
+    (reason,) = rejections(kv_cache_dtype=dtype)
     assert f"KV caches of {dtype} have a scale for each token and head" in reason
     assert "attention_backend='triton'" in reason
 
 
-def test_builds_of_torch_for_rocm_are_refused(gpu, installed, monkeypatch):
+def test_builds_of_torch_for_rocm_are_rejected(gpu, installed, monkeypatch):
     installed(*NAMES)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    (reason,) = refusals()
+    (reason,) = rejections()
     assert "torch is built for ROCm" in reason and "attention_backend='torch'" in reason
 
 
-def test_heads_that_do_not_divide_evenly_are_refused(gpu, installed):
+def test_heads_that_do_not_divide_evenly_are_rejected(gpu, installed):
     installed(*NAMES)
-    assert refusals(num_kv_heads=3) == ["8 query heads are not a multiple of 3 key-value heads"]
+    assert rejections(num_kv_heads=3) == ["8 query heads are not a multiple of 3 key-value heads"]
 
 
 def test_an_assumed_device_is_judged_without_importing_kernels(installed, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     installed(*NAMES)
-    assert refusals(architecture="sm_90", features=SINKS) == []
-    assert "compute capability 7.5" in refusals(architecture="sm_75")[0]
-    assert "torch is built for ROCm" in refusals(architecture="gfx942")[0]
+    assert rejections(architecture="sm_90", features=SINKS) == []
+    assert "compute capability 7.5" in rejections(architecture="sm_75")[0]
+    assert "torch is built for ROCm" in rejections(architecture="gfx942")[0]
     assert not installed.loaded
 
 
 def test_without_a_gpu_only_the_packages_are_judged(installed):
     assert not torch.cuda.is_available()
     installed("vllm")
-    assert refusals(features=SINKS) == [] and not installed.loaded
+    assert rejections(features=SINKS) == [] and not installed.loaded
     installed()
-    assert len(refusals()) == len(NAMES)
+    assert len(rejections()) == len(NAMES)
 
 
-def test_refusals_import_no_provider():
+def test_rejections_import_no_provider():
     program = (
         "import sys; from dovetail_attn_flash_attn.backend import FlashAttentionBackend as B;"
         "from dovetail.interfaces.attention import AttentionRequirements as R;"

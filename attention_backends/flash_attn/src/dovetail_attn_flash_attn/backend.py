@@ -1,6 +1,6 @@
 """The attention backend `flash_attn`: its capabilities, cache shape and parts.
 
-The kernels belong to one of several providers. Unsupported requirements are refused with a reason
+The kernels belong to one of several providers. Unsupported requirements are rejected with a reason
 for each provider, so that another backend is used. A provider is imported only if it meets all
 requirements. Does not depend on the worker, the model or the scheduler.
 """
@@ -33,9 +33,8 @@ from dovetail_attn_flash_attn.providers.provider import (
     SOFT_CAP,
     Needs,
     Provider,
-    Support,
 )
-from dovetail_attn_flash_attn.selection import refusals_of, select_provider
+from dovetail_attn_flash_attn.selection import rejections, select_provider
 
 BLOCK_SIZE_MULTIPLE = 16
 COMMON_FEATURES = frozenset({"padded_pages", "graphs"})
@@ -44,23 +43,10 @@ COMMON_FEATURES = frozenset({"padded_pages", "graphs"})
 PROVIDER_FEATURES = frozenset({SLIDING_WINDOW, SOFT_CAP, SINKS})
 
 
-def capabilities_of(
-    support: Support, block_size_multiple: int = BLOCK_SIZE_MULTIPLE
-) -> AttentionCapabilities:
-    """Return the capabilities of the backend with only one provider."""
-    return AttentionCapabilities(
-        dtypes=support.dtypes,
-        device_types=frozenset({DeviceFacts.device_type}),
-        head_sizes=support.head_sizes,
-        block_size_multiple=max(support.block_size_multiple, block_size_multiple),
-        features=support.features | COMMON_FEATURES,
-    )
-
-
 class FlashAttentionBackend(AttentionBackend):
     """Paged attention with FlashAttention 2 or 3: prompts, chunks and decodes in any mixture.
 
-    The capabilities are those of all providers together; `refusals` requires one provider that
+    The capabilities are those of all providers together. `refusals` requires one provider that
     meets all requirements of the model. Each layer then uses the first provider that meets its own
     requirements. The cache has the dtype of the model, and the same shape for all providers.
 
@@ -80,14 +66,14 @@ class FlashAttentionBackend(AttentionBackend):
 
     @classmethod
     def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
-        """Return () if a provider meets all requirements; otherwise one reason for each provider.
+        """Return one reason for each provider, or () if a provider meets all requirements.
 
         Reasons that concern all providers are returned alone. For a device of another type, the
-        result is (): the capabilities refuse it.
+        result is (): the capabilities reject it.
         """
         if requirements.device_type not in cls.capabilities.device_types:
             return ()
-        reasons = _shared_refusals(requirements)
+        reasons = _shared_rejections(requirements)
         if cls.devices.is_rocm(requirements.architecture):
             reasons.append(
                 "torch is built for ROCm, which the kernels do not support; install a torch build "
@@ -102,13 +88,14 @@ class FlashAttentionBackend(AttentionBackend):
             kv_cache_dtype=requirements.kv_cache_dtype,
             head_size=stored or requirements.head_size,
             capability=capability,
+            driver=0 if requirements.architecture else cls.devices.driver(),
             num_heads=requirements.num_heads,
             block_size=requirements.block_size,
             features=requirements.features & PROVIDER_FEATURES,
         )
         # The kernels may need the driver, which the machine of an assumed device does not have.
         can_load = capability > 0 and not requirements.architecture
-        return refusals_of(cls.providers, needs, load=can_load)
+        return rejections(cls.providers, needs, load=can_load)
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
@@ -129,6 +116,7 @@ class FlashAttentionBackend(AttentionBackend):
             kv_cache_dtype=spec.dtype,
             head_size=spec.head_size,
             capability=cls.devices.capability(context.device),
+            driver=cls.devices.driver(),
             block_size=spec.block_size,
             features=frozenset({SLIDING_WINDOW} if spec.sliding_window else ()),
         )
@@ -161,6 +149,7 @@ class FlashAttentionBackend(AttentionBackend):
             kv_cache_dtype=dtype,
             head_size=context.head_size,
             capability=capability,
+            driver=cls.devices.driver(),
             num_heads=context.num_heads,
             block_size=block_size,
             features=frozenset(feature for feature, is_used in used.items() if is_used),
@@ -190,7 +179,7 @@ def check_heads(context: AttentionLayerContext) -> None:
         )
 
 
-def _shared_refusals(requirements: AttentionRequirements) -> list[str]:
+def _shared_rejections(requirements: AttentionRequirements) -> list[str]:
     """Return the reasons that concern all providers."""
     reasons = []
     if requirements.kv_cache_dtype in SCALE_BYTES:

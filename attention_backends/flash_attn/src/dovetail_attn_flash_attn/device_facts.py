@@ -1,4 +1,4 @@
-"""Read the compute capability of a device. A test replaces `DeviceFacts` to simulate a GPU."""
+"""Read the properties of a GPU and of its driver. Tests replace `DeviceFacts` to simulate them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from dovetail.interfaces.attention import AttentionRequirements
 
 UNKNOWN = 0
-"""The capability of a device that this process does not see."""
+"""The capability of a device that this process does not see, and its driver."""
 
 _PREFIX = "sm_"
 
@@ -31,6 +31,13 @@ class DeviceFacts:
         if not torch.cuda.is_available():
             return UNKNOWN
         return self.capability(torch.device(self.device_type, torch.cuda.current_device()))
+
+    def driver(self) -> int:
+        """Return the CUDA version · 1000 of the NVIDIA driver, such as 13000, or UNKNOWN."""
+        if not torch.cuda.is_available():
+            return UNKNOWN
+        version: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
+        return version
 
     def is_rocm(self, architecture: str = "") -> bool:
         """Return whether torch is built for ROCm, or the assumed architecture is not NVIDIA's."""

@@ -25,23 +25,23 @@ class KeptTensors:
 
     def __init__(self, *, for_graph: bool) -> None:
         self._for_graph = for_graph
-        self._found: dict[object, tuple[Callable[[], torch.Tensor], torch.Tensor]] = {}
+        self._entries: dict[object, tuple[Callable[[], torch.Tensor], torch.Tensor]] = {}
 
     def get(self, key: object, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the tensor of `key`."""
-        found = self._found.get(key)
-        if found is None:
+        entry = self._entries.get(key)
+        if entry is None:
             value = compute()
             if self._for_graph:
                 # Not an inference tensor: a replay may be prepared outside of inference mode.
                 with torch.inference_mode(False):
                     value = value.clone()
-            found = self._found[key] = (compute, value)
-        return found[1]
+            entry = self._entries[key] = (compute, value)
+        return entry[1]
 
     def refresh(self) -> None:
         """Compute all tensors again, in the order of their first use."""
-        for compute, value in self._found.values():
+        for compute, value in self._entries.values():
             value.copy_(compute())
 
 

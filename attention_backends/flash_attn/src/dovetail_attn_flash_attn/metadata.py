@@ -31,7 +31,7 @@ class FlashAttentionMetadata:
         self.step = step
 
     def schedule(self, provider: Provider, shape: LayerShape) -> torch.Tensor | None:
-        """Return the schedule of a layer; in each step, a shape's first call computes it."""
+        """Return the schedule of a layer. In each step, a shape's first call computes it."""
         if not provider.has_schedule(shape):
             return None
         key = (provider.name, shape)
@@ -46,7 +46,7 @@ class FlashAttentionBuilder(AttentionMetadataBuilder):
         self._graph_splits = options.graph_splits
 
     def build(self, batch: AttentionBatch) -> FlashAttentionMetadata:
-        """Return this step's metadata. Only reads `batch`; does not wait for a device."""
+        """Return this step's metadata. Only reads `batch`. Does not wait for a device."""
         return FlashAttentionMetadata(self._spec, StepLayout(self._spec, batch))
 
     def build_for_graph(self, batch: AttentionBatch) -> FlashAttentionMetadata:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-AUTO = "auto"
+AUTO: Literal["auto"] = "auto"
 
 
 class FlashAttentionOptions(BaseModel):

@@ -9,14 +9,14 @@ from dovetail_attn_flash_attn.options import AUTO
 from dovetail_attn_flash_attn.providers.provider import Needs, Provider
 
 
-def refusals_of(providers: Sequence[Provider], needs: Needs, *, load: bool) -> list[str]:
-    """Return [] if a provider meets `needs`; otherwise one reason for each provider.
+def rejections(providers: Sequence[Provider], needs: Needs, *, load: bool) -> list[str]:
+    """Return one reason for each provider, or [] if a provider meets `needs`.
 
     load: whether to import the kernels of a provider that meets all other needs.
     """
     reasons = []
     for provider in providers:
-        reason = provider.refusal(needs, load=load)
+        reason = provider.rejection(needs, load=load)
         if not reason:
             return []
         reasons.append(reason)
@@ -35,7 +35,7 @@ def select_provider(
         providers = [provider for provider in providers if provider.name == requested]
     reasons = []
     for provider in providers:
-        reason = provider.refusal(needs, load=True)
+        reason = provider.rejection(needs, load=True)
         if not reason:
             return provider
         reasons.append(reason)

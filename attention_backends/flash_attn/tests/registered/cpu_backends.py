@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,7 +15,11 @@ import fake_providers
 import torch
 
 from dovetail.interfaces.attention import AttentionCapabilities
-from dovetail_attn_flash_attn.backend import FlashAttentionBackend, capabilities_of
+from dovetail_attn_flash_attn.backend import (
+    BLOCK_SIZE_MULTIPLE,
+    COMMON_FEATURES,
+    FlashAttentionBackend,
+)
 from dovetail_attn_flash_attn.device_facts import DeviceFacts
 from dovetail_attn_flash_attn.providers import PROVIDERS
 from dovetail_attn_flash_attn.providers.provider import Provider
@@ -43,8 +46,23 @@ class SimulatedGpu(DeviceFacts):
     def required_capability(self, requirements):
         return self._capability
 
+    def driver(self):
+        return 0
+
     def is_rocm(self, architecture=""):
         return False
+
+
+def capabilities_on(capability: int) -> AttentionCapabilities:
+    """Return what the provider supports on a GPU of this compute capability · 10."""
+    support = PROVIDER.support(capability)
+    return AttentionCapabilities(
+        dtypes=support.dtypes,
+        device_types=frozenset({"cpu"}),
+        head_sizes=support.head_sizes,
+        block_size_multiple=max(support.block_size_multiple, BLOCK_SIZE_MULTIPLE),
+        features=support.features | COMMON_FEATURES,
+    )
 
 
 class OnCpu(FlashAttentionBackend):
@@ -52,16 +70,14 @@ class OnCpu(FlashAttentionBackend):
 
     providers: ClassVar[Sequence[Provider]] = (PROVIDER,)
     devices: ClassVar[DeviceFacts] = SimulatedGpu(90)
-    capabilities: ClassVar[AttentionCapabilities] = replace(
-        capabilities_of(PROVIDER.support(90)), device_types=frozenset({"cpu"})
-    )
+    capabilities: ClassVar[AttentionCapabilities] = capabilities_on(90)
 
 
 class OnAmpere(OnCpu):
     """The backend on a GPU of compute capability 8.0."""
 
     devices = SimulatedGpu(80)
-    capabilities = replace(capabilities_of(PROVIDER.support(80)), device_types=frozenset({"cpu"}))
+    capabilities = capabilities_on(80)
 
 
 BACKENDS = (OnCpu, OnAmpere) if NAME == "vllm" else (OnCpu,)

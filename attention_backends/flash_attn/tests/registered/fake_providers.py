@@ -24,22 +24,22 @@ libraries = []
 
 def module(name: str, folder: Path | None = None, **content: object) -> types.ModuleType:
     """Create and register a module. folder: of a package."""
-    found = types.ModuleType(name)
-    found.__spec__ = ModuleSpec(name, None, is_package=folder is not None)
+    created = types.ModuleType(name)
+    created.__spec__ = ModuleSpec(name, None, is_package=folder is not None)
     if folder is not None:
-        found.__path__ = [str(folder)]
-        found.__spec__.submodule_search_locations = [str(folder)]
-    vars(found).update(content)
-    sys.modules[name] = found
-    return found
+        created.__path__ = [str(folder)]
+        created.__spec__.submodule_search_locations = [str(folder)]
+    vars(created).update(content)
+    sys.modules[name] = created
+    return created
 
 
 # --- FlashAttention 3 as an operator ------------------------------------------------------------
 
 
-def fa3_plan(q, k, table, given, *, causal, window, soft_cap) -> Plan:
-    """Return what the schedule of a call depends on. given: max_seqlen_q and num_splits."""
-    max_query_len, max_key_len, num_splits = given
+def fa3_plan(q, k, table, limits, *, causal, window, soft_cap) -> Plan:
+    """Return what a schedule depends on. limits: of the numbers of queries, keys and splits."""
+    max_query_len, max_key_len, num_splits = limits
     return Plan(
         num_rows=table.shape[0],
         max_query_len=max_query_len,
@@ -57,9 +57,9 @@ def fa3_plan(q, k, table, given, *, causal, window, soft_cap) -> Plan:
 def by_name(operator, args, kwargs):
     """Return the arguments of an operator by name, with the defaults of its schema."""
     arguments = operator._schema.arguments
-    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
-    given |= dict(zip([one.name for one in arguments], args, strict=False)) | kwargs
-    return types.SimpleNamespace(**given)
+    values = {item.name: item.default_value for item in arguments if item.has_default_value()}
+    values |= dict(zip([item.name for item in arguments], args, strict=False)) | kwargs
+    return types.SimpleNamespace(**values)
 
 
 def fa3_fwd(*args, **kwargs):
@@ -67,7 +67,7 @@ def fa3_fwd(*args, **kwargs):
     run = by_name(torch.ops.flash_attn_3.fwd.default, args, kwargs)
     calls.append(("fwd", vars(run)))
     require(run.page_table is not None and run.seqused_k is not None, "the cache is not paged")
-    require(run.cu_seqlens_k is None, "cu_seqlens_k and seqused_k are given")
+    require(run.cu_seqlens_k is None, "cu_seqlens_k and seqused_k are both set")
     require(run.softcap == 0, "the build has no soft caps")
     require(run.num_splits <= 256, "too many splits")
     unused = ("k_new", "v_new", "q_v", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx")
@@ -87,9 +87,9 @@ def fa3_fwd(*args, **kwargs):
         sinks=run.sinks,
     )
     max_key_len = run.page_table.shape[1] * run.k.shape[1]  # the kernel ignores max_seqlen_k
-    given = (run.max_seqlen_q, max_key_len, run.num_splits)
+    limits = (run.max_seqlen_q, max_key_len, run.num_splits)
     plan = fa3_plan(
-        run.q, run.k, run.page_table, given, causal=run.is_causal, window=window, soft_cap=0
+        run.q, run.k, run.page_table, limits, causal=run.is_causal, window=window, soft_cap=0
     )
     kernel = reference.fa3(kernel, plan, run.scheduler_metadata, page_multiple=1)
     lse_HT = reference.write(kernel, run.out)
@@ -143,16 +143,16 @@ def install_fa3(folder: Path) -> None:
 # --- vLLM ---------------------------------------------------------------------------------------
 
 
-def vllm_forward(**given):
+def vllm_forward(**keywords):
     """`flash_attn_varlen_func` of vLLM."""
-    run = types.SimpleNamespace(**given)
-    calls.append((f"vllm {run.fa_version}", given))
-    one = (run.cu_seqlens_k is None) != (run.seqused_k is None)
-    require(one, "exactly one of cu_seqlens_k and seqused_k is needed")
+    run = types.SimpleNamespace(**keywords)
+    calls.append((f"vllm {run.fa_version}", keywords))
+    is_exclusive = (run.cu_seqlens_k is None) != (run.seqused_k is None)
+    require(is_exclusive, "exactly one of cu_seqlens_k and seqused_k is needed")
     require(run.block_table is not None and run.seqused_k is not None, "the cache is not paged")
     require(isinstance(run.window_size, tuple), "the window is not a tuple")
     unused = ("q_v", "alibi_slopes", "q_descale", "k_descale", "v_descale", "cp_tot_seqused_k")
-    require(all(given[name] is None for name in unused), "an argument is not None")
+    require(all(keywords[name] is None for name in unused), "an argument is not None")
     require(not run.dropout_p and not run.return_attn_probs, "dropout, or probabilities")
     kernel = Kernel(
         q=run.q,
@@ -175,12 +175,12 @@ def vllm_forward(**given):
     else:
         require(run.fa_version == 3, f"fa_version {run.fa_version}")
         require(run.s_aux is None or run.q.shape[1] <= 64, "too many heads with sinks")
-        given = (run.max_seqlen_q, run.max_seqlen_k, run.num_splits)
+        limits = (run.max_seqlen_q, run.max_seqlen_k, run.num_splits)
         plan = fa3_plan(
             run.q,
             run.k,
             run.block_table,
-            given,
+            limits,
             causal=run.causal,
             window=run.window_size,
             soft_cap=run.softcap,
@@ -190,10 +190,10 @@ def vllm_forward(**given):
     return (run.out, lse_HT) if run.return_softmax_lse else run.out
 
 
-def vllm_schedule(**given):
+def vllm_schedule(**keywords):
     """`get_scheduler_metadata` of vLLM."""
-    run = types.SimpleNamespace(**given)
-    calls.append(("schedule", given))
+    run = types.SimpleNamespace(**keywords)
+    calls.append(("schedule", keywords))
     require(run.headdim_v in (None, run.headdim), "values have another head size")
     require(isinstance(run.window_size, tuple), "the window is not a tuple")
     return plan_of(
@@ -226,10 +226,10 @@ def install_vllm(folder: Path) -> None:
 # --- flash-attn 2.x and torch -------------------------------------------------------------------
 
 
-def flash_attn_forward(**given):
+def flash_attn_forward(**keywords):
     """`flash_attn_varlen_func` of flash-attn 2.x."""
-    run = types.SimpleNamespace(**given)
-    calls.append(("flash_attn", given))
+    run = types.SimpleNamespace(**keywords)
+    calls.append(("flash_attn", keywords))
     require(run.block_table is not None, "the cache is not paged")
     require(isinstance(run.window_size, tuple), "the window is not a tuple")
     require(not run.dropout_p and run.alibi_slopes is None, "dropout or ALiBi")

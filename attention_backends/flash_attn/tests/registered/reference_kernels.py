@@ -1,6 +1,6 @@
 """Paged attention in float64 torch, with the checks and the limits of the real kernels.
 
-Each function raises ValueError for an argument that the real kernel refuses, ignores or misreads.
+Each function raises ValueError for an argument that the real kernel rejects, ignores or misreads.
 Values are multiplied by weights of 0 wherever a kernel does so: NaN in a value that a kernel reads
 gives NaN.
 
@@ -115,7 +115,7 @@ def attend_row(
 
 
 def write(kernel: Kernel, out: torch.Tensor) -> torch.Tensor:
-    """Compute and write `out`, which must be usable by the kernels; return the logsumexp."""
+    """Compute and write `out`, which must be usable by the kernels. Return the logsumexp."""
     require(out.dtype == kernel.q.dtype and out.shape == kernel.q.shape, "out does not fit q")
     require(out.is_contiguous(), "out is not contiguous")
     out_THD, lse_HT = attend(kernel)
@@ -163,26 +163,26 @@ def schedule(plan: Plan, lens: torch.Tensor) -> torch.Tensor:
     is_local = left >= 0
     num_vectors = 2 + (not is_local) + (plan.causal or is_local)
     rounded = -(-plan.num_rows // 4) * 4
-    found = torch.zeros(num_vectors * rounded + 1, dtype=torch.int32)
-    found[: plan.num_rows] = lens
-    found[rounded:-1] = hash(replace(plan, window=(left, right))) % (1 << 31)
-    return found  # the last item is the semaphore
+    metadata = torch.zeros(num_vectors * rounded + 1, dtype=torch.int32)
+    metadata[: plan.num_rows] = lens
+    metadata[rounded:-1] = hash(replace(plan, window=(left, right))) % (1 << 31)
+    return metadata  # the last item is the semaphore
 
 
-def check_schedule(plan: Plan, lens: torch.Tensor, given: torch.Tensor | None) -> None:
+def check_schedule(plan: Plan, lens: torch.Tensor, metadata: torch.Tensor | None) -> None:
     """Check that a schedule is that of this call, and not of other lengths or another layer."""
-    if given is None:
+    if metadata is None:
         return
-    require(given.dtype == torch.int32 and given.is_contiguous(), "the schedule is not int32")
-    wanted = schedule(plan, lens)
-    require(given.shape == wanted.shape, f"the schedule has {len(given)} items")
-    require(torch.equal(given, wanted), "the schedule belongs to another call")
+    require(metadata.dtype == torch.int32 and metadata.is_contiguous(), "the schedule is not int32")
+    expected = schedule(plan, lens)
+    require(metadata.shape == expected.shape, f"the schedule has {len(metadata)} items")
+    require(torch.equal(metadata, expected), "the schedule belongs to another call")
 
 
-def fa3(kernel: Kernel, plan: Plan, given: torch.Tensor | None, *, page_multiple: int) -> Kernel:
+def fa3(kernel: Kernel, plan: Plan, metadata: torch.Tensor | None, *, page_multiple: int) -> Kernel:
     """Return the call that FlashAttention 3 computes, after its checks."""
     check(kernel, page_multiple=page_multiple)
-    check_schedule(plan, kernel.lens, given)
+    check_schedule(plan, kernel.lens, metadata)
     require(bool((kernel.lens <= plan.max_key_len).all()), "max_seqlen_k is too small")
     sinks = kernel.sinks
     if sinks is not None:

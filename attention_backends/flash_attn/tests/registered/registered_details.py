@@ -49,13 +49,13 @@ def test_vllm_uses_the_version_of_the_gpu():
 @pytest.mark.parametrize(("window", "expected"), [(0, (-1, 0)), (1, (0, 0)), (5, (4, 0))])
 def test_a_window_includes_the_token_itself_and_is_a_tuple(window, expected):
     RandomStep(spec=replace(SPEC, sliding_window=window)).run()
-    (given,) = named(KERNELS[NAME])
+    (keywords,) = named(KERNELS[NAME])
     if NAME == "fa3":
-        assert (given["window_size_left"], given["window_size_right"]) == expected
-        assert given["is_causal"] is True
+        assert (keywords["window_size_left"], keywords["window_size_right"]) == expected
+        assert keywords["is_causal"] is True
     else:
-        found = given["window" if NAME == "torch" else "window_size"]
-        assert found == expected and isinstance(found, tuple)
+        window = keywords["window" if NAME == "torch" else "window_size"]
+        assert window == expected and isinstance(window, tuple)
 
 
 def test_the_table_omits_the_blocks_before_the_window():
@@ -69,10 +69,10 @@ def test_the_table_omits_the_blocks_before_the_window():
 
 def test_a_step_without_a_window_passes_the_table_without_a_copy():
     step = RandomStep()
-    found = step.builder().build(step.batch()).step
-    assert found.table_RM.data_ptr() == step.table_RM.data_ptr()
-    assert found.table_RM.shape == (4, 3)  # as wide as the row with the most blocks
-    assert found.max_key_len == 3 * B
+    layout = step.builder().build(step.batch()).step
+    assert layout.table_RM.data_ptr() == step.table_RM.data_ptr()
+    assert layout.table_RM.shape == (4, 3)  # as wide as the row with the most blocks
+    assert layout.max_key_len == 3 * B
 
 
 @only_fa3
@@ -93,22 +93,22 @@ def test_a_captured_step_has_fixed_addresses_and_a_fixed_number_of_splits():
     metadata = step.builder(graph_splits=7).build_for_graph(batch)
     layer = step.layer()
     step.check(step.attend(layer, metadata))
-    found = metadata.step
-    tensors = [found.table_RM, found.key_lens_R, found.cu_key_lens_R1, *found.slots()]
-    kept = [one.data_ptr() for one in tensors]
-    before = found.key_lens_R.clone()
+    layout = metadata.step
+    tensors = [layout.table_RM, layout.key_lens_R, layout.cu_key_lens_R1, *layout.slots()]
+    kept = [tensor.data_ptr() for tensor in tensors]
+    before = layout.key_lens_R.clone()
     batch.seq_lens_R.sub_(1)
     builder = step.builder(graph_splits=7)
     builder.update_for_replay(metadata, replace(batch, seq_lens=[2 * B, B - 1, 0]))
-    tensors = [found.table_RM, found.key_lens_R, found.cu_key_lens_R1, *found.slots()]
-    assert [one.data_ptr() for one in tensors] == kept
-    assert not torch.equal(found.key_lens_R, before)
-    assert found.cu_key_lens_R1.diff().tolist() == found.key_lens_R.tolist()
+    tensors = [layout.table_RM, layout.key_lens_R, layout.cu_key_lens_R1, *layout.slots()]
+    assert [tensor.data_ptr() for tensor in tensors] == kept
+    assert not torch.equal(layout.key_lens_R, before)
+    assert layout.cu_key_lens_R1.diff().tolist() == layout.key_lens_R.tolist()
     if IS_FA3:
-        (given,) = named(KERNELS[NAME])
-        assert given["num_splits"] == 7
-        assert metadata.schedule(PROVIDER, layer._shape)[:3].tolist() == found.key_lens_R.tolist()
-        assert given["scheduler_metadata"].data_ptr() == (
+        (keywords,) = named(KERNELS[NAME])
+        assert keywords["num_splits"] == 7
+        assert metadata.schedule(PROVIDER, layer._shape)[:3].tolist() == layout.key_lens_R.tolist()
+        assert keywords["scheduler_metadata"].data_ptr() == (
             metadata.schedule(PROVIDER, layer._shape).data_ptr()
         )
 
@@ -201,20 +201,20 @@ def test_sinks_may_be_loaded_after_the_layer_is_created(dtype):
 @only_sinks
 def test_sinks_of_float16_layers_are_not_rounded_to_bfloat16():
     RandomStep(spec=replace(SPEC, dtype="float16")).run(sinks=torch.linspace(-2, 3, H))
-    (given,) = named(KERNELS[NAME])
-    assert given["sinks" if NAME == "fa3" else "s_aux"] is None
+    (keywords,) = named(KERNELS[NAME])
+    assert keywords["sinks" if NAME == "fa3" else "s_aux"] is None
 
 
 def test_features_are_never_ignored():
-    """The selection prevents this; a table of names without the term reports it."""
+    """The selection prevents this. A table of names without the term reports it."""
     step = RandomStep()
     metadata = step.builder().build(step.batch())
     for changes, text in (({"soft_cap": 2.0}, "soft caps"), ({"sinks": torch.zeros(H)}, "sinks")):
-        given = {}
+        recorded = {}
 
         class Recorder:
-            def forward(self, shape, step, tensors, schedule, given=given):
-                given["call"] = Call(shape=shape, step=step, tensors=tensors)
+            def forward(self, shape, step, tensors, schedule, recorded=recorded):
+                recorded["call"] = Call(shape=shape, step=step, tensors=tensors)
 
             def has_schedule(self, shape):
                 return False
@@ -228,7 +228,7 @@ def test_features_are_never_ignored():
         layer._shape = replace(layer._shape, soft_cap=context.soft_cap)
         step.attend(layer, metadata)
         with pytest.raises(ContractError, match=f"without {text} was selected"):
-            arguments({"queries": "q"}, given["call"])
+            arguments({"queries": "q"}, recorded["call"])
 
 
 def test_a_layer_that_differs_from_its_group_is_reported():
@@ -247,7 +247,7 @@ def test_the_option_provider_is_enforced():
 
 @pytest.mark.skipif(NAME not in ("flash_attn", "torch"), reason="supports all block sizes")
 @pytest.mark.parametrize("size", [16, 128])
-def test_small_blocks_are_refused(size):
+def test_small_blocks_are_rejected(size):
     step = RandomStep(spec=replace(SPEC, block_size=size))
     text = f"provider '{NAME}': block size {size} .* set block_size to a multiple of 256"
     with pytest.raises(ConfigError, match=text):
@@ -261,7 +261,7 @@ def test_small_blocks_are_refused(size):
         (100, r"the GPU has compute capability 10\.0, but the kernels need 9\.0"),
     ],
 )
-def test_gpus_that_the_kernels_do_not_support_are_refused(capability, text):
+def test_gpus_that_the_kernels_do_not_support_are_rejected(capability, text):
     class OnOther(OnCpu):
         devices = SimulatedGpu(capability)
 
@@ -275,7 +275,7 @@ def test_gpus_that_the_kernels_do_not_support_are_refused(capability, text):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_features_that_the_provider_does_not_have_are_refused(backend):
+def test_features_that_the_provider_does_not_have_are_rejected(backend):
     step = RandomStep()
     for feature, changes in (
         ("soft_cap", {"soft_cap": 2.0}),
@@ -289,13 +289,13 @@ def test_features_that_the_provider_does_not_have_are_refused(backend):
 
 
 @pytest.mark.skipif(NAME != "vllm", reason="other providers have no such limit")
-def test_layers_with_sinks_and_too_many_heads_are_refused():
+def test_layers_with_sinks_and_too_many_heads_are_rejected():
     with pytest.raises(ConfigError, match="at most 64 query heads"):
         RandomStep().layer(sinks=torch.zeros(128), num_heads=128)
 
 
 @pytest.mark.skipif(NAME != "fa3", reason="other providers have kernels for all head sizes")
 @pytest.mark.parametrize("size", [80, 96])
-def test_head_sizes_without_kernels_are_refused(size):
+def test_head_sizes_without_kernels_are_rejected(size):
     with pytest.raises(ConfigError, match=f"head size {size} is not supported; supported"):
         RandomStep().layer(head_size=size)

@@ -18,7 +18,7 @@ HEAD_SIZE = 24
 """Smaller than all head sizes of the backend, so that heads are padded."""
 
 
-def answers(model, backend, dtype):
+def generate(model, backend, dtype):
     options = SMALL_ENGINE | {
         "attention_backend": backend,
         "dtype": dtype,
@@ -36,11 +36,11 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wanted(model):
-    return answers(model, "torch", "float32")
+def expected(model):
+    return generate(model, "torch", "float32")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_engine_generates_the_tokens_of_the_backend_torch(model, wanted, backend):
+def test_an_engine_generates_the_tokens_of_the_backend_torch(model, expected, backend):
     """Prompts are cut into chunks, and steps contain chunks and decodes."""
-    assert answers(model, backend, "float16") == wanted
+    assert generate(model, backend, "float16") == expected

@@ -1,4 +1,4 @@
-"""The reference raises for whatever a kernel ignores or refuses, and another signature is refused.
+"""The reference raises for whatever a kernel ignores or rejects, and another signature is rejected.
 
 Started by test_flash_attn_attention.py in a process of its own.
 """
@@ -30,21 +30,21 @@ def kernel_call(**changes):
     metadata = step.builder().build(step.batch())
     layer = step.layer()
     step.attend(layer, metadata)  # selects the provider
-    given = {}
+    keywords = {}
 
     def record(*args, **kwargs):
-        given.update(kwargs)
+        keywords.update(kwargs)
         raise StopIteration
 
     original = install(record)
     with pytest.raises(StopIteration):
         step.attend(layer, metadata)
     install(original)
-    return original(**(given | changes))
+    return original(**(keywords | changes))
 
 
 def install(function):
-    """Replace the function that the provider calls; return the previous one."""
+    """Replace the function that the provider calls. Return the previous one."""
     if NAME == "fa3":
         previous = torch.ops.flash_attn_3.fwd
         torch.ops.flash_attn_3.fwd = function
@@ -111,8 +111,8 @@ def changes_of(name):
     )
 
 
-@pytest.mark.parametrize("changes", changes_of(NAME), ids=lambda one: ", ".join(one))
-def test_the_reference_raises_for_what_a_kernel_would_ignore_or_refuse(changes):
+@pytest.mark.parametrize("changes", changes_of(NAME), ids=", ".join)
+def test_the_reference_raises_for_what_a_kernel_would_ignore_or_reject(changes):
     with pytest.raises(ValueError, match="the kernel would not do what was requested"):
         kernel_call(**changes)
 
@@ -141,23 +141,23 @@ def with_another_signature():
 
 
 @pytest.mark.skipif(NAME == "fa3", reason="an operator, not a function")
-def test_a_provider_with_another_signature_is_refused_by_name(monkeypatch):
+def test_a_provider_with_another_signature_is_rejected_by_name(monkeypatch):
     modules = {
         "vllm": (VLLM, "flash_attn_varlen_func"),
         "flash_attn": ("flash_attn", "flash_attn_varlen_func"),
         "torch": ("torch.nn.attention.varlen", "varlen_attn_out"),
     }
     module, name = modules[NAME]
-    assert not PROVIDER.refusal(NEEDS, load=True)
+    assert not PROVIDER.rejection(NEEDS, load=True)
     monkeypatch.setattr(sys.modules[module], name, with_another_signature())
     monkeypatch.setattr(PROVIDER, "_forward", None)
-    reason = PROVIDER.refusal(NEEDS, load=True)
+    reason = PROVIDER.rejection(NEEDS, load=True)
     assert reason.startswith(f"provider '{NAME}': the installed {name} has another signature than")
     assert "the supported versions (" in reason and "missing " in reason
 
 
 @pytest.mark.skipif(NAME != "fa3", reason="not an operator")
-def test_an_operator_with_another_schema_is_refused_by_name(monkeypatch):
+def test_an_operator_with_another_schema_is_rejected_by_name(monkeypatch):
     (schema, _) = Path(__file__).with_name("fa3_schema.txt").read_text("utf-8").splitlines()
     library = torch.library.Library("flash_attn_3_other", "DEF")
     library.define(
@@ -169,16 +169,16 @@ def test_an_operator_with_another_schema_is_refused_by_name(monkeypatch):
     )
     monkeypatch.setattr(torch.ops, "flash_attn_3", other)
     monkeypatch.setattr(PROVIDER, "_is_loaded", False)
-    reason = PROVIDER.refusal(NEEDS, load=True)
+    reason = PROVIDER.rejection(NEEDS, load=True)
     assert reason.startswith("provider 'fa3': the installed fwd has another signature than")
     assert "added bool is_causal = True, bool x = True; missing bool is_causal = False" in reason
 
 
 @pytest.mark.skipif(NAME != "fa3", reason="not an operator")
-def test_an_operator_that_an_import_does_not_register_is_refused(monkeypatch):
+def test_an_operator_that_an_import_does_not_register_is_rejected(monkeypatch):
     with pytest.raises(ProviderError, match=r"torch\.ops\.flash_attn_3\.bwd is not registered"):
         signatures.check_operator("fa3", "flash_attn_3", "bwd")
 
 
 def test_the_spec_of_the_tests_is_supported():
-    assert not PROVIDER.support(90).refusals(NEEDS) and SPEC.block_size == B
+    assert not PROVIDER.support(90).unmet(NEEDS) and SPEC.block_size == B

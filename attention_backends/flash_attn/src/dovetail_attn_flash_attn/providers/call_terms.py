@@ -21,23 +21,23 @@ class Call:
     schedule: torch.Tensor | None = None
 
     @property
-    def given(self) -> CallTensors:
-        """The tensors of the call."""
+    def attention(self) -> CallTensors:
+        """The tensors of a call of attention."""
         assert self.tensors is not None
         return self.tensors
 
 
 def _sinks(call: Call) -> torch.Tensor | None:
     """Return the sinks in bfloat16: the only dtype that the kernels support."""
-    sinks_H = call.given.sinks_H
+    sinks_H = call.attention.sinks_H
     return None if sinks_H is None else sinks_H.to(torch.bfloat16)
 
 
 TERMS: Mapping[str, Callable[[Call], object]] = {
-    "queries": lambda call: call.given.q_THD,
-    "keys": lambda call: call.given.keys_NBKD,
-    "values": lambda call: call.given.values_NBKD,
-    "out": lambda call: call.given.out_THD,
+    "queries": lambda call: call.attention.q_THD,
+    "keys": lambda call: call.attention.keys_NBKD,
+    "values": lambda call: call.attention.values_NBKD,
+    "out": lambda call: call.attention.out_THD,
     "sinks": _sinks,
     "schedule": lambda call: call.schedule,
     "num_rows": lambda call: call.step.num_rows,

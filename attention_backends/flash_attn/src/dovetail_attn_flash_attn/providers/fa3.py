@@ -36,6 +36,9 @@ CONFIG_MODULES = ("flash_attn_config", "flash_attn_3.flash_attn_config")
 WITH_SINKS = "tokenspeed-fa3"
 """The distribution whose operator has the argument `sinks`."""
 
+DRIVER_WITH_SINKS = 13000
+"""Least driver of this distribution, which contains the runtime of CUDA 13."""
+
 FA3_CAPABILITIES = (90, 90)
 """The kernels are compiled for sm_90a, which runs on compute capability 9.0 only."""
 
@@ -43,7 +46,7 @@ KERNEL_HEAD_SIZES = (64, 96, 128, 192, 256)
 LEAST_TILE = 64
 """Smallest number of keys, and of queries of a key-value head, that a kernel processes at once."""
 
-FORWARD_NAMES: Mapping[str, str] = {
+FORWARD_NAMES: dict[str, str] = {
     "queries": "q",
     "keys": "k",
     "values": "v",
@@ -119,6 +122,7 @@ class Fa3Provider(Provider):
             features=frozenset(features),
             dtypes=HALF_DTYPES - {"float16"} if _is_disabled("FP16") else HALF_DTYPES,
             head_sizes=frozenset(size for size in HEAD_SIZES if not _is_disabled(_flag(size))),
+            least_driver=DRIVER_WITH_SINKS if _is_installed(WITH_SINKS) else 0,
         )
 
     def load(self, capability: int) -> None:
@@ -144,11 +148,10 @@ class Fa3Provider(Provider):
 
     def schedule(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
         """Return the work of each row, which a call would otherwise compute in each layer."""
-        given = arguments(SCHEDULE_NAMES, Call(shape=shape, step=step))
-        given["headdim_v"] = shape.head_size
-        given["num_splits"] = self._splits(step)
-        found: torch.Tensor = torch.ops.flash_attn_3.get_scheduler_metadata(**given)
-        return found
+        keywords = arguments(SCHEDULE_NAMES, Call(shape=shape, step=step))
+        keywords |= {"headdim_v": shape.head_size, "num_splits": self._splits(step)}
+        metadata: torch.Tensor = torch.ops.flash_attn_3.get_scheduler_metadata(**keywords)
+        return metadata
 
     def reads_whole_pages(self, shape: LayerShape, step: StepTensors) -> bool:
         """Return whether the kernel loads whole blocks, and multiplies masked values by 0."""
@@ -165,9 +168,8 @@ class Fa3Provider(Provider):
         names = FORWARD_NAMES if tensors.sinks_H is None else FORWARD_NAMES | {"sinks": "sinks"}
         without, sinks_H = split_sinks(tensors)
         call = Call(shape=shape, step=step, tensors=without, schedule=schedule)
-        given = arguments(names, call)
-        given["num_splits"] = self._splits(step)
-        _, lse_HT, *_ = torch.ops.flash_attn_3.fwd(**given)
+        keywords = arguments(names, call) | {"num_splits": self._splits(step)}
+        _, lse_HT, *_ = torch.ops.flash_attn_3.fwd(**keywords)
         if sinks_H is not None:
             apply_sinks(tensors.out_THD, lse_HT, sinks_H)
 
@@ -216,9 +218,13 @@ def _is_registered() -> bool:
 def _has_sinks() -> bool:
     if _is_registered():
         schema = torch.ops.flash_attn_3.fwd.default._schema
-        return any(one.name == "sinks" for one in schema.arguments)
+        return any(argument.name == "sinks" for argument in schema.arguments)
+    return _is_installed(WITH_SINKS)
+
+
+def _is_installed(distribution: str) -> bool:
     try:
-        version(WITH_SINKS)
+        version(distribution)
     except PackageNotFoundError:
         return False
     return True

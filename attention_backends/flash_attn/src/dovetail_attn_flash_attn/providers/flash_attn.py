@@ -57,13 +57,13 @@ class FlashAttnProvider(Provider):
     def find(self) -> None:
         """Raise ProviderError unless flash-attn 2.6 or newer, but not 3, is installed."""
         try:
-            found = version(DISTRIBUTION)
+            installed = version(DISTRIBUTION)
         except PackageNotFoundError:
             raise ProviderError(f"{DISTRIBUTION} is not installed: run {self.install}") from None
-        numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:2])
+        numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
         if numbers < LEAST_VERSION or numbers[0] >= NEXT_MAJOR:
             raise ProviderError(
-                f"{DISTRIBUTION} {found} is installed, but 2.6 or a newer 2.x is needed: run "
+                f"{DISTRIBUTION} {installed} is installed, but 2.6 or a newer 2.x is needed: run "
                 f"{self.install}"
             )
 

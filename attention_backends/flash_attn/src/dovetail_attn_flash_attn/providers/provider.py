@@ -34,7 +34,8 @@ class ProviderError(Exception):
 class Needs:
     """What a model, a KV-cache group or a layer needs. A group and a layer do not know everything.
 
-    capability: compute capability · 10, or 0 if it is unknown. num_heads, block_size: 0 if unknown.
+    capability: compute capability · 10. driver: the newest CUDA version · 1000 that the driver
+    supports. capability, driver, num_heads, block_size: 0 if unknown.
     features: ids such as "sliding_window", "soft_cap" and "sinks".
     """
 
@@ -42,6 +43,7 @@ class Needs:
     kv_cache_dtype: str
     head_size: int
     capability: int
+    driver: int = 0
     num_heads: int = 0
     block_size: int = 0
     features: frozenset[str] = frozenset()
@@ -51,8 +53,9 @@ class Needs:
 class Support:
     """What the kernels of a provider support on a device.
 
-    capabilities: least and greatest compute capability · 10. max_heads_with_sinks: maximum number
-    of query heads of a layer with sinks; 0 for any. features: of `Needs.features`.
+    capabilities: least and greatest compute capability · 10. least_driver: as `Needs.driver`; 0 for
+    any. max_heads_with_sinks: maximum number of query heads of a layer with sinks; 0 for any.
+    features: of `Needs.features`.
     """
 
     capabilities: tuple[int, int]
@@ -60,11 +63,12 @@ class Support:
     features: frozenset[str]
     dtypes: frozenset[str] = HALF_DTYPES
     head_sizes: frozenset[int] = HEAD_SIZES
+    least_driver: int = 0
     max_heads_with_sinks: int = 0
 
-    def refusals(self, needs: Needs) -> list[str]:
+    def unmet(self, needs: Needs) -> list[str]:
         """Return one cause, with what would work, for each need that is not met."""
-        causes = [*self._capability_refusals(needs), *self._dtype_refusals(needs)]
+        causes = [*self._device_causes(needs), *self._dtype_causes(needs)]
         if needs.head_size not in self.head_sizes:
             causes.append(
                 f"head size {needs.head_size} is not supported; supported: "
@@ -86,16 +90,23 @@ class Support:
             causes.append(f"sinks are supported for at most {most} query heads")
         return causes
 
-    def _capability_refusals(self, needs: Needs) -> list[str]:
+    def _device_causes(self, needs: Needs) -> list[str]:
+        causes = []
         least, greatest = self.capabilities
-        if not needs.capability or least <= needs.capability <= greatest:
-            return []
-        wanted = f"{least / 10}" if least == greatest else f"{least / 10} or newer"
-        return [
-            f"the GPU has compute capability {needs.capability / 10}, but the kernels need {wanted}"
-        ]
+        if needs.capability and not least <= needs.capability <= greatest:
+            needed = f"{least / 10}" if least == greatest else f"{least / 10} or newer"
+            causes.append(
+                f"the GPU has compute capability {needs.capability / 10}, but the kernels need "
+                f"{needed}"
+            )
+        if needs.driver and needs.driver < self.least_driver:
+            causes.append(
+                f"the NVIDIA driver supports CUDA {_cuda_version(needs.driver)}, but the kernels "
+                f"need CUDA {_cuda_version(self.least_driver)}: install a newer driver"
+            )
+        return causes
 
-    def _dtype_refusals(self, needs: Needs) -> list[str]:
+    def _dtype_causes(self, needs: Needs) -> list[str]:
         causes = []
         if needs.dtype not in self.dtypes:
             causes.append(
@@ -106,6 +117,11 @@ class Support:
                 f"a KV cache of {needs.kv_cache_dtype} is not supported; set kv_cache_dtype='auto'"
             )
         return causes
+
+
+def _cuda_version(number: int) -> str:
+    """Return "13.1" for 13010."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _listed(values: frozenset[str] | frozenset[int]) -> str:
@@ -130,7 +146,7 @@ class LayerShape:
 
     @property
     def window_size(self) -> tuple[int, int]:
-        """(left, right): how many positions before and after its own a query sees; -1 for all.
+        """How many positions before and after its own a query sees, -1 for all: (left, right).
 
         Always a tuple: torch compares it with (-1, 0), and a list would not be causal.
         """
@@ -197,7 +213,7 @@ class Provider(ABC):
 
     @abstractmethod
     def support(self, capability: int) -> Support:
-        """Return what the installed version supports on a GPU; `find` has succeeded.
+        """Return what the installed version supports on a GPU, after `find` has succeeded.
 
         capability: compute capability · 10, or 0 if it is unknown.
         """
@@ -234,14 +250,14 @@ class Provider(ABC):
     ) -> None:
         """Attend causally and write `tensors.out_THD`. Does not wait for the device."""
 
-    def refusal(self, needs: Needs, *, load: bool) -> str:
-        """Return why the provider does not meet `needs`, and what would work; "" if it does.
+    def rejection(self, needs: Needs, *, load: bool) -> str:
+        """Return why the provider does not meet `needs`, and what would work, or "".
 
         load: whether to import the kernels if all other requirements are met.
         """
         try:
             self.find()
-            causes = self.support(needs.capability).refusals(needs)
+            causes = self.support(needs.capability).unmet(needs)
             if load and not causes:
                 self.load(needs.capability)
         except ProviderError as error:

@@ -1,7 +1,7 @@
 """Compares the signatures of an installed provider with the recorded ones.
 
 A kernel misreads its arguments if a parameter was added, removed or moved, so a provider with
-another signature is refused. `signatures.json` contains, for each provider and function, the
+another signature is rejected. `signatures.json` contains, for each provider and function, the
 accepted signatures with their sources.
 """
 
@@ -31,19 +31,20 @@ def recorded(provider: str, function: str) -> Mapping[str, tuple[str, ...]]:
 def lines_of_function(function: Callable[..., Any]) -> tuple[str, ...]:
     """Return one line for each parameter: its name and default, "*" before keyword-only ones."""
     lines = []
-    for one in inspect.signature(function).parameters.values():
-        star = "* " if one.kind is inspect.Parameter.KEYWORD_ONLY else ""
-        default = "" if one.default is inspect.Parameter.empty else f" = {one.default!r}"
-        lines.append(f"{star}{one.name}{default}")
+    for parameter in inspect.signature(function).parameters.values():
+        star = "* " if parameter.kind is inspect.Parameter.KEYWORD_ONLY else ""
+        has_default = parameter.default is not inspect.Parameter.empty
+        default = f" = {parameter.default!r}" if has_default else ""
+        lines.append(f"{star}{parameter.name}{default}")
     return tuple(lines)
 
 
 def lines_of_operator(operator: Any) -> tuple[str, ...]:
     """Return one line for each argument of a torch operator: type, name and default."""
     lines = []
-    for one in operator.default._schema.arguments:
-        default = f" = {one.default_value!r}" if one.has_default_value() else ""
-        lines.append(f"{one.type} {one.name}{default}")
+    for argument in operator.default._schema.arguments:
+        default = f" = {argument.default_value!r}" if argument.has_default_value() else ""
+        lines.append(f"{argument.type} {argument.name}{default}")
     return tuple(lines)
 
 
@@ -54,27 +55,27 @@ def check_function(provider: str, function: Callable[..., Any]) -> None:
 
 def check_operator(provider: str, namespace: str, name: str) -> None:
     """Raise ProviderError unless an operator is registered with a recorded schema."""
-    found = getattr(getattr(torch.ops, namespace), name, None)
-    if found is None:
+    operator = getattr(getattr(torch.ops, namespace), name, None)
+    if operator is None:
         raise ProviderError(f"torch.ops.{namespace}.{name} is not registered after the import")
-    _check(provider, name, lines_of_operator(found))
+    _check(provider, name, lines_of_operator(operator))
 
 
-def _check(provider: str, function: str, found: Sequence[str]) -> None:
+def _check(provider: str, function: str, installed: Sequence[str]) -> None:
     accepted = recorded(provider, function)
-    if tuple(found) in accepted.values():
+    if tuple(installed) in accepted.values():
         return
     raise ProviderError(
         f"the installed {function} has another signature than the supported versions "
-        f"({', '.join(accepted)}): {_difference(list(accepted.values()), found)}"
+        f"({', '.join(accepted)}): {_difference(list(accepted.values()), installed)}"
     )
 
 
-def _difference(accepted: Sequence[Sequence[str]], found: Sequence[str]) -> str:
+def _difference(accepted: Sequence[Sequence[str]], installed: Sequence[str]) -> str:
     """Return what differs from the most similar accepted signature."""
-    nearest = min(accepted, key=lambda lines: len(set(lines) ^ set(found)))
-    added = [line for line in found if line not in nearest]
-    missing = [line for line in nearest if line not in found]
+    nearest = min(accepted, key=lambda lines: len(set(lines) ^ set(installed)))
+    added = [line for line in installed if line not in nearest]
+    missing = [line for line in nearest if line not in installed]
     parts = [f"added {', '.join(added)}"] if added else []
     parts += [f"missing {', '.join(missing)}"] if missing else []
     return "; ".join(parts) or "the order of the parameters differs"

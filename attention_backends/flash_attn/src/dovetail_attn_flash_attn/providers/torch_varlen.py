@@ -96,9 +96,9 @@ class TorchProvider(Provider):
         The number of splits is 1: with more, the kernel does not write all rows (pytorch #194167).
         """
         assert self._forward is not None
-        given = arguments(FORWARD_NAMES, Call(shape=shape, step=step, tensors=tensors))
+        keywords = arguments(FORWARD_NAMES, Call(shape=shape, step=step, tensors=tensors))
         self._forward(
-            **given,
+            **keywords,
             max_q=max(LEAST_MAX_QUERIES, step.max_query_len),
             enable_gqa=True,
             num_splits=1,
@@ -108,7 +108,7 @@ class TorchProvider(Provider):
 def _function() -> Callable[..., Any] | None:
     """Return torch's function, or None if this version does not support block tables."""
     try:
-        found: Callable[..., Any] = getattr(import_module(MODULE), FUNCTION)
+        function: Callable[..., Any] = getattr(import_module(MODULE), FUNCTION)
     except (ImportError, AttributeError):
         return None
-    return found if "block_table" in signature(found).parameters else None
+    return function if "block_table" in signature(function).parameters else None

@@ -35,7 +35,7 @@ FA2_CAPABILITIES = (80, 999)
 BLOCK_SIZE_MULTIPLE = 16
 MAX_HEADS_WITH_SINKS = 64
 
-FORWARD_NAMES: Mapping[str, str] = {
+FORWARD_NAMES: dict[str, str] = {
     "queries": "q",
     "keys": "k",
     "values": "v",
@@ -166,8 +166,8 @@ class VllmProvider(Provider):
             return
         without, sinks_H = split_sinks(tensors)
         call = Call(shape=shape, step=step, tensors=without, schedule=schedule)
-        given = arguments(FA3_NAMES, call)
-        _, lse_HT = self._forward(**given, fa_version=3, return_softmax_lse=True)
+        keywords = arguments(FA3_NAMES, call)
+        _, lse_HT = self._forward(**keywords, fa_version=3, return_softmax_lse=True)
         if sinks_H is not None:
             apply_sinks(tensors.out_THD, lse_HT, sinks_H)
 
