@@ -58,25 +58,21 @@ def build_workload(
     """
     if not rate > 0:
         raise UserError(f"rate={rate!r} must be positive.")
-    name = spec.trace or spec.synthetic or ("sessions" if spec.sessions else "mix")
-    spec = _checked(spec)
-    digest, overlap = "", False
+    original, spec = spec, _checked(spec)
+    overlap = False
     if spec.trace:
-        source = find_trace(spec.trace, tokenizer=spec.tokenizer)
-        digest = _digest(source, source.path.stat().st_mtime_ns)
-        drafts, overlap = _from_trace(spec, source, seed, num_seeds)
+        drafts, overlap = _from_trace(spec, _source(spec), seed, num_seeds)
     elif spec.sessions is not None:
         drafts = sample_sessions(spec.sessions, spec.num_requests, _rng(seed, "sessions"))
     else:
         drafts = sample_mix(spec.mix, spec.num_requests, _rng(seed, "mix"))
     kept, num_clipped = _fit(drafts, spec, max_model_len)
-    requests = _finish(kept, spec, rate, seed, max_model_len)
-    told = [spec.model_dump(), digest, repr(rate), seed, num_seeds, max_model_len]
-    text = json.dumps([GENERATOR_VERSION, *told], sort_keys=True)
     workload = Workload(
-        name=name,
-        requests=requests,
-        fingerprint=hashlib.sha256(text.encode()).hexdigest(),
+        name=spec.trace or original.synthetic or ("sessions" if spec.sessions else "mix"),
+        requests=_finish(kept, spec, rate, seed, max_model_len),
+        fingerprint=workload_fingerprint(
+            original, rate=rate, seed=seed, num_seeds=num_seeds, max_model_len=max_model_len
+        ),
     )
     return BuiltWorkload(
         workload=workload,
@@ -84,6 +80,24 @@ def build_workload(
         num_dropped=len(drafts) - len(kept),
         overlap=overlap,
     )
+
+
+def workload_fingerprint(
+    spec: WorkloadSpec, *, rate: float, seed: int, num_seeds: int, max_model_len: int
+) -> str:
+    """Return the fingerprint that `build_workload` gives to the workload, without building it."""
+    spec = _checked(spec)
+    digest = ""
+    if spec.trace:
+        source = _source(spec)
+        digest = _digest(source, source.path.stat().st_mtime_ns)
+    told = [spec.model_dump(), digest, repr(rate), seed, num_seeds, max_model_len]
+    text = json.dumps([GENERATOR_VERSION, *told], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _source(spec: WorkloadSpec) -> TraceSource:
+    return find_trace(spec.trace, tokenizer=spec.tokenizer)
 
 
 def _checked(spec: WorkloadSpec) -> WorkloadSpec:

@@ -1,0 +1,1 @@
+"""Experiments: runs of several policies on the same workloads, metrics and paired statistics."""

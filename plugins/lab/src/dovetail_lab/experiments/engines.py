@@ -1,0 +1,41 @@
+"""Runs one workload on the simulator or on the real engine."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from dovetail_lab.experiments.run_key import RunKey
+from dovetail_lab.experiments.spec import ExperimentSpec
+from dovetail_lab.simulation.results import RunResult
+from dovetail_lab.simulation.setup import StepTimeModel
+from dovetail_lab.workloads.workload import Workload
+
+
+def run_workload(
+    spec: ExperimentSpec, key: RunKey, workload: Workload, *, trust_local_code: bool
+) -> RunResult:
+    """Return the result of a run with the columns of its steps.
+
+    An error of the policy, raised or returned as `RunResult.error`, fails the run.
+    """
+    setup = spec.setup.setup(spec.policy(key.policy), key.seed, trust_local_code=trust_local_code)
+    # Imported here, because each needs packages that the other one does not need.
+    if key.engine == "real":
+        from dovetail_lab.engine_runs import run_real
+
+        real: RunResult = run_real(workload, setup, model=spec.setup.model)
+        return real
+    from dovetail_lab.simulation.simulate import simulate
+
+    return simulate(workload, setup, step_times(spec.setup.step_times))
+
+
+@lru_cache
+def step_times(reference: str) -> StepTimeModel:
+    """Return the step-time model with a name or in a file."""
+    from dovetail_lab.simulation import step_times as models
+
+    loaded: Any = models.load(reference)
+    model: StepTimeModel = loaded
+    return model

@@ -1,0 +1,134 @@
+"""Runs an experiment: measures the capacity, makes the missing runs, returns the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from dovetail.clock import Clock, MonotonicClock
+from dovetail.errors import UserError
+from dovetail_lab.experiments.job import Job
+from dovetail_lab.experiments.pool import COMMAND, WorkerPool
+from dovetail_lab.experiments.results import Results
+from dovetail_lab.experiments.run_files import RunFolder, RunRecord
+from dovetail_lab.experiments.run_key import CAPACITY_LOAD, RunKey, run_id
+from dovetail_lab.experiments.spec import ExperimentSpec
+from dovetail_lab.workloads.building import BURST, workload_fingerprint
+
+OnProgress = Callable[[int, int, RunRecord | None], None]
+"""Called with (number of finished runs, number of runs, the last run)."""
+
+
+def _ignore(done: int, total: int, record: RunRecord | None) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How an experiment runs. None of this changes its results.
+
+    out: folder of the results. num_workers: processes. rate: requests per second at load 1, instead
+    of the measured capacity; 0 to measure it. command: starts a worker process.
+    """
+
+    out: Path
+    num_workers: int = 1
+    trust_local_code: bool = False
+    clock: Clock = field(default_factory=MonotonicClock)
+    command: Sequence[str] = COMMAND
+    on_progress: OnProgress = _ignore
+
+
+def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
+    """Run what is missing in the folder, and return all results.
+
+    Runs of other experiments in the folder are reused if their ids are equal. A failed run is made
+    again. Raises UserError if the folder cannot be written or the capacity cannot be measured.
+    """
+    runs = options.out / "runs"
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        told = json.dumps(spec.model_dump(mode="json"), indent=1)
+        (options.out / "experiment.json").write_text(told, "utf-8")
+    except OSError as error:
+        raise UserError(f"out={str(options.out)!r} cannot be written: {error.strerror}.") from error
+    folder = RunFolder(runs)
+    capacity = _capacity(spec, options, folder)
+    keys = [
+        RunKey(policy=policy.name, load=load, rate=_rate(load, capacity), seed=seed, engine=engine)
+        for seed in range(spec.seeds)
+        for load in spec.loads
+        for engine in spec.engines
+        for policy in spec.policies
+    ]
+    records, num_reused = _run_all(spec, keys, options, folder)
+    return Results(
+        spec=spec, capacity=capacity, records=records, folder=folder, num_reused=num_reused
+    )
+
+
+def make_job(spec: ExperimentSpec, key: RunKey, folder: RunFolder, *, trust: bool) -> Job:
+    """Return the job of a run. The steps of the first seed are kept for charts."""
+    fingerprint = workload_fingerprint(
+        spec.workload,
+        rate=key.rate or BURST,
+        seed=key.seed,
+        num_seeds=spec.seeds,
+        max_model_len=spec.setup.max_model_len,
+    )
+    return Job(
+        run_id=run_id(spec, key, fingerprint, trust_local_code=trust),
+        spec=spec,
+        key=key,
+        folder=str(folder.folder),
+        keep_steps=key.seed == 0,
+        trust_local_code=trust,
+    )
+
+
+def _rate(load: float, capacity: float) -> float:
+    return float(f"{load * capacity:.6g}")
+
+
+def _capacity(spec: ExperimentSpec, options: RunOptions, folder: RunFolder) -> float:
+    """Return the capacity in requests per second, measured on the first engine."""
+    baseline = spec.policies[0].name
+    key = RunKey(policy=baseline, load=CAPACITY_LOAD, rate=0.0, seed=0, engine=spec.engines[0])
+    (record,), _ = _run_all(spec, [key], replace(options, on_progress=_ignore), folder)
+    if not record.ok:
+        raise UserError(
+            f"the burst run of the baseline {baseline!r} failed, so the capacity is not known: "
+            f"{record.error}"
+        )
+    return record.facts["capacity"]
+
+
+def _run_all(
+    spec: ExperimentSpec, keys: Sequence[RunKey], options: RunOptions, folder: RunFolder
+) -> tuple[list[RunRecord], int]:
+    """Return the records of the keys, in their order, and how many were already stored."""
+    trust = options.trust_local_code
+    jobs = [make_job(spec, key, folder, trust=trust) for key in keys]
+    done: dict[str, RunRecord] = {}
+    for job in jobs:
+        record = folder.read(job.run_id)
+        if record is not None and record.ok:
+            done[job.run_id] = record
+    num_reused = sum(job.run_id in done for job in jobs)
+    missing = list({job.run_id: job for job in jobs if job.run_id not in done}.values())
+
+    def store(record: RunRecord) -> None:
+        done[record.run_id] = record
+        options.on_progress(len(done), len(jobs), record)
+
+    options.on_progress(len(done), len(jobs), None)
+    if missing:
+        log = options.out / "workers.log"
+        num_workers = min(options.num_workers, len(missing))
+        pool = WorkerPool(
+            num_workers, spec.time_limit_s, options.clock, log, command=options.command
+        )
+        pool.run(missing, store)
+    return [replace(done[job.run_id], key=job.key) for job in jobs], num_reused

@@ -1,0 +1,107 @@
+"""What identifies a run, and its id: a hash of everything that determines its result."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from dovetail.plugins import PluginPolicy, PluginRegistry
+from dovetail.plugins.selection import choose_scheduler
+from dovetail_lab.experiments.spec import ExperimentSpec
+
+_ID_LENGTH = 16
+CAPACITY_LOAD = 0.0
+"""The load of the burst run that measures the capacity."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunKey:
+    """One run of an experiment.
+
+    policy: the policy's name in the experiment. load: fraction of the capacity, or `CAPACITY_LOAD`.
+    rate: requests per second; 0 for a burst. engine: "sim" or "real".
+    """
+
+    policy: str
+    load: float
+    rate: float
+    seed: int
+    engine: str
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields as plain data."""
+        return asdict(self)
+
+
+@lru_cache
+def code_version() -> str:
+    """Return the SHA-256 of the sources of the core and of the lab, in hexadecimal."""
+    folders = []
+    for package in ("dovetail", "dovetail_lab"):
+        spec = importlib.util.find_spec(package)
+        folders += list(spec.submodule_search_locations or ()) if spec else []
+    return _hash_files(path for folder in folders for path in Path(folder).rglob("*.py"))
+
+
+@lru_cache
+def policy_version(reference: str, *, trust_local_code: bool) -> str:
+    """Return the SHA-256 of the sources of a policy: of its package, or of its file.
+
+    "" if the policy cannot be loaded; its runs fail with the reason.
+    """
+    registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
+    try:
+        scheduler, policy = choose_scheduler(registry, reference)
+    except Exception:  # a class from a file may raise anything
+        return ""
+    module = (policy or scheduler).__module__
+    file = Path(reference.rpartition(":")[0])
+    if file.suffix == ".py" and file.is_file():
+        return _hash_files([file])
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    if spec is None:
+        return ""
+    folders = spec.submodule_search_locations
+    if folders:
+        return _hash_files(path for folder in folders for path in Path(folder).rglob("*.py"))
+    return _hash_files([Path(spec.origin)] if spec.origin else [])
+
+
+def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_code: bool) -> str:
+    """Return the id of a run: equal ids mean equal results, except for measured wall times.
+
+    fingerprint: of the workload. Names and the other runs of the experiment do not matter.
+    """
+    policy = spec.policy(key.policy)
+    told = {
+        "policy": policy.policy,
+        "options": policy.options,
+        "policy_version": policy_version(policy.policy, trust_local_code=trust_local_code),
+        "code_version": code_version(),
+        "engine": key.engine,
+        "setup": spec.setup.model_dump(),
+        "step_times": _file_digest(spec.setup.step_times),
+        "workload": fingerprint,
+        "seed": key.seed,
+        "cut": asdict(spec.cut),
+    }
+    text = json.dumps(told, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def _file_digest(reference: str) -> str:
+    path = Path(reference)
+    return _hash_files([path]) if path.is_file() else reference
+
+
+def _hash_files(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

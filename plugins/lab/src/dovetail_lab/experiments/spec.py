@@ -1,0 +1,204 @@
+"""The description of an experiment: one TOML or YAML file, or the flags of `lab compare`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from dovetail.errors import UserError
+from dovetail.interfaces import SchedulerLimits
+from dovetail_lab.experiments.run_metrics import Cut
+from dovetail_lab.simulation.setup import EngineSetup
+from dovetail_lab.workloads.presets import PRESETS
+from dovetail_lab.workloads.spec import WorkloadSpec
+
+Share = Annotated[float, Field(ge=0, lt=0.5)]
+Load = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+_MAX_FILE_BYTES = 2**20
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PolicySpec(_Model):
+    """A policy of the experiment.
+
+    policy: its reference: a name, "pkg.mod:Class" or "./file.py:Class". options: its options.
+    label: its name in reports; "" for the name of the policy or class.
+    """
+
+    policy: str
+    options: dict[str, Any] = {}
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The label, or the name of the policy."""
+        return self.label or self.policy.rpartition(":")[2]
+
+
+class EngineSpec(_Model):
+    """The engine of every run.
+
+    step_times: the step-time model: "default", or a reference that
+    `dovetail_lab.experiments.engines` understands. model: the model of the real engine.
+    num_blocks, block_size: the KV cache. depth: steps in flight.
+    """
+
+    step_times: str = "default"
+    model: str = "demo"
+    max_num_seqs: Annotated[int, Field(ge=1)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
+    max_model_len: Annotated[int, Field(ge=2)] = 16384
+    num_blocks: Annotated[int, Field(ge=2)] = 8192
+    block_size: Annotated[int, Field(ge=1)] = 16
+    depth: Annotated[int, Field(ge=1, le=4)] = 1
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs={self.max_num_seqs}"
+            )
+        room = (self.num_blocks - 1) * self.block_size
+        if room < self.max_model_len:
+            raise ValueError(
+                f"the KV cache holds {room} tokens; max_model_len={self.max_model_len} needs "
+                f"num_blocks of at least {-(-self.max_model_len // self.block_size) + 1}"
+            )
+        return self
+
+    def setup(self, policy: PolicySpec, seed: int, *, trust_local_code: bool) -> EngineSetup:
+        """Return the engine for a policy and a seed."""
+        limits = SchedulerLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            enable_prefix_caching=self.enable_prefix_caching,
+        )
+        return EngineSetup(
+            scheduler=policy.policy,
+            limits=limits,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            depth=self.depth,
+            seed=seed,
+            policy_options=policy.options,
+            trust_local_code=trust_local_code,
+        )
+
+
+class ExperimentSpec(_Model):
+    """A comparison of policies on the same workloads.
+
+    policies: the first one is the baseline of all differences, and its burst run measures the
+    capacity. loads: mean rates of arrival as fractions of the capacity. seeds: number of workloads
+    per load; every policy runs all of them. engine: "sim", "real" or "both". warmup, drain,
+    min_p99: see `Cut`. confidence: of all intervals. time_limit_s: wall time of one run.
+    """
+
+    name: str = "experiment"
+    policies: Annotated[tuple[PolicySpec, ...], Field(min_length=1)]
+    workload: WorkloadSpec
+    loads: Annotated[tuple[Load, ...], Field(min_length=1)] = (0.5, 0.7, 0.9)
+    seeds: Annotated[int, Field(ge=1, le=10_000)] = 10
+    engine: Literal["sim", "real", "both"] = "sim"
+    setup: EngineSpec = EngineSpec()
+    warmup: Share = 0.1
+    drain: Share = 0.1
+    min_p99: Annotated[int, Field(ge=100)] = 1000
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+    time_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+
+    @field_validator("policies", mode="before")
+    @classmethod
+    def _read_names(cls, value: object) -> object:
+        if isinstance(value, list | tuple):
+            return [{"policy": one} if isinstance(one, str) else one for one in value]
+        return value
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [policy.name for policy in self.policies]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two policies are named {twice[0]!r}; give them labels")
+        if len(set(self.loads)) != len(self.loads):
+            raise ValueError("the loads are not unique")
+        return self
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that run: "sim", "real" or both."""
+        return ("sim", "real") if self.engine == "both" else (self.engine,)
+
+    @property
+    def cut(self) -> Cut:
+        """Which requests are measured."""
+        return Cut(warmup=self.warmup, drain=self.drain, min_p99=self.min_p99)
+
+    def policy(self, name: str) -> PolicySpec:
+        """Return the policy with a name."""
+        return next(policy for policy in self.policies if policy.name == name)
+
+
+def make_spec(fields: Mapping[str, Any]) -> ExperimentSpec:
+    """Return a checked description; raise UserError with every invalid field."""
+    try:
+        return ExperimentSpec.model_validate(dict(fields))
+    except ValidationError as error:
+        shown = "; ".join(
+            f"{'.'.join(map(str, one['loc'])) or 'experiment'}: {one['msg']}"
+            for one in error.errors()[:3]
+        )
+        raise UserError(f"the experiment is invalid: {shown}.") from error
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """Return the fields of a TOML or YAML file; raise UserError if it cannot be read."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise UserError(f"{str(path)!r} is larger than {_MAX_FILE_BYTES:,} bytes.")
+        text = path.read_text("utf-8")
+        read = yaml.safe_load if path.suffix in (".yaml", ".yml") else tomllib.loads
+        fields = read(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error}.") from error
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{str(path)!r} is not valid: {error}.") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{str(path)!r} does not contain a table of fields.")
+    return fields
+
+
+def parse_loads(text: str) -> tuple[float, ...]:
+    """Return loads from "0.5,0.9", or from "0.5:1.1:7": seven loads, evenly spaced."""
+    try:
+        if ":" not in text:
+            return tuple(float(part) for part in text.split(","))
+        parts = text.split(":")
+        low, high, count = float(parts[0]), float(parts[1]), int(parts[2])
+        if count < 2 or len(parts) != 3:
+            raise ValueError
+        return tuple(round(low + (high - low) * i / (count - 1), 6) for i in range(count))
+    except (ValueError, IndexError) as error:
+        raise UserError(
+            f"load={text!r} is neither a list such as 0.5,0.9 nor FROM:TO:COUNT such as 0.5:1.1:7."
+        ) from error
+
+
+def workload_fields(trace: str) -> dict[str, Any]:
+    """Return the fields of a workload from the value of --trace: a trace or a preset's name."""
+    return {"synthetic": trace} if trace in PRESETS else {"trace": trace}

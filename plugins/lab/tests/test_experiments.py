@@ -1,0 +1,241 @@
+"""Experiments: every policy gets the same workloads, bad runs do not stop the others, runs resume.
+
+A queue with one server takes the place of the engine (`queue_worker`).
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import UserError
+from dovetail_lab.experiments.comparison import compare_all, rank_policies
+from dovetail_lab.experiments.experiment import RunOptions, run_experiment
+from dovetail_lab.experiments.export import export_results
+from dovetail_lab.experiments.results import Cell
+from dovetail_lab.experiments.spec import make_spec, parse_loads, read_spec
+
+WORKER = (sys.executable, str(Path(__file__).with_name("queue_worker.py")))
+WORKLOAD = {"synthetic": "chat", "num_requests": 200}
+
+
+def spec_of(policies=("fcfs", "shortest"), **fields):
+    values = {"loads": (0.5, 0.9), "seeds": 6, "time_limit_s": 60, "workload": WORKLOAD, **fields}
+    return make_spec({"policies": list(policies), **values})
+
+
+def run(spec, out, **options):
+    return run_experiment(spec, RunOptions(out=out, num_workers=2, command=WORKER, **options))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """An experiment with two policies, two loads and six seeds, and its folder."""
+    out = tmp_path_factory.mktemp("queue")
+    return run(spec_of(), out), out
+
+
+def test_every_policy_runs_the_same_workloads_at_fractions_of_the_capacity(done):
+    results, _ = done
+    assert len(results.records) == 2 * 2 * 6 and not results.failures
+    for record in results.records:
+        assert record.key.rate == pytest.approx(record.key.load * results.capacity, rel=1e-5)
+    by_seed = {}
+    for record in results.records:
+        where = record.key.load, record.key.seed
+        assert by_seed.setdefault(where, record.workload) == record.workload
+    assert len({one["fingerprint"] for one in by_seed.values()}) == 12
+
+
+def test_the_capacity_is_the_rate_of_a_burst(done):
+    results, _ = done
+    # One server: 0.1 ms per prompt token, 1 ms per output token.
+    record = results.records[0]
+    tokens = record.workload["prompt_tokens"] * 1e-4 + record.workload["output_tokens"] * 1e-3
+    assert results.capacity == pytest.approx(200 / tokens, rel=0.15)
+
+
+def test_a_better_policy_is_found_and_named(done):
+    results, _ = done
+    found = {one.load: one for one in compare_all(results, "e2e_mean", "sim")}
+    assert found[0.9].verdict == "better" and found[0.9].difference.t.high < 0
+    assert found[0.9].difference.t.num_values == 6
+    ranking = rank_policies(results, "sim", 0.9, "e2e_mean")
+    assert (ranking.best, ranking.text) == ("shortest", "shortest")
+
+
+def test_equal_policies_are_equal_and_noise_is_not_distinguishable(done, tmp_path):
+    results, _ = done
+    same = {one.verdict for one in compare_all(results, "gap_mean", "sim")}
+    assert same == {"equal"}
+    assert rank_policies(results, "sim", 0.9, "gap_mean").text == "–"
+    noise = {one.load: one for one in compare_all(results, "throughput", "sim")}
+    assert noise[0.5].verdict == "not distinguishable"
+    ranking = rank_policies(results, "sim", 0.5, "throughput")
+    assert ranking.text.startswith("not distinguishable: ") and ranking.tied
+
+
+def test_one_seed_has_no_verdict(tmp_path):
+    results = run(spec_of(seeds=1, loads=(0.9,)), tmp_path)
+    (found,) = compare_all(results, "e2e_mean", "sim")
+    assert found.verdict == "one seed: no interval"
+
+
+def test_finished_runs_are_reused_and_changed_ones_are_not(done, tmp_path):
+    results, out = done
+    counts = []
+    again = run(spec_of(), out, on_progress=lambda done, total, last: counts.append((done, total)))
+    assert again.num_reused == 24 and counts == [(24, 24)]
+    assert [one.values for one in again.records] == [one.values for one in results.records]
+    more = run(spec_of(seeds=6, loads=(0.5, 0.9, 0.7)), out)
+    assert more.num_reused == 24 and len(more.records) == 36
+    other = run(spec_of(warmup=0.2), out)
+    assert other.num_reused == 0
+
+
+def test_a_damaged_file_of_a_run_is_made_again(done):
+    _, out = done
+    victim = next((out / "runs").glob("*.json"))
+    victim.write_text(victim.read_text()[:50])
+    assert run(spec_of(), out).num_reused in (23, 24)  # 24 if it was the burst
+    assert run(spec_of(), out).num_reused == 24
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("raises", "RuntimeError: the policy is broken"),
+        ("exits", "exited with code 7"),
+        ("incomplete", "stopped at step 5"),
+    ],
+)
+def test_a_run_that_fails_is_marked_and_the_sweep_goes_on(policy, message, tmp_path):
+    results = run(spec_of(("fcfs", policy, "shortest"), seeds=2, loads=(0.5,)), tmp_path)
+    assert [one.key.policy for one in results.failures] == [policy] * 2
+    assert all(message in one.error for one in results.failures)
+    for name in ("fcfs", "shortest"):
+        assert len(results.values(Cell(engine="sim", policy=name, load=0.5), "e2e_mean")) == 2
+
+
+def test_a_run_that_hangs_is_ended_at_its_time_limit(tmp_path):
+    spec = spec_of(("fcfs", "hangs", "shortest"), seeds=2, loads=(0.5,), time_limit_s=3)
+    results = run(spec, tmp_path)
+    assert [one.key.policy for one in results.failures] == ["hangs"] * 2
+    assert "time limit of 3 s" in results.failures[0].error
+    assert len(results.values(Cell(engine="sim", policy="shortest", load=0.5), "e2e_mean")) == 2
+
+
+def test_output_of_a_policy_goes_to_the_log_of_the_workers(tmp_path):
+    results = run(spec_of(("prints",), seeds=1, loads=(0.5,)), tmp_path)
+    assert not results.failures
+    assert "hello from a policy" in (tmp_path / "workers.log").read_text()
+
+
+def test_a_failed_run_is_made_again(tmp_path):
+    spec = spec_of(("fcfs", "raises"), seeds=1, loads=(0.5,))
+    run(spec, tmp_path)
+    again = run(spec, tmp_path)
+    assert again.num_reused == 1 and len(again.failures) == 1
+
+
+def test_unfinished_requests_are_reported(tmp_path):
+    spec = spec_of(("fcfs", "unfinished"), seeds=2, loads=(0.5,), drain=0.0)
+    results = run(spec, tmp_path)
+    cell = Cell(engine="sim", policy="unfinished", load=0.5)
+    assert results.censored(cell) == (360, 6, 0)
+    assert results.values(cell, "e2e_mean") == {} and results.values(cell, "e2e_p50")
+
+
+def test_without_a_capacity_the_experiment_is_rejected(tmp_path):
+    with pytest.raises(UserError, match=r"burst run of the baseline 'raises' failed.*is broken"):
+        run(spec_of(("raises", "fcfs")), tmp_path)
+
+
+def test_results_are_exported_as_csv_parquet_and_a_frame(done):
+    pandas, parquet = pytest.importorskip("pandas"), pytest.importorskip("pyarrow.parquet")
+    results, out = done
+    paths = export_results(results, out)
+    assert [path.name for path in paths] == ["results.csv", "differences.csv", "results.parquet"]
+    frame = results.frame()
+    table = pandas.read_csv(out / "results.csv")
+    assert len(table) == len(frame) == parquet.read_table(out / "results.parquet").num_rows
+    means = frame[frame.metric == "e2e_mean"].groupby(["policy", "load"]).value.mean()
+    assert means["shortest", 0.9] < means["fcfs", 0.9]
+    with (out / "differences.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    (row,) = (r for r in rows if r["metric"] == "e2e_mean" and r["load"] == "0.9")
+    assert row["verdict"] == "better" and float(row["t_high"]) < 0
+
+
+def test_the_folder_describes_the_experiment(done):
+    _, out = done
+    told = json.loads((out / "experiment.json").read_text())
+    assert make_spec(told).workload.synthetic == "chat"
+
+
+def test_the_columns_of_a_run_can_be_read_again(done):
+    results, _ = done
+    first = next(one for one in results.records if one.key.seed == 0)
+    later = next(one for one in results.records if one.key.seed == 1)
+    requests, steps = results.folder.read_columns(first.run_id)
+    assert len(requests.arrival_ns) == 200 and steps is not None and len(steps.start_ns) == 200
+    assert results.folder.read_columns(later.run_id)[1] is None
+    path = results.folder.folder / f"{later.run_id}.columns"
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(UserError, match="cannot be read"):
+        results.folder.read_columns(later.run_id)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"policies": []}, "policies"),
+        ({"policies": ["fcfs", "fcfs"]}, "two policies are named 'fcfs'"),
+        ({"loads": [0.5, -1]}, r"loads\.1"),
+        ({"loads": [0.5, 0.5]}, "not unique"),
+        ({"loads": [float("inf")]}, "loads"),
+        ({"seeds": 0}, "seeds"),
+        ({"engine": "gpu"}, "engine"),
+        ({"warmup": 0.7}, "warmup"),
+        ({"time_limit_s": 0}, "time_limit_s"),
+        ({"speed": 3}, "speed"),
+        ({"setup": {"max_num_batched_tokens": 8}}, "at least max_num_seqs=256"),
+        ({"setup": {"num_blocks": 8}}, "needs num_blocks of at least 1025"),
+        ({"workload": {"trace": ""}}, "exactly one"),
+    ],
+)
+def test_an_invalid_experiment_is_rejected(fields, message):
+    with pytest.raises(UserError, match=message):
+        make_spec({"policies": ["fcfs"], "workload": WORKLOAD, **fields})
+
+
+def test_toml_and_yaml_describe_the_same_experiment(tmp_path):
+    toml, yaml = tmp_path / "a.toml", tmp_path / "a.yaml"
+    toml.write_text(
+        'policies = ["fcfs", {policy = "sarathi", options = {chunk = 256}, label = "s"}]\n'
+        "loads = [0.5]\n[workload]\nsynthetic = 'chat'\n"
+    )
+    yaml.write_text(
+        "policies:\n- fcfs\n- {policy: sarathi, options: {chunk: 256}, label: s}\n"
+        "loads: [0.5]\nworkload: {synthetic: chat}\n"
+    )
+    assert make_spec(read_spec(toml)) == make_spec(read_spec(yaml))
+    for path in (toml, yaml):
+        path.write_text("{ a = [")
+        with pytest.raises(UserError, match="not valid"):
+            read_spec(path)
+    yaml.write_text("- 1\n")
+    with pytest.raises(UserError, match="table of fields"):
+        read_spec(yaml)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_spec(tmp_path / "none.toml")
+
+
+def test_loads_are_a_list_or_a_range():
+    assert parse_loads("0.5,0.9") == (0.5, 0.9)
+    assert parse_loads("0.5:1.1:7") == (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
+    for bad in ("a", "0.5:1", "0.5:1:1", "0.5:1:2:3", ""):
+        with pytest.raises(UserError, match="neither a list"):
+            parse_loads(bad)
