@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import recorded_signature
 import reference_kernels as reference
@@ -32,6 +34,33 @@ def module(name: str, folder: Path | None = None, **content: object) -> types.Mo
     vars(created).update(content)
     sys.modules[name] = created
     return created
+
+
+def as_operator(name: str, implementation: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """Return a function that calls `implementation` through torch's dispatcher, as real kernels.
+
+    A graph of the fake device contains operators only. implementation: writes `out`, if it is among
+    its arguments, and returns a new tensor.
+    """
+    constants: list[tuple[list[str], dict[str, object]]] = []
+
+    def kernel(tensors, out, index):
+        names, keywords = constants[index]
+        keywords = keywords | dict(zip(names, tensors, strict=True))
+        return implementation(**keywords | ({} if out is None else {"out": out}))
+
+    library = torch.library.Library("flash_attn_tests", "FRAGMENT")
+    library.define(f"{name}(Tensor[] tensors, Tensor(out!)? out, int index) -> Tensor")
+    library.impl(name, kernel, "CPU")
+    libraries.append(library)
+
+    def call(out=None, **keywords):
+        names = [name for name, value in keywords.items() if isinstance(value, torch.Tensor)]
+        tensors = [keywords.pop(name) for name in names]
+        constants.append((names, keywords))
+        return getattr(torch.ops.flash_attn_tests, name)(tensors, out, len(constants) - 1)
+
+    return call
 
 
 # --- FlashAttention 3 as an operator ------------------------------------------------------------
@@ -144,7 +173,7 @@ def install_fa3(folder: Path) -> None:
 
 
 def vllm_forward(**keywords):
-    """`flash_attn_varlen_func` of vLLM."""
+    """The kernels of vLLM. Return the logsumexp."""
     run = types.SimpleNamespace(**keywords)
     calls.append((f"vllm {run.fa_version}", keywords))
     is_exclusive = (run.cu_seqlens_k is None) != (run.seqused_k is None)
@@ -186,8 +215,7 @@ def vllm_forward(**keywords):
             soft_cap=run.softcap,
         )
         kernel = reference.fa3(kernel, plan, run.scheduler_metadata, page_multiple=16)
-    lse_HT = reference.write(kernel, run.out)
-    return (run.out, lse_HT) if run.return_softmax_lse else run.out
+    return reference.write(kernel, run.out)
 
 
 def vllm_schedule(**keywords):
@@ -211,10 +239,16 @@ def install_vllm(folder: Path) -> None:
         (kernels / name).touch()
     module("vllm", package)
     module("vllm.vllm_flash_attn", kernels)
+    forward = as_operator("vllm_forward", vllm_forward)
+
+    def flash_attn_varlen_func(**keywords):
+        lse_HT = forward(**keywords)
+        return (keywords["out"], lse_HT) if keywords["return_softmax_lse"] else keywords["out"]
+
     functions = {}
     implementations = {
-        "flash_attn_varlen_func": vllm_forward,
-        "get_scheduler_metadata": vllm_schedule,
+        "flash_attn_varlen_func": flash_attn_varlen_func,
+        "get_scheduler_metadata": as_operator("vllm_schedule", vllm_schedule),
     }
     for name, implementation in implementations.items():
         lines = next(iter(recorded("vllm", name).values()))
@@ -227,7 +261,7 @@ def install_vllm(folder: Path) -> None:
 
 
 def flash_attn_forward(**keywords):
-    """`flash_attn_varlen_func` of flash-attn 2.x."""
+    """The kernels of flash-attn 2.x. Return the result."""
     run = types.SimpleNamespace(**keywords)
     calls.append(("flash_attn", keywords))
     require(run.block_table is not None, "the cache is not paged")
@@ -261,7 +295,8 @@ def install_flash_attn(folder: Path) -> None:
     sys.path.append(str(folder))
     name = "flash_attn_varlen_func"
     lines = next(iter(recorded("flash_attn", name).values()))
-    function = recorded_signature.with_signature(flash_attn_forward, name, lines)
+    forward = as_operator("flash_attn_forward", flash_attn_forward)
+    function = recorded_signature.with_signature(forward, name, lines)
     module("flash_attn", **{name: function})
 
 

@@ -5,12 +5,17 @@ Started by test_flash_attn_attention.py in a process of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from cpu_backends import BACKENDS, BLOCK_SIZE
+from cpu_backends import BACKENDS, BLOCK_SIZE, SimulatedGpu
 
 from dovetail import LLM, SamplingParams
 from dovetail_devkit.contexts import SMALL_ENGINE
 from dovetail_devkit.tiny_model import write_tiny_llama
+from dovetail_torch.fake_device import DEVICE, NAME, install
+from dovetail_torch.fake_device.platform import FakeDevicePlatform
+from dovetail_torch.fake_device.worker import FakeDeviceWorker
 
 PROMPTS = [[1, 2, 3, 5, 7], list(range(3, 40)), [9] * 20, [4]]
 NUM_TOKENS = 20
@@ -18,16 +23,14 @@ HEAD_SIZE = 24
 """Smaller than all head sizes of the backend, so that heads are padded."""
 
 
-def generate(model, backend, dtype):
-    options = SMALL_ENGINE | {
-        "attention_backend": backend,
-        "dtype": dtype,
-        "block_size": BLOCK_SIZE,
-        "skip_tokenizer_init": True,
-    }
-    with LLM(model, **options) as llm:
-        outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=NUM_TOKENS))
-    return [list(output.outputs[0].token_ids) for output in outputs]
+def generate(model, backend, dtype, **options):
+    """Return the tokens of all prompts, and the counts of steps with and without a graph."""
+    options |= {"dtype": dtype, "block_size": BLOCK_SIZE, "skip_tokenizer_init": True}
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
+    with LLM(model, attention_backend=backend, **SMALL_ENGINE | options) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+        counts = llm.llm_engine.client.core.executor._worker._runner.graph_counts
+    return [list(output.outputs[0].token_ids) for output in outputs], counts
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +40,43 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(model):
-    return generate(model, "torch", "float32")
+    return generate(model, "torch", "float32")[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_engine_generates_the_tokens_of_the_backend_torch(model, expected, backend):
     """Prompts are cut into chunks, and steps contain chunks and decodes."""
-    assert generate(model, backend, "float16") == expected
+    assert generate(model, backend, "float16")[0] == expected
+
+
+@pytest.fixture
+def fake_device():
+    """A device whose captures forbid waits, host memory and new addresses."""
+    install()
+    DEVICE.reset(lag=20, seed=1)
+    yield NAME
+    DEVICE.reset()
+
+
+class FakeGpu(SimulatedGpu):
+    """The fake device with the compute capability of a GPU."""
+
+    device_type = NAME
+
+
+@pytest.mark.parametrize("mode", ["full_and_piecewise", "piecewise", "none"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_graphs_generate_the_same_tokens_as_eager_steps(
+    model, expected, fake_device, backend, mode
+):
+    class OnFakeDevice(backend):
+        devices = FakeGpu(backend.devices.capability(None))
+        capabilities = replace(backend.capabilities, device_types=frozenset({fake_device}))
+
+    parts = {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}
+    options = {"graph_mode": mode, "num_gpu_blocks_override": 20}
+    tokens, counts = generate(model, OnFakeDevice, "float16", **parts, **options)
+    assert tokens == expected
+    assert (counts.replayed > 10) == (mode != "none")
+    assert (counts.eager == 0) == (mode != "none")
+    DEVICE.check()
