@@ -131,6 +131,7 @@ def test_values_given_by_the_user_are_not_changed() -> None:
         cache__block_size=8,
         cache__gpu_memory_utilization=0.25,
         cache__kv_cache_dtype="fp8",
+        cache__kv_cache_scales="token",
         scheduler__max_num_seqs=4,
         scheduler__max_num_batched_tokens=9,
         scheduler__enable_chunked_prefill=True,

@@ -83,6 +83,7 @@ FIELDS = {
         "gpu_memory_utilization",
         "kv_cache_dtype",
         "kv_cache_memory_bytes",
+        "kv_cache_scales",
         "num_gpu_blocks_override",
     ],
     "scheduler": [
@@ -154,8 +155,8 @@ def test_config_fields_match_the_recorded_names(make_config) -> None:
     assert names == FIELDS
     beside = {"plugin_options"} if make_config is make else {"plugin_options", "changes"}
     assert set(dict(config)) - set(names) == beside
-    # 80 before graphs, the precision of matrix products, sleep mode and offload got options.
-    assert sum(map(len, names.values())) + 2 <= 86
+    # 80 before graphs, the precision of matrix products, sleep mode, offload and scales.
+    assert sum(map(len, names.values())) + 2 <= 87
 
 
 def test_a_worker_gets_only_its_part_of_the_configuration() -> None:

@@ -18,6 +18,7 @@ CHOSEN_WHERE_LOADED = (
 )
 NONE_IS_A_VALUE = {
     "cache.kv_cache_memory_bytes": "no size in bytes was given: it is measured",
+    "cache.kv_cache_scales": "the dtype of the cache has no scales",
     "cache.num_gpu_blocks_override": "the number of blocks follows from the memory",
     "compute.attention_backend": CHOSEN_WHERE_LOADED,
     "compute.linear_method": CHOSEN_WHERE_LOADED,

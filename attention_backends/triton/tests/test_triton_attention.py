@@ -98,6 +98,12 @@ def test_the_cpu_device_is_refused():
             ["the GPU has compute capability 8.0; a KV cache of fp8_e4m3 needs 8.9 (Ada) or newer"],
         ),
         (90, "fp8_e4m3", []),
+        (89, "fp8_e5m2", []),
+        (
+            86,
+            "fp8_e5m2",
+            ["the GPU has compute capability 8.6; a KV cache of fp8_e5m2 needs 8.9 (Ada) or newer"],
+        ),
     ],
 )
 def test_old_gpus_are_refused(gpu, capability, cache, reasons):
@@ -112,10 +118,11 @@ def test_a_cache_of_another_dtype_is_refused(gpu):
 
 
 def test_fp8_caches_are_refused_on_devices_other_than_cuda(gpu, monkeypatch):
-    (reason,) = TritonAttentionBackend.refusals(
-        requirements(device_type="xpu", kv_cache_dtype="fp8_e4m3")
-    )
-    assert "CUDA devices only" in reason
+    for dtype in ("fp8_e4m3", "fp8_e5m2"):
+        (reason,) = TritonAttentionBackend.refusals(
+            requirements(device_type="xpu", kv_cache_dtype=dtype)
+        )
+        assert f"{dtype} is supported on CUDA devices only" in reason
     gpu(94)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     (reason,) = TritonAttentionBackend.refusals(requirements())
@@ -144,7 +151,8 @@ def test_the_cache_shape_has_as_many_bytes_as_the_kv_cache_spec():
     ("dtype", "scale_bytes", "message"),
     [
         ("int8", 4, "does not support a KV cache of int8"),
-        ("fp8_e4m3", 0, "scale_bytes=0"),
+        ("fp8_e4m3", 2, "scale_bytes=2"),
+        ("fp8_e5m2", 4, "scale_bytes=4"),
         ("bfloat16", 4, "scale_bytes=4"),
     ],
 )

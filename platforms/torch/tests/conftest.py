@@ -50,7 +50,7 @@ def make_runner(
         device_parts=parts,
     )
     layers = {"layer": model.attention}
-    specs = kv_cache_specs(None, layers, block_size=SIZE, dtype="float32")
+    specs = kv_cache_specs(None, layers, block_size=SIZE, limits=limits)
     group = KVCacheGroup(layer_names=("layer",), spec=specs["layer"])
     config = KVCacheConfig(num_blocks=num_blocks, groups=(group,))
     zeros = partial(torch.zeros, dtype=torch.uint8, device=device)

@@ -128,7 +128,8 @@ def _advance(
 def attend(
     q_ptr,
     cache_ptr,
-    scales_ptr,  # None: the cache has no scales
+    scales_ptr,  # None: tokens have no scales
+    layer_scales_ptr,  # None: the layer has no scales; else float32: of keys, of values
     out_ptr,
     parts_ptr,  # None: nothing is split
     sinks_ptr,  # None: no sinks
@@ -180,6 +181,8 @@ def attend(
     if (first >= query_len) | (begin >= end):
         return
 
+    if layer_scales_ptr is not None:
+        factor *= tl.load(layer_scales_ptr)
     m_M = tl.arange(0, ROWS)
     d_D = tl.arange(0, PADDED_SIZE)
     # Unused rows repeat the last token, so that they see the same positions.
@@ -221,6 +224,8 @@ def attend(
     result_MD = acc_MD / sum_M[:, None]
     if scales_ptr is not None:
         result_MD = result_MD / FP8_MAX
+    if layer_scales_ptr is not None:
+        result_MD *= tl.load(layer_scales_ptr + 1)
     if parts_ptr is not None:
         rows_M = (item * item_tokens + m_M // GROUP).to(tl.int64) * (NUM_HEADS * GROUP) + heads_M
         rows_M = rows_M * num_splits + split

@@ -14,6 +14,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
+    KV_LAYER_SCALES,
     ROTARY,
     AttentionBackend,
     AttentionCapabilities,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dovetail_attn_triton.metadata import TritonMetadataBuilder
 
 FP8 = "fp8_e4m3"
+FP8_DTYPES = frozenset({FP8, "fp8_e5m2"})
 LEAST_CAPABILITY = 80
 LEAST_CAPABILITY_OF_FP8 = 89
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
@@ -39,7 +41,8 @@ DTYPES = frozenset({"float32", "bfloat16", "float16"})
 class TritonAttentionBackend(AttentionBackend):
     """Paged attention in Triton: prompts, chunks and decodes in any mixture.
 
-    The cache has the dtype of the model, or is fp8 (e4m3) with a scale for each token and head.
+    The cache has the dtype of the model, or is fp8: e4m3 with a scale for each token and head, or
+    e4m3 or e5m2 with two scales for each layer.
     Short runs over long contexts are cut into splits, so that a few rows keep the device busy.
     """
 
@@ -47,11 +50,19 @@ class TritonAttentionBackend(AttentionBackend):
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=DTYPES,
         device_types=frozenset({"cuda", "xpu"}) | (frozenset({"cpu"}) if INTERPRETED else set()),
-        kv_cache_dtypes=DTYPES | {FP8},
+        kv_cache_dtypes=DTYPES | FP8_DTYPES,
         head_sizes=frozenset({32, 64, 80, 96, 112, 128, 160, 192, 256}),
         block_size_multiple=16,
         features=frozenset(
-            {"sliding_window", "soft_cap", "sinks", "padded_pages", "graphs", ROTARY}
+            {
+                "sliding_window",
+                "soft_cap",
+                "sinks",
+                "padded_pages",
+                "graphs",
+                ROTARY,
+                KV_LAYER_SCALES,
+            }
         ),
     )
 
@@ -59,13 +70,17 @@ class TritonAttentionBackend(AttentionBackend):
     def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
         """Return why Triton or the device cannot be used, or ()."""
         reasons = list(probe().reasons)
-        if requirements.kv_cache_dtype not in (requirements.dtype, FP8):
+        is_fp8 = requirements.kv_cache_dtype in FP8_DTYPES
+        if requirements.kv_cache_dtype != requirements.dtype and not is_fp8:
             reasons.append(
                 f"kv_cache_dtype {requirements.kv_cache_dtype!r} is not supported for dtype "
-                f"{requirements.dtype}; the kernels support {requirements.dtype} or {FP8}"
+                f"{requirements.dtype}; the kernels support {requirements.dtype}, "
+                f"{' or '.join(sorted(FP8_DTYPES))}"
             )
-        if requirements.device_type == "xpu" and requirements.kv_cache_dtype == FP8:
-            reasons.append(f"a KV cache of {FP8} is supported on CUDA devices only")
+        if requirements.device_type == "xpu" and is_fp8:
+            reasons.append(
+                f"a KV cache of {requirements.kv_cache_dtype} is supported on CUDA devices only"
+            )
         if requirements.architecture or (
             requirements.device_type == "cuda" and torch.cuda.is_available()
         ):
@@ -88,12 +103,12 @@ class TritonAttentionBackend(AttentionBackend):
         if spec.dtype not in TritonAttentionBackend.capabilities.kv_cache_dtypes:
             raise ConfigError(
                 f"the attention backend 'triton' does not support a KV cache of {spec.dtype}; it "
-                f"supports {', '.join(sorted(DTYPES))} and {FP8}. Choose kv_cache_dtype='auto'"
+                f"supports {', '.join(sorted(DTYPES | FP8_DTYPES))}. Choose kv_cache_dtype='auto'"
             )
-        if spec.scale_bytes != (SCALE_BYTES[FP8] if spec.dtype == FP8 else 0):
+        if spec.scale_bytes not in ((0, SCALE_BYTES[FP8]) if spec.dtype == FP8 else (0,)):
             raise ConfigError(
                 f"the attention backend 'triton' cannot use a KV cache of {spec.dtype} with "
-                f"scale_bytes={spec.scale_bytes}; set 4 for {FP8}, 0 for other dtypes"
+                f"scale_bytes={spec.scale_bytes}; set 4 or 0 for {FP8}, 0 for other dtypes"
             )
         return TritonMetadataBuilder(context, device_facts(context.device).num_processors)
 
@@ -124,6 +139,8 @@ def _device_refusals(requirements: AttentionRequirements) -> list[str]:
     shown = f"the GPU has compute capability {capability / 10}"
     if capability < LEAST_CAPABILITY:
         return [f"{shown}; the kernels need {LEAST_CAPABILITY / 10} (Ampere) or newer"]
-    if requirements.kv_cache_dtype == FP8 and capability < LEAST_CAPABILITY_OF_FP8:
-        return [f"{shown}; a KV cache of {FP8} needs {LEAST_CAPABILITY_OF_FP8 / 10} (Ada) or newer"]
+    dtype = requirements.kv_cache_dtype
+    if dtype in FP8_DTYPES and capability < LEAST_CAPABILITY_OF_FP8:
+        needed = f"{LEAST_CAPABILITY_OF_FP8 / 10} (Ada) or newer"
+        return [f"{shown}; a KV cache of {dtype} needs {needed}"]
     return []

@@ -3,7 +3,8 @@
 It can also rotate queries and keys (rotary embedding).
 
 Cache of a layer: [N, 2, K, B, D], keys before values, so that one head of a block is contiguous.
-With scales (fp8), the block's scales follow its elements: float32 [2, K, B].
+An fp8 cache has a scale for each token and head, or one for all keys and one for all values of the
+layer. Scales of tokens follow the elements of their block: float32 [2, K, B].
 Does not depend on torch; layer.py launches it.
 
 Shape legend: T tokens of a tile, K key-value heads, D head size, N blocks, B block size.
@@ -26,17 +27,20 @@ def _put(
     is_token_T,
     cache_ptr,
     scales_ptr,
+    layer_scales_ptr,
     block_stride,
     scale_stride,
     NUM_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    LARGEST: tl.constexpr,
 ) -> None:
     """Write keys (which = 0) or values (1) of one head to their slots.
 
-    With scales, the values of a token are divided by its scale: their largest magnitude /
-    `FP8_MAX`. NaN and infinities affect only their token and head.
+    With scales of tokens, the values of a token are divided by its scale: their largest magnitude /
+    `FP8_MAX`. NaN and infinities affect only their token and head. With scales of the layer, the
+    quotients are limited to ±LARGEST; NaN stays NaN.
     """
     d_D = tl.arange(0, PADDED_SIZE)
     blocks_T = slots_T // BLOCK_SIZE
@@ -46,6 +50,9 @@ def _put(
         scale_T = tl.max(tl.abs(x_TD), 1) / FP8_MAX
         x_TD = x_TD / tl.where(scale_T == 0.0, 1.0, scale_T)[:, None]
         tl.store(scales_ptr + blocks_T * scale_stride + places_T, scale_T, mask=is_token_T)
+    if layer_scales_ptr is not None:
+        x_TD = x_TD.to(tl.float32) / tl.load(layer_scales_ptr + which)
+        x_TD = tl.where(x_TD > LARGEST, LARGEST, tl.where(x_TD < -LARGEST, -LARGEST, x_TD))
     target_T = cache_ptr + blocks_T * block_stride + places_T * HEAD_SIZE
     mask_TD = is_token_T[:, None] & (d_D < HEAD_SIZE)[None, :]
     tl.store(target_T[:, None] + d_D[None, :], x_TD.to(cache_ptr.dtype.element_ty), mask=mask_TD)
@@ -90,7 +97,8 @@ def write_cache(
     v_ptr,
     rotated_ptr,
     cache_ptr,
-    scales_ptr,  # None: the cache has no scales
+    scales_ptr,  # None: tokens have no scales
+    layer_scales_ptr,  # None: the layer has no scales; else float32: of keys, of values
     slots_ptr,
     positions_ptr,
     cos_sin_ptr,
@@ -112,12 +120,14 @@ def write_cache(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     HALF: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     """Write keys and values to their slots; with HALF, rotate queries and keys first.
 
     Grid: (tiles of tokens, key-value heads). With HALF the second dimension also has the query
     heads; their results are written to `rotated`. HALF: half of the rotary size; 0 for no rotation,
-    for which the rotary pointers are None. Positions are int64, the table is float32 [P, rotary
+    for which the rotary pointers are None. LARGEST: the largest number of the cache's dtype, which
+    limits values with scales of the layer. Positions are int64, the table is float32 [P, rotary
     size]. Source: Su et al. 2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -164,10 +174,12 @@ def write_cache(
             is_token_T,
             cache_ptr,
             scales_ptr,
+            layer_scales_ptr,
             block_stride,
             scale_stride,
             NUM_HEADS,
             HEAD_SIZE,
             PADDED_SIZE,
             BLOCK_SIZE,
+            LARGEST,
         )

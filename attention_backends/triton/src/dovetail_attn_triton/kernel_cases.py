@@ -10,7 +10,7 @@ import triton.language as tl
 
 from dovetail_attn_triton.attention_kernels import attend, combine
 from dovetail_attn_triton.cache_kernel import write_cache
-from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, WRITE_TILE
+from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, LARGEST, WRITE_TILE
 from dovetail_attn_triton.metadata import CHUNK
 from dovetail_attn_triton.options import TritonAttentionOptions
 from dovetail_attn_triton.tiles import SharedMemory, attention_shape, padded
@@ -25,6 +25,9 @@ _STEP_TENSORS = {"query_start_ptr": "*i32", "seq_lens_ptr": "*i32", "work_ptr": 
 _STRIDES = {"out_token_stride": "i32", "out_head_stride": "i32"}
 _COMPUTE = {"*bf16": tl.bfloat16, "*fp16": tl.float16, "*fp32": tl.float32}
 _FP8 = "*fp8e4nv"
+_E5M2 = "*fp8e5"
+_FP8_DTYPES = (_FP8, _E5M2)
+_LARGEST = {_FP8: LARGEST["fp8_e4m3"], _E5M2: LARGEST["fp8_e5m2"]}
 _TARGETS = {
     SharedMemory.LARGE: ("sm_80", "sm_90", "sm_100"),
     SharedMemory.MEDIUM: ("sm_89", "sm_120"),
@@ -32,7 +35,7 @@ _TARGETS = {
 }
 _NO_FP8 = {"sm_80"}
 """Targets without an instruction that converts fp8."""
-_PLAIN_OPTIONAL = ("scales_ptr", "parts_ptr", "sinks_ptr", "work_ptr", "cap")
+_PLAIN_OPTIONAL = ("scales_ptr", "layer_scales_ptr", "parts_ptr", "sinks_ptr", "work_ptr", "cap")
 
 
 def kernel_cases() -> tuple[KernelCase, ...]:
@@ -43,6 +46,8 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         _write(80, _FP8),
         _write(128, "*bf16", rotates=True),
         _write(80, _FP8, rotates=True),
+        _write(128, _FP8, of_layer=True),
+        _write(128, _E5M2, of_layer=True),
         _combine(128),
         _list_work(),
     )
@@ -62,12 +67,16 @@ def _attend_cases(memory: SharedMemory) -> tuple[KernelCase, ...]:
         decode("", 64, dtype="*fp16"),
         decode(" with all options", 256, "parts_ptr", "sinks_ptr", "cap", "work_ptr"),
         decode(", fp8 cache", 128, "parts_ptr", "scales_ptr", cache=_FP8),
+        decode(", scales of the layer", 128, "parts_ptr", "layer_scales_ptr", cache=_FP8),
+        decode(", scales of the layer", 128, "layer_scales_ptr", cache=_E5M2),
         decode(", float32", 128, "parts_ptr", dtype="*fp32"),
         prefill("", 128),
         prefill(", window, soft cap, sinks", 80, "cap", "sinks_ptr"),
         prefill("", 256, dtype="*fp16"),
         prefill(", fp8 cache", 64, "scales_ptr", cache=_FP8),
         prefill(", fp8 cache", 128, "scales_ptr", cache=_FP8),
+        prefill(", scales of the layer", 128, "layer_scales_ptr", cache=_FP8),
+        prefill(", scales of the layer", 64, "layer_scales_ptr", cache=_E5M2),
     )
 
 
@@ -96,6 +105,7 @@ def _attend(
         "q_ptr": dtype,
         "cache_ptr": cache or dtype,
         "scales_ptr": "*fp32",
+        "layer_scales_ptr": "*fp32",
         "out_ptr": dtype,
         "parts_ptr": "*fp32",
         "sinks_ptr": "*fp32",
@@ -127,18 +137,28 @@ def _attend(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         targets=_targets(_TARGETS[memory], cache),
-        # The assembler limits this case to 128 registers on sm_120.
-        max_spill_bytes={"sm_120": 24 if "cap" in given and what.startswith("prefill") else 0},
+        max_spill_bytes=_spills(what, given, cache),
     )
+
+
+def _spills(what: str, given: tuple[str, ...], cache: str) -> dict[str, int]:
+    """Return the allowed spills: in these cases the assembler uses only 128 registers."""
+    is_prefill = what.startswith("prefill")
+    if "layer_scales_ptr" in given:
+        return {"sm_100": 24} if is_prefill and cache == _E5M2 else {"sm_120": 8}
+    return {"sm_120": 24 if "cap" in given and is_prefill else 0}
 
 
 def _targets(targets: tuple[str, ...], cache: str) -> tuple[str, ...]:
     """Return the targets that support the dtype of the cache."""
-    return tuple(target for target in targets if cache != _FP8 or target not in _NO_FP8)
+    return tuple(target for target in targets if cache not in _FP8_DTYPES or target not in _NO_FP8)
 
 
-def _write(head_size: int, cache: str, *, rotates: bool = False) -> KernelCase:
-    scaled = cache == _FP8
+def _write(
+    head_size: int, cache: str, *, rotates: bool = False, of_layer: bool = False
+) -> KernelCase:
+    """Return a case of `write_cache`. of_layer: whether fp8 has scales of the layer."""
+    scales = {"layer_scales_ptr" if of_layer else "scales_ptr": "*fp32"}
     rotary = {"rotated_ptr": "*bf16", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32"}
     types = {
         **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16"),
@@ -148,16 +168,19 @@ def _write(head_size: int, cache: str, *, rotates: bool = False) -> KernelCase:
         **{f"{x}_{y}_stride": "i32" for x in ("q", "k", "v", "rotated") for y in ("token", "head")},
         **dict.fromkeys(("cos_sin_stride", "block_stride", "scale_stride"), "i32"),
         **(rotary if rotates else {}),
-        **({"scales_ptr": "*fp32"} if scaled else {}),
+        **(scales if cache in _FP8_DTYPES else {}),
     }
     constexprs = _sizes(head_size) | {"BLOCK_SIZE": _BLOCK_SIZE, "TILE": WRITE_TILE}
     constexprs["HALF"] = head_size // 2 if rotates else 0
+    constexprs["LARGEST"] = _LARGEST.get(cache, 0.0)
     what = "write_cache with rotation" if rotates else "write_cache"
+    what += " and scales of the layer" if of_layer else ""
     return KernelCase(
         name=f"{what}: {cache[1:]}, head size {head_size}",
         kernel=write_cache,
         types=types,
-        constexprs=constexprs | dict.fromkeys({*rotary, "scales_ptr"} - types.keys()),
+        constexprs=constexprs
+        | dict.fromkeys({*rotary, "scales_ptr", "layer_scales_ptr"} - types.keys()),
         unaligned=frozenset({"slots_ptr", "positions_ptr", "num_tokens"} & types.keys()),
         targets=_targets(TARGETS, cache),
     )

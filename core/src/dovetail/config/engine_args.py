@@ -121,6 +121,9 @@ class EngineArgs:
         None, "Number of blocks in the KV cache, instead of measuring the memory."
     )
     kv_cache_dtype: str = _option("auto", 'Dtype of the KV cache; "auto": the model\'s.')
+    kv_cache_scales: str | None = _option(
+        None, 'Scales of an int8 or fp8 KV cache: "token" or "layer".'
+    )
     enable_prefix_caching: bool = _option(
         True, "Keep full blocks, and reuse them for requests with the same prefix."
     )

@@ -240,12 +240,14 @@ def _resolve_kv_scales(draft: Draft) -> None:
     """Resolve the scales of the KV cache. Called after its dtype is resolved."""
     dtype, given = str(draft.get("cache.kv_cache_dtype")), draft.get(_SCALES)
     usable = [name for name, dtypes in _SCALED_DTYPES.items() if dtype in dtypes]
-    if given != AUTO and given not in usable:
-        advice = f"use {' or '.join(usable)}" if usable else "leave it out"
+    if given not in (None, *usable):
+        allowed = " or ".join(map(repr, usable)) or "None"
         raise ConfigError(
-            f"kv_cache_scales={given!r} is not supported with kv_cache_dtype={dtype!r}: {advice}."
+            f"kv_cache_scales={given!r} is not supported with kv_cache_dtype={dtype!r}; use "
+            f"{allowed}."
         )
-    draft.fill(_SCALES, usable[0] if usable else "none", f"the cache is {dtype}")
+    if usable:
+        draft.fill(_SCALES, usable[0], f"kv_cache_dtype is {dtype}")
 
 
 def _resolve_pipeline(draft: Draft) -> None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ROTARY = "rotary"
 """The feature of a backend whose layers apply RoPE to queries and keys. No model requires it."""
 
+KV_LAYER_SCALES = "kv_layer_scales"
+"""The feature of a backend that reads `AttentionLayerContext.kv_scales`."""
 
 SMALL_HEAD_SIZE = 32
 """Heads may always be padded to this size, even if padding more than doubles their size."""
@@ -171,6 +173,9 @@ class AttentionLayerContext:
         without a value, so that the weights sum to less than 1. A parameter of the model, read
         only; its values may be loaded after this call. Only for a backend that declares "sinks".
         Source: Xiao et al. 2023, arXiv:2309.17453.
+    kv_scales: float32 [2], the scale of all keys and that of all values in an fp8 cache without
+        scales of tokens; None for 1. The cache contains k / scale. Only for a backend that declares
+        `KV_LAYER_SCALES`. Values may change between steps, when weights are loaded again.
     options: validated options of the backend plugin.
     """
 
@@ -184,6 +189,7 @@ class AttentionLayerContext:
     sliding_window: int = 0
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
+    kv_scales: torch.Tensor | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -247,7 +253,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.6"
+    CONTRACT_VERSION: ClassVar[str] = "0.7"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

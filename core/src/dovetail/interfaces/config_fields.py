@@ -127,11 +127,13 @@ def dtype_name(names: tuple[str, ...], *, resolved: bool = False) -> BeforeValid
     return BeforeValidator(check)
 
 
-def one_of(*names: str) -> BeforeValidator:
-    """Accept one of `names`."""
-    wanted = f"must be one of {', '.join(names)}"
+def one_of(*names: str, optional: bool = False) -> BeforeValidator:
+    """Accept one of `names`; also None if `optional`."""
+    wanted = f"must be {'None or ' if optional else ''}one of {', '.join(names)}"
 
-    def check(value: object) -> str:
+    def check(value: object) -> str | None:
+        if optional and value is None:
+            return None
         if not isinstance(value, str) or value not in names:
             raise ValueError(wanted)
         return value

@@ -50,6 +50,7 @@ MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
 MAX_WORKERS = 64
+KV_CACHE_SCALES = ("token", "layer")
 GRAPH_MODES = ("full_and_piecewise", "full", "piecewise", "none")
 
 
@@ -112,6 +113,9 @@ class RequestedCache(ConfigNode):
     """The KV cache, and the memory of the device.
 
     block_size: tokens. gpu_memory_utilization: fraction of the device's memory.
+    kv_cache_scales: scales of a cache of int8 or fp8: "token" for a computed scale of each token
+    and head, "layer" for two scales of each layer from the checkpoint, or 1; None for the
+    first that the dtype supports.
     enable_sleep_mode: whether weights and cache are in memory that `sleep` can release.
     cpu_offload_gb: GiB of weights per worker that stay in host memory; each step copies them to the
     device.
@@ -122,6 +126,7 @@ class RequestedCache(ConfigNode):
     kv_cache_memory_bytes: Annotated[int | None, integer(1, 2**50, optional=True)] = None
     num_gpu_blocks_override: Annotated[int | None, integer(1, MAX_INT, optional=True)] = None
     kv_cache_dtype: Annotated[str, dtype_name(KV_CACHE_DTYPES)] = "auto"
+    kv_cache_scales: Annotated[str | None, one_of(*KV_CACHE_SCALES, optional=True)] = None
     enable_prefix_caching: Flag = True
     enable_sleep_mode: Flag = False
     cpu_offload_gb: Gigabytes = 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import AttentionFacts, AttentionRequirements
+from dovetail.interfaces.attention import KV_LAYER_SCALES, AttentionFacts, AttentionRequirements
 
 if TYPE_CHECKING:
     from dovetail.interfaces.engine_config import WorkerConfig
@@ -30,6 +30,7 @@ def attention_requirements(
         "soft_cap": facts.soft_cap,
         "sinks": facts.sinks,
         "batch_invariant": config.compute.batch_invariant,
+        KV_LAYER_SCALES: config.cache.kv_cache_scales == "layer",
     }
     return AttentionRequirements(
         device_type=device_type,

@@ -52,6 +52,7 @@ from dovetail_torch.graphs.capture import GraphCapture
 from dovetail_torch.graphs.plan import GraphOptions
 from dovetail_torch.layers.attention import (
     Attention,
+    add_kv_scales,
     attention_facts,
     attention_layers,
     share_heads,
@@ -65,7 +66,6 @@ from dovetail_torch.meta_model import fails_on_any_device
 from dovetail_torch.out_of_memory import explain_oom
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
 from dovetail_torch.profiling import Profiler
-from dovetail_torch.runner.cache_buffers import DTYPES
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
 from dovetail_torch.runner.device_parts import DeviceParts
 from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention, make_builders
@@ -122,19 +122,8 @@ class TorchWorker(WorkerBase):
             self._context.local_rank, num_threads=config.compute.num_threads
         )
         torch.set_float32_matmul_precision(config.compute.matmul_precision)
-        self._limits = self._step_limits()
+        self._limits = StepLimits.of(config, self._device)
         self._ranks = join_ranks(self._context, self._runtime, self._device)
-
-    def _step_limits(self) -> StepLimits:
-        config = self._context.config
-        return StepLimits(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=config.model.max_model_len,
-            dtype=DTYPES[config.model.dtype],
-            kv_cache_dtype=config.cache.kv_cache_dtype,
-            device=self._device,
-        )
 
     @classmethod
     def describe_attention(cls, context: WorkerContext) -> AttentionFacts | None:
@@ -146,7 +135,7 @@ class TorchWorker(WorkerBase):
         """
         worker = cls(context)
         worker._device = torch.device("meta")
-        worker._limits = worker._step_limits()
+        worker._limits = StepLimits.of(context.config, worker._device)
         worker._ranks = OneRank(size=context.world_size)
         try:
             with torch.device("meta"):
@@ -173,6 +162,8 @@ class TorchWorker(WorkerBase):
         self._limits = limit_positions(self._model, self._limits)
         share_heads(self._model, self._ranks)
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
+        if config.cache.kv_cache_scales == "layer":
+            add_kv_scales(self._layers.values(), self._device)
 
     @explain_oom("the model", _SMALLER_MODEL)
     @torch.inference_mode()
@@ -249,12 +240,9 @@ class TorchWorker(WorkerBase):
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
         """Return the KV-cache spec of each attention layer."""
-        cache = self._context.config.cache
+        block_size = self._context.config.cache.block_size
         return kv_cache_specs(
-            self._backend,
-            self._layers,
-            block_size=cache.block_size,
-            dtype=cache.kv_cache_dtype,
+            self._backend, self._layers, block_size=block_size, limits=self._limits
         )
 
     @explain_oom("running a step of the maximum size", _SMALLER_STEP)

@@ -8,7 +8,7 @@ Legend: T tokens, H query heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import nn
@@ -28,7 +28,11 @@ class Attention(nn.Module):
     soft_cap: c in c·tanh(score / c); 0 for none.
     sinks: float32 [H], an additional logit for each query head, or None; the layer's only
     parameter. Raises ContractError for another shape or dtype.
+    kv_scales: float32 [2], the scales of the keys and of the values in the cache; None without
+    scales of layers. A weight loader fills it if the checkpoint has them.
     """
+
+    kv_scales: torch.Tensor | None
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Attention(nn.Module):
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
         self.sinks = sinks
+        self.register_buffer("kv_scales", None, persistent=False)
 
     @property
     def num_heads(self) -> int:
@@ -100,6 +105,12 @@ def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
             f"{indices}: they must be unique, from 0 to {len(found) - 1}"
         )
     return tuple(found)
+
+
+def add_kv_scales(layers: Iterable[Attention], device: torch.device) -> None:
+    """Give each layer `kv_scales` of 1. Call it before weights are loaded."""
+    for layer in layers:
+        layer.kv_scales = torch.ones(2, dtype=torch.float32, device=device)
 
 
 def attention_facts(layers: Collection[Attention]) -> AttentionFacts:

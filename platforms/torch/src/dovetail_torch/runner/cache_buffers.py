@@ -23,6 +23,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
     "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 
 PADDED_PAGES = "padded_pages"

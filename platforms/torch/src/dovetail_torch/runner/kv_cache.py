@@ -14,7 +14,6 @@ from dovetail.interfaces import (
     KVCacheConfig,
 )
 from dovetail.interfaces.attention import ROTARY
-from dovetail.interfaces.kv_cache import SCALE_BYTES
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.graphs.plan import GRAPHS
 from dovetail_torch.layers.attention import Attention
@@ -48,7 +47,7 @@ def kv_cache_specs(
     layers: Mapping[str, Attention],
     *,
     block_size: int,
-    dtype: str,
+    limits: StepLimits,
 ) -> dict[str, FullAttentionSpec]:
     """Return each layer's KV-cache spec, with the head size that the backend stores."""
     return {
@@ -56,9 +55,9 @@ def kv_cache_specs(
             block_size=block_size,
             num_kv_heads=layer.num_kv_heads,
             head_size=_stored_head_size(backend, layer),
-            dtype=dtype,
+            dtype=limits.kv_cache_dtype,
             sliding_window=layer.sliding_window,
-            scale_bytes=SCALE_BYTES.get(dtype, 0),
+            scale_bytes=limits.scale_bytes,
         )
         for name, layer in layers.items()
     }
@@ -86,9 +85,7 @@ def make_attention(
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
     made, builder_of = [], []
-    plain = kv_cache_specs(
-        backend, layers, block_size=config.block_size, dtype=limits.kv_cache_dtype
-    )
+    plain = kv_cache_specs(backend, layers, block_size=config.block_size, limits=limits)
     specs = {
         name: replace(plain[name], block_size=group.spec.block_size)
         for group in config.groups
@@ -158,6 +155,7 @@ def _layer_context(
         sliding_window=layer.sliding_window,
         soft_cap=layer.soft_cap,
         sinks=layer.sinks,
+        kv_scales=layer.kv_scales,
         options=options,
     )
 

@@ -4,6 +4,7 @@ from dovetail_torch.layers.linear import pack_linears
 from dovetail_torch.weights.assignment import (
     Assignment,
     MappedAssignment,
+    Target,
     WeightTable,
     build_weight_table,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "DummyLoader",
     "MappedAssignment",
     "SafetensorsLoader",
+    "Target",
     "WeightTable",
     "build_weight_table",
     "pack_linears",

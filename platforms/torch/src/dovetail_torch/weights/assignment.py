@@ -20,6 +20,12 @@ from dovetail.errors import WeightError, nearest
 from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
 from dovetail_torch.layers.linear import BlockWeight, ParallelLinear
+from dovetail_torch.weights.kv_scales import (
+    ScaleAssignment,
+    is_kv_scale,
+    normal_scale_name,
+    scale_targets,
+)
 from dovetail_torch.weights.weight_names import WeightNames
 
 NUM_SHOWN = 5
@@ -143,6 +149,10 @@ class MappedAssignment:
         return self.transposed and len(shape) == 2
 
 
+Target = Assignment | MappedAssignment | ScaleAssignment
+"""Where one weight of a checkpoint is stored."""
+
+
 def _check_shape(one: Assignment | MappedAssignment, shape: Collection[int], source: str) -> None:
     if tuple(shape) != one.shape:
         raise WeightError(
@@ -157,24 +167,24 @@ class WeightTable:
 
     aliases: maps second names to first names, such as "model.embed_tokens.weight" for a tied
     "lm_head.weight". settled: names of weights that must not be read, because this rank already has
-    them or only other ranks need them. names: the checkpoint's names of all weights.
+    them or only other ranks need them. names: the checkpoint's names of all weights. scales:
+    targets of optional scales of the KV cache.
     """
 
     assignments: dict[str, Assignment]
     aliases: dict[str, str]
     settled: frozenset[str] = frozenset()
     names: WeightNames = field(default_factory=WeightNames)
+    scales: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def select(
-        self, names: Collection[str], source: str
-    ) -> dict[str, Assignment | MappedAssignment]:
+    def select(self, names: Collection[str], source: str) -> dict[str, Target]:
         """Return the assignments of those `names` that must be read; other names can be skipped.
 
         names: names in the checkpoint. The assignments fill every parameter exactly once. Raises
         WeightError, naming `source` and the first few names, for missing or unexpected
         weights.
         """
-        chosen: dict[str, Assignment | MappedAssignment] = {}
+        chosen: dict[str, Target] = {}
         filled: set[str] = set()
         unexpected = []
         present = {own for name in names for own in self.names.to_model(name)[0]}
@@ -184,7 +194,9 @@ class WeightTable:
             if self.settled.issuperset(first):
                 continue  # the weight is packed already, or the model does not use it
             if not all(item in self.assignments for item in first) or filled.intersection(own):
-                if not name.endswith(IGNORED_ENDINGS):
+                if is_kv_scale(own[0]):
+                    chosen |= self._scale(name, own[0])
+                elif not name.endswith(IGNORED_ENDINGS):
                     unexpected.append(name)
             elif first == own or not present.issuperset(first):
                 parts = tuple(self.assignments[item] for item in first)
@@ -209,6 +221,11 @@ class WeightTable:
                 "architecture does not use"
             )
         return chosen
+
+    def _scale(self, name: str, own: str) -> dict[str, Target]:
+        """Return the assignment of a scale of the KV cache; {} if the model does not use it."""
+        target = self.scales.get(normal_scale_name(own))
+        return {} if target is None else {name: ScaleAssignment(name=name, target=target)}
 
 
 def build_weight_table(model: nn.Module) -> WeightTable:
@@ -254,6 +271,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         aliases=aliases,
         settled=frozenset(settled),
         names=WeightNames.of(model),
+        scales=scale_targets(model),
     )
 
 

@@ -18,8 +18,7 @@ from dovetail.errors import WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail_torch.progress_bar import progress_bar
 from dovetail_torch.weights.assignment import (
-    Assignment,
-    MappedAssignment,
+    Target,
     build_weight_table,
 )
 from dovetail_torch.weights.checkpoint_files import (
@@ -30,8 +29,6 @@ from dovetail_torch.weights.checkpoint_files import (
 )
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 from dovetail_torch.weights.tied_weights import untie_different
-
-Target = Assignment | MappedAssignment
 
 FLOAT_DTYPES = {
     "F64": torch.float64,

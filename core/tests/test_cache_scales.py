@@ -1,0 +1,38 @@
+"""The scales of the KV cache that a configuration resolves to."""
+
+from pathlib import Path
+
+import pytest
+
+from dovetail.errors import ConfigError
+from dovetail_devkit.contexts import make_config, write_fake_config
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "expected"),
+    [
+        ("auto", None, None),
+        ("int8", None, "token"),
+        ("fp8", None, "token"),
+        ("fp8", "layer", "layer"),
+        ("fp8_e5m2", None, "layer"),
+    ],
+)
+def test_the_scales_of_the_cache_follow_its_dtype(
+    tmp_path: Path, dtype: str, given: str | None, expected: str | None
+) -> None:
+    model = write_fake_config(tmp_path)
+    config = make_config(model, kv_cache_dtype=dtype, kv_cache_scales=given)
+    assert config.cache.kv_cache_scales == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "given", "usable"),
+    [("int8", "layer", "'token'"), ("fp8_e5m2", "token", "'layer'"), ("auto", "token", "None")],
+)
+def test_scales_that_the_cache_does_not_support_are_rejected(
+    tmp_path: Path, dtype: str, given: str, usable: str
+) -> None:
+    model = write_fake_config(tmp_path)
+    with pytest.raises(ConfigError, match=f"kv_cache_scales='{given}'.*; use {usable}"):
+        make_config(model, kv_cache_dtype=dtype, kv_cache_scales=given)
