@@ -83,3 +83,5 @@ class OnAmpere(OnCpu):
 BACKENDS = (OnCpu, OnAmpere) if NAME == "vllm" else (OnCpu,)
 IS_FA3 = NAME in ("vllm", "fa3")
 BLOCK_SIZE = OnCpu.capabilities.block_size_multiple
+HAS_LARGE_BLOCKS = BLOCK_SIZE >= 256
+"""Cases with large blocks are slow, so `make test` runs fewer of them."""

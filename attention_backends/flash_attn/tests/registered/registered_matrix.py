@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 import torch
-from cpu_backends import BACKENDS, BLOCK_SIZE, IS_FA3
+from cpu_backends import BACKENDS, BLOCK_SIZE, HAS_LARGE_BLOCKS, IS_FA3
 
 from dovetail_devkit.attention import rows
 from dovetail_devkit.attention.case import AttentionCase
@@ -20,7 +20,7 @@ from dovetail_devkit.attention.rows import AttentionRows
 HEADS = ((4, 4), (8, 2), (6, 1))
 BLOCK_SIZES = (BLOCK_SIZE, 128) if IS_FA3 else (BLOCK_SIZE,)
 """With 128, FlashAttention 3 loads whole blocks."""
-NUM_SAMPLED = 64
+NUM_SAMPLED = 128 if HAS_LARGE_BLOCKS else 64
 
 
 def runs_of(block_size):
