@@ -110,22 +110,22 @@ def measure(name: str, kind: int, group: int, options: argparse.Namespace) -> It
     shape = linear.PackedLinear(kind=kind, N=N, K=K, group=group if kind == linear.INT4 else 0)
     size = -(-shape.num_bytes // 4096) * 4096
     copies = max(2, MIN_BYTES // size + 1)
-    most = max(options.rows)
+    maximum = max(options.rows)
     with (
         Memory(N * K * 2) as weight,
         Memory(size * copies) as packed,
-        Memory(most * (K + N) * 2) as rows,
+        Memory(maximum * (K + N) * 2) as rows,
         Memory(PROBE_BYTES) as probed,
     ):
         fill_bf16(weight, N * K, seed=N)
-        fill_bf16(rows, most * K, seed=K)
+        fill_bf16(rows, maximum * K, seed=K)
         ctypes.memset(probed, 1, PROBE_BYTES)
         linear.pack(shape, weight, packed)
         for copy in range(1, copies):
             ctypes.memmove(packed + copy * size, packed, shape.num_bytes)
         args = [linear.new_args(shape, packed + copy * size) for copy in range(copies)]
         for item in args:
-            item.x, item.y = rows, rows + most * K * 2
+            item.x, item.y = rows, rows + maximum * K * 2
         for threads in options.threads:
             native.set_num_threads(threads)
             for count in options.rows:

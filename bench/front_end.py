@@ -120,7 +120,7 @@ def _logprobs(ids: list[str], tokens: array[int]) -> dict[str, LogprobColumns]:
     return {
         name: LogprobColumns(
             counts=array("i", [6]),
-            token_ids=array("i", [token, *(max(0, token - 2) + place for place in range(5))]),
+            token_ids=array("i", [token, *(max(0, token - 2) + index for index in range(5))]),
             logprobs=array("f", [-1.5, -0.5, -1.0, -1.5, -2.0, -2.5]),
             ranks=array("i", [3]),
         )

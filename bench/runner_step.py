@@ -136,10 +136,10 @@ def plans(num_rows: int, num_steps: int, settings: dict[str, Any]) -> Iterator[S
         )
         builder.run(row, 0, PROMPT_LENGTH, samples=True)
     yield builder.build()
-    for place in range(PROMPT_LENGTH, PROMPT_LENGTH + num_steps):
-        for row in range(-place % BLOCK_SIZE, num_rows, BLOCK_SIZE):
+    for index in range(PROMPT_LENGTH, PROMPT_LENGTH + num_steps):
+        for row in range(-index % BLOCK_SIZE, num_rows, BLOCK_SIZE):
             builder.grow(row, [1])
-        builder.run_decodes(array("i", range(num_rows)), array("i", [place]) * num_rows)
+        builder.run_decodes(array("i", range(num_rows)), array("i", [index]) * num_rows)
         yield builder.build()
 
 

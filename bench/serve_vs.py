@@ -113,10 +113,19 @@ def start(name: str, command: list[str]) -> Peer:
 
 def commands(given: argparse.Namespace) -> dict[str, list[str]]:
     """Return the command of each server."""
-    port, most = ["--port", "{port}"], str(max(given.clients))
+    port, maximum = ["--port", "{port}"], str(max(given.clients))
     found = {
         "dovetail": [
-            *(sys.executable, "-c", _MAIN, "serve", "--model", given.model, "--max-num-seqs", most),
+            *(
+                sys.executable,
+                "-c",
+                _MAIN,
+                "serve",
+                "--model",
+                given.model,
+                "--max-num-seqs",
+                maximum,
+            ),
             *("--max-model-len", str(given.max_model_len)),
             *port,
             *shlex.split(given.dovetail_options),
@@ -124,12 +133,12 @@ def commands(given: argparse.Namespace) -> dict[str, list[str]]:
     }
     if given.llama_server:
         context = str(max(given.clients) * given.max_model_len)
-        slots = ["--parallel", most, "--ctx-size", context, "--cache-ram", "0"]
+        slots = ["--parallel", maximum, "--ctx-size", context, "--cache-ram", "0"]
         found["llamacpp"] = [given.llama_server, "--model", given.gguf, *port, *slots]
         found["llamacpp"] += ["--threads", str(os.cpu_count()), "--no-webui"]
     if given.vllm_python:
         module = ["-m", "vllm.entrypoints.openai.api_server", "--model", given.model, *port]
-        limits = ["--max-num-seqs", most, "--max-model-len", str(given.max_model_len)]
+        limits = ["--max-num-seqs", maximum, "--max-model-len", str(given.max_model_len)]
         found["vllm"] = [given.vllm_python, *module, *limits]
     return found
 

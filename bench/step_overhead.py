@@ -97,7 +97,7 @@ def add_request(core: EngineCore, number: int, max_tokens: int = NUM_STEPS) -> N
     core.add_request(
         EngineCoreRequest(
             request_id=f"request-{number}",
-            prompt_token_ids=[number % 31_000 + place for place in range(PROMPT_LEN)],
+            prompt_token_ids=[number % 31_000 + index for index in range(PROMPT_LEN)],
             sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             max_tokens=max_tokens,
             stop_token_ids=frozenset({2}),
@@ -171,13 +171,13 @@ def measure_preemptions(num_requests: int) -> float:
         add_request(core, number)
     collect()
     plain: list[float] = []
-    for place in range(NUM_STEPS):
+    for index in range(NUM_STEPS):
         begin = time.perf_counter()
         stats = core.step().stats
         taken = (time.perf_counter() - begin) * 1e6
         if stats is not None and stats.num_preemptions:
             return max(0.0, taken - statistics.median(plain)) / stats.num_preemptions
-        if place >= NUM_WARM_UP and begins_a_block(place):
+        if index >= NUM_WARM_UP and begins_a_block(index):
             plain.append(taken)
     raise RuntimeError("no request was preempted: there are too many blocks")
 
@@ -197,13 +197,13 @@ def measure_churn(num_requests: int) -> float:
 def measure_turnover(num_requests: int) -> float:
     """Return the median milliseconds of a step in which one request ends and one joins."""
     core = make_core(num_requests, num_blocks=num_requests * 3 * BLOCKS_EACH)
-    most = min(num_requests, NUM_STEPS)
+    maximum = min(num_requests, NUM_STEPS)
     for number in range(num_requests):
-        add_request(core, number, number % most + 2)
+        add_request(core, number, number % maximum + 2)
     collect()
     steps = []
     for number in range(num_requests, num_requests + NUM_STEPS):
-        add_request(core, number, most)
+        add_request(core, number, maximum)
         steps.append(timed_step(core))
     return statistics.median(steps[NUM_WARM_UP:])
 

@@ -98,7 +98,7 @@ def intervals_ms(llm: LLM, args: argparse.Namespace, first: int) -> list[float]:
     first: number of the first schema.
     """
     engine, watched, others = llm.llm_engine, {f"w{row}" for row in range(4)}, set()
-    prompt = [place % 200 + 10 for place in range(PROMPT_TOKENS)]
+    prompt = [index % 200 + 10 for index in range(PROMPT_TOKENS)]
     for name in watched:
         engine.add_request(name, prompt, params_of(800, constrained=False))
     for _ in range(40):
@@ -141,7 +141,7 @@ def measure_burst(llm: LLM, args: argparse.Namespace) -> None:
 def measure(llm: LLM, without: LLM, args: argparse.Namespace) -> None:
     """Run the rounds and print the medians."""
     prompts = [
-        [(7 * row + 3 * place) % 200 + 10 for place in range(PROMPT_TOKENS)]
+        [(7 * row + 3 * index) % 200 + 10 for index in range(PROMPT_TOKENS)]
         for row in range(args.requests)
     ]
     free = params_of(args.tokens, constrained=False)

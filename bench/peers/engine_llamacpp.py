@@ -126,9 +126,9 @@ class LlamaCppEngine:
         as_array(batch.n_seq_id, size)[:] = 1
         self._rows = numpy.zeros(MAX_BATCH_TOKENS, numpy.int32)
         kind = ctypes.POINTER(ctypes.c_int32)
-        for place in range(MAX_BATCH_TOKENS):
-            address = self._rows.ctypes.data + place * self._rows.itemsize
-            batch.seq_id[place] = ctypes.cast(address, kind)
+        for index in range(MAX_BATCH_TOKENS):
+            address = self._rows.ctypes.data + index * self._rows.itemsize
+            batch.seq_id[index] = ctypes.cast(address, kind)
 
     def _step(self, waiting: list[Stream], running: list[Stream]) -> None:
         sampling = []

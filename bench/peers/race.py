@@ -259,9 +259,9 @@ class Watch:
 
     def seen(self) -> dict[str, Any]:
         """Return {"seconds", "lost_s", "disturbed"} of the time span, after its end."""
-        most = max(MIN_LOST_S, MAX_LOST_SHARE * self._seconds * (os.cpu_count() or 1))
+        maximum = max(MIN_LOST_S, MAX_LOST_SHARE * self._seconds * (os.cpu_count() or 1))
         return {
             "seconds": self._seconds,
             "lost_s": self._lost_s,
-            "disturbed": self._lost_s > most,
+            "disturbed": self._lost_s > maximum,
         }

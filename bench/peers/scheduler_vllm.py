@@ -116,7 +116,7 @@ def _add_requests(
         scheduler.add_request(
             Request(
                 request_id=f"request-{number}",
-                prompt_token_ids=[number % 31_000 + place for place in range(prompt_len)],
+                prompt_token_ids=[number % 31_000 + index for index in range(prompt_len)],
                 sampling_params=SamplingParams(
                     max_tokens=num_steps, temperature=0.0, stop_token_ids=[2]
                 ),

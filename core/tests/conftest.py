@@ -97,11 +97,11 @@ class StrictWorker:
         assert end <= len(tokens), "a run contains unknown tokens"
         assert end <= len(blocks) * size, "the run has no blocks"
         sums = checksums(tokens[:end])
-        where = [(blocks[place // size], place % size) for place in range(end)]
-        for place in range(start):
-            assert self.slots.get(where[place]) == sums[place], "the cache is stale"
-        for place in range(start, end):
-            self.slots[where[place]] = sums[place]
+        where = [(blocks[index // size], index % size) for index in range(end)]
+        for index in range(start):
+            assert self.slots.get(where[index]) == sums[index], "the cache is stale"
+        for index in range(start, end):
+            self.slots[where[index]] = sums[index]
         self.computed[row] = end
         assert samples == (end == len(tokens)), "a step must sample after the last known token only"
         if not samples:
@@ -149,7 +149,7 @@ class Driver:
         """Add a request. prompt: token ids, or the length of a prompt with unique token ids."""
         if isinstance(prompt, int):
             first = sum(map(ord, name)) * 1000
-            prompt = [first + place for place in range(prompt)]
+            prompt = [first + index for index in range(prompt)]
         self.scheduler.add_request(
             EngineCoreRequest(
                 request_id=name,

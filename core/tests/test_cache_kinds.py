@@ -52,8 +52,11 @@ def naive(kind, cached, most):
 )
 def test_a_prefix_can_be_resumed_if_the_blocks_it_needs_are_cached(kind):
     for cached in product([0, 7], repeat=7):
-        for most in range(8):
-            assert kind.resumable(cached, most) == naive(kind, cached, most), (cached, most)
+        for maximum in range(8):
+            assert kind.resumable(cached, maximum) == naive(kind, cached, maximum), (
+                cached,
+                maximum,
+            )
 
 
 def test_a_state_without_snapshots_cannot_be_resumed():

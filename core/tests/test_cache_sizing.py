@@ -101,10 +101,10 @@ def test_a_cache_too_small_for_one_sequence_is_rejected():
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 18, 33, 40])
 @pytest.mark.parametrize("step", [1, 2, 16, 17, 30])
 def test_a_sliding_window_and_one_step_never_need_more_blocks_than_estimated(window, step):
-    most = sequence_blocks(config(2, spec(window)), 10**6, max_step_tokens=step)
+    maximum = sequence_blocks(config(2, spec(window)), 10**6, max_step_tokens=step)
     for start in range(100):
         oldest = max(0, start - window + 1) // SIZE
-        assert (start + step - 1) // SIZE - oldest + 1 <= most
+        assert (start + step - 1) // SIZE - oldest + 1 <= maximum
 
 
 def test_the_reported_maximum_sequence_length_just_fits_into_the_cache():

@@ -14,8 +14,8 @@ def test_increment_adds_one_to_the_first_values_of_a_column(typecode, num):
     source = Random(num)
     bits = 8 * array(typecode).itemsize - 1
     numbers = [source.randrange((1 << bits) - 1) for _ in range(num)] + [5, 6]
-    for place in range(0, num, 3):
-        numbers[place] = (1 << bits) - 2  # the largest value that can be incremented
+    for index in range(0, num, 3):
+        numbers[index] = (1 << bits) - 2  # the largest value that can be incremented
     column = array(typecode, numbers)
     increment(memoryview(column), num)
     assert list(column) == [number + 1 for number in numbers[:num]] + [5, 6]

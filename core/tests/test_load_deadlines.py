@@ -63,8 +63,8 @@ def driver(drive, side):
 def spoil(driver, transfer):
     """Overwrite the blocks of a transfer, as the connector does."""
     for block in transfer.block_ids:
-        for place in range(driver.worker.block_size):
-            driver.worker.slots[block, place] = "spoilt"
+        for index in range(driver.worker.block_size):
+            driver.worker.slots[block, index] = "spoilt"
 
 
 def answer(driver, side, **outcome):

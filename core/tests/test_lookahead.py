@@ -33,7 +33,7 @@ class Table:
         self.scheduler = Scheduler(context)
 
     def add(self, name, num_prompt=4, *, max_tokens=9, stop=()):
-        prompt = [ord(name) * 100 + place for place in range(num_prompt)]
+        prompt = [ord(name) * 100 + index for index in range(num_prompt)]
         requested = make_request(name, prompt, max_tokens=max_tokens)
         self.scheduler.add_request(replace(requested, stop_token_ids=frozenset(stop)))
 

@@ -343,14 +343,14 @@ def test_the_text_of_a_long_output_is_decoded_incrementally():
     processor = ProcessorDriver()
     processor.outputs = OutputProcessor(Counting(), clock=processor.clock)
     processor.add("r", FINAL_ONLY, max_tokens=400)
-    most = 0
+    maximum = 0
     for number in range(300):
         Counting.num_decoded = 0
         ends = [("r", LENGTH)] if number == 299 else []
         outputs = processor.step({"r": b"a"}, ends).request_outputs
-        most = max(most, Counting.num_decoded)
+        maximum = max(maximum, Counting.num_decoded)
     assert outputs[0].outputs[0].text == "a" * 300
-    assert 0 < most < 100
+    assert 0 < maximum < 100
 
 
 def test_all_outputs_of_a_request_share_the_prompt_token_ids():

@@ -75,11 +75,11 @@ def failing(cls, hook):
 def play(driver, alone, depth):
     """Run requests with preemptions and an abort. Check their tokens and return all plans."""
     prompts, plans = {}, []
-    for place in range(12):
-        name = f"r{place:02}"
-        prompts[name] = driver.add(name, 5 + place % 4, max_tokens=9)
+    for index in range(12):
+        name = f"r{index:02}"
+        prompts[name] = driver.add(name, 5 + index % 4, max_tokens=9)
         plans.append(driver.plan())
-        if place == 7:
+        if index == 7:
             assert driver.scheduler.abort_requests(["r07"]) == ["r07"]
             del prompts["r07"]
         if len(driver.out) == depth:

@@ -145,8 +145,8 @@ def test_a_long_prompt_is_hashed_in_slices_and_delays_no_other_request(
         pass
 
     Eager.preempts = preempts
-    for name, most in (("MAX_BLOCKS_HASHED", 50), ("MIN_BLOCKS_HASHED", 5)):
-        monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", most)
+    for name, maximum in (("MAX_BLOCKS_HASHED", 50), ("MIN_BLOCKS_HASHED", 5)):
+        monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", maximum)
     driver = drive(**BIG, policy=Eager, max_num_batched_tokens=4096)
     driver.add("long", SHARED, max_tokens=1)
     other = driver.add("other", 33, max_tokens=2)
@@ -158,8 +158,8 @@ def test_a_long_prompt_is_hashed_in_slices_and_delays_no_other_request(
 
 def test_a_step_hashes_and_skips_a_bounded_number_of_blocks(drive, alone, monkeypatch):
     limits = {"MAX_BLOCKS_HASHED": 40, "MIN_BLOCKS_HASHED": 4, "MAX_SKIPPED": 9}
-    for name, most in limits.items():
-        monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", most)
+    for name, maximum in limits.items():
+        monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", maximum)
     driver = drive(num_blocks=500, max_num_batched_tokens=64, max_num_seqs=4)
     prompts = {f"r{number}": [number, *range(200)] for number in range(30)}
     for name, prompt in prompts.items():

@@ -22,7 +22,7 @@ PROMPT = BLOCKS * 4 + 1
 def request(name, first=0, max_tokens=3):
     return EngineCoreRequest(
         request_id=name,
-        prompt_token_ids=array("i", [(first + place) % 31 for place in range(PROMPT)]),
+        prompt_token_ids=array("i", [(first + index) % 31 for index in range(PROMPT)]),
         sampling_params=SamplingParams(max_tokens=max_tokens),
         max_tokens=max_tokens,
     )

@@ -291,7 +291,7 @@ def test_blocks_of_preempted_requests_are_free_after_their_last_step(drive, alon
 @pytest.mark.parametrize("depth", [1, 2])
 def test_no_request_waits_for_a_request_of_lower_priority(drive, policy, depth):
     driver = drive(max_num_seqs=2, num_blocks=12, policy=policy)
-    priorities = {f"r{place}": (place * 7) % 5 for place in range(12)}
+    priorities = {f"r{index}": (index * 7) % 5 for index in range(12)}
     for name, priority in priorities.items():
         driver.add(name, 5, max_tokens=5, priority=priority)
         driver.plan()

@@ -95,8 +95,8 @@ def test_prompts_computed_in_one_step_give_the_same_tokens_at_every_depth(drive,
         limits = {"enable_chunked_prefill": False, "max_num_batched_tokens": 64}
         driver = drive(num_blocks=14, max_model_len=56, **limits)
         rng = random.Random(seed)
-        for place in range(10):
-            driver.add(f"r{place}", rng.randrange(1, 20), max_tokens=rng.randrange(1, 12))
+        for index in range(10):
+            driver.add(f"r{index}", rng.randrange(1, 20), max_tokens=rng.randrange(1, 12))
         driver.run(depth=depth)
         return driver.tokens
 

@@ -20,7 +20,7 @@ HELD, FREE = 0, 3
 def request(name, num_prompt=9, *, seed=FREE, max_tokens=4, first=0):
     return EngineCoreRequest(
         request_id=name,
-        prompt_token_ids=array("i", [(first + place) % 31 for place in range(num_prompt)]),
+        prompt_token_ids=array("i", [(first + index) % 31 for index in range(num_prompt)]),
         sampling_params=SamplingParams(max_tokens=max_tokens),
         max_tokens=max_tokens,
         seed=seed,

@@ -111,7 +111,7 @@ def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_wo
     renderer, attacks
 ):
     """The peak memory of this process must not grow. A valid chat must be rendered correctly."""
-    attacked, refused = TemplateRenderer(TIGHT), []
+    attacked, rejected = TemplateRenderer(TIGHT), []
     expected = renderer.render(PLAIN, TALK, {})
     stop, gaps = threading.Event(), []
 
@@ -131,7 +131,7 @@ def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_wo
             try:
                 text = attacked.render(source, TALK, {})
             except RequestError as error:
-                refused.append(source)
+                rejected.append(source)
                 assert error.parameter in ("messages", "chat_template") and len(str(error)) < 800
             else:
                 assert len(text) <= 1 << 20 and "class" not in text
@@ -139,7 +139,7 @@ def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_wo
         stop.set()
         other.join()
     assert rss_kib() - before < 40 << 10
-    assert len(refused) >= len(attacks) - 4, set(attacks) - set(refused)
+    assert len(rejected) >= len(attacks) - 4, set(attacks) - set(rejected)
     assert len(gaps) > 10
 
 

@@ -130,7 +130,7 @@ def test_steps_run_in_order_and_each_step_samples_once(make):
     builder = StepBuilder()
     handles = [step(executor, builder) for _ in range(executor.max_concurrent_steps)]
     assert [handle.result(5).step_id for handle in handles] == list(range(len(handles)))
-    halves = [(("execute_model", place), ("sample_tokens", None)) for place in range(len(handles))]
+    halves = [(("execute_model", index), ("sample_tokens", None)) for index in range(len(handles))]
     assert worker.calls[2:] == [call for pair in halves for call in pair]
     executor.shutdown()
 

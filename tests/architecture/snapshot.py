@@ -205,9 +205,9 @@ def main(arguments: list[str]) -> int:
         return 2
     sys.path.insert(0, str(CORE))
     new = take_snapshot()
-    refused = contracts_to_raise(json.loads(FILE.read_text("utf-8")), new) if FILE.exists() else []
-    if refused:
-        print("\n".join(refused))
+    rejected = contracts_to_raise(json.loads(FILE.read_text("utf-8")), new) if FILE.exists() else []
+    if rejected:
+        print("\n".join(rejected))
         return 1
     FILE.write_text(json.dumps(new, indent=1, sort_keys=True, ensure_ascii=False) + "\n", "utf-8")
     print(f"wrote {FILE}")

@@ -103,10 +103,10 @@ def functions_in(node: ast.AST, prefix: str = "", in_class: bool = False):
 
 def file_breaches(path: Path) -> dict[str, str]:
     lines = path.read_text("utf-8").splitlines()
-    most, where = MAX_FILE_LINES[path.suffix], relative(path)
+    maximum, where = MAX_FILE_LINES[path.suffix], relative(path)
     found = {}
-    if len(lines) > most:
-        found[f"file {where}"] = f"{len(lines)} lines > {most}: split by responsibility"
+    if len(lines) > maximum:
+        found[f"file {where}"] = f"{len(lines)} lines > {maximum}: split by responsibility"
     wide = [number for number, line in enumerate(lines, 1) if len(line) > MAX_COLUMNS]
     if wide:
         found[f"columns {where}"] = f"lines {wide[:5]} have more than {MAX_COLUMNS} columns"

@@ -29,7 +29,7 @@ def programs(draw):
     length = draw(st.integers(3, 30))
     block_size = draw(st.integers(1, 5))
     chunked = draw(st.booleans())
-    least = -(-length // block_size)
+    minimum = -(-length // block_size)
     return Program(
         seed=draw(st.integers(0, 2**32)),
         limits=SchedulerLimits(
@@ -41,7 +41,7 @@ def programs(draw):
             enable_prefix_caching=draw(st.booleans()),
         ),
         kv_cache=make_kv_cache(
-            num_blocks=1 + least + draw(st.integers(0, 2 * least)), block_size=block_size
+            num_blocks=1 + minimum + draw(st.integers(0, 2 * minimum)), block_size=block_size
         ),
         depth=draw(st.integers(1, 2)),
         num_turns=draw(st.integers(1, 40)),

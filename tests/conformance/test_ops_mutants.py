@@ -62,8 +62,8 @@ def with_equals_kept(logits_RV, columns):
     """Apply top-k to distinct values instead of tokens."""
     top_k_R = columns.top_k_R.clone()
     for r, row in enumerate(logits_RV):
-        least = row.topk(min(int(top_k_R[r]), len(row))).values[-1]
-        top_k_R[r] = int((row >= least).sum())
+        minimum = row.topk(min(int(top_k_R[r]), len(row))).values[-1]
+        top_k_R[r] = int((row >= minimum).sum())
     return logits_RV, replace(columns, top_k_R=top_k_R)
 
 

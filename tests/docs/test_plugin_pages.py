@@ -98,9 +98,9 @@ def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
                 case.run()
             except NotHere as reason:
                 left_out.append(str(reason))
-    refused = "the engine refuses requests that need it"
+    rejected = "the engine refuses requests that need it"
     missing = [
-        f"the worker does not declare '{item}'; {refused}"
+        f"the worker does not declare '{item}'; {rejected}"
         for item in SAMPLING_CAPABILITIES.values()
     ]
     lacking = "the model declares FINAL_NORM in `lacks`"
@@ -119,8 +119,8 @@ def test_the_worker_page_has_a_row_for_each_sampling_parameter():
 @pytest.mark.parametrize("one", PAGES)
 def test_the_example_of_a_plugin_page_has_a_limited_number_of_lines(one):
     for block in one.blocks("python"):
-        most = LONGER.get(one.kind, MAX_LINES)
-        assert len(block.splitlines()) <= most, f"{len(block.splitlines())} lines"
+        maximum = LONGER.get(one.kind, MAX_LINES)
+        assert len(block.splitlines()) <= maximum, f"{len(block.splitlines())} lines"
 
 
 def test_every_plugin_kind_has_a_page():

@@ -82,5 +82,5 @@ def make_checkpoint(folder: Path, family: str = "Llama", seed: int = 3, **sizes:
 def letters(tokenizer: object) -> list[int]:
     """Return the ids of tokens that consist of letters, so that random answers are readable."""
     texts = ((token, tokenizer.decode([token])) for token in range(tokenizer.vocab_size))
-    wanted = set(string.ascii_letters + " ")
-    return [token for token, text in texts if text and set(text) <= wanted]
+    expected = set(string.ascii_letters + " ")
+    return [token for token, text in texts if text and set(text) <= expected]

@@ -48,11 +48,11 @@ def limit(job: dict[str, Any]) -> None:
     if "address_space" in job:
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
-        most = used + job["address_space"]
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        maximum = used + job["address_space"]
+        resource.setrlimit(resource.RLIMIT_AS, (maximum, maximum))
     if "open_files" in job:
-        most = len(os.listdir("/proc/self/fd")) - 1 + job["open_files"]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        maximum = len(os.listdir("/proc/self/fd")) - 1 + job["open_files"]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (maximum, maximum))
     if "file_size" in job:
         resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_size"],) * 2)
 

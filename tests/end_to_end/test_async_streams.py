@@ -20,16 +20,16 @@ WORDS = ["The", "quick", "brown", "fox", "jumps", "over", "lazy", "zebras", "jud
 
 def requests():
     rng = Random(SEED)
-    for place in range(24):
+    for index in range(24):
         yield (
             " ".join(rng.choices(WORDS, k=rng.randint(1, 12))),
             SamplingParams(
                 max_tokens=rng.randint(1, 24),
-                temperature=0 if place % 2 else 0.8,
-                seed=place,
-                n=3 if place % 6 == 0 else 1,
-                logprobs=2 if place % 5 == 0 else None,
-                stop=["e", " q"] if place % 4 == 0 else None,
+                temperature=0 if index % 2 else 0.8,
+                seed=index,
+                n=3 if index % 6 == 0 else 1,
+                logprobs=2 if index % 5 == 0 else None,
+                stop=["e", " q"] if index % 4 == 0 else None,
                 ignore_eos=True,
             ),
         )

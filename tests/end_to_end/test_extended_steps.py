@@ -71,9 +71,9 @@ def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
     outputs = extended.generate(PROMPTS, asking)
     assert outputs[4].outputs[0].finish_reason == "error"
     assert f"'FakeStepExtension' failed in {hook}: ValueError" in outputs[4].error
-    for place in range(9):
-        if place != 4:
-            assert outputs[place].outputs[0].token_ids == plain[place]
+    for index in range(9):
+        if index != 4:
+            assert outputs[index].outputs[0].token_ids == plain[index]
     again = extended.generate(PROMPTS, greedy())  # the extension has no state of the request
     assert tokens_of(again) == plain
     assert extended.reset_prefix_cache()

@@ -65,9 +65,9 @@ def test_each_prompt_has_its_own_parameters_and_output(llm):
     outputs = llm.generate(prompts, [greedy(max_tokens=n) for n in lengths])
     assert [output.prompt_token_ids for output in outputs] == prompts
     assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
-    for place in (0, 7, 23):
-        alone = llm.generate(prompts[place], greedy(max_tokens=lengths[place]))
-        assert alone[0].outputs[0].token_ids == outputs[place].outputs[0].token_ids
+    for index in (0, 7, 23):
+        alone = llm.generate(prompts[index], greedy(max_tokens=lengths[index]))
+        assert alone[0].outputs[0].token_ids == outputs[index].outputs[0].token_ids
     assert len({output.request_id for output in outputs}) == 24
 
 
@@ -133,12 +133,12 @@ def test_the_n_completions_of_a_request_have_different_tokens(llm, readable):
 def test_a_seed_gives_the_same_tokens_in_any_batch(llm, readable):
     alone = llm.generate(PROMPT, readable())[0].outputs[0].token_ids
     other = [readable(seed=n, max_tokens=9, temperature=0.5 + n / 10) for n in range(9)]
-    for place in (0, 4, 9):
-        params = [*other[:place], readable(), *other[place:]]
+    for index in (0, 4, 9):
+        params = [*other[:index], readable(), *other[index:]]
         prompts = ["x " * n for n in range(1, 11)]
-        prompts[place] = PROMPT
+        prompts[index] = PROMPT
         outputs = llm.generate(prompts, params)
-        assert outputs[place].outputs[0].token_ids == alone
+        assert outputs[index].outputs[0].token_ids == alone
     assert llm.generate(PROMPT, readable(seed=12))[0].outputs[0].token_ids != alone
 
 

@@ -81,9 +81,9 @@ def test_an_error_in_a_grammar_ends_only_the_request_of_this_grammar(llm, constr
     outputs = constrained.generate(PROMPTS, asking)
     assert outputs[4].outputs[0].finish_reason == "error"
     assert "structured_outputs" in outputs[4].error
-    for place in range(9):
-        if place != 4:
-            assert outputs[place].outputs[0].token_ids == want[place]
+    for index in range(9):
+        if index != 4:
+            assert outputs[index].outputs[0].token_ids == want[index]
 
 
 def test_an_invalid_grammar_ends_the_request_with_an_error(constrained):

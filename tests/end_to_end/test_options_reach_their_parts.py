@@ -307,8 +307,8 @@ def test_max_waiting_limits_waiting_requests(model_dir, options):
             return firsts
 
     firsts = asyncio.run(add_requests())
-    refused = [first for first in firsts if isinstance(first, BaseException)]
-    assert [type(item) for item in refused] == [CapacityError]
+    rejected = [first for first in firsts if isinstance(first, BaseException)]
+    assert [type(item) for item in rejected] == [CapacityError]
 
 
 # --- every option ---------------------------------------------------------------------------------

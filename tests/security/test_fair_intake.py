@@ -155,18 +155,18 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
     core = SlowCore(clock, busy)
     intake = RequestIntake(clock)
     intake.begin_turn()
-    refused, num_turns = [], 1
+    rejected, num_turns = [], 1
     requests = map(wire, range(10))
-    intake.begin_batch(requests, core.add_request, refused.append, holds_steps=not busy)
+    intake.begin_batch(requests, core.add_request, rejected.append, holds_steps=not busy)
     intake.go_on()
     while intake.is_waiting:
-        assert not refused and intake.holds_steps is not busy
+        assert not rejected and intake.holds_steps is not busy
         intake.begin_turn()
         intake.go_on()
         num_turns += 1
     assert num_turns == turns
     assert core.added == [f"r{place}" for place in range(10) if place != 5]
-    assert [list(item) for item in refused] == [["r5"]]
+    assert [list(item) for item in rejected] == [["r5"]]
 
 
 def test_the_engine_stops_admitting_requests_in_a_step_at_the_time_limit():

@@ -70,7 +70,7 @@ def test_damaged_files_do_not_affect_other_engines(tmp_path):
     path = tmp_path / "valid.gguf"
     path.write_bytes(make_valid().to_bytes())
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    refused = 0
+    rejected = 0
     with LLM(str(path), **OPTIONS) as llm:
         (before,) = llm.generate("hello hello", params, use_tqdm=False)
         for number in range(12):
@@ -79,10 +79,10 @@ def test_damaged_files_do_not_affect_other_engines(tmp_path):
             try:
                 LLM(str(damaged), **OPTIONS).shutdown()
             except DovetailError as error:
-                refused += 1
+                rejected += 1
                 assert damaged.name in str(error)
         (after,) = llm.generate("hello hello", params, use_tqdm=False)
-    assert refused > 6
+    assert rejected > 6
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
 
 

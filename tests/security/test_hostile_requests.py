@@ -181,23 +181,23 @@ def test_the_error_for_a_hostile_value_names_it_and_valid_requests_continue(fron
     expected = tokens_of(alone)
     for name, parameter, given in hostile_requests():
         hostile = {"request_id": "hostile"} | given
-        before, refused, after = front_end.ask_all(
+        before, rejected, after = front_end.ask_all(
             [{"request_id": "before"} | VALID, hostile, {"request_id": "after"} | VALID]
         )
-        assert isinstance(refused, RequestError), (name, refused)
-        assert refused.parameter == parameter, (name, refused)
-        assert len(str(refused)) < 400, name
+        assert isinstance(rejected, RequestError), (name, rejected)
+        assert rejected.parameter == parameter, (name, rejected)
+        assert len(str(rejected)) < 400, name
         assert tokens_of(before) == tokens_of(after) == expected, name
         # Every front end gives the same message.
-        assert refusals.setdefault(name, str(refused)) == str(refused)
+        assert refusals.setdefault(name, str(rejected)) == str(rejected)
 
 
 @pytest.mark.parametrize(("parameter", "given"), HOSTILE_PARAMS.values(), ids=HOSTILE_PARAMS)
 def test_sampling_parameters_with_hostile_values_cannot_be_created(parameter, given):
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as rejected:
         SamplingParams(**given)
-    assert refused.value.parameter == parameter
-    assert parameter in str(refused.value) and len(str(refused.value)) < 300
+    assert rejected.value.parameter == parameter
+    assert parameter in str(rejected.value) and len(str(rejected.value)) < 300
 
 
 def test_valid_values_of_unusual_types_are_accepted(front_end):
@@ -264,9 +264,9 @@ def llm(request, tmp_path_factory):
     ids=range(12),
 )
 def test_prompts_that_are_not_a_list_are_refused_without_reading_them(llm, prompts, parameter):
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as rejected:
         llm.generate(prompts, VALID["params"])
-    assert refused.value.parameter == parameter
+    assert rejected.value.parameter == parameter
     (output,) = llm.generate("a valid request", VALID["params"])
     assert output.error is None
 
@@ -293,9 +293,9 @@ def test_prompts_may_come_from_any_iterable(llm):
     ],
 )
 def test_invalid_arguments_of_generate_are_refused(llm, name, value):
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as rejected:
         llm.generate("a", **{name: value})
-    assert refused.value.parameter in (name, "params")
+    assert rejected.value.parameter in (name, "params")
 
 
 USER = {"role": "user", "content": "hello"}
@@ -327,9 +327,9 @@ USER = {"role": "user", "content": "hello"}
     ids=shorten,
 )
 def test_invalid_conversations_are_refused(llm, parameter, given):
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as rejected:
         llm.chat(**given)
-    assert refused.value.parameter == parameter and len(str(refused.value)) < 400
+    assert rejected.value.parameter == parameter and len(str(rejected.value)) < 400
     assert llm.chat([USER], VALID["params"])[0].error is None
 
 
@@ -361,7 +361,7 @@ def test_limits_of_requests_can_be_changed_by_options(tmp_path):
         max_bad_words_chars=6,
         max_extra_args_bytes=30,
     )
-    refused = [
+    rejected = [
         ("prompt", {"prompt": "x" * 21}),
         ("request_id", {"request_id": "123456"}),
         ("tenant", {"prompt": {"prompt": "a", "tenant": "123456"}}),
@@ -379,7 +379,7 @@ def test_limits_of_requests_can_be_changed_by_options(tmp_path):
     }
     front_end = open_front_end("in process", options)
     try:
-        for parameter, given in refused:
+        for parameter, given in rejected:
             base = {"request_id": "a", "prompt": "a", "params": SamplingParams(max_tokens=1)}
             (error,) = front_end.ask_all([base | given])
             assert isinstance(error, RequestError) and error.parameter == parameter, given

@@ -111,9 +111,9 @@ def test_an_async_engine_refuses_other_threads_and_loops(tmp_path):
         found = []
         calls = (last, lambda: llm.abort("a"), llm.pause, llm.resume, llm.reset_prefix_cache)
         for call in (*calls, llm.check_health, lambda: llm.collective_rpc("x")):
-            with pytest.raises(UserError, match="another event loop") as refused:
+            with pytest.raises(UserError, match="another event loop") as rejected:
                 await call()
-            found.append(refused.value)
+            found.append(rejected.value)
         return found
 
     async def with_strangers():

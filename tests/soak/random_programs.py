@@ -102,7 +102,9 @@ def _play_number(policies: list[str], number: int) -> Tally:
 def find_missing(tally: Tally) -> list[str]:
     """Return the kinds of events that were too rare for a full run, with their counts."""
     counts = tally.counts
-    missing = [f"{name} {counts[name]}" for name, least in LEAST.items() if counts[name] < least]
+    missing = [
+        f"{name} {counts[name]}" for name, minimum in LEAST.items() if counts[name] < minimum
+    ]
     if counts["grants"] < LEAST_MEAN_GRANTS * counts["steps"]:
         missing.append(f"grants {counts['grants'] / counts['steps']:.1f} a step")
     return missing

@@ -146,15 +146,15 @@ def test_a_model_with_a_cache_is_rejected():
 def test_random_scheduler_calls_follow_the_contract(seed):
     rng = random.Random(seed)
     subject = scheduler(max_num_seqs=rng.choice([1, 3]), max_num_batched_tokens=rng.choice([1, 5]))
-    out, wanted, given = [], {}, {}
+    out, expected, given = [], {}, {}
     for turn in range(300):
         if turn < 200 and rng.random() < 0.2:
             name = f"r{turn}"
-            wanted[name] = rng.randint(1, 6)
-            subject.add_request(requested(name, rng.randint(1, 12), wanted[name]))
-        if wanted and rng.random() < 0.05:
-            for name in subject.abort_requests([rng.choice(list(wanted))]):
-                del wanted[name]
+            expected[name] = rng.randint(1, 6)
+            subject.add_request(requested(name, rng.randint(1, 12), expected[name]))
+        if expected and rng.random() < 0.05:
+            for name in subject.abort_requests([rng.choice(list(expected))]):
+                del expected[name]
                 given.pop(name, None)
         if len(out) < 2 and rng.random() < 0.6:
             out.append(subject.schedule())
@@ -164,7 +164,7 @@ def test_random_scheduler_calls_follow_the_contract(seed):
         plan = subject.schedule()
         out.append(plan)
         take(subject, out.pop(0), given)
-    assert given == wanted
+    assert given == expected
 
 
 def take(subject, plan, given):

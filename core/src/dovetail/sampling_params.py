@@ -123,12 +123,12 @@ class ReasoningParams:
     budget: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("end", 1), ("start", 0)):
+        for name, minimum in (("end", 1), ("start", 0)):
             value = check_text(
                 f"reasoning.{name}",
                 getattr(self, name),
                 max_chars=MAX_MARKER_CHARS,
-                min_chars=least,
+                min_chars=minimum,
             )
             object.__setattr__(self, name, value)
         check_integer("reasoning.budget", self.budget, 0, MAX_TOKENS, optional=True)

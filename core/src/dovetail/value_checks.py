@@ -121,13 +121,13 @@ def check_text(
         raise refuse(parameter, value, "a string")
     text = plain_text(value)  # type: ignore[arg-type]
     if not min_chars <= len(text) <= max_chars:
-        least = f"at least {min_chars} character{'s' if min_chars > 1 else ''} and " * bool(
+        minimum = f"at least {min_chars} character{'s' if min_chars > 1 else ''} and " * bool(
             min_chars
         )
         option = f" ({limit})" if limit else ""
         raise RequestError(
-            f"{parameter}={shorten(text)} has {len(text)} characters; it must have {least}at most "
-            f"{max_chars}{option}.",
+            f"{parameter}={shorten(text)} has {len(text)} characters; it must have {minimum}at "
+            f"most {max_chars}{option}.",
             parameter=parameter,
         )
     if not text.isascii():

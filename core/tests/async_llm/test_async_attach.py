@@ -56,8 +56,8 @@ def test_max_waiting_applies_to_each_front_end_separately(bench, llm):
     async def ask():
         with pytest.raises(CapacityError, match=f"at most {room} are allowed"):
             await read(other, "abc", SamplingParams(n=room + 1, max_tokens=1))
-        most = await read(llm, "abc", SamplingParams(n=room + 1, max_tokens=1))
-        assert len(most.outputs) == room + 1
+        maximum = await read(llm, "abc", SamplingParams(n=room + 1, max_tokens=1))
+        assert len(maximum.outputs) == room + 1
 
     bench.run(ask())
     other.shutdown()

@@ -25,17 +25,17 @@ async def last(stream):
 def random_prompts(num=30):
     """Yield random prompts and parameters, each with a different seed."""
     rng = Random(SEED)
-    for place in range(num):
+    for index in range(num):
         text = "".join(rng.choices("abcdefgh é—", k=rng.randint(1, 60)))
         yield (
-            text if place % 3 else [rng.randrange(256) for _ in range(rng.randint(1, 60))],
+            text if index % 3 else [rng.randrange(256) for _ in range(rng.randint(1, 60))],
             SamplingParams(
                 max_tokens=rng.randint(1, 60),
                 n=rng.choice((1, 1, 3)),
                 seed=rng.randrange(1000),
-                stop=[rng.choice("aeiou") + rng.choice("xyz"), "q"] if place % 4 == 0 else None,
-                logprobs=3 if place % 5 == 0 else None,
-                prompt_logprobs=2 if place % 7 == 0 else None,
+                stop=[rng.choice("aeiou") + rng.choice("xyz"), "q"] if index % 4 == 0 else None,
+                logprobs=3 if index % 5 == 0 else None,
+                prompt_logprobs=2 if index % 7 == 0 else None,
             ),
         )
 

@@ -79,10 +79,10 @@ def test_the_throughput_benchmark_submits_all_requests_together(spell, requested
     assert len({prompt for prompt, _ in requested}) == 8
     output = json.loads(file.read_text())
     measures = output["measures"]
-    for place in range(2):
-        seconds = measures["whole_run"]["values"][place]
-        assert measures["output"]["values"][place] == pytest.approx(4 * 5 / seconds)
-        assert measures["input"]["values"][place] == pytest.approx(4 * 9 / seconds)
+    for index in range(2):
+        seconds = measures["whole_run"]["values"][index]
+        assert measures["output"]["values"][index] == pytest.approx(4 * 5 / seconds)
+        assert measures["input"]["values"][index] == pytest.approx(4 * 9 / seconds)
     kinds = {found["kind"]: found["name"] for found in output["engine"]["plugins"]}
     assert (kinds["scheduler"], kinds["worker"]) == ("fcfs", "BigramWorker")
 

@@ -45,25 +45,25 @@ def test_all_kinds_of_engine_clients_return_the_same_outputs(client_of, ahead, t
     for kind in ("inproc", "sync"):
         client = client_of(kind, async_scheduling=ahead)
         assert isinstance(client, EngineClient)
-        refused = client.add_requests(requests)
+        rejected = client.add_requests(requests)
         assert client.progress.num_refused == 0
         found.append(
-            (traffic.Answers().collect(client, 22), refusals(refused), named_facts(client.facts))
+            (traffic.Answers().collect(client, 22), refusals(rejected), named_facts(client.facts))
         )
         client.shutdown()
 
     async def serve():
         client = client_of("async", async_scheduling=ahead)
-        refused = await client.add_requests(requests)
+        rejected = await client.add_requests(requests)
         given = await traffic.Answers().collect_async(client, 22)
-        return given, refusals(refused), named_facts(client.facts)
+        return given, refusals(rejected), named_facts(client.facts)
 
     found.append(asyncio.run(serve()))
     assert found[0] == found[1] == found[2]
-    (tokens, ends), refused, _ = found[0]
+    (tokens, ends), rejected, _ = found[0]
     assert len(tokens) == len(ends) == 22 and len(tokens["long"]) > 100
-    assert set(refused) == {"bad", "twice"}
-    assert refused["bad"][1] == "prompt" and "97" in refused["bad"][0]
+    assert set(rejected) == {"bad", "twice"}
+    assert rejected["bad"][1] == "prompt" and "97" in rejected["bad"][0]
 
 
 def refusals(named_facts):
@@ -89,8 +89,8 @@ def test_requests_too_large_for_one_message_are_split(client_of, monkeypatch, tr
         traffic.request("bad", [97]),
     ]
     client = client_of("sync")
-    refused = client.add_requests(requests)
-    assert {name: error.parameter for name, error in refused.items()} == {
+    rejected = client.add_requests(requests)
+    assert {name: error.parameter for name, error in rejected.items()} == {
         "huge": "prompt",
         "bad": "prompt",
     }

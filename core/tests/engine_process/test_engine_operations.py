@@ -110,11 +110,11 @@ def test_the_types_of_operation_arguments_and_results_are_checked():
         pause.encode_arguments(("sideways",))
     with pytest.raises(TypeError):
         pause.bind()
-    refused = OPERATIONS["add_requests"]
-    found = refused.decode_result(refused.encode_result({"a": RequestError("no", parameter="n")}))
+    rejected = OPERATIONS["add_requests"]
+    found = rejected.decode_result(rejected.encode_result({"a": RequestError("no", parameter="n")}))
     assert (str(found["a"]), found["a"].parameter) == ("no", "n")
     with pytest.raises(MessageError):
-        OPERATIONS["reset_prefix_cache"].decode_result(refused.encode_result({}))
+        OPERATIONS["reset_prefix_cache"].decode_result(rejected.encode_result({}))
 
 
 def test_module_functions_cannot_be_called_in_another_process(client_of):

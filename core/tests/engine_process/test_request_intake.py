@@ -42,8 +42,8 @@ def test_requests_are_added_in_time_slices_and_delay_no_step_of_a_busy_engine(ru
         assert not answers
         intake.go_on()
         assert clock.now_ns() - begin_ns <= INTAKE_NS + 3
-    (refused,) = answers
-    assert {name: (str(error), error.parameter) for name, error in refused.items()} == {
+    (rejected,) = answers
+    assert {name: (str(error), error.parameter) for name, error in rejected.items()} == {
         "bad": ("no", "prompt")
     }
     assert not intake.is_waiting and not intake.holds_steps

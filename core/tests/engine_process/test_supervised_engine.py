@@ -155,10 +155,10 @@ def test_crashing_requests_of_one_client_do_not_exhaust_the_restarts_of_other_cl
         assert traffic.Answers().collect(client, 1)[1]["valid"][0] is FinishReason.LENGTH
     assert len(messages) == client.num_restarts == 2
     assert all("the chip melted" in message for message in messages)
-    refused = client.add_requests(
+    rejected = client.add_requests(
         [traffic.request("p", (6, 6), 100), traffic.request("b", (2,), 1)]
     )
-    assert {name: error.parameter for name, error in refused.items()} == {"p": "prompt"}
+    assert {name: error.parameter for name, error in rejected.items()} == {"p": "prompt"}
 
 
 def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, traffic):
@@ -181,7 +181,7 @@ def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, t
 
 def test_a_request_that_ran_with_a_crashing_request_is_served_eventually(supervised, traffic):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
-    refused, served = set(), 0
+    rejected, served = set(), 0
     for number in range(6):
         sent = []
         for name, prompt, length in (("crashing", (6, 6), 100), ("valid", (5, 5), 2)):
@@ -189,11 +189,11 @@ def test_a_request_that_ran_with_a_crashing_request_is_served_eventually(supervi
                 client.add_request(traffic.request(f"{name}{number}", prompt, max_tokens=length))
                 sent.append(f"{name}{number}")
             except (RequestError, UnavailableError) as error:
-                refused.add((name, type(error)))
+                rejected.add((name, type(error)))
         _, ends = traffic.Answers().collect(client, len(sent)) if sent else ((), {})
         served += ends.get(f"valid{number}", [""])[0] is FinishReason.LENGTH
         assert client.wait_until_ready(WAIT_S)
-    assert ("crashing", RequestError) in refused and ("valid", RequestError) not in refused
+    assert ("crashing", RequestError) in rejected and ("valid", RequestError) not in rejected
     assert served >= 2
 
 

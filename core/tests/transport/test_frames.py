@@ -242,9 +242,9 @@ def test_an_inconsistent_step_result_is_rejected():
 
 def test_frames_of_other_versions_kinds_and_byte_orders_are_rejected():
     frame = encode_plan(full_plan())
-    for place in (0, 4, 6, 12):
+    for index in (0, 4, 6, 12):
         changed = bytearray(frame)
-        changed[place] ^= 1
+        changed[index] ^= 1
         with pytest.raises(MessageError, match="kind"):
             decode_plan(bytes(changed))
     with pytest.raises(MessageError, match="kind"):
@@ -259,7 +259,7 @@ def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
     created = tmp_path / "fired"
     bomb = pickle.dumps(Bomb(created))
     offered = [bomb, encode_plan(full_plan())[:32] + bomb]
-    offered += [forged(set_to(place, bomb)) for place in range(12)]
+    offered += [forged(set_to(index, bomb)) for index in range(12)]
     for frame in offered:
         for decode in (decode_plan, decode_result, read_request):
             with pytest.raises(MessageError):

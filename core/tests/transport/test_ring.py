@@ -254,7 +254,7 @@ def test_corrupted_ring_memory_is_detected(ring, seed):
     rng = Random(seed)
     writer, (reader,) = ring(num_slots=4, slot_bytes=64)
     memory, sent = reader._memory, []
-    refused = False
+    rejected = False
     for number in range(200):
         frame = rng.randbytes(rng.randint(0, 70))
         try:
@@ -265,9 +265,9 @@ def test_corrupted_ring_memory_is_detected(ring, seed):
                 memory._bytes[at : at + 4] = rng.randbytes(4)
             assert reader.receive(timeout_s=0) == sent.pop(0)
         except (TransportError, TimeoutError):
-            refused = True
+            rejected = True
             break
-    assert refused
+    assert rejected
 
 
 def test_invalid_wakeup_packets_are_rejected():

@@ -76,8 +76,8 @@ def test_explain_says_that_a_library_of_another_version_was_refused(tmp_path, ki
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["chosen"] == [instead]
-    refused = [item for item in told["verdicts"] if "ABI version" in " ".join(item["reasons"])]
-    assert refused and all("install dovetail-cpu-kernels again" in str(item) for item in refused)
+    rejected = [item for item in told["verdicts"] if "ABI version" in " ".join(item["reasons"])]
+    assert rejected and all("install dovetail-cpu-kernels again" in str(item) for item in rejected)
 
 
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("ops", "torch")])

@@ -108,8 +108,8 @@ def test_an_environment_variable_lowers_the_instruction_set_level():
     for level in (native.LEVELS[number] for number in native.usable_levels()[:-1]):
         status = status_of(source, DOVETAIL_CPU_LEVEL=level)
         assert status["level"] == level and highest["level"] in status["reason"]
-    refused = status_of(source, DOVETAIL_CPU_LEVEL="mmx")
-    assert not refused["available"] and ", ".join(native.LEVELS) in refused["reason"]
+    rejected = status_of(source, DOVETAIL_CPU_LEVEL="mmx")
+    assert not rejected["available"] and ", ".join(native.LEVELS) in rejected["reason"]
 
 
 @needs_library

@@ -152,8 +152,8 @@ def test_cuda_is_preferred_to_the_cpu_if_usable(monkeypatch):
     pytest.importorskip("dovetail_cpu")
     monkeypatch.setattr(CUDAPlatform, "look", staticmethod(lambda: MACHINE))
     assert isinstance(choose_platform(PluginRegistry(), "auto"), CUDAPlatform)
-    refused = replace(MACHINE, toolkit="")
-    monkeypatch.setattr(CUDAPlatform, "look", staticmethod(lambda: refused))
+    rejected = replace(MACHINE, toolkit="")
+    monkeypatch.setattr(CUDAPlatform, "look", staticmethod(lambda: rejected))
     assert choose_platform(PluginRegistry(), "auto").info.name == "cpu"
     with pytest.raises(PluginError, match="built without CUDA"):
         choose_platform(PluginRegistry(), "cuda")

@@ -69,8 +69,8 @@ class Held:
     def server_of(self, server):
         """Return the API process that has accepted the connection, or None if none has yet."""
         rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        wanted = (f":{server.port:04X}", f":{self.port:04X}")
-        sockets = {f"socket:[{row[9]}]" for row in rows if (row[1][8:], row[2][8:]) == wanted}
+        expected = (f":{server.port:04X}", f":{self.port:04X}")
+        sockets = {f"socket:[{row[9]}]" for row in rows if (row[1][8:], row[2][8:]) == expected}
         return next(
             (pid for pid in api_processes(server) if sockets & set(open_files_of(pid))), None
         )

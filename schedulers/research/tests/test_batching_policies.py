@@ -98,8 +98,8 @@ def sarathi_every_step_contains_all_decodes(policy, lab):
 
 def sarathi_the_option_chunk_limits_the_time_between_tokens(policy, lab):
     game, fates = stalled(policy, lab)
-    most = game.world.cost(TAU - len(fates), len(fates))
-    assert max(fate.max_gap_ns for fate in fates) == most
+    maximum = game.world.cost(TAU - len(fates), len(fates))
+    assert max(fate.max_gap_ns for fate in fates) == maximum
 
 
 def sarathi_a_step_with_a_partial_prompt_has_exactly_chunk_tokens(policy, lab):

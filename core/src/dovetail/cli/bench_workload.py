@@ -66,12 +66,12 @@ class Run:
 
 def check_workload(options: BenchOptions, num_prompts: int) -> None:
     """Raise ConfigError for options that are invalid for any model."""
-    least = {"input_len": 1, "output_len": 1, "warmup": 0, "repeats": 1}
+    minimum = {"input_len": 1, "output_len": 1, "warmup": 0, "repeats": 1}
     values: Mapping[str, int] = {**vars(options), "num_prompts": num_prompts}
     for name, value in values.items():
-        if value < least.get(name, 1):
+        if value < minimum.get(name, 1):
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} {value} must be at least {least.get(name, 1)}.")
+            raise ConfigError(f"{flag} {value} must be at least {minimum.get(name, 1)}.")
 
 
 def measure(

@@ -120,8 +120,8 @@ def _facts(output: RequestOutput) -> dict[str, Any]:
 
 
 def _print_refusals(outputs: Sequence[RequestOutput]) -> int:
-    refused = [(index, out.error) for index, out in enumerate(outputs, 1) if out.error is not None]
-    for place, error in refused:
+    rejected = [(index, out.error) for index, out in enumerate(outputs, 1) if out.error is not None]
+    for place, error in rejected:
         where = f"prompt {place}: " if len(outputs) > 1 else ""
         tell(f"dovetail: {where}{error}")
-    return 2 if refused else 0
+    return 2 if rejected else 0

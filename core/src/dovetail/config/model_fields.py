@@ -167,12 +167,12 @@ def check_token_ids(name: str, file: str, value: Any, vocab_size: object) -> Non
 
     vocab_size: the value in config.json; without it, all integers are accepted.
     """
-    most = vocab_size - 1 if type(vocab_size) is int else MAX_LENGTH
+    maximum = vocab_size - 1 if type(vocab_size) is int else MAX_LENGTH
     for token in value if isinstance(value, (list, tuple)) else (value,):
-        if type(token) is not int or not 0 <= token <= most:
+        if type(token) is not int or not 0 <= token <= maximum:
             raise ModelError(
-                f"{name}={shorten(value)} of {file} must be a token id from 0 to {most} or a list "
-                "of them; correct the file, or use hf_overrides or override_generation_config."
+                f"{name}={shorten(value)} of {file} must be a token id from 0 to {maximum} or a "
+                "list of them; correct the file, or use hf_overrides or override_generation_config."
             )
 
 

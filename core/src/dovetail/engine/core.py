@@ -107,13 +107,13 @@ class EngineCore:
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
         """Add requests. Return the refusals by id."""
-        refused = {}
+        rejected = {}
         for request in requests:
             try:
                 self.add_request(request)
             except RequestError as error:
-                refused[request.request_id] = error
-        return refused
+                rejected[request.request_id] = error
+        return rejected
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests immediately. Return the ids that existed."""

@@ -137,13 +137,13 @@ class LLMEngine:
         request is added, if an id is not a string or given twice.
         """
         _check_different(user_request)
-        refused: dict[str, RequestError] = {}
+        rejected: dict[str, RequestError] = {}
         made: list[tuple[CheckedRequest, list[EngineCoreRequest]]] = []
         for one in user_request:
             try:
                 made.append(self.front.make(one))
             except RequestError as error:
-                refused[one.request_id] = error
+                rejected[one.request_id] = error
         ready = [request for _, requests in made for request in requests]
         with self._aborting_on_error(ready):
             late = self.client.add_requests(ready)
@@ -152,14 +152,14 @@ class LLMEngine:
                 core_ids = [request.request_id for request in requests]
                 reasons = [late[core_id] for core_id in core_ids if core_id in late]
                 if reasons:
-                    refused[checked.user_request.request_id] = reasons[0]
+                    rejected[checked.user_request.request_id] = reasons[0]
                     to_abort += core_ids
                 else:
                     self.front.register(checked, requests)
         self._abort(to_abort)
-        for request_id, refusal in refused.items():
+        for request_id, refusal in rejected.items():
             self._tell_refused(request_id, refusal)
-        return refused
+        return rejected
 
     @one_thread_at_a_time
     def step(self) -> list[RequestOutput]:

@@ -220,11 +220,11 @@ def _check_options(
     check_kv_connector(config, worker_cls, scheduler_cls)
     check_scheduler_options(config, worker_cls, scheduler_cls)
     _check_memory_options(config, worker_cls)
-    size, most = config.parallel.tensor_parallel_size, executor_cls.max_world_size
-    if size > most:
+    size, maximum = config.parallel.tensor_parallel_size, executor_cls.max_world_size
+    if size > maximum:
         raise ConfigError(
             f"tensor_parallel_size={size}: the executor {executor_cls.__name__} supports at most "
-            f"{most} worker{'s' if most > 1 else ''}; choose executor_backend='multiproc'."
+            f"{maximum} worker{'s' if maximum > 1 else ''}; choose executor_backend='multiproc'."
         )
 
 
@@ -319,21 +319,21 @@ def _model_len(
             f"max_model_len={asked} is more than the {limit} positions that the loaded model "
             f"{config.model.architecture} supports; reduce it to {limit}."
         )
-    most = config.model.max_model_len
-    if limit and most > limit:
+    maximum = config.model.max_model_len
+    if limit and maximum > limit:
         logger.warning(
-            "max_model_len is %d instead of %d: the model has fewer positions.", limit, most
+            "max_model_len is %d instead of %d: the model has fewer positions.", limit, maximum
         )
-        most = limit
+        maximum = limit
     length, reason = fit_model_len(
         kv_cache,
-        max_model_len=most,
+        max_model_len=maximum,
         max_step_tokens=config.scheduler.max_num_batched_tokens
         + config.scheduler.num_lookahead_tokens,
         asked_by_user=asked is not None,
     )
     if reason:
-        logger.warning("max_model_len is %d instead of %d: %s.", length, most, reason)
+        logger.warning("max_model_len is %d instead of %d: %s.", length, maximum, reason)
     return length
 
 

@@ -34,22 +34,22 @@ def run_batch(
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
-    refused: Mapping[str, RequestError] = {}
+    rejected: Mapping[str, RequestError] = {}
     try:
-        refused = engine.add_requests(requests)
-        if refused and on_error == "raise":
-            raise _first_refusal(requests, refused)
+        rejected = engine.add_requests(requests)
+        if rejected and on_error == "raise":
+            raise _first_refusal(requests, rejected)
         results = {
             request.request_id: refused_output(
-                request.request_id, request.prompt, refused[request.request_id]
+                request.request_id, request.prompt, rejected[request.request_id]
             )
             for request in requests
-            if request.request_id in refused
+            if request.request_id in rejected
         }
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
         # A refused id may be in use by another caller's request, which continues.
-        _withdraw(engine, [request for request in requests if request.request_id not in refused])
+        _withdraw(engine, [request for request in requests if request.request_id not in rejected])
         raise
     if missing := [request.request_id for request in requests if request.request_id not in results]:
         raise UserError(

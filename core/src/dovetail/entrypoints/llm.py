@@ -76,13 +76,13 @@ class LLM:
             first, self._num_requests = self._num_requests, self._num_requests + len(several)
             requests = [
                 UserRequest(
-                    request_id=str(first + place),
+                    request_id=str(first + index),
                     prompt=prompt,
-                    params=params[place],
-                    priority=ranks[place],
+                    params=params[index],
+                    priority=ranks[index],
                     output_kind=RequestOutputKind.FINAL_ONLY,
                 )
-                for place, prompt in enumerate(several)
+                for index, prompt in enumerate(several)
             ]
             return run_batch(engine, requests, use_tqdm=use_tqdm, on_error=on_error)
 
@@ -124,7 +124,7 @@ class LLM:
         conversations = list_conversations(messages, self.llm_engine.config.limits)
         params = one_each(sampling_params, len(conversations), "sampling_params")
         prompts: dict[int, Prompt] = {}
-        refused: dict[int, RequestOutput] = {}
+        rejected: dict[int, RequestOutput] = {}
         for place, conversation in enumerate(conversations):
             try:
                 prompts[place] = render(conversation)
@@ -132,7 +132,7 @@ class LLM:
             except RequestError as error:
                 if on_error == "raise":
                     raise
-                refused[place] = refused_output(f"refused-{place}", None, error)
+                rejected[place] = refused_output(f"refused-{place}", None, error)
         outputs = self.generate(
             list(prompts.values()),
             [params[place] for place in prompts],
@@ -140,7 +140,7 @@ class LLM:
             on_error=on_error,
         )
         read_outputs(self.llm_engine.front.parsers, use, outputs)
-        answered = dict(zip(prompts, outputs, strict=True)) | refused
+        answered = dict(zip(prompts, outputs, strict=True)) | rejected
         return [answered[place] for place in range(len(conversations))]
 
     def _chat_renderer(

@@ -77,9 +77,9 @@ class _Choice:
         """Divide the layers of each spec into groups, in the order of the layers."""
         groups = []
         for part in self.parts:
-            most = self.size * part.per_page
-            for start in range(0, len(part.names), most):
-                names = tuple(part.names[start : start + most])
+            maximum = self.size * part.per_page
+            for start in range(0, len(part.names), maximum):
+                names = tuple(part.names[start : start + maximum])
                 per_page = min(part.per_page, len(names))
                 group = KVCacheGroup(layer_names=names, spec=part.spec, layers_per_page=per_page)
                 groups.append(group)
@@ -131,10 +131,10 @@ def group_layers(
 
 def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
     """Return the candidate with the fewest groups among candidates with nearly minimal memory."""
-    for place in range(len(choices[0].num_bytes)):
-        least = min(choice.num_bytes[place] for choice in choices)
-        most = max(least, min(_SLACK * least, most_needed))
-        choices = [choice for choice in choices if choice.num_bytes[place] <= most]
+    for index in range(len(choices[0].num_bytes)):
+        minimum = min(choice.num_bytes[index] for choice in choices)
+        maximum = max(minimum, min(_SLACK * minimum, most_needed))
+        choices = [choice for choice in choices if choice.num_bytes[index] <= maximum]
     return min(
         choices,
         key=lambda item: (
@@ -231,10 +231,10 @@ def _cut(parts: Sequence[_Part], lengths: Sequence[int], max_step_tokens: int) -
     """Yield the ways to divide the layers of each spec into groups of limited size."""
     page = _page_bytes(parts)
     kinds = [kind_of(part.spec) for part in parts]
-    most = [[kind.max_blocks(length, max_step_tokens) for kind in kinds] for length in lengths]
+    maximum = [[kind.max_blocks(length, max_step_tokens) for kind in kinds] for length in lengths]
     for size in range(1, max(part.num_pages for part in parts) + 1):
         groups = [-(-part.num_pages // size) for part in parts]
-        num_blocks = [sum(map(mul, groups, blocks)) for blocks in most]
+        num_blocks = [sum(map(mul, groups, blocks)) for blocks in maximum]
         yield _Choice(parts, size, [blocks * size * page for blocks in num_blocks])
 
 

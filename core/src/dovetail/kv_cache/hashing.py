@@ -90,13 +90,13 @@ class PrefixHasher:
     def _num_common(self, request: Request, last: Request, num_blocks: int) -> int:
         """Return how many leading blocks of both requests have the same known hash."""
         size = self._block_size
-        most = min(num_blocks, len(last.block_hashes))
+        maximum = min(num_blocks, len(last.block_hashes))
         ours, theirs = request.token_ids, last.token_ids
-        if most < _MIN_COMMON or ours[:size] != theirs[:size] or _differ(request, last):
+        if maximum < _MIN_COMMON or ours[:size] != theirs[:size] or _differ(request, last):
             return 0
-        if ours[: most * size] == theirs[: most * size]:
-            return most
-        low, high = 1, most  # the first `low` blocks are equal, the first `high` are not
+        if ours[: maximum * size] == theirs[: maximum * size]:
+            return maximum
+        low, high = 1, maximum  # the first `low` blocks are equal, the first `high` are not
         while high - low > 1:
             middle = (low + high) // 2
             part = slice(low * size, middle * size)

@@ -63,7 +63,7 @@ class CacheKind:
         if not self.positional:
             return 0
         if not self.span:
-            return next((place for place in range(num_blocks) if not cached[place]), num_blocks)
+            return next((index for index in range(num_blocks) if not cached[index]), num_blocks)
         end = position = (
             num_blocks  # `end` is the candidate prefix; cached[position:end] has no gap
         )

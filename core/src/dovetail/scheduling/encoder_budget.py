@@ -32,12 +32,12 @@ class EncoderBudget:
     def check(self, request: EngineCoreRequest) -> None:
         """Raise RequestError if the encoder inputs of `request` do not fit into any step."""
         sizes = [item.num_tokens for item in request.encoder_inputs]
-        most = min(self._max_tokens, self._cache.capacity)
+        maximum = min(self._max_tokens, self._cache.capacity)
         needed = max(sizes) if self._chunks else sum(sizes)
-        if needed > most:
+        if needed > maximum:
             raise RequestError(
                 f"the request's encoder inputs need {needed} encoder tokens in one step, but only "
-                f"{most} fit; send less, or raise max_num_encoder_tokens and "
+                f"{maximum} fit; send less, or raise max_num_encoder_tokens and "
                 "encoder_cache_tokens.",
                 parameter="prompt",
             )

@@ -56,14 +56,14 @@ class PolicyDriver:
         """Grant or deny each action until the policy ends its plan or is replaced."""
         host = self._host
         policy = host.policy
-        most = 64 + _ACTIONS_PER_REQUEST * len(self._state.requests)
+        maximum = 64 + _ACTIONS_PER_REQUEST * len(self._state.requests)
         answer: Grant | None = None
         try:
             send = policy.plan(host.view).send
         except Exception as error:
             host.fail("planning a step", error)
             return
-        for _ in range(most):
+        for _ in range(maximum):
             try:
                 action = send(answer)  # type: ignore[arg-type]  # None begins a generator
             except StopIteration:
@@ -74,7 +74,7 @@ class PolicyDriver:
             answer = self._answer(action)
             if host.policy is not policy:
                 return
-        endless = PolicyError(f"the policy {host.name} yielded {most} actions in one step")
+        endless = PolicyError(f"the policy {host.name} yielded {maximum} actions in one step")
         host.fail("planning a step", endless)
 
     def _answer(self, action: object) -> Grant:

@@ -58,10 +58,10 @@ class PrefixSharing:
         computes a shared block.
         """
         draft = self._state.draft
-        most = max(MIN_BLOCKS_HASHED, MAX_BLOCKS_HASHED - draft.num_blocks_hashed)
-        num_hashed = self._state.kv_cache.prepare_lookup(request, most)
+        maximum = max(MIN_BLOCKS_HASHED, MAX_BLOCKS_HASHED - draft.num_blocks_hashed)
+        num_hashed = self._state.kv_cache.prepare_lookup(request, maximum)
         draft.num_blocks_hashed += num_hashed
-        if num_hashed >= most:
+        if num_hashed >= maximum:
             self._skip(request)
             return True
         return self._keeps_leader(request)

@@ -62,7 +62,7 @@ class SchedulerState:
         The number may be too small: such calls compute at most `MAX_BLOCKS_HASHED` block hashes in
         each step, and only hashed blocks count. Nothing else changes.
         """
-        most = MAX_BLOCKS_HASHED - self.draft.num_blocks_hashed
-        num_tokens, num_hashed = self.kv_cache.find_cached(request, most)
+        maximum = MAX_BLOCKS_HASHED - self.draft.num_blocks_hashed
+        num_tokens, num_hashed = self.kv_cache.find_cached(request, maximum)
         self.draft.num_blocks_hashed += num_hashed
         return num_tokens

@@ -215,11 +215,11 @@ def _check_prefixes(vocabulary: Iterable[str]) -> None:
 def _probe_encoding(core: tokenizers.Tokenizer, components: list[Mapping[str, Any]]) -> None:
     for text in _probes(components):
         num_tokens = len(_encode(core, text))
-        most = MAX_GROWTH * MAX_TEXT_COPIES * len(text.encode()) + MAX_ADDED_CHARS
-        if num_tokens > most:
+        maximum = MAX_GROWTH * MAX_TEXT_COPIES * len(text.encode()) + MAX_ADDED_CHARS
+        if num_tokens > maximum:
             raise ModelError(
                 f"the tokenizer created {num_tokens} tokens from {len(text)} characters; at most "
-                f"{most} are allowed"
+                f"{maximum} are allowed"
             )
 
 
@@ -268,9 +268,9 @@ def _probe_decoding(core: tokenizers.Tokenizer) -> None:
         size = 1 if number % 2 else _DECODE_TOKENS
         sample = [random.choice(names) for _ in range(size)]
         text = core.decode([vocabulary[name] for name in sample], skip_special_tokens=False)
-        most = MAX_GROWTH * sum(len(name) + 1 for name in sample) + MAX_ADDED_CHARS
-        if len(text) > most:
+        maximum = MAX_GROWTH * sum(len(name) + 1 for name in sample) + MAX_ADDED_CHARS
+        if len(text) > maximum:
             raise ModelError(
-                f"the tokenizer decoded {size} tokens to {len(text)} characters; at most {most} "
+                f"the tokenizer decoded {size} tokens to {len(text)} characters; at most {maximum} "
                 "are allowed"
             )

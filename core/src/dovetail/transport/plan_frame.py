@@ -95,8 +95,8 @@ def _blocks(columns: list[memoryview]) -> tuple[BlockColumns, ...]:
             f"a plan has {len(columns)} block columns; each KV-cache group needs three."
         )
     groups = []
-    for place in range(0, len(columns), 3):
-        rows, counts, ids = (counts32(column, "blocks") for column in columns[place : place + 3])
+    for index in range(0, len(columns), 3):
+        rows, counts, ids = (counts32(column, "blocks") for column in columns[index : index + 3])
         check_lengths(len(rows), counts=counts)
         check_lengths(sum(counts), block_ids=ids)
         groups.append(BlockColumns(rows=rows, counts=counts, block_ids=ids))

@@ -48,13 +48,13 @@ class RingShape:
     slot_bytes: int = 1 << 16
 
     def __post_init__(self) -> None:
-        for name, value, most in (
+        for name, value, maximum in (
             ("num_readers", self.num_readers, MAX_READERS),
             ("num_slots", self.num_slots, MAX_SLOTS),
             ("slot_bytes", self.slot_bytes, MAX_SLOT_BYTES),
         ):
-            if not 1 <= value <= most:
-                raise ValueError(f"{name}={value} must be from 1 to {most}")
+            if not 1 <= value <= maximum:
+                raise ValueError(f"{name}={value} must be from 1 to {maximum}")
 
     @property
     def first_slot(self) -> int:
@@ -149,7 +149,7 @@ class RingMemory:
         self._bytes = memoryview(mapping)
         lines = self._bytes[_PAGE_BYTES : _PAGE_BYTES + _LINE_BYTES * (1 + shape.num_readers)]
         self._words = lines.cast("Q")
-        self._slots = [shape.first_slot + shape.stride * place for place in range(shape.num_slots)]
+        self._slots = [shape.first_slot + shape.stride * index for index in range(shape.num_slots)]
 
     @classmethod
     def format(cls, descriptor: int, shape: RingShape) -> RingMemory:

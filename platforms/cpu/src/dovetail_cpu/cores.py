@@ -110,9 +110,9 @@ def _openmp_cpus() -> Set[int]:
     cpus: set[int] = set()
     for path in paths:
         openmp = ctypes.CDLL(path)
-        for place in range(openmp.omp_get_num_places()):
-            ids = (ctypes.c_int * openmp.omp_get_place_num_procs(place))()
-            openmp.omp_get_place_proc_ids(place, ids)
+        for index in range(openmp.omp_get_num_places()):
+            ids = (ctypes.c_int * openmp.omp_get_place_num_procs(index))()
+            openmp.omp_get_place_proc_ids(index, ids)
             cpus.update(ids)
     return cpus
 

@@ -134,11 +134,11 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
             f"{card.name} cannot be used: {card.problem}; or hide it with {VISIBLE}"
             for card in unknown
         ]
-    least = _LEAST_CAPABILITY.get(major, (0, 0))
-    old = [card for card in machine.cards if card.capability < least]
+    minimum = _LEAST_CAPABILITY.get(major, (0, 0))
+    old = [card for card in machine.cards if card.capability < minimum]
     return [
         f"{card.name} has compute capability {_dotted(card.capability)}, but CUDA "
-        f"{machine.toolkit} needs {_dotted(least)} or higher: hide the device with {VISIBLE}, or "
+        f"{machine.toolkit} needs {_dotted(minimum)} or higher: hide the device with {VISIBLE}, or "
         "install a torch build for an older CUDA version"
         for card in old
     ]

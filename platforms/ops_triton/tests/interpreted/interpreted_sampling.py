@@ -141,10 +141,10 @@ def test_top_k_and_top_p_are_correct_for_a_whole_vocabulary():
     assert best == set(logits_RV[0].topk(1000).indices.tolist())
     (likely,) = kept_by_cuts(logits_RV, [DrawParams(top_p=0.6)])
     probs, order = logits_RV[0].double().softmax(-1).sort(descending=True)
-    wanted = int((probs.cumsum(0) < 0.6).sum()) + 1
+    expected = int((probs.cumsum(0) < 0.6).sum()) + 1
     # Float32 sums may move the limit by one or two of ten thousand tokens.
-    assert abs(len(likely) - wanted) <= 2
-    assert likely <= set(order[: wanted + 2].tolist())
+    assert abs(len(likely) - expected) <= 2
+    assert likely <= set(order[: expected + 2].tolist())
 
 
 @triton.jit

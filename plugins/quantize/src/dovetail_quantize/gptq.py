@@ -77,14 +77,14 @@ def _round_block(
     values_OS = torch.empty_like(codes_OS)
     scale_OS = grid.scale.expand(-1, -1, kind.group).reshape(num_rows, kind.size)
     minimum_OS = grid.minimum.expand(-1, -1, kind.group).reshape(num_rows, kind.size)
-    for place in range(kind.size):
-        column = first + place
-        x_O, scale_O, minimum_O = batch_OB[:, column], scale_OS[:, place], minimum_OS[:, place]
+    for index in range(kind.size):
+        column = first + index
+        x_O, scale_O, minimum_O = batch_OB[:, column], scale_OS[:, index], minimum_OS[:, index]
         code_O = ((x_O - minimum_O) / scale_O).round_().nan_to_num_(0.0)
         code_O.clamp_(kind.low, kind.high)
         value_O = code_O * scale_O + minimum_O
         error_O = (x_O - value_O) / factor_BB[column, column]
         batch_OB[:, column + 1 :].addr_(error_O, factor_BB[column, column + 1 :], alpha=-1)
-        codes_OS[:, place], values_OS[:, place] = code_O, value_O
+        codes_OS[:, index], values_OS[:, index] = code_O, value_O
         errors_OB[:, column] = error_O
     return codes_OS, values_OS

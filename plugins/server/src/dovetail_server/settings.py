@@ -99,9 +99,11 @@ class ServerSettings:
         self._check_choice("log_level", LEVELS)
 
     def _check_integer(self, name: str, value: object) -> None:
-        least, most = _LEAST.get(name, 1), _MOST.get(name, 2**40)
-        if type(value) is not int or not least <= value <= most:
-            raise ConfigError(f"{_flag(name)} {value!r} must be an integer from {least} to {most}.")
+        minimum, maximum = _LEAST.get(name, 1), _MOST.get(name, 2**40)
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise ConfigError(
+                f"{_flag(name)} {value!r} must be an integer from {minimum} to {maximum}."
+            )
 
     def _check_seconds(self, name: str, value: object) -> None:
         if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]

@@ -63,11 +63,11 @@ class ServerState:
 
     def check_size(self, llm: AsyncLLM, num_completions: int, param: str) -> None:
         """Raise APIError if a request has more completions than the server accepts at a time."""
-        most = self._most_unfinished(llm)
-        if num_completions > most:
+        maximum = self._most_unfinished(llm)
+        if num_completions > maximum:
             raise APIError(
                 f"The request asks for {num_completions} completions; this server accepts at most "
-                f"{most} at a time (--max-num-seqs and --max-waiting).",
+                f"{maximum} at a time (--max-num-seqs and --max-waiting).",
                 param=param,
             )
 

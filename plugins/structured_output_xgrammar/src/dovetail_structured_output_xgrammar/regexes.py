@@ -186,23 +186,27 @@ class _Parser:
         self._num_repetitions += 1
         if self._num_repetitions > MAX_REPETITIONS:
             raise self._error(f"there are more than {MAX_REPETITIONS} repetitions")
-        least, most = counts
-        if atom.text and (most is None or most > 1) and atom.nullable:
-            if most is not None:
+        minimum, maximum = counts
+        if atom.text and (maximum is None or maximum > 1) and atom.nullable:
+            if maximum is not None:
                 raise self._error("an expression that may be empty has a repetition with a limit")
-            least = 0
+            minimum = 0
         self._take("?")  # a lazy repetition matches the same texts
         if self._peek() in ("*", "+", "?", "{"):
             raise self._error(f"{self._peek()!r} has nothing to repeat")
-        times = max(least, 1 if most is None else most)
+        times = max(minimum, 1 if maximum is None else maximum)
         if times > 1 and atom.size * times > MAX_REPEATED:
             raise self._error(f"the repetitions stand for more than {MAX_REPEATED} characters")
-        if not atom.text or most == 0:
+        if not atom.text or maximum == 0:
             return Pattern("", 0, True)
         short = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}
-        written = f"{{{least}}}" if least == most else f"{{{least},{'' if most is None else most}}}"
-        text = atom.text + short.get((least, most), written)
-        return Pattern(text, atom.size * times, least == 0 or atom.nullable)
+        written = (
+            f"{{{minimum}}}"
+            if minimum == maximum
+            else f"{{{minimum},{'' if maximum is None else maximum}}}"
+        )
+        text = atom.text + short.get((minimum, maximum), written)
+        return Pattern(text, atom.size * times, minimum == 0 or atom.nullable)
 
     def _counts(self) -> tuple[int, int | None] | None:
         """Read a repetition. Return its least and most counts, or None if there is none."""
@@ -212,13 +216,13 @@ class _Parser:
         if not self._take("{"):
             return None
         end = self._text.find("}", self.place)
-        least, comma, most = self._text[self.place : max(end, self.place)].partition(",")
-        numbers = [least, most] if most else [least]
+        minimum, comma, maximum = self._text[self.place : max(end, self.place)].partition(",")
+        numbers = [minimum, maximum] if maximum else [minimum]
         if not all(number.isascii() and number.isdigit() and len(number) < 9 for number in numbers):
             raise self._error("the repetition is not {n}, {n,} or {n,m}")
         self.place = end + 1
-        first = int(least)
-        last = (int(most) if most else None) if comma else first
+        first = int(minimum)
+        last = (int(maximum) if maximum else None) if comma else first
         if last is not None and last < first:
             raise self._error("the repetition has a minimum above its maximum")
         return first, last

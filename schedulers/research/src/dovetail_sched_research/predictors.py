@@ -23,11 +23,11 @@ Predictor = Callable[[RequestView], float]
 
 def expect_declared(request: RequestView) -> float:
     """Return the declared length if it is between 1 and `max_tokens`, else `max_tokens`."""
-    most = request.max_total_tokens - request.num_prompt_tokens
+    maximum = request.max_total_tokens - request.num_prompt_tokens
     declared = request.sampling_params.extra_args.get("expected_tokens")
     if isinstance(declared, bool) or not isinstance(declared, int | float):
-        return most
-    return declared if 1 <= declared <= most else most
+        return maximum
+    return declared if 1 <= declared <= maximum else maximum
 
 
 def make_predictor(text: str) -> Predictor:
@@ -41,7 +41,7 @@ def make_predictor(text: str) -> Predictor:
     name, _, number = text.partition(":")
     if name == "oracle" and not number:
         return expect_declared
-    make, least = _PREDICTORS.get(name, (None, 0.0))
+    make, minimum = _PREDICTORS.get(name, (None, 0.0))
     if make is None:
         known = "oracle, noisy:SIGMA, bucketed:BASE, constant:N"
         raise ValueError(f"unknown predictor {text!r}; choose one of {known}")
@@ -49,8 +49,10 @@ def make_predictor(text: str) -> Predictor:
         value = float(number)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and value > least):
-        raise ValueError(f"predictor {text!r}: write {name}:NUMBER, with a number above {least:g}")
+    if not (math.isfinite(value) and value > minimum):
+        raise ValueError(
+            f"predictor {text!r}: write {name}:NUMBER, with a number above {minimum:g}"
+        )
     return make(value)
 
 

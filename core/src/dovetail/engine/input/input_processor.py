@@ -110,8 +110,8 @@ class InputProcessor:
         """Maximum characters of a prompt. The first use may decode every token of the tokenizer."""
         if self._max_prompt_chars is None:
             longest = longest_token_chars(self._tokenizer) if self._tokenizer is not None else 1
-            most = self._facts.max_model_len * max(longest, USUAL_TOKEN_CHARS)
-            self._max_prompt_chars = min(most, MAX_DEFAULT_PROMPT_CHARS)
+            maximum = self._facts.max_model_len * max(longest, USUAL_TOKEN_CHARS)
+            self._max_prompt_chars = min(maximum, MAX_DEFAULT_PROMPT_CHARS)
         return self._max_prompt_chars
 
     def process(
@@ -244,10 +244,10 @@ class InputProcessor:
 
     def _check_length(self, parameter: str, text: str) -> None:
         # Texts of usual length are accepted without decoding the vocabulary.
-        most = USUAL_TOKEN_CHARS * self._facts.max_model_len
-        if len(text) > most or self._max_prompt_chars is not None:
-            most = self.max_prompt_chars
-        check_text(parameter, text, max_chars=most, limit="max_prompt_chars")
+        maximum = USUAL_TOKEN_CHARS * self._facts.max_model_len
+        if len(text) > maximum or self._max_prompt_chars is not None:
+            maximum = self.max_prompt_chars
+        check_text(parameter, text, max_chars=maximum, limit="max_prompt_chars")
 
     def _encode(self, parameter: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         if self._tokenizer is None:

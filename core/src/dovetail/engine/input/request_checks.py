@@ -245,10 +245,10 @@ def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:
         ("stop", params.stop_strings, "max_stop_strings", "max_stop_chars"),
         ("bad_words", params.bad_words or (), "max_bad_words", "max_bad_word_chars"),
     ):
-        most = getattr(limits, count)
-        if len(texts) > most:
+        maximum = getattr(limits, count)
+        if len(texts) > maximum:
             raise RequestError(
-                f"{name} has {len(texts)} strings; at most {most} are accepted ({count}).",
+                f"{name} has {len(texts)} strings; at most {maximum} are accepted ({count}).",
                 parameter=name,
             )
         for text in texts:
@@ -272,8 +272,10 @@ def check_params_limits(params: SamplingParams, limits: LimitsConfig) -> None:
 def _check_id(
     parameter: str, value: object, limits: LimitsConfig, *, more: int = 0, min_chars: int = 0
 ) -> str:
-    most = limits.max_id_chars + more
-    return check_text(parameter, value, max_chars=most, min_chars=min_chars, limit="max_id_chars")
+    maximum = limits.max_id_chars + more
+    return check_text(
+        parameter, value, max_chars=maximum, min_chars=min_chars, limit="max_id_chars"
+    )
 
 
 def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:

@@ -73,9 +73,9 @@ class ProcessChannel(Channel):
         elif isinstance(call.arguments[0], EngineCoreRequest):
             self._send(call, [encode((pack_request(call.arguments[0]),))])
         else:
-            refused: dict[str, RequestError] = {}
-            batches = [encode((batch,)) for batch in _batches(call.arguments[0], refused)]
-            self._send(call, batches, refused)
+            rejected: dict[str, RequestError] = {}
+            batches = [encode((batch,)) for batch in _batches(call.arguments[0], rejected)]
+            self._send(call, batches, rejected)
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
         """Return the next reply or outputs."""

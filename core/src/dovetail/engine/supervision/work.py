@@ -67,11 +67,11 @@ class Work:
                     self._dismiss(ending.request_id, is_normal=ending.reason in _NORMAL_ENDS)
                 return message
             call = self._calls.pop(message.number, None)
-            refused = self._refused.pop(message.number, {})
+            rejected = self._refused.pop(message.number, {})
             if call is None or message.error is not None:
                 return message
             if call.operation.takes_requests:
-                message = replace(message, value=refused | message.value)
+                message = replace(message, value=rejected | message.value)
                 self._dismiss_all(message.value)
             return message
 
@@ -117,17 +117,17 @@ class Work:
         self._requests[request.request_id] = request
 
     def _admit_several(self, call: Call) -> Call:
-        refused: dict[str, RequestError] = {}
+        rejected: dict[str, RequestError] = {}
         admitted = []
         for request in call.arguments[0]:
             try:
                 self._admit(request)
                 admitted.append(request)
             except RequestError as error:
-                refused[request.request_id] = error
+                rejected[request.request_id] = error
             except UnavailableError as error:
-                refused[request.request_id] = RequestError(str(error), parameter="prompt")
-        self._refused[call.number] = refused
+                rejected[request.request_id] = RequestError(str(error), parameter="prompt")
+        self._refused[call.number] = rejected
         return replace(call, arguments=(admitted,))
 
     def _dismiss(self, request_id: str, *, is_normal: bool = False) -> bool:

@@ -228,10 +228,10 @@ def _enter(phase: str) -> bool:
 
 def check_result_size(max_num_batched_tokens: int, max_logprobs: int) -> None:
     """Raise ConfigError if the log-probabilities of a step may be too large for the answer ring."""
-    most = max_num_batched_tokens * 8 * (2 + max_logprobs)
-    if most > MAX_FRAME_BYTES:
+    maximum = max_num_batched_tokens * 8 * (2 + max_logprobs)
+    if maximum > MAX_FRAME_BYTES:
         raise ConfigError(
             f"max_num_batched_tokens={max_num_batched_tokens} with max_logprobs={max_logprobs} "
-            f"gives results of up to {most >> 20} MiB per step, but a worker process can send at "
-            f"most {MAX_FRAME_BYTES >> 20} MiB. Reduce one of the two options."
+            f"gives results of up to {maximum >> 20} MiB per step, but a worker process can send "
+            f"at most {MAX_FRAME_BYTES >> 20} MiB. Reduce one of the two options."
         )

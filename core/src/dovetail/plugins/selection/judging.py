@@ -113,8 +113,8 @@ def _unresolved(
     for verdict in named or [
         Verdict(kind=kind, name=reference_text(reference), target="", place=place)
     ]:
-        refused = verdict.refused("reference", "this plugin is requested, but it cannot be used")
-        yield replace(refused, error=error, is_fatal=True)
+        rejected = verdict.refused("reference", "this plugin is requested, but it cannot be used")
+        yield replace(rejected, error=error, is_fatal=True)
 
 
 def _scheduler(
@@ -181,8 +181,8 @@ def _without_order(registry: PluginRegistry, kind: str, error: PluginError) -> I
     for verdict in [Verdict(**item.identity()) for item in able] or [
         Verdict(kind=kind, name=AUTO, target="")
     ]:
-        refused = verdict.refused("order", "the candidates cannot be ordered; see the error")
-        yield replace(refused, error=error, is_fatal=True)
+        rejected = verdict.refused("order", "the candidates cannot be ordered; see the error")
+        yield replace(rejected, error=error, is_fatal=True)
 
 
 def _judge_candidate(
@@ -210,8 +210,8 @@ def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
     error = UnfitPluginError(
         f"batch_invariant=True is set, but {verdict.name!r} cannot be used: {missing}."
     )
-    refused = replace(verdict, state=REFUSED, rule="batch_invariant")
-    return replace(refused, error=error, is_fatal=True)
+    rejected = replace(verdict, state=REFUSED, rule="batch_invariant")
+    return replace(rejected, error=error, is_fatal=True)
 
 
 def _others(

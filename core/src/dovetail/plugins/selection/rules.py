@@ -67,8 +67,8 @@ def apply_rules(
             is_fatal = not automatic or unclear or registry.policy.strict
             return verdict.failed(rule, error, is_fatal=is_fatal)
         if not answer.usable:
-            refused = verdict.refused(rule, *answer.reasons)
-            return replace(refused, state=OUT) if rule == "automatic" else refused
+            rejected = verdict.refused(rule, *answer.reasons)
+            return replace(rejected, state=OUT) if rule == "automatic" else rejected
         notes += answer.reasons
     cls = subject.load()
     if kind == "platform":

@@ -100,7 +100,7 @@ def _weigh(x, image, best, scale):
 def _likely(row_ptr, vocab_size, best, scale, log2_min_p, BLOCK: tl.constexpr):
     """Return the lowest integer image, the number and the mass of the tokens that min-p keeps."""
     lanes = tl.arange(0, BLOCK)
-    least = tl.full([BLOCK], _MOST, tl.int32)
+    minimum = tl.full([BLOCK], _MOST, tl.int32)
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab_size, BLOCK):
@@ -109,10 +109,10 @@ def _likely(row_ptr, vocab_size, best, scale, log2_min_p, BLOCK: tl.constexpr):
         image = image_of(x)
         likely = ((x - number_of(best)) * scale >= log2_min_p) | (image == best)
         stays = inside & likely
-        least = tl.where(stays, tl.minimum(least, image), least)
+        minimum = tl.where(stays, tl.minimum(minimum, image), minimum)
         count += stays.to(tl.int32)
         mass += tl.where(stays, _weigh(x, image, best, scale), 0.0)
-    return tl.min(least, axis=0), tl.sum(count, axis=0), tl.sum(mass, axis=0)
+    return tl.min(minimum, axis=0), tl.sum(count, axis=0), tl.sum(mass, axis=0)
 
 
 @triton.jit

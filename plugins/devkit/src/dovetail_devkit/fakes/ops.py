@@ -91,11 +91,11 @@ class FakeOps(Ops):
             columns.seq_lens_R[r] = start + firsts[r + 1] - firsts[r]
             for table, made in zip(columns.block_tables, columns.block_tables_RM, strict=True):
                 made[r] = table[row, : made.shape[1]]
-            for place in range(firsts[r], firsts[r + 1]):
-                position = start + place - firsts[r]
-                columns.input_ids_T[place] = columns.token_ids_RL[row, position]
-                columns.positions_T[place] = position
-                self._write_slots(columns, row, position, place)
+            for index in range(firsts[r], firsts[r + 1]):
+                position = start + index - firsts[r]
+                columns.input_ids_T[index] = columns.token_ids_RL[row, position]
+                columns.positions_T[index] = position
+                self._write_slots(columns, row, position, index)
 
     def _write_slots(self, columns: StepColumns, row: int, position: int, place: int) -> None:
         groups = zip(columns.block_tables, columns.block_sizes, columns.slots_T, strict=True)

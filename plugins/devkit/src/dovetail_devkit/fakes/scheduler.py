@@ -48,13 +48,13 @@ class FakeScheduler(SchedulerInterface):
         Raises RequestError if it can never run or its id is in use.
         """
         limits, length = self._limits, len(request.prompt_token_ids)
-        most = limits.max_model_len - 1
+        maximum = limits.max_model_len - 1
         if not limits.enable_chunked_prefill:
-            most = min(most, limits.max_num_batched_tokens)
+            maximum = min(maximum, limits.max_num_batched_tokens)
         if request.request_id in self._requests:
             raise RequestError(f"the id {request.request_id!r} is in use; choose another.")
-        if not 1 <= length <= most:
-            raise RequestError(f"the prompt has {length} tokens; it must have 1 to {most}.")
+        if not 1 <= length <= maximum:
+            raise RequestError(f"the prompt has {length} tokens; it must have 1 to {maximum}.")
         taken = Request(request, max_model_len=limits.max_model_len)
         if self._num_blocks(taken) > len(self._free_blocks) + self._num_blocks_held():
             raise RequestError(f"the cache is too small for {taken.max_total_tokens} tokens.")
@@ -168,10 +168,10 @@ class FakeScheduler(SchedulerInterface):
     def _run(self, request: Request) -> None:
         limits, start = self._limits, request.num_computed_tokens
         wanted = request.num_tokens_with_pending - start
-        most = limits.max_num_batched_tokens
+        maximum = limits.max_num_batched_tokens
         if wanted > 1 and limits.enable_chunked_prefill:
-            most = min(most, limits.long_prefill_token_threshold or most)
-        num_tokens = min(wanted, most)
+            maximum = min(maximum, limits.long_prefill_token_threshold or maximum)
+        num_tokens = min(wanted, maximum)
         self._builder.run(request.row, start, num_tokens, samples=num_tokens == wanted)
         request.num_computed_tokens += num_tokens
         request.num_tokens_with_pending += num_tokens == wanted

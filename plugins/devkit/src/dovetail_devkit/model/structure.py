@@ -102,11 +102,11 @@ def check_norm(hidden_TD: torch.Tensor) -> None:
     ones = torch.ones_like(hidden[:, :1])
     columns = torch.cat((hidden.square(), hidden, ones), dim=-1)
     columns = columns / columns.norm(dim=0, keepdim=True).clamp(min=1e-30)
-    least = float(torch.linalg.svdvals(columns)[-1])
+    minimum = float(torch.linalg.svdvals(columns)[-1])
     expect(
-        least < FLATNESS,
+        minimum < FLATNESS,
         f"the hidden states do not come from a final norm: no weight scales them to equal lengths "
-        f"(least singular value {least:.2g}, expected at most {FLATNESS:g}). Apply the norm in "
+        f"(least singular value {minimum:.2g}, expected at most {FLATNESS:g}). Apply the norm in "
         f"forward(). A model without a final norm declares lacks = frozenset({'final_norm'})",
     )
 

@@ -25,7 +25,7 @@ def rotary_table(rotary_size: int, device: torch.device) -> torch.Tensor:
 
 def far_apart(first: int, count: int) -> list[int]:
     """Return large positions of tokens, which differ from the indices of the tokens."""
-    return [(31 * place + 7) % NUM_POSITIONS for place in range(first, first + count)]
+    return [(31 * index + 7) % NUM_POSITIONS for index in range(first, first + count)]
 
 
 def turned(x_TNS: torch.Tensor, cos_sin_TR: torch.Tensor) -> torch.Tensor:

@@ -102,11 +102,11 @@ def check_newcomer(driver: SchedulerDriver, accounts: PolicyAccounts, policy: Po
     driver.schedule()
     driver.settle()
     driver.drain()
-    most = int(policy.preempts)
+    maximum = int(policy.preempts)
     expect(
-        accounts.num_evicted <= most or not policy.static_rank,
+        accounts.num_evicted <= maximum or not policy.static_rank,
         f"{accounts.num_evicted} requests were preempted for one new request; expected at most "
-        f"{most}",
+        f"{maximum}",
     )
 
 

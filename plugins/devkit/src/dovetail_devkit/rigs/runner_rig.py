@@ -45,7 +45,7 @@ class Layer(AttentionLayer):
             zip(metadata.query_lens, metadata.seq_lens, strict=True)
         ):
             table = metadata.block_table_RM[run].tolist()
-            slots = [table[place // SIZE] * SIZE + place % SIZE for place in range(length)]
+            slots = [table[index // SIZE] * SIZE + index % SIZE for index in range(length)]
             sums = values_SD[slots].cumsum(0)
             out_THD[first : first + count, 0] = sums[length - count :]
             first += count

@@ -311,11 +311,11 @@ class RowModel:
         they are verified; drafts that the run does not verify are discarded.
         """
         self._require(row in self.rows, f"the plan runs row {row}, which has no request")
-        state, most = self.rows[row], self.limits.num_lookahead_tokens
+        state, maximum = self.rows[row], self.limits.num_lookahead_tokens
         held, state.drafts = state.drafts, []
         self._require(
-            0 <= num_drafts <= most,
-            f"row {row} has num_drafts={num_drafts}, but num_lookahead_tokens is {most}",
+            0 <= num_drafts <= maximum,
+            f"row {row} has num_drafts={num_drafts}, but num_lookahead_tokens is {maximum}",
         )
         late = start - state.num_computed if state.num_computed >= 0 else 0
         due = [0, *accumulate(reversed(state.num_wrong))]
@@ -347,12 +347,12 @@ class RowModel:
 
     def _draft(self, plan: SchedulerOutput) -> array[int]:
         """Create drafts for the rows that have sampled. Return the drafts of each run's row."""
-        most = self.limits.num_lookahead_tokens
-        if not most:
+        maximum = self.limits.num_lookahead_tokens
+        if not maximum:
             return array("B")
         for row, samples in zip(plan.rows, plan.samples, strict=True):
             if samples:
-                self.rows[row].draft(most, self.vocab_size)
+                self.rows[row].draft(maximum, self.vocab_size)
         return array("B", [len(self.rows[row].drafts) for row in plan.rows])
 
     def _grow_all(self, group: int, columns: BlockColumns) -> None:

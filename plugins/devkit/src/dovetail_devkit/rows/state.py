@@ -36,9 +36,9 @@ def mix(left: int, right: int) -> int:
 def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
     """Return the encoded `inputs`: a map of placeholder position to a number."""
     return {
-        item.position + place: mix(int.from_bytes(item.content_hash, "little"), place)
+        item.position + index: mix(int.from_bytes(item.content_hash, "little"), index)
         for item in inputs
-        for place in range(item.num_tokens)
+        for index in range(item.num_tokens)
     }
 
 
@@ -110,8 +110,8 @@ class RowState:
         """
         dice = mix(self.contents[-1], self.request.seed)
         self.drafts = []
-        for place in range(dice % (most + 1)):
+        for index in range(dice % (most + 1)):
             known = [*self.tokens, *self.drafts]
             right = predict_token(known, self.request.seed, vocab_size, self.encoded)
-            wrong = not (dice >> (8 + 4 * place)) % WRONG_ONE_IN
+            wrong = not (dice >> (8 + 4 * index)) % WRONG_ONE_IN
             self.drafts.append((right + 1) % vocab_size if wrong else right)

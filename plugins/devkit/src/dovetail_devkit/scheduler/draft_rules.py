@@ -30,10 +30,10 @@ class DraftChecker:
                 runs.pop(row, None)
         for run, row in enumerate(plan.rows):
             num_drafts = plan.num_drafts[run] if plan.num_drafts else 0
-            most = self._most if self._in_flight[row] else self._held[row]
+            maximum = self._most if self._in_flight[row] else self._held[row]
             expect(
-                0 <= num_drafts <= most,
-                f"the plan has num_drafts={num_drafts} for row {row}; it can have at most {most}",
+                0 <= num_drafts <= maximum,
+                f"the plan has num_drafts={num_drafts} for row {row}; the limit is {maximum}",
             )
         drafts = plan.num_drafts or bytes(len(plan.rows))
         columns = zip(plan.rows, drafts, plan.samples, strict=True)

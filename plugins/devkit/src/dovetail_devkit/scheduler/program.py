@@ -212,10 +212,10 @@ class SchedulerDriver:
         self.resume()
         for name in list(self.holds.gate.held):
             self.open_gate(name)
-        most = 20 + 4 * sum(
+        maximum = 20 + 4 * sum(
             len(ledger.asked.prompt_token_ids) + len(ledger.due) for ledger in self.alive.values()
         )
-        for _ in range(most):
+        for _ in range(maximum):
             moving = self.scheduler.depth().num_transfers
             if not self.alive and not self._out and not moving:
                 break
@@ -225,7 +225,7 @@ class SchedulerDriver:
                 self.settle()
         expect(
             not self.alive,
-            f"the requests {sorted(self.alive)} have not ended after {most} more steps",
+            f"the requests {sorted(self.alive)} have not ended after {maximum} more steps",
         )
         depth = self.scheduler.depth()
         left = depth.num_waiting + depth.num_running
@@ -378,11 +378,11 @@ class SchedulerDriver:
         """Check that kv_cache_usage counts the blocks of running requests and is 0 at the end."""
         held = self._rows.held_blocks(self.alive)
         # A failed load removes blocks of a row that is not released yet.
-        least = 0 if self.connected else len(held) / (self.program.kv_cache.num_blocks - 1)
+        minimum = 0 if self.connected else len(held) / (self.program.kv_cache.num_blocks - 1)
         moving = self.scheduler.depth().num_transfers
-        most = 1.0 if self.alive or self._out or moving else 0.0
+        maximum = 1.0 if self.alive or self._out or moving else 0.0
         expect(
-            least - 1e-9 <= stats.kv_cache_usage <= most,
-            f"the statistics have kv_cache_usage={stats.kv_cache_usage}; expected {least} to "
-            f"{most}",
+            minimum - 1e-9 <= stats.kv_cache_usage <= maximum,
+            f"the statistics have kv_cache_usage={stats.kv_cache_usage}; expected {minimum} to "
+            f"{maximum}",
         )

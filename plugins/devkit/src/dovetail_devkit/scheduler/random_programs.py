@@ -101,7 +101,7 @@ def random_program(
     max_num_seqs = rng.randint(1, 5)
     max_model_len = rng.randint(6, 40)
     block_size = rng.choice((1, 2, 4))
-    least = -(-max_model_len // block_size)
+    minimum = -(-max_model_len // block_size)
     return Program(
         seed=seed,
         limits=SchedulerLimits(
@@ -116,7 +116,7 @@ def random_program(
             encoder_cache_tokens=0 if plain else (0, 0, 4 + seed % 7)[seed % 3],
         ),
         kv_cache=make_kv_cache(
-            num_blocks=1 + len(windows) * (least + rng.randint(0, least * 3 // 2)),
+            num_blocks=1 + len(windows) * (minimum + rng.randint(0, minimum * 3 // 2)),
             block_size=block_size,
             keeps=keeps_cache,
             windows=windows,
@@ -130,10 +130,10 @@ def random_program(
 
 def random_request(rng: Random, request_id: str, limits: SchedulerLimits) -> EngineCoreRequest:
     """Return a request within the limits. Prompts often share a prefix."""
-    most = limits.max_model_len - 1
+    maximum = limits.max_model_len - 1
     if not limits.enable_chunked_prefill:
-        most = min(most, limits.max_num_batched_tokens)
-    length = rng.randint(1, min(most, 20))
+        maximum = min(maximum, limits.max_num_batched_tokens)
+    length = rng.randint(1, min(maximum, 20))
     num_shared = rng.choice((0, length // 2, length - 1, length))
     shared = [(3 * i + 1) % VOCAB_SIZE for i in range(num_shared)]
     prompt = shared + [rng.randrange(VOCAB_SIZE) for _ in range(length - num_shared)]
@@ -167,16 +167,16 @@ def random_content(
 
     The inputs are within `limits`; the list is empty if `limits` allow no encoder inputs.
     """
-    most = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
-    if not most:
+    maximum = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
+    if not maximum:
         return ()
     found: list[EncoderInput] = []
     position, at_once = rng.randint(0, 4), 0
     while position < num_tokens:
         kind = rng.randrange(4)
-        size = 1 + kind % most
+        size = 1 + kind % maximum
         at_once = size if limits.enable_chunked_prefill else at_once + size
-        if at_once > most or position + size > num_tokens:
+        if at_once > maximum or position + size > num_tokens:
             break
         name = bytes([kind + 1])
         found.append(EncoderInput(position=position, num_tokens=size, content_hash=name))

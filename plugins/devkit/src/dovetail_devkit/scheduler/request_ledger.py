@@ -76,10 +76,10 @@ class RequestLedger:
             raise AssertionError(
                 f"the outputs with the first token of {name} must have its num_cached_tokens"
             )
-        most = length - 1 if caching else 0
+        maximum = length - 1 if caching else 0
         expect(
-            0 <= num_cached_tokens <= most,
-            f"{name} has num_cached_tokens={num_cached_tokens}; expected 0 to {most}",
+            0 <= num_cached_tokens <= maximum,
+            f"{name} has num_cached_tokens={num_cached_tokens}; expected 0 to {maximum}",
         )
         if self.asked.sampling_params.prompt_logprobs is not None:
             expect(
@@ -115,9 +115,9 @@ def _generate_alone(
 ) -> tuple[list[int], FinishReason]:
     tokens = list(asked.prompt_token_ids)
     num_prompt = len(tokens)
-    most = min(num_prompt + asked.max_tokens, max_model_len)
+    maximum = min(num_prompt + asked.max_tokens, max_model_len)
     encoded = encode(asked.encoder_inputs)
-    while len(tokens) < most:
+    while len(tokens) < maximum:
         token = predict_token(tokens, asked.seed, vocab_size, encoded)
         tokens.append(token)
         num_output = len(tokens) - num_prompt

@@ -94,18 +94,20 @@ class StepAccounts:
 
 
 def _check_blocks(stats: SchedulerStats) -> None:
-    used, most = stats.num_used_blocks, stats.num_blocks
+    used, maximum = stats.num_used_blocks, stats.num_blocks
     for name in ("num_used_blocks", "num_cached_blocks"):
         count = getattr(stats, name)
         expect(
-            0 <= count <= most,
-            f"the statistics have {name}={count}; expected 0 to num_blocks={most}",
+            0 <= count <= maximum,
+            f"the statistics have {name}={count}; expected 0 to num_blocks={maximum}",
         )
-    share = used / most if most else stats.kv_cache_usage  # 0: the scheduler does not count blocks
+    share = (
+        used / maximum if maximum else stats.kv_cache_usage
+    )  # 0: the scheduler does not count blocks
     expect(
         abs(share - stats.kv_cache_usage) < 1e-9,
-        f"the statistics have kv_cache_usage={stats.kv_cache_usage}, but {used} of {most} blocks "
-        "are in use",
+        f"the statistics have kv_cache_usage={stats.kv_cache_usage}, but {used} of {maximum} "
+        "blocks are in use",
     )
     for name in ("schedule_ns", "update_ns"):
         time = getattr(stats, name)

@@ -104,13 +104,13 @@ def _check_with(
 
 
 def _check_depth(executor: Executor, *, ahead: bool) -> None:
-    most = executor.max_concurrent_steps
-    expect(most in range(1, 5), f"max_concurrent_steps is {most}; it must be 1 to 4")
+    maximum = executor.max_concurrent_steps
+    expect(maximum in range(1, 5), f"max_concurrent_steps is {maximum}; it must be 1 to 4")
     expect(
-        ahead or most == 1,
-        f"max_concurrent_steps is {most}; with async_scheduling=False it must be 1",
+        ahead or maximum == 1,
+        f"max_concurrent_steps is {maximum}; with async_scheduling=False it must be 1",
     )
-    if ahead and most == 1:
+    if ahead and maximum == 1:
         raise NotHere("the executor runs one step at a time")
 
 
@@ -248,12 +248,12 @@ def _check_steps(executor: Executor) -> None:
     """Check that plans run in order and are sampled once. Results may be read in any order."""
     kv_cache = start(executor)
     want = _right_results(kv_cache)
-    most = executor.max_concurrent_steps
+    maximum = executor.max_concurrent_steps
     got: list[ModelRunnerOutput] = []
     plans = make_plans()
-    for first in range(0, len(plans), most):
+    for first in range(0, len(plans), maximum):
         handles = []
-        for plan in plans[first : first + most]:
+        for plan in plans[first : first + maximum]:
             executed = executor.execute_model(plan)
             handles.append((executed, executor.sample_tokens()))
         results = [sampled.result(RESULT_S) for _, sampled in handles[::-1]][::-1]

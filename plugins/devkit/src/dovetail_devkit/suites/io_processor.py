@@ -56,15 +56,15 @@ def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
     """
     return [
         RequestOutput(
-            request_id=str(place),
+            request_id=str(index),
             prompt=None,
             prompt_token_ids=[1],
-            outputs=[] if place == failing else [_completion(place)],
+            outputs=[] if index == failing else [_completion(index)],
             finished=True,
             metrics=RequestMetrics(arrival_ns=0),
-            error="requested failure" if place == failing else None,
+            error="requested failure" if index == failing else None,
         )
-        for place in range(len(batch.prompts))
+        for index in range(len(batch.prompts))
     ]
 
 

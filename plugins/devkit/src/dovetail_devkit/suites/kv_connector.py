@@ -300,7 +300,7 @@ def _check_failure(rig: _Rig) -> None:
 def _check_program(rig: _Rig) -> None:
     for number in range(NUM_ROUNDS):
         blocks = rig.random.sample(range(1, NUM_BLOCKS), 6)
-        keys = [rig.key(100 * number + place) for place in range(3)]
+        keys = [rig.key(100 * number + index) for index in range(3)]
         known = [key for key in rig.kept if rig.scheduler.has([key])[0]]
         wanted = rig.random.sample(known, min(len(known), 3))
         rig.store(keys[:1], blocks[:1])

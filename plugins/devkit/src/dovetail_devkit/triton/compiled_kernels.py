@@ -98,17 +98,17 @@ def check_kernel(case: KernelCase, target: str) -> CompiledKernel:
         made = compile_kernel(case, target)
     except Exception as error:
         raise AssertionError(f"{what} does not compile: {error}") from error
-    most = SHARED_BYTES[target]
+    maximum = SHARED_BYTES[target]
     expect(
-        made.shared_bytes <= most,
+        made.shared_bytes <= maximum,
         f"{what} uses {made.shared_bytes} bytes of shared memory, but a block of the target has "
-        f"{most}",
+        f"{maximum}",
     )
-    most = case.max_spill_bytes.get(target, 0)
+    maximum = case.max_spill_bytes.get(target, 0)
     expect(
-        made.spill_bytes <= most,
+        made.spill_bytes <= maximum,
         f"{what} spills {made.spill_bytes} bytes with {made.registers} registers, but "
-        f"max_spill_bytes is {most}",
+        f"max_spill_bytes is {maximum}",
     )
     return made
 

@@ -80,4 +80,4 @@ def generate(
 def other_tokens(case: Asked, count: int) -> tuple[int, ...]:
     """Return `count` tokens that differ from the greedy first token of the case's prompt."""
     best, vocab_size = case.alone[1][0], case.info.vocab_size
-    return tuple((best + 7 * (place + 1)) % vocab_size for place in range(count))
+    return tuple((best + 7 * (index + 1)) % vocab_size for index in range(count))

@@ -106,9 +106,9 @@ class WorkerRig:
         )
         state = self.rows[row] = RigRow(tokens=list(tokens))
         if shared is not None:
-            most = min(shared.num_computed, len(tokens) - 1) // self._block_size
-            state.num_computed = most * self._block_size
-            self._give(row, shared.blocks[:most])
+            maximum = min(shared.num_computed, len(tokens) - 1) // self._block_size
+            state.num_computed = maximum * self._block_size
+            self._give(row, shared.blocks[:maximum])
         return state
 
     def leave(self, row: int) -> None:

@@ -56,10 +56,10 @@ def check_format(request: GenerationFields, llm: AsyncLLM) -> None:
 def read_timeout(headers: Mapping[str, str], settings: ServerSettings) -> float | None:
     """Return the time limit of a request in seconds, or None for no limit."""
     asked = _seconds(headers, TIMEOUT_HEADER)
-    most = settings.request_timeout_s
-    if asked is None or most is None:
-        return most if asked is None else asked
-    return min(asked, most)
+    maximum = settings.request_timeout_s
+    if asked is None or maximum is None:
+        return maximum if asked is None else asked
+    return min(asked, maximum)
 
 
 def prompt_traits(

@@ -58,11 +58,11 @@ class RoundRobinScheduler(SchedulerInterface):
         """Add `request` to the waiting requests. Raise RequestError if it can never run."""
         limits, length = self._limits, len(request.prompt_token_ids)
         whole = not limits.enable_chunked_prefill
-        most = min(limits.max_model_len - 1, limits.max_num_batched_tokens if whole else length)
+        maximum = min(limits.max_model_len - 1, limits.max_num_batched_tokens if whole else length)
         if request.request_id in self._requests:
             raise RequestError(f"the id {request.request_id!r} is in use; take another.")
-        if not 1 <= length <= most:
-            raise RequestError(f"a prompt of {length} tokens must have from 1 to {most}.")
+        if not 1 <= length <= maximum:
+            raise RequestError(f"a prompt of {length} tokens must have from 1 to {maximum}.")
         made = Request(request, max_model_len=limits.max_model_len)
         self._requests[request.request_id] = made
         self._waiting.append(made)
@@ -157,10 +157,10 @@ class RoundRobinScheduler(SchedulerInterface):
 
     def _run(self, request: Request) -> None:
         start, known = request.num_computed_tokens, request.num_tokens_with_pending
-        most = self._limits.max_num_batched_tokens
+        maximum = self._limits.max_num_batched_tokens
         if start < request.num_prompt_tokens and self._limits.enable_chunked_prefill:
-            most = min(most, self._limits.long_prefill_token_threshold or most)
-        num_tokens = min(known - start, most)
+            maximum = min(maximum, self._limits.long_prefill_token_threshold or maximum)
+        num_tokens = min(known - start, maximum)
         samples = start + num_tokens == known
         self._builder.run(request.row, start, num_tokens, samples=samples)
         request.num_computed_tokens += num_tokens
