@@ -58,6 +58,13 @@ class Ranking:
 
 def compare_all(results: Results, metric: str, engine: str) -> list[Comparison]:
     """Return the comparisons of every policy with the baseline at every load."""
+    known = results.comparisons
+    if (metric, engine) not in known:
+        known[metric, engine] = _compare_all(results, metric, engine)
+    return known[metric, engine]
+
+
+def _compare_all(results: Results, metric: str, engine: str) -> list[Comparison]:
     baseline = results.baseline
     pairs = [
         (policy, load)

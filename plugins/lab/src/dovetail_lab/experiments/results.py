@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from dovetail_lab.experiments.spec import ExperimentSpec
 
 if TYPE_CHECKING:
     import pandas
+
+    from dovetail_lab.experiments.comparison import Comparison
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Results:
 
     capacity: requests per second of the baseline's burst. records: all runs, failed ones too.
     folder: the files of the runs. num_reused: runs that were already in the folder.
+    comparisons: cache of `comparison.compare_all`.
     """
 
     spec: ExperimentSpec
@@ -38,6 +41,7 @@ class Results:
     records: Sequence[RunRecord]
     folder: RunFolder
     num_reused: int = 0
+    comparisons: dict[tuple[str, str], list[Comparison]] = field(default_factory=dict, repr=False)
 
     @property
     def baseline(self) -> str:

@@ -1,0 +1,189 @@
+"""The flags that describe an experiment; each replaces a field of the experiment file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import cpu_count
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from dovetail.errors import UserError
+from dovetail_lab.experiments.experiment import OnProgress
+from dovetail_lab.experiments.run_files import RunRecord
+from dovetail_lab.experiments.spec import parse_loads, workload_fields
+
+WORKLOAD_GROUP = Group("Workload", sort_key=1)
+EXPERIMENT_GROUP = Group("Experiment", sort_key=2)
+RUN_GROUP = Group("Running", sort_key=3)
+
+
+def _option(group: Group, text: str) -> Parameter:
+    return Parameter(group=group, help=text, show_default=False, negative="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentOptions:
+    """Flags of the experiment. An empty value keeps that of the file, or the default."""
+
+    trace: Annotated[
+        str,
+        _option(
+            WORKLOAD_GROUP,
+            "azure:conv, azure:code, mooncake:conversation, mooncake:synthetic, a file, or a "
+            "synthetic workload such as chat, conversations, agents or hot_prefix.",
+        ),
+    ] = ""
+    requests: Annotated[int, _option(WORKLOAD_GROUP, "Requests per run (1000).")] = 0
+    tenants: Annotated[int, _option(WORKLOAD_GROUP, "Assign requests to this many tenants.")] = 0
+    slo: Annotated[
+        str, _option(WORKLOAD_GROUP, "Objectives in milliseconds, such as ttft:500,tpot:50.")
+    ] = ""
+    expected_tokens: Annotated[
+        str, _option(WORKLOAD_GROUP, "Estimates of output lengths: none, exact or noisy:SIGMA.")
+    ] = ""
+    load: Annotated[
+        str,
+        _option(
+            EXPERIMENT_GROUP, "Fractions of the capacity: 0.5,0.9 or FROM:TO:COUNT (0.5,0.7,0.9)."
+        ),
+    ] = ""
+    seeds: Annotated[int, _option(EXPERIMENT_GROUP, "Number of workloads per load (10).")] = 0
+    engine: Annotated[str, _option(EXPERIMENT_GROUP, "sim, real or both (sim).")] = ""
+    step_times: Annotated[
+        str, _option(EXPERIMENT_GROUP, "Step-time model of the simulator: a name or a file.")
+    ] = ""
+    model: Annotated[str, _option(EXPERIMENT_GROUP, "Model of the real engine (demo).")] = ""
+    time_limit: Annotated[float, _option(EXPERIMENT_GROUP, "Seconds per run (600).")] = 0.0
+
+    def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of an experiment file with those of the flags."""
+        told = dict(fields)
+        told["workload"] = self._workload(dict(told.get("workload") or {}))
+        setup = {
+            **dict(told.get("setup") or {}),
+            **_set({"step_times": self.step_times, "model": self.model}),
+        }
+        if setup:
+            told["setup"] = setup
+        told |= _set(
+            {
+                "loads": parse_loads(self.load) if self.load else (),
+                "seeds": self.seeds,
+                "engine": self.engine,
+                "time_limit_s": self.time_limit,
+            }
+        )
+        return told
+
+    def _workload(self, workload: dict[str, Any]) -> dict[str, Any]:
+        if self.trace:
+            for name in ("trace", "synthetic", "mix", "sessions"):
+                workload.pop(name, None)
+            workload |= workload_fields(self.trace)
+        return workload | _set(
+            {
+                "num_requests": self.requests,
+                "tenants": self.tenants,
+                "expected_tokens": self.expected_tokens,
+                "slo_classes": [_slo_class(self.slo)] if self.slo else [],
+            }
+        )
+
+
+DEFAULT_OPTIONS = ExperimentOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Flags that do not change the results."""
+
+    out: Annotated[
+        Path, Parameter(group=RUN_GROUP, help="Folder of the results; finished runs are reused.")
+    ] = Path("lab-results")
+    jobs: Annotated[
+        int, _option(RUN_GROUP, "Number of processes; one per core without this option.")
+    ] = 0
+    trust_local_code: Annotated[
+        bool, _option(RUN_GROUP, "Run policies that are given as ./file.py:Class.")
+    ] = False
+
+    @property
+    def num_workers(self) -> int:
+        """The number of processes."""
+        if self.jobs < 0:
+            raise UserError(f"--jobs {self.jobs} must not be negative.")
+        return self.jobs or cpu_count() or 1
+
+
+DEFAULT_RUN = RunFlags()
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[OnProgress]:
+    """Yield a function that shows progress on stderr: a bar on a terminal, else a few lines."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _line_printer(title, console.print)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[last]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=None, last="")
+
+        def show(done: int, total: int, record: RunRecord | None) -> None:
+            progress.update(task, completed=done, total=total, last=run_text(record))
+
+        yield show
+
+
+def run_text(record: RunRecord | None) -> str:
+    """Return the name of a run for progress; its error if it failed."""
+    if record is None:
+        return ""
+    name = f"{record.key.policy} load {record.key.load:g} seed {record.key.seed}"
+    return name if record.ok else f"{name} failed: {record.error[:120]}"
+
+
+def _line_printer(title: str, write: Any) -> OnProgress:
+    shown = [-1]
+
+    def show(done: int, total: int, record: RunRecord | None) -> None:
+        if record is not None and not record.ok:
+            write(f"{title}: {run_text(record)}", markup=False, highlight=False, soft_wrap=True)
+        tenth = 10 * done // max(1, total)
+        if tenth != shown[0]:
+            shown[0] = tenth
+            write(f"{title}: {done} of {total} runs", markup=False, highlight=False)
+
+    return show
+
+
+def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are set."""
+    return {name: value for name, value in fields.items() if value}
+
+
+def _slo_class(text: str) -> dict[str, Any]:
+    """Return a class from "ttft:500,tpot:50"."""
+    fields: dict[str, Any] = {"name": "default"}
+    for part in text.split(","):
+        name, _, number = part.partition(":")
+        try:
+            fields[{"ttft": "ttft_ms", "tpot": "tpot_ms"}[name.strip()]] = float(number)
+        except (KeyError, ValueError) as error:
+            raise UserError(
+                f"slo={text!r} is not of the form ttft:MILLISECONDS,tpot:MILLISECONDS."
+            ) from error
+    return fields

@@ -1,0 +1,1 @@
+"""Reports of experiments: charts, one HTML file, traces for Perfetto. Charts need matplotlib."""
