@@ -66,7 +66,7 @@ MAX_CHOICES = 4096
 
 @dataclass(frozen=True, kw_only=True, init=False)
 class StructuredOutputsParams:
-    """A grammar for the output of a request. Frozen. Checked at construction.
+    """A grammar for the output of a request. Frozen, and checked at construction.
 
     Exactly one of the arguments of the constructor is given, or `form` and `text`. Raises
     RequestError, naming the argument.
@@ -110,7 +110,7 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningParams:
-    """How the reasoning before an answer begins and ends. Frozen. Checked at construction.
+    """How the reasoning before an answer begins and ends. Frozen, and checked at construction.
 
     end: the text that ends it, such as "</think>". start: the text that begins it in the output; ""
     if the prompt has begun it. Without this text the output is an answer from its first token.
@@ -136,7 +136,7 @@ class ReasoningParams:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """The sampling parameters of a request. Frozen. Checked at construction.
+    """The sampling parameters of a request. Frozen, and checked at construction.
 
     n: number of completions, each with its own random numbers.
     temperature: 0 for greedy. top_k: 0 or -1 to disable. top_p, min_p: probabilities in [0, 1].
@@ -247,9 +247,7 @@ class SamplingParams:
             return self
         return guarded(
             "params",
-            lambda: SamplingParams(
-                **{item.name: getattr(self, item.name) for item in fields(self)}
-            ),
+            lambda: SamplingParams(**{key.name: getattr(self, key.name) for key in fields(self)}),
         )
 
     def _check_contradictions(self) -> None:

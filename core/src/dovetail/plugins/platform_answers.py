@@ -79,7 +79,7 @@ def provided_capabilities(platform: Platform) -> frozenset[str]:
 def check_problems(platform: Platform, answer: object) -> Sequence[str]:
     """Return the result of `problems`. Raise ContractError if it is not a list of sentences."""
     is_list = isinstance(answer, (list, tuple))
-    if not is_list or not all(isinstance(item, str) for item in answer):  # type: ignore[attr-defined]
+    if not is_list or not all(isinstance(x, str) for x in answer):  # type: ignore[attr-defined]
         raise _wrong(platform, "problems(config)", answer, "a tuple of sentences")
     return answer  # type: ignore[return-value]
 
