@@ -51,6 +51,8 @@ MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
 MAX_WORKERS = 64
 KV_CACHE_SCALES = ("token", "layer")
+OFFLOAD_OPTION = "cpu_offload_gb"
+"""The field `RequestedCache.cpu_offload_gb`, for code and messages of other packages."""
 GRAPH_MODES = ("full_and_piecewise", "full", "piecewise", "none")
 
 
@@ -130,6 +132,20 @@ class RequestedCache(ConfigNode):
     enable_prefix_caching: Flag = True
     enable_sleep_mode: Flag = False
     cpu_offload_gb: Gigabytes = 0.0
+
+    @property
+    def offload_bytes(self) -> int:
+        """The bytes of `cpu_offload_gb`."""
+        return round(self.cpu_offload_gb * 2**30)
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Self:
+        if self.enable_sleep_mode and self.cpu_offload_gb:
+            raise ConfigError(
+                f"enable_sleep_mode=True and cpu_offload_gb={self.cpu_offload_gb} cannot be used "
+                "together; set only one of them."
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_size(self) -> Self:

@@ -13,12 +13,19 @@ import torch
 from torch import nn
 
 from dovetail.errors import CapacityError, ConfigError
-from dovetail.interfaces import WeightLoader
+from dovetail.interfaces import OneRank, WeightLoader
 from dovetail_torch.accelerator.graphs import AcceleratorGraphs
+from dovetail_torch.accelerator.offload import (
+    OffloadedLayers,
+    OffloadPlan,
+    pack_offloaded,
+    plan_offload,
+)
 from dovetail_torch.accelerator.reloading import reload_weights
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.accelerator.sleep_mode import SleepMode
 from dovetail_torch.graphs.capture import GraphCapture
+from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
 
 logger = logging.getLogger(__name__)
@@ -32,8 +39,9 @@ class AcceleratorWorker(TorchWorker):
     It implements the capability "sleep"; a worker whose runtime has virtual memory declares it.
     """
 
-    provides: ClassVar[frozenset[str]] = TorchWorker.provides | {"async_output"}
+    provides: ClassVar[frozenset[str]] = TorchWorker.provides | {"async_output", "weight_offload"}
     _sleep_mode: SleepMode | None = None
+    _offload: OffloadPlan | None = None
 
     def init_device(self) -> None:
         """Select the device. Raise CapacityError if too little of its memory is free.
@@ -71,9 +79,37 @@ class AcceleratorWorker(TorchWorker):
 
         With sleep mode the weights are in memory that `sleep` releases.
         """
+        if self._offload is not None:
+            return self._load_offloaded(model, loader, self._offload)
         num_bytes = super().load_weights(model, loader)
         if self._sleep_mode is not None:
             self._sleep_mode.adopt(model)
+        return num_bytes
+
+    def _make_model(self) -> None:
+        """Create the uninitialized model. The weights of offloaded layers are on the host."""
+        budget = self._context.config.cache.offload_bytes
+        if not budget or self._device.type == "meta":
+            super()._make_model()
+            return
+        sketch = type(self)(self._context)
+        sketch._device, sketch._limits = torch.device("meta"), self._limits
+        sketch._ranks = OneRank(size=self._context.world_size)
+        with torch.device("meta"):
+            sketch._make_model()
+        self._offload = plan_offload(sketch._model, budget)
+        with self._offload.constructing():
+            super()._make_model()
+
+    def _load_offloaded(self, model: nn.Module, loader: WeightLoader, plan: OffloadPlan) -> int:
+        num_bytes = loader.load(model)
+        check_finite(model)
+        pack_offloaded(model, plan, self._device)
+        runtime = cast("AcceleratorRuntime", self._runtime)
+        module = torch.get_device_module(self._device.type)
+        self._layers_on_host = OffloadedLayers(
+            model, plan, module, runtime.pinned_empty, self._device
+        )
         return num_bytes
 
     def _load_copy(self, loader: WeightLoader) -> nn.Module:
@@ -118,8 +154,11 @@ class AcceleratorWorker(TorchWorker):
     def graph_capture(self) -> GraphCapture | None:
         """Return what captures graphs, if the device's torch module supports them.
 
-        None with several ranks: exchanging tensors in graphs is not tested.
+        None with several ranks or offloaded weights: exchanges and copies in graphs are not tested.
         """
+        if self._offload is not None:
+            logger.warning("Steps run without graphs, because weights are offloaded.")
+            return None
         module = torch.get_device_module(self._device.type)
         if not hasattr(module, "CUDAGraph"):
             return None
@@ -130,6 +169,10 @@ class AcceleratorWorker(TorchWorker):
 
     def shutdown(self) -> None:
         """Free weights and cache, and return their memory to the device."""
+        if self.__dict__.pop("_layers_on_host", None) is not None:
+            # The weights of the next step may still be copied. A failed device cannot be awaited.
+            with suppress(RuntimeError):
+                self._runtime.synchronize()
         super().shutdown()
         self._sleep_mode = None
         if "_device" in self.__dict__:

@@ -19,15 +19,14 @@ _NUM_SHOWN = 5
 def check_finite(model: nn.Module) -> None:
     """Raise WeightError, naming weights by the checkpoint's names, if any is NaN or infinite.
 
-    Checks each parameter with at least two bytes per element once, and waits for the device once.
+    Checks each parameter with at least two bytes per element once, and waits once per device.
     Linear methods check the packed and mapped weights of linear layers.
     """
     parameters = [parameter for parameter in _parameters(model) if _is_checked(parameter)]
     if not parameters:
         return
-    extremes = [torch.stack(torch.aminmax(parameter.detach())) for parameter in parameters]
-    # Minimum and maximum are NaN if any element is NaN; an infinity is the minimum or the maximum.
-    if bool(torch.stack([extreme.float().isfinite().all() for extreme in extremes]).all()):
+    devices = {parameter.device for parameter in parameters}
+    if all(_are_finite([x for x in parameters if x.device == device]) for device in devices):
         return
     table = build_weight_table(model)
     found = [x.name for x in table.assignments.values() if not bool(x.target.isfinite().all())]
@@ -38,6 +37,13 @@ def check_finite(model: nn.Module) -> None:
         "damaged, or its values are outside of the range of the dtype; download it again, or "
         "choose another dtype"
     )
+
+
+def _are_finite(parameters: list[nn.Parameter]) -> bool:
+    """Return whether all parameters of one device are finite."""
+    extremes = [torch.stack(torch.aminmax(parameter.detach())) for parameter in parameters]
+    # Minimum and maximum are NaN if any element is NaN; an infinity is the minimum or the maximum.
+    return bool(torch.stack([extreme.float().isfinite().all() for extreme in extremes]).all())
 
 
 def _parameters(model: nn.Module) -> list[nn.Parameter]:
