@@ -26,11 +26,22 @@ from dovetail.decision_log import (
     split_readings,
 )
 from dovetail.errors import RequestError, UserError
-from dovetail.interfaces import PauseScope, SchedulerContext, SchedulerInterface
+from dovetail.interfaces import (
+    EngineCoreOutputs,
+    PauseScope,
+    Policy,
+    SchedulerContext,
+    SchedulerInterface,
+)
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins import PluginPolicy, PluginRegistry
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import choose_scheduler
+from dovetail.request import EngineCoreRequest
+from dovetail.scheduling import Scheduler
+
+Observe = Callable[[type[Policy]], type[Policy]]
+"""Returns a subclass of a policy with the same decisions, which reports them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +122,7 @@ def replay_log(
         )
     readings, payload = split_readings(first.payload)
     registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
-    replayed = _ReplayedScheduler(LogHeader.decode(payload), readings, scheduler, registry)
+    replayed = ReplayedScheduler(LogHeader.decode(payload), readings, scheduler, registry)
     begun_ns, difference = clock.now_ns(), None
     for record in records:
         readings, payload = split_readings(record.payload)
@@ -131,16 +142,29 @@ def replay_log(
     )
 
 
-class _ReplayedScheduler:
-    """A scheduler that receives the inputs of a log."""
+class ReplayedScheduler:
+    """A scheduler that receives the inputs of a log.
+
+    last_request, last_plan, last_outputs: the last added request, plan and outputs; None before.
+    """
 
     def __init__(
-        self, header: LogHeader, readings: list[int], reference: str, registry: PluginRegistry
+        self,
+        header: LogHeader,
+        readings: list[int],
+        reference: str,
+        registry: PluginRegistry,
+        *,
+        observe: Observe | None = None,
     ) -> None:
+        """reference, observe: see `make_scheduler`. readings: clock readings of the header."""
         self.num_steps = self.num_requests = 0
+        self.last_request: EngineCoreRequest | None = None
+        self.last_plan: SchedulerOutput | None = None
+        self.last_outputs: EngineCoreOutputs | None = None
         self.clock = ReplayClock()
         self.clock.feed(readings)
-        self.scheduler, self.name = make_scheduler(header, self.clock, registry, reference)
+        self.scheduler, self.name = make_scheduler(header, self.clock, registry, reference, observe)
         self._out: deque[SchedulerOutput] = deque()
         self._encoder = PlanEncoder(Plain(), None)
         self._recorded, self._mine = PlanDecoder(), PlanDecoder()
@@ -168,6 +192,7 @@ class _ReplayedScheduler:
             sides = ("accepted", f"rejected: {error}")
             return Difference(step=self.num_steps, fields={request.request_id: sides})
         self.num_requests += 1
+        self.last_request = request
         return None
 
     def _abort(self, payload: bytes) -> None:
@@ -183,7 +208,7 @@ class _ReplayedScheduler:
         self.scheduler.reset_prefix_cache()
 
     def _plan(self, payload: bytes) -> Difference | None:
-        plan = self.scheduler.schedule()
+        plan = self.last_plan = self.scheduler.schedule()
         encoded = self._encoder.encode(plan)
         recorded, mine = self._recorded.decode(payload), self._mine.decode(encoded)
         if encoded != payload:
@@ -193,16 +218,22 @@ class _ReplayedScheduler:
         return None
 
     def _settle(self, payload: bytes) -> None:
-        self.scheduler.update_from_output(self._out.popleft(), decode_output(payload))
+        output = decode_output(payload)
+        self.last_outputs = self.scheduler.update_from_output(self._out.popleft(), output)
 
 
 def make_scheduler(
-    header: LogHeader, clock: Clock, registry: PluginRegistry, reference: str = ""
+    header: LogHeader,
+    clock: Clock,
+    registry: PluginRegistry,
+    reference: str = "",
+    observe: Observe | None = None,
 ) -> tuple[SchedulerInterface, str]:
     """Return the scheduler and its name.
 
-    reference: the scheduler or policy to load; "" for the scheduler of the log. Raises PluginError
-        if it cannot be loaded.
+    reference: the scheduler or policy to load; "" for the scheduler of the log. observe: returns
+    the policy class to use instead of the scheduler's; only for the core's scheduler. Raises
+    PluginError if it cannot be loaded.
     """
     context: SchedulerContext
     if reference:
@@ -215,6 +246,8 @@ def make_scheduler(
         scheduler_cls = registry.load("scheduler", header.scheduler)
         policy_cls = registry.load("policy", header.policy) if header.policy else None
         name = f"{header.scheduler} with {header.policy}" if header.policy else header.scheduler
+    if observe is not None and issubclass(scheduler_cls, Scheduler):
+        policy_cls = observe(policy_cls or scheduler_cls.policy_cls)
     context = header.context(policy=policy_cls, clock=clock)
     scheduler: SchedulerInterface = construct("scheduler", scheduler_cls, context)
     return scheduler, name

@@ -1,0 +1,97 @@
+"""`dovetail lab explain`: why a request did or did not run in a step of a decision log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dovetail.cli.plugins_table import print_line, print_table
+from dovetail.errors import UserError, nearest
+from dovetail_lab.inspection.explanation import describe_actions, explain_request
+from dovetail_lab.inspection.observed_replay import ObservedStep, observe_step
+from dovetail_lab.inspection.step_view import RequestState
+
+_LOG_HELP = "The decision log: a file written with --decision-log."
+_STEP_HELP = "The number of the step, from 0."
+_REQUEST_HELP = "The id of a request; without it, the step is described."
+_SCHEDULER_HELP = "Replay with this scheduler or policy instead of the recorded one."
+_TRUST_HELP = "Run schedulers and policies that the log or --scheduler names as ./file.py:Class."
+_MAX_ROWS = 20
+
+
+def explain(
+    log: Annotated[Path, Parameter(help=_LOG_HELP)],
+    step: Annotated[int, Parameter(help=_STEP_HELP)],
+    request: Annotated[str, Parameter(help=_REQUEST_HELP)] = "",
+    /,
+    *,
+    scheduler: Annotated[str, Parameter(help=_SCHEDULER_HELP, show_default=False)] = "",
+    trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
+) -> int:
+    """Explain a step: the policy's order, its actions, the budget, rows and blocks."""
+    if step < 0:
+        raise UserError(f"step {step} must not be negative.")
+    found = observe_step(log, step, scheduler=scheduler, trust_local_code=trust_local_code)
+    if request:
+        _check_known(found, request)
+        for sentence in explain_request(found, request):
+            print_line(sentence)
+    print_step(found)
+    return 0
+
+
+def print_step(found: ObservedStep) -> None:
+    """Print what a policy saw and did in a step."""
+    view, limits = found.view, found.header.limits
+    print_line(
+        f"Step {view.step_id} of {found.scheduler}: {len(view.running)} running, "
+        f"{len(view.waiting)} waiting; {view.tokens_left} of {limits.max_num_batched_tokens} "
+        f"tokens, {view.seats_left} of {limits.max_num_seqs} rows and {view.free_blocks} blocks "
+        f"of {view.block_size} tokens free.",
+        style="bold",
+    )
+    headings = ("", "request", "rank", "prompt", "output", "computed", "to compute", "granted")
+    rows = [
+        *_rows("running", view.running, found),
+        *_rows("waiting", view.waiting, found),
+    ]
+    print_table(headings, rows)
+    for line in describe_actions(view)[:_MAX_ROWS]:
+        print_line(f"  {line}")
+    hidden = len(view.attempts) - _MAX_ROWS
+    if hidden > 0:
+        print_line(f"  … {hidden} more actions")
+    if view.victims:
+        print_line(f"  preempted for lack of blocks: {', '.join(view.victims)}")
+
+
+def _rows(kind: str, states: Sequence[RequestState], found: ObservedStep) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [_row(kind, state, found) for state in states[:_MAX_ROWS]]
+    if len(states) > _MAX_ROWS:
+        rows.append((kind, f"… {len(states) - _MAX_ROWS} more", "", "", "", "", "", ""))
+    return rows
+
+
+def _row(kind: str, state: RequestState, found: ObservedStep) -> Sequence[str]:
+    return (
+        kind,
+        state.request_id,
+        state.rank[:40],
+        str(state.num_prompt),
+        str(state.num_output),
+        str(state.num_computed or state.num_cached),
+        str(state.num_uncomputed),
+        str(found.granted.get(state.request_id, "")),
+    )
+
+
+def _check_known(found: ObservedStep, request: str) -> None:
+    seen = {one.request_id for one in (*found.view.running, *found.view.waiting)}
+    if request not in found.known | seen:
+        hint = nearest(request, found.known)
+        raise UserError(
+            f"request {request!r} did not arrive before step {found.view.step_id}.{hint}"
+        )
