@@ -113,6 +113,7 @@ FIELDS = {
     "compute": [
         "attention_backend",
         "batch_invariant",
+        "custom_all_reduce",
         "graph_mode",
         "linear_method",
         "matmul_precision",
@@ -155,8 +156,8 @@ def test_config_fields_match_the_recorded_names(make_config) -> None:
     assert names == FIELDS
     beside = {"plugin_options"} if make_config is make else {"plugin_options", "changes"}
     assert set(dict(config)) - set(names) == beside
-    # 80 before graphs, the precision of matrix products, sleep mode, offload and scales.
-    assert sum(map(len, names.values())) + 2 <= 87
+    # 80 before graphs, the precision of matrix products, sleep mode, offload, scales and sums.
+    assert sum(map(len, names.values())) + 2 <= 88
 
 
 def test_a_worker_gets_only_its_part_of_the_configuration() -> None:

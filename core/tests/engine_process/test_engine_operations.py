@@ -86,6 +86,11 @@ def test_an_option_that_the_worker_would_ignore_is_rejected(client_of, option, v
         client_of("inproc", options={option: value})
 
 
+def test_custom_all_reduce_needs_several_workers(client_of):
+    with pytest.raises(ConfigError, match="no effect with tensor_parallel_size=1"):
+        client_of("inproc", options={"custom_all_reduce": True})
+
+
 def test_engine_statistics_and_health_can_be_requested(client_of, traffic):
     client = client_of("sync")
     assert client.get_stats() is None and client.check_health() is None

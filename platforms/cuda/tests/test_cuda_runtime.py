@@ -1,8 +1,10 @@
 """Which devices can run the code that a build of torch contains."""
 
 import pytest
+import torch
 
 from dovetail_cuda.runtime import has_code
+from dovetail_cuda.symmetric_sums import ONE_SHOT, SymmetricSums
 
 WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
@@ -21,3 +23,14 @@ def test_ptx_code_runs_on_later_gpus_and_architecture_specific_code_on_one_only(
     assert has_code(["compute_80"], (9, 0)) and not has_code(["compute_80"], (7, 5))
     assert has_code(["sm_90a"], (9, 0)) and not has_code(["sm_100a"], (10, 3))
     assert not has_code([], (9, 0)) and not has_code(["gfx942"], (9, 0))
+
+
+def test_the_operator_for_small_sums_has_the_expected_signature():
+    assert str(torch.ops.symm_mem.one_shot_all_reduce.default._schema) == ONE_SHOT
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_small_sums_without_a_device_are_rejected_with_the_reason():
+    store = torch.distributed.HashStore()
+    with pytest.raises(RuntimeError, match="SymmetricMemory does not support"):
+        SymmetricSums(store, rank=0, size=1, device=torch.device("cuda", 0))

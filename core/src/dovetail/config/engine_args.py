@@ -192,6 +192,9 @@ class EngineArgs:
         'Steps to capture: "full_and_piecewise", "full", "piecewise", "none".',
     )
     max_graph_size: int = _option(512, "Maximum number of requests or tokens of a captured step.")
+    custom_all_reduce: bool = _option(
+        False, "Sum small tensors of several devices through shared memory."
+    )
     matmul_precision: str = _option(
         "highest", 'Precision of float32 matrix products: "highest", "high" or "medium".'
     )

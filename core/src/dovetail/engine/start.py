@@ -231,9 +231,13 @@ def _check_options(
 def _check_memory_options(config: EngineConfig, worker_cls: type[WorkerBase]) -> None:
     """Raise ConfigError for an option about the device's memory that the worker would ignore."""
     cache, provided = config.cache, declared_ids(worker_cls, "provides")
+    custom = config.compute.custom_all_reduce
+    if custom and config.parallel.tensor_parallel_size == 1:
+        raise ConfigError("custom_all_reduce=True has no effect with tensor_parallel_size=1.")
     for option, value, capability in (
         ("enable_sleep_mode", cache.enable_sleep_mode, "sleep"),
         ("cpu_offload_gb", cache.cpu_offload_gb, "weight_offload"),
+        ("custom_all_reduce", custom, "custom_all_reduce"),
     ):
         if value and capability not in provided:
             raise ConfigError(

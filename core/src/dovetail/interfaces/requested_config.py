@@ -245,6 +245,7 @@ class RequestedCompute(ConfigNode):
     graph_mode: which steps of a device with graphs are captured: "full" for steps with one token
     per request, "piecewise" for all steps, without attention; "full_and_piecewise" for both.
     max_graph_size: maximum number of requests or tokens of a captured step.
+    custom_all_reduce: sum small tensors of several workers through memory that their devices share.
     matmul_precision: torch's precision of float32 matrix products: "highest" for float32, "high"
     for TensorFloat32 or two bfloat16 numbers, "medium" for bfloat16.
     """
@@ -256,6 +257,7 @@ class RequestedCompute(ConfigNode):
     num_threads: Annotated[int | None, integer(1, 4096, optional=True)] = None
     graph_mode: Annotated[str, one_of(*GRAPH_MODES)] = "full_and_piecewise"
     max_graph_size: Annotated[int, integer(1, 8192)] = 512
+    custom_all_reduce: Flag = False
     matmul_precision: Annotated[str, one_of("highest", "high", "medium")] = "highest"
 
 

@@ -13,6 +13,7 @@ import torch
 from dovetail.errors import PluginError
 from dovetail_cuda.driver import read_free_bytes
 from dovetail_cuda.machine import look
+from dovetail_cuda.symmetric_sums import SymmetricSums
 from dovetail_cuda.virtual_memory import CUDAVirtualMemory
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.distributed.process_ranks import ProcessRanks
@@ -51,6 +52,14 @@ class CUDARuntime(AcceleratorRuntime):
         """Return the virtual memory of the device. Raise PluginError if it has none."""
         return CUDAVirtualMemory(self._module.current_device())
 
+    def small_sums(self, device: torch.device) -> SymmetricSums:
+        """Return sums through symmetric memory; raise RuntimeError if it is not supported."""
+        from torch.distributed import PrefixStore
+
+        store, rank, size = self._joined
+        own = PrefixStore("symmetric", store)
+        return SymmetricSums(own, rank=rank, size=size, device=device)
+
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
         """Return the group of ranks, which exchange tensors with NCCL."""
         from torch import distributed
@@ -62,6 +71,7 @@ class CUDARuntime(AcceleratorRuntime):
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = timeout
         group = distributed.ProcessGroupNCCL(store, rank, size, options)
+        self._joined = store, rank, size
         return ProcessRanks(group, rank=rank, size=size)
 
 

@@ -10,4 +10,4 @@ from dovetail_torch.accelerator.worker import AcceleratorWorker
 class CUDAWorker(AcceleratorWorker):
     """Runs the model on one CUDA device."""
 
-    provides: ClassVar[frozenset[str]] = AcceleratorWorker.provides | {"sleep"}
+    provides: ClassVar[frozenset[str]] = AcceleratorWorker.provides | {"sleep", "custom_all_reduce"}

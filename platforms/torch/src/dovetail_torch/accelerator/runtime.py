@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from dovetail.interfaces.model import RankGroup
     from dovetail_torch.accelerator.virtual_memory import VirtualMemory
+    from dovetail_torch.distributed.small_sums import SmallSums
 
 
 class AcceleratorRuntime:
@@ -144,6 +145,13 @@ class AcceleratorRuntime:
         or this device does not support it.
         """
         return None
+
+    def small_sums(self, device: torch.device) -> SmallSums:
+        """Return fast sums of small tensors over the ranks, after `join`, on every rank.
+
+        Raises RuntimeError, with the reason, if they are not available.
+        """
+        raise RuntimeError(f"the platform of {device.type!r} does not have it")
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
         """Raise ContractError: a platform that declares "collectives" overrides this."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import CapacityError, ConfigError
-from dovetail.interfaces import OneRank, WeightLoader
+from dovetail.interfaces import OneRank, RankGroup, WeightLoader
 from dovetail_torch.accelerator.graphs import AcceleratorGraphs
 from dovetail_torch.accelerator.offload import (
     OffloadedLayers,
@@ -24,6 +24,7 @@ from dovetail_torch.accelerator.offload import (
 from dovetail_torch.accelerator.reloading import reload_weights
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.accelerator.sleep_mode import SleepMode
+from dovetail_torch.distributed.small_sums import use_small_sums
 from dovetail_torch.graphs.capture import GraphCapture
 from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
@@ -49,6 +50,8 @@ class AcceleratorWorker(TorchWorker):
         Raises ConfigError if sleep mode is enabled and the device does not support it.
         """
         super().init_device()
+        if self._context.config.compute.custom_all_reduce and self._context.world_size > 1:
+            self._ranks = self._with_small_sums()
         cache = self._context.config.cache
         self._sleep_mode = self._make_sleep_mode() if cache.enable_sleep_mode else None
         if cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None:
@@ -63,6 +66,16 @@ class AcceleratorWorker(TorchWorker):
                 "free; set gpu_memory_utilization to at most "
                 f"{int(free / total * 100) / 100:.2f}, or stop other processes on the device."
             )
+
+    def _with_small_sums(self) -> RankGroup:
+        """Return the group of ranks with fast small sums, if all ranks have them."""
+        runtime = cast("AcceleratorRuntime", self._runtime)
+        sums, reason = None, ""
+        try:
+            sums = runtime.small_sums(self._device)
+        except (RuntimeError, AttributeError, ImportError, TypeError) as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+        return use_small_sums(self._ranks, sums, reason, self._device)
 
     def _make_sleep_mode(self) -> SleepMode:
         runtime = cast("AcceleratorRuntime", self._runtime)
