@@ -1,7 +1,7 @@
 """A worker process for tests: a queue with one server in the place of an engine.
 
-The policies are "fcfs" and "shortest" (by output length), and some that fail: "raises", "hangs",
-"exits", "prints", "unfinished" and "incomplete".
+The policies are "fcfs", "shortest" (by output length) and "tuned" (with the option `slowness`), and
+some that fail: "raises", "hangs", "exits", "prints", "unfinished" and "incomplete".
 """
 
 import heapq
@@ -30,6 +30,7 @@ def run_queue(spec, key, workload, *, trust_local_code):
         os._exit(7)
     if name == "prints":
         print("hello from a policy")
+    slowness = spec.policy(key.policy).options.get("slowness", 1.0)
     requests = workload.requests
     columns = RequestColumns()
     for one in vars(columns).values():
@@ -48,7 +49,7 @@ def run_queue(spec, key, workload, *, trust_local_code):
         _, index = heapq.heappop(waiting)
         request = requests[index]
         prefill = request.num_prompt_tokens * PREFILL_NS
-        decode = (request.num_output_tokens - 1) * DECODE_NS
+        decode = round((request.num_output_tokens - 1) * DECODE_NS * slowness)
         columns.arrival_ns[index] = request.arrival_ns
         columns.admitted_ns[index] = now
         columns.first_token_ns[index] = now + prefill

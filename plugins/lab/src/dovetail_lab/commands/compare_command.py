@@ -27,7 +27,7 @@ from dovetail_lab.experiments.results import Results
 from dovetail_lab.experiments.spec import ExperimentSpec, make_spec, read_spec
 from dovetail_lab.reports.tables import TextTable, difference_table, policy_table, winner_table
 
-_FILE_HELP = "An experiment file, TOML or YAML. Flags replace its fields."
+_FILE_HELP = "An experiment file, TOML, YAML or JSON. Flags replace its fields."
 _POLICIES_HELP = "Policies, separated by commas; the first one is the baseline."
 _REPORT_HELP = "Write report.html, charts and traces; needs matplotlib."
 

@@ -27,18 +27,32 @@ def _ignore(done: int, total: int, record: RunRecord | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How an experiment runs. None of this changes its results.
+    """How an experiment runs. None of this changes the result of a run.
 
-    out: folder of the results. num_workers: processes. rate: requests per second at load 1, instead
-    of the measured capacity; 0 to measure it. command: starts a worker process.
+    out: folder of the results. num_workers: processes. max_seeds: run only this many of the
+    experiment's seeds; 0 for all. command: starts a worker process. pool: processes that other
+    experiments use, too; None to start some for this experiment.
     """
 
     out: Path
     num_workers: int = 1
+    max_seeds: int = 0
     trust_local_code: bool = False
     clock: Clock = field(default_factory=MonotonicClock)
     command: Sequence[str] = COMMAND
     on_progress: OnProgress = _ignore
+    pool: WorkerPool | None = None
+
+    def make_pool(self) -> WorkerPool:
+        """Return a new pool of processes; its log is in the folder `out`."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            log = self.out / "workers.log"
+            return WorkerPool(self.num_workers, self.clock, log, command=self.command)
+        except OSError as error:
+            raise UserError(
+                f"out={str(self.out)!r} cannot be written: {error.strerror}."
+            ) from error
 
 
 def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
@@ -47,6 +61,9 @@ def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
     Runs of other experiments in the folder are reused if their ids are equal. A failed run is made
     again. Raises UserError if the folder cannot be written or the capacity cannot be measured.
     """
+    if options.pool is None:
+        with options.make_pool() as pool:
+            return run_experiment(spec, replace(options, pool=pool))
     runs = options.out / "runs"
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -58,7 +75,7 @@ def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
     capacity = _capacity(spec, options, folder)
     keys = [
         RunKey(policy=policy.name, load=load, rate=_rate(load, capacity), seed=seed, engine=engine)
-        for seed in range(spec.seeds)
+        for seed in range(spec.first_seed, spec.first_seed + (options.max_seeds or spec.seeds))
         for load in spec.loads
         for engine in spec.engines
         for policy in spec.policies
@@ -83,7 +100,7 @@ def make_job(spec: ExperimentSpec, key: RunKey, folder: RunFolder, *, trust: boo
         spec=spec,
         key=key,
         folder=str(folder.folder),
-        keep_steps=key.seed == 0,
+        keep_steps=key.seed == spec.first_seed,
         trust_local_code=trust,
     )
 
@@ -95,7 +112,13 @@ def _rate(load: float, capacity: float) -> float:
 def _capacity(spec: ExperimentSpec, options: RunOptions, folder: RunFolder) -> float:
     """Return the capacity in requests per second, measured on the first engine."""
     baseline = spec.policies[0].name
-    key = RunKey(policy=baseline, load=CAPACITY_LOAD, rate=0.0, seed=0, engine=spec.engines[0])
+    key = RunKey(
+        policy=baseline,
+        load=CAPACITY_LOAD,
+        rate=0.0,
+        seed=spec.first_seed,
+        engine=spec.engines[0],
+    )
     (record,), _ = _run_all(spec, [key], replace(options, on_progress=_ignore), folder)
     if not record.ok:
         raise UserError(
@@ -124,11 +147,6 @@ def _run_all(
         options.on_progress(len(done), len(jobs), record)
 
     options.on_progress(len(done), len(jobs), None)
-    if missing:
-        log = options.out / "workers.log"
-        num_workers = min(options.num_workers, len(missing))
-        pool = WorkerPool(
-            num_workers, spec.time_limit_s, options.clock, log, command=options.command
-        )
-        pool.run(missing, store)
+    if missing and options.pool is not None:
+        options.pool.run(missing, spec.time_limit_s, store)
     return [replace(done[job.run_id], key=job.key) for job in jobs], num_reused

@@ -24,81 +24,91 @@ from dovetail_lab.experiments.run_files import RunFolder, RunRecord
 COMMAND = (sys.executable, "-m", "dovetail_lab.experiments.worker")
 _NS = 1_000_000_000
 _STOP_S = 5.0
-_LOG_TAIL = 2000
 
 OnDone = Callable[[RunRecord], None]
 """Called with each finished run."""
 
 
 class WorkerPool:
-    """Runs jobs on several processes."""
+    """Processes that run jobs. Use it in a `with` statement; processes live until its end."""
 
     def __init__(
-        self,
-        num_workers: int,
-        time_limit_s: float,
-        clock: Clock,
-        log: Path,
-        *,
-        command: Sequence[str] = COMMAND,
+        self, num_workers: int, clock: Clock, log: Path, *, command: Sequence[str] = COMMAND
     ) -> None:
         """num_workers: processes. log: receives what they write to standard error."""
         self._num_workers = num_workers
-        self._limit_ns = round(time_limit_s * _NS)
         self._clock = clock
-        self._log = log
         self._command = command
+        self._log = log.open("ab")
+        self._selector = selectors.DefaultSelector()
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
 
-    def run(self, jobs: Iterable[Job], on_done: OnDone) -> None:
-        """Run all jobs. If this is interrupted, no process remains."""
+    def __enter__(self) -> WorkerPool:
+        """Return the pool."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in (*self._idle, *self._busy):
+            worker.stop(kill=worker in self._busy)
+        self._selector.close()
+        self._log.close()
+
+    def run(self, jobs: Iterable[Job], time_limit_s: float, on_done: OnDone) -> None:
+        """Run all jobs, each for at most `time_limit_s`."""
         waiting = deque(jobs)
-        workers: list[_Worker] = []
-        with selectors.DefaultSelector() as selector, self._log.open("ab") as log:
-            try:
-                while waiting or workers:
-                    while waiting and len(workers) < self._num_workers:
-                        worker = _Worker(self._command, log, selector)
-                        workers.append(worker)
-                        worker.start(waiting.popleft(), self._clock.now_ns())
-                    self._step(selector, workers, waiting, on_done)
-            finally:
-                for worker in workers:
-                    worker.stop(selector, kill=True)
+        limit_ns = round(time_limit_s * _NS)
+        while waiting or self._busy:
+            while waiting and len(self._busy) < self._num_workers:
+                self._start(waiting.popleft())
+            for worker in self._ready(limit_ns):
+                on_done(self._reply(worker))
+            for worker in self._late(limit_ns):
+                self._remove(worker, kill=True)
+                text = f"the run exceeded the time limit of {time_limit_s:g} s (time_limit_s)"
+                on_done(_lost(worker.job, text))
 
-    def _step(
-        self,
-        selector: selectors.BaseSelector,
-        workers: list[_Worker],
-        waiting: deque[Job],
-        on_done: OnDone,
-    ) -> None:
-        """Wait for a reply, the end of a process or a time limit, and handle it."""
-        deadline = min(worker.started_ns for worker in workers) + self._limit_ns
+    def _start(self, job: Job) -> None:
+        worker = self._idle.pop() if self._idle else _Worker(self._command, self._log)
+        worker.start(job, self._clock.now_ns())
+        self._busy.append(worker)
+        self._selector.register(worker.replies, selectors.EVENT_READ, worker)
+
+    def _ready(self, limit_ns: int) -> list[_Worker]:
+        """Wait for replies, exits or the next time limit; return the workers with a reply."""
+        deadline = min(worker.started_ns for worker in self._busy) + limit_ns
         left_s = max(0.0, (deadline - self._clock.now_ns()) / _NS)
-        for key, _ in selector.select(left_s + 0.01):
-            worker: _Worker = key.data
-            job, alive = worker.job, worker.receive()
-            record = RunFolder(Path(job.folder)).read(job.run_id) if alive else None
-            if record is None:
-                record = self._lost(job, worker.exit_text())
-            on_done(record)
-            if alive and waiting:
-                worker.start(waiting.popleft(), self._clock.now_ns())
-            else:
-                worker.stop(selector)
-                workers.remove(worker)
-        now_ns = self._clock.now_ns()
-        for worker in [one for one in workers if now_ns - one.started_ns >= self._limit_ns]:
-            worker.stop(selector, kill=True)
-            workers.remove(worker)
-            limit_s = self._limit_ns / _NS
-            text = f"the run exceeded the time limit of {limit_s:g} s (time_limit_s)"
-            on_done(self._lost(worker.job, text))
+        return [key.data for key, _ in self._selector.select(left_s + 0.01)]
 
-    def _lost(self, job: Job, error: str) -> RunRecord:
-        record = RunRecord(run_id=job.run_id, key=job.key, status="failed", error=error)
-        RunFolder(Path(job.folder)).write(record)
-        return record
+    def _late(self, limit_ns: int) -> list[_Worker]:
+        now_ns = self._clock.now_ns()
+        return [worker for worker in self._busy if now_ns - worker.started_ns >= limit_ns]
+
+    def _reply(self, worker: _Worker) -> RunRecord:
+        """Return the record of a worker's job; the worker is idle afterwards, or has exited."""
+        job, alive = worker.job, worker.receive()
+        record = RunFolder(Path(job.folder)).read(job.run_id) if alive else None
+        if alive:
+            self._selector.unregister(worker.replies)
+            self._busy.remove(worker)
+            self._idle.append(worker)
+        else:
+            error = worker.exit_text()
+            self._remove(worker, kill=True)
+            return _lost(job, error)
+        return record or _lost(job, "the record of the run cannot be read")
+
+    def _remove(self, worker: _Worker, *, kill: bool) -> None:
+        self._selector.unregister(worker.replies)
+        self._busy.remove(worker)
+        worker.stop(kill=kill)
+
+
+def _lost(job: Job, error: str) -> RunRecord:
+    """Store and return the record of a run that has no result."""
+    record = RunRecord(run_id=job.run_id, key=job.key, status="failed", error=error)
+    RunFolder(Path(job.folder)).write(record)
+    return record
 
 
 class _Worker:
@@ -107,16 +117,13 @@ class _Worker:
     job: Job
     started_ns = 0
 
-    def __init__(
-        self, command: Sequence[str], log: IO[bytes], selector: selectors.BaseSelector
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: IO[bytes]) -> None:
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment
         )
         assert self._process.stdout is not None and self._process.stdin is not None
-        self._replies, self._orders = self._process.stdout, self._process.stdin
-        selector.register(self._replies, selectors.EVENT_READ, self)
+        self.replies, self._orders = self._process.stdout, self._process.stdin
 
     def start(self, job: Job, now_ns: int) -> None:
         """Send a job. A process that has exited is noticed by `receive`."""
@@ -129,7 +136,7 @@ class _Worker:
 
     def receive(self) -> bool:
         """Read a reply; return False if the process has exited instead."""
-        return bool(self._replies.readline())
+        return bool(self.replies.readline())
 
     def exit_text(self) -> str:
         """Return how the process ended."""
@@ -139,9 +146,8 @@ class _Worker:
             return "the process closed its output"
         return f"the process of the run exited with code {code}"
 
-    def stop(self, selector: selectors.BaseSelector, *, kill: bool = False) -> None:
+    def stop(self, *, kill: bool) -> None:
         """End the process and close its pipes."""
-        selector.unregister(self._replies)
         if kill:
             self._process.kill()
         with suppress(BrokenPipeError):
@@ -151,4 +157,4 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._replies.close()
+        self.replies.close()

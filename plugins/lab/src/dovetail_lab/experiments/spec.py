@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +21,12 @@ from dovetail_lab.workloads.spec import WorkloadSpec
 Share = Annotated[float, Field(ge=0, lt=0.5)]
 Load = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 _MAX_FILE_BYTES = 2**20
+_PARSERS: Mapping[str, Callable[[str], Any]] = {
+    ".json": json.loads,
+    ".yaml": yaml.safe_load,
+    ".yml": yaml.safe_load,
+}
+"""Maps the ending of a file to its parser; other files are TOML."""
 
 
 class _Model(BaseModel):
@@ -105,8 +112,9 @@ class ExperimentSpec(_Model):
 
     policies: the first one is the baseline of all differences, and its burst run measures the
     capacity. loads: mean rates of arrival as fractions of the capacity. seeds: number of workloads
-    per load; every policy runs all of them. engine: "sim", "real" or "both". warmup, drain,
-    min_p99: see `Cut`. confidence: of all intervals. time_limit_s: wall time of one run.
+    per load; every policy runs all of them. first_seed: the lowest seed. engine: "sim",
+    "real" or "both". warmup, drain, min_p99: see `Cut`. confidence: of all intervals. time_limit_s:
+    wall time of one run.
     """
 
     name: str = "experiment"
@@ -114,6 +122,7 @@ class ExperimentSpec(_Model):
     workload: WorkloadSpec
     loads: Annotated[tuple[Load, ...], Field(min_length=1)] = (0.5, 0.7, 0.9)
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 10
+    first_seed: Annotated[int, Field(ge=0)] = 0
     engine: Literal["sim", "real", "both"] = "sim"
     setup: EngineSpec = EngineSpec()
     warmup: Share = 0.1
@@ -167,16 +176,17 @@ def make_spec(fields: Mapping[str, Any]) -> ExperimentSpec:
 
 
 def read_spec(path: Path) -> dict[str, Any]:
-    """Return the fields of a TOML or YAML file; raise UserError if it cannot be read."""
+    """Return the fields of a TOML, YAML or JSON file; raise UserError if it cannot be read."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise UserError(f"{str(path)!r} is larger than {_MAX_FILE_BYTES:,} bytes.")
         text = path.read_text("utf-8")
-        read = yaml.safe_load if path.suffix in (".yaml", ".yml") else tomllib.loads
-        fields = read(text)
+        fields = _PARSERS.get(path.suffix, tomllib.loads)(text)
+    except UserError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{str(path)!r} cannot be read: {error}.") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise UserError(f"{str(path)!r} is not valid: {error}.") from error
     if not isinstance(fields, dict):
         raise UserError(f"{str(path)!r} does not contain a table of fields.")

@@ -35,8 +35,8 @@ def records_of(results: Results, engine: str, load: float) -> dict[str, RunRecor
     found = {}
     for policy in results.policies:
         runs = results.by_cell.get(Cell(engine=engine, policy=policy, load=load), {})
-        if 0 in runs:
-            found[policy] = runs[0]
+        if results.spec.first_seed in runs:
+            found[policy] = runs[results.spec.first_seed]
     return found
 
 

@@ -1,0 +1,72 @@
+"""`dovetail lab adversary`: search for a workload on which a policy is worse than another."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from dovetail.cli.plugins_table import print_line
+from dovetail.errors import UserError
+from dovetail_lab.commands.experiment_options import (
+    DEFAULT_OPTIONS,
+    DEFAULT_RUN,
+    ExperimentOptions,
+    RunFlags,
+)
+from dovetail_lab.experiments.experiment import RunOptions
+from dovetail_lab.experiments.spec import make_spec
+from dovetail_lab.searches.adversary import Trial, search_adversary
+
+_POLICY_HELP = "The policy A, whose regret is maximized."
+_AGAINST_HELP = "The policy B, with which A is compared."
+_METRIC_HELP = "The metric of the regret, such as ttft_mean or goodput."
+_TRIALS_HELP = "Number of workloads to try."
+_SEED_HELP = "Seed of the search."
+
+
+def adversary(
+    policy: Annotated[str, Parameter(help=_POLICY_HELP)],
+    against: Annotated[str, Parameter(help=_AGAINST_HELP)],
+    /,
+    *,
+    metric: Annotated[str, Parameter(help=_METRIC_HELP)] = "e2e_mean",
+    trials: Annotated[int, Parameter(help=_TRIALS_HELP)] = 40,
+    seed: Annotated[int, Parameter(help=_SEED_HELP)] = 0,
+    experiment: Annotated[ExperimentOptions, Parameter(name="*")] = DEFAULT_OPTIONS,
+    run: Annotated[RunFlags, Parameter(name="*")] = DEFAULT_RUN,
+) -> int:
+    """Search for a workload that maximizes the regret of one policy against another."""
+    if experiment.trace or experiment.load:
+        raise UserError("the search chooses workload and load; leave out --trace and --load.")
+    name = f"{policy} against {against}"
+    fields = {
+        "name": name,
+        "policies": (against, policy),
+        "seeds": 3,
+        "workload": {"synthetic": "chat", "num_requests": 300},
+    }
+    spec = make_spec(experiment.apply(fields))
+    best = [float("-inf")]
+
+    def show(number: int, trial: Trial) -> None:
+        if trial.regret > best[0]:
+            best[0] = trial.regret
+            print_line(f"trial {number + 1} of {trials}: regret {trial.regret:+.1%}")
+
+    options = RunOptions(
+        out=run.out, num_workers=run.num_workers, trust_local_code=run.trust_local_code
+    )
+    found = search_adversary(spec, metric, trials, options, seed=seed, on_trial=show)
+    for parameter, value in found.found.parameters.items():
+        print_line(f"  {parameter:<14} {value:.4g}")
+    comparison = found.confirmed.comparison
+    verdict = comparison.verdict if comparison else "failed"
+    print_line(
+        f"With {found.spec.seeds} new seeds, {policy} has a regret of "
+        f"{found.confirmed.regret:+.1%} in {metric} ({verdict})."
+    )
+    path = run.out / "adversary.json"
+    path.write_text(found.spec.model_dump_json(indent=1), "utf-8")
+    print_line(f"Wrote {path}. Repeat it with: dovetail lab compare {path}")
+    return 0
