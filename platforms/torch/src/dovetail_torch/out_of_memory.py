@@ -15,8 +15,13 @@ import torch
 from dovetail.errors import CapacityError
 
 _GIB = 1 << 30
-_TORCH_SAYS = ("can't allocate memory", "Cannot allocate memory", "not enough memory")
-"""Texts of torch's out-of-memory errors on the CPU, which have the type RuntimeError."""
+_TORCH_SAYS = (
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "not enough memory",
+    "error: out of memory",
+)
+"""Texts of torch's out-of-memory errors for host memory, also pinned, with type RuntimeError."""
 
 
 @contextmanager
