@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dovetail.clock import MonotonicClock, sleep
+from dovetail.clock import Clock, MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.input.params_checks import RequestRules
 from dovetail.engine.input.request_checks import (
@@ -60,8 +60,13 @@ class EngineCore:
         max_model_len: int,
         rules: RequestRules | None = None,
         structured_output: StructuredOutput | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        """Create the core. structured_output: if given, it is also a gate of the scheduler."""
+        """Create the core.
+
+        structured_output: if given, it is also a gate of the scheduler.
+        clock: the scheduler's clock; None for the monotonic clock of the machine.
+        """
         self.executor = executor
         self.scheduler = scheduler
         self.paused: PauseScope | None = None
@@ -72,7 +77,7 @@ class EngineCore:
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._unsampled: SchedulerOutput | None = None
         self._dead = False
-        self._clock = MonotonicClock()
+        self._clock = clock or MonotonicClock()
         self._idle = IdleWait(self._clock)
         self._stats_due = False
         self._last_stats: SchedulerStats | None = None

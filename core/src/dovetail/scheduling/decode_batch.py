@@ -185,6 +185,34 @@ class DecodeBatch:
             self.remove_member(request)
         return taken
 
+    @property
+    def rows(self) -> array[int]:
+        """The row of each member, int32. Read only."""
+        return self._rows
+
+    @property
+    def starts(self) -> array[int]:
+        """The next position of each member, int32. Read only."""
+        return self._starts
+
+    @property
+    def num_steps_to_limit(self) -> int:
+        """The number of steps after which the first member reaches its length limit."""
+        return min(member.event_step for member in self._members) - self._step_counter.num_steps
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every token that may end a member."""
+        return self._all_stop_ids()
+
+    def skip_step(self) -> None:
+        """Advance all members by one token without a record. `end_skipped` must follow."""
+        self._step_counter.num_steps += 1
+
+    def end_skipped(self, num_steps: int) -> None:
+        """Update the columns after `num_steps` calls of `skip_step`."""
+        self._starts = array("i", (start + num_steps for start in self._starts))
+
     def check_integrity(self) -> None:
         """Raise AssertionError if columns and requests differ. For tests."""
         members = self._members

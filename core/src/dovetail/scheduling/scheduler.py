@@ -27,6 +27,7 @@ from dovetail.plan import SchedulerOutput
 from dovetail.plugins.construction import construct
 from dovetail.request import FINISH_REASONS, EngineCoreRequest, Request, RequestStatus
 from dovetail.result import ModelRunnerOutput
+from dovetail.scheduling.decode_stretch import DecodeStretch, begin_stretch
 from dovetail.scheduling.draft import StepRecord
 from dovetail.scheduling.life_cycle import change_status
 from dovetail.scheduling.mechanism import Mechanism
@@ -173,6 +174,12 @@ class Scheduler(SchedulerInterface):
             self._finish(request, status)
         failed += self._end_failed() if state.held_requests else ()
         return step_result.outputs(self._stats(plan, record.schedule_ns), failed)
+
+    def decode_stretch(self) -> DecodeStretch | None:
+        """Return the next steps if only decoding can happen in them, otherwise None."""
+        if self._in_flight or self._pause is not None:
+            return None
+        return begin_stretch(self._state, self._mechanism, self._host)
 
     def depth(self) -> Depth:
         """Return the numbers of requests. If `num_active` is 0, no step is needed."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
 
 from dovetail.interfaces import SchedulerLimits
 from dovetail.plan import SchedulerOutput
+
+Times: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+"""Times in nanoseconds, one per step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,31 +36,19 @@ class EngineSetup:
     trust_local_code: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeStretch:
-    """Consecutive steps in which the same `num_requests` requests decode one token each.
-
-    num_kv_tokens: tokens in the cache that the first of the steps reads; each further step reads
-    `num_requests` more.
-    """
-
-    num_requests: int
-    num_kv_tokens: int
-    num_steps: int
-
-
 class StepTimeModel(Protocol):
-    """Computes the duration of steps, in integer nanoseconds.
+    """Computes the duration of steps, in integer nanoseconds."""
 
-    name: for reports. affine_decode: whether the duration of a decode step is an affine function of
-    its KV tokens, so that `stretch_ns` is exact in constant time.
-    """
+    @property
+    def name(self) -> str:
+        """The name of the model, for reports."""
 
-    name: str
-    affine_decode: bool
+    def step_ns(self, plan: SchedulerOutput) -> int:
+        """Return the time of one step, at least 1."""
 
-    def step_ns(self, plan: SchedulerOutput, num_kv_tokens: Sequence[int]) -> int:
-        """Return the time of one step. num_kv_tokens: per run, cached tokens before the step."""
+    def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
+        """Return the times of consecutive steps in which the same requests decode one token each.
 
-    def stretch_ns(self, stretch: DecodeStretch) -> int:
-        """Return exactly the sum of `step_ns` over the steps of a stretch."""
+        num_kv_tokens: cached tokens that the first of the steps reads, over all requests; each
+        further step reads `num_requests` more. Each time equals that of `step_ns` for this step.
+        """

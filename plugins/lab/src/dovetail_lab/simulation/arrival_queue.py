@@ -1,0 +1,61 @@
+"""The queue of arrivals: open arrivals by time, and requests that follow the end of another one."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from dovetail_lab.simulation.results import NEVER
+from dovetail_lab.workloads.workload import WorkloadRequest
+
+
+class ArrivalQueue:
+    """Returns the requests of a workload when they arrive, by their number in the workload."""
+
+    def __init__(self, requests: Sequence[WorkloadRequest]) -> None:
+        self._requests = requests
+        numbers = {request.request_id: number for number, request in enumerate(requests)}
+        self._children: defaultdict[int, list[int]] = defaultdict(list)
+        self._open = []
+        for number, request in enumerate(requests):
+            if request.parent:
+                self._children[numbers[request.parent]].append(number)
+            else:
+                self._open.append(number)
+        self._next = 0
+        self._heap: list[tuple[int, int]] = []
+        self._times: dict[int, int] = {}
+
+    @property
+    def next_ns(self) -> int | None:
+        """The time of the next arrival, or None if no arrival is known."""
+        times = []
+        if self._next < len(self._open):
+            times.append(self._requests[self._open[self._next]].arrival_ns)
+        if self._heap:
+            times.append(self._heap[0][0])
+        return min(times, default=None)
+
+    def take(self, now_ns: int) -> Iterator[int]:
+        """Yield the requests that have arrived, in order of their times and numbers."""
+        while (next_ns := self.next_ns) is not None and next_ns <= now_ns:
+            number = self._open[self._next] if self._next < len(self._open) else NEVER
+            is_open = number != NEVER and self._requests[number].arrival_ns == next_ns
+            if is_open and not (self._heap and self._heap[0] < (next_ns, number)):
+                self._next += 1
+            else:
+                _, number = heapq.heappop(self._heap)
+            yield number
+
+    def time_of(self, number: int) -> int:
+        """Return when a request arrived, in nanoseconds."""
+        return self._times.pop(number, self._requests[number].arrival_ns)
+
+    def end(self, number: int, now_ns: int) -> None:
+        """Let the requests arrive that follow the end of request `number`."""
+        for child in self._children.pop(number, ()):
+            request = self._requests[child]
+            time_ns = max(request.arrival_ns, now_ns + request.think_ns)
+            self._times[child] = time_ns
+            heapq.heappush(self._heap, (time_ns, child))

@@ -1,0 +1,251 @@
+"""A simulated engine: the engine core with a virtual clock, and the requests that arrive at it."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dovetail.clock import ManualClock
+from dovetail.engine.core import EngineCore
+from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.plan import SchedulerOutput
+from dovetail.request import EngineCoreRequest
+from dovetail.sampling_params import SamplingParams
+from dovetail.scheduling import Scheduler
+from dovetail_lab.simulation.arrival_queue import ArrivalQueue
+from dovetail_lab.simulation.executor import SimExecutor, StepObserver
+from dovetail_lab.simulation.prompts import OUTPUT_TOKEN, STOP_TOKEN, VOCAB_SIZE, Prompts
+from dovetail_lab.simulation.request_table import RequestTable
+from dovetail_lab.simulation.results import RunResult, StepColumns
+from dovetail_lab.simulation.schedulers import make_scheduler
+from dovetail_lab.simulation.setup import EngineSetup, StepTimeModel, Times
+from dovetail_lab.workloads.workload import WorkloadRequest
+
+MAX_IDLE_STEPS = 10_000
+"""A run fails after this many consecutive steps in which nothing ran although requests wait."""
+
+MIN_STRETCH = 2
+"""The minimum number of steps that are computed at once."""
+
+_STOPS = frozenset({STOP_TOKEN})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunLimits:
+    """Limits of one run. A run that exceeds one returns with `RunResult.error`.
+
+    time_s: wall time in seconds, checked between steps. num_steps: engine steps; 0 for no limit.
+    """
+
+    time_s: float = 3600.0
+    num_steps: int = 0
+
+
+class SimulatedEngine(StepObserver):
+    """One engine with a virtual clock, and the requests that will arrive at it.
+
+    clock, table, core: its clock, the times of its requests, the engine core. steps: the columns to
+    fill, or None. macro_steps: whether stretches of decoding are computed at once.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[WorkloadRequest],
+        setup: EngineSetup,
+        step_times: StepTimeModel,
+        *,
+        decision_log: Path | None = None,
+    ) -> None:
+        self._requests = requests
+        self._setup = setup
+        self._step_times = step_times
+        self.clock = ManualClock()
+        self.table = RequestTable(self._requests, max_num_seqs=setup.limits.max_num_seqs)
+        self.steps: StepColumns | None = None
+        self.macro_steps = True
+        self._prompts = Prompts(self._requests)
+        self._arrivals = ArrivalQueue(self._requests)
+        self._executor = SimExecutor(
+            self.table, step_times, self.clock, depth=setup.depth, observer=self
+        )
+        self._scheduler = make_scheduler(setup, self.clock, decision_log)
+        self._num_idle = 0
+        self.core = EngineCore(
+            self._executor,
+            self._scheduler,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=setup.limits.max_model_len,
+            clock=self.clock,
+        )
+        self._step = self.core.step if setup.depth == 1 else self.core.step_with_batch_queue
+
+    def run(self, limits: RunLimits) -> RunResult:
+        """Run until all requests have ended, or a limit is exceeded."""
+        begun_s = time.perf_counter()
+        error = ""
+        try:
+            while self.advance() and not error:
+                if limits.num_steps and self._executor.num_steps >= limits.num_steps:
+                    error = f"the run has reached its limit of {limits.num_steps} steps"
+                elif time.perf_counter() - begun_s > limits.time_s:
+                    error = f"the run has exceeded its time limit of {limits.time_s:g} s"
+        except DovetailError as failure:
+            error = str(failure)
+        host_ns = int((time.perf_counter() - begun_s) * 1e9)
+        result = self.result(error, host_ns)
+        self._scheduler.shutdown()
+        return result
+
+    def advance(self) -> bool:
+        """Add the requests that have arrived, and run a step or wait. Return False at the end."""
+        for number in self._arrivals.take(self.clock.now_ns()):
+            self._add(number)
+        if self.core.has_work():
+            if not (self.macro_steps and self._skip_decoding()):
+                self._run_step()
+            return True
+        next_ns = self._arrivals.next_ns
+        if next_ns is None:
+            return False
+        self.clock.advance(next_ns - self.clock.now_ns())
+        return True
+
+    def result(self, error: str = "", host_ns: int = 0) -> RunResult:
+        """Return the result so far."""
+        stats, limits = self.core.get_stats(), self._setup.limits
+        return RunResult(
+            requests=self.table.columns(),
+            steps=self.steps,
+            num_steps=self._executor.num_steps,
+            num_request_steps=self._executor.num_runs,
+            end_ns=self.clock.now_ns(),
+            host_ns=host_ns,
+            scheduler_ns=0,
+            num_blocks=self._setup.num_blocks,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            prefix_queries=stats.prefix_queries if stats else 0,
+            prefix_hits=stats.prefix_hits if stats else 0,
+            num_preemptions=stats.num_preemptions if stats else 0,
+            num_recomputed_tokens=stats.num_recomputed_tokens if stats else 0,
+            num_idle_steps=stats.num_idle_steps if stats else 0,
+            error=error,
+        )
+
+    def on_step(self, plan: SchedulerOutput, start_ns: int, end_ns: int) -> None:
+        """Record an executed step. Its counts follow when the scheduler has its result."""
+        if self.steps is not None and plan.rows:
+            num_decodes = self.table.num_decode_runs(plan)
+            self._record(start_ns, end_ns - start_ns, 1, plan.total_num_tokens, num_decodes)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _add(self, number: int) -> None:
+        """Add a request whose time of arrival has come."""
+        request = self._requests[number]
+        arrival_ns = self._arrivals.time_of(number)
+        self.table.arrival_ns[number] = arrival_ns
+        deadline_ns = arrival_ns + request.ttft_slo_ns if request.ttft_slo_ns else 0
+        try:
+            self.core.add_request(
+                EngineCoreRequest(
+                    request_id=request.request_id,
+                    prompt_token_ids=self._prompts.make(request),
+                    sampling_params=SamplingParams(max_tokens=request.max_tokens, temperature=0.0),
+                    max_tokens=request.max_tokens,
+                    stop_token_ids=_STOPS,
+                    priority=request.priority,
+                    tenant=request.tenant,
+                    arrival_ns=arrival_ns,
+                    deadline_ns=deadline_ns,
+                )
+            )
+        except RequestError:
+            self.table.reject(number, self.clock.now_ns())
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def _run_step(self) -> None:
+        """Run one call of the engine core."""
+        num_steps = self._executor.num_steps
+        outputs = self._step()
+        if outputs is None:
+            return
+        now_ns = self.clock.now_ns()
+        for request_id in self.table.finish(outputs, now_ns):
+            self._arrivals.end(self.table.numbers[request_id], now_ns)
+        if self.steps is not None and outputs.stats is not None and self.steps.num_running:
+            self.steps.num_running[-1] = outputs.stats.num_running
+            self.steps.num_waiting[-1] = outputs.stats.num_waiting
+            self.steps.num_used_blocks[-1] = outputs.stats.num_used_blocks
+        ran_nothing = outputs.stats is not None and not outputs.stats.num_scheduled_tokens
+        self._wait_idle(ran_nothing and self._executor.num_steps > num_steps)
+
+    def _wait_idle(self, is_idle: bool) -> None:
+        """After a step without runs, wait for the engine's next attempt or the next arrival."""
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        if self._num_idle > MAX_IDLE_STEPS:
+            depth = self._scheduler.depth()
+            raise EngineDeadError(
+                f"the scheduler ran nothing in {MAX_IDLE_STEPS} consecutive steps, although "
+                f"{depth.num_active} requests are unfinished"
+            )
+        wait_ns = int(self.core.wait_s * 1e9)
+        if wait_ns:
+            next_ns = self._arrivals.next_ns
+            if next_ns is not None:
+                wait_ns = min(wait_ns, max(0, next_ns - self.clock.now_ns()))
+            self.clock.advance(wait_ns)
+
+    def _skip_decoding(self) -> bool:
+        """Compute the next steps at once if only decoding can happen in them."""
+        scheduler = self._scheduler
+        if self._setup.depth > 1 or not isinstance(scheduler, Scheduler):
+            return False
+        stretch = scheduler.decode_stretch()
+        if stretch is None:
+            return False
+        rows, starts = stretch.rows, stretch.starts
+        num_steps = min(stretch.max_steps, self.table.num_steps_to_stop(rows, starts))
+        if num_steps < MIN_STRETCH:
+            return False
+        now_ns, next_ns = self.clock.now_ns(), self._arrivals.next_ns
+        times = self._step_times.decode_times_ns(len(rows), sum(starts), num_steps)
+        ends = now_ns + np.cumsum(np.maximum(times, 1))
+        if next_ns is not None:  # a step starts only if no request has arrived before
+            ends = ends[: 1 + int(np.searchsorted(ends, next_ns))]
+        num_taken = stretch.run(len(ends), OUTPUT_TOKEN)
+        if not num_taken:
+            return False
+        self._end_stretch(rows, ends[:num_taken], stretch.num_used_blocks)
+        return True
+
+    def _end_stretch(self, rows: array[int], ends: Times, num_used_blocks: int) -> None:
+        now_ns = self.clock.now_ns()
+        self.table.skip(rows, ends)
+        self.clock.advance(int(ends[-1]) - now_ns)
+        self._executor.skip(len(ends), len(rows))
+        if self.steps is not None:
+            duration_ns, num_tokens = int(ends[-1]) - now_ns, len(ends) * len(rows)
+            self._record(now_ns, duration_ns, len(ends), num_tokens, num_tokens)
+            depth = self._scheduler.depth()
+            self.steps.num_running[-1] = depth.num_running
+            self.steps.num_waiting[-1] = depth.num_waiting
+            self.steps.num_used_blocks[-1] = num_used_blocks
+
+    def _record(
+        self, start_ns: int, duration_ns: int, num_steps: int, num_tokens: int, num_decodes: int
+    ) -> None:
+        assert self.steps is not None
+        self.steps.start_ns.append(start_ns)
+        self.steps.duration_ns.append(duration_ns)
+        self.steps.num_steps.append(num_steps)
+        self.steps.num_prefill_tokens.append(num_tokens - num_decodes)
+        self.steps.num_decode_tokens.append(num_decodes)
+        self.steps.num_running.append(0)
+        self.steps.num_waiting.append(0)
+        self.steps.num_used_blocks.append(0)

@@ -1,0 +1,93 @@
+"""Step-time models: how long a step takes, computed from its plan.
+
+All arithmetic is in integers, so that the times of a stretch of decode steps are exactly the sum of
+the times of its steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dovetail.plan import SchedulerOutput
+from dovetail_lab.simulation.setup import Times
+
+_PS_PER_NS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StepFeatures:
+    """What a step computes, as sums over its runs.
+
+    num_prefill_tokens, num_prefills: tokens and runs of prompts, except runs of a single token.
+    num_decodes: runs of one token. num_kv_tokens: cached tokens that these read.
+    num_context_pairs: products of a prefill's tokens and the tokens before them, summed.
+    num_joins: requests that get a row.
+    """
+
+    num_prefill_tokens: int
+    num_prefills: int
+    num_decodes: int
+    num_kv_tokens: int
+    num_context_pairs: int
+    num_joins: int
+
+    @classmethod
+    def of(cls, plan: SchedulerOutput) -> StepFeatures:
+        """Return the features of a plan."""
+        starts = np.frombuffer(plan.starts, dtype=np.int32).astype(np.int64)
+        num_tokens = np.frombuffer(plan.num_tokens, dtype=np.int32).astype(np.int64)
+        is_decode = num_tokens == 1
+        num_decodes = int(np.count_nonzero(is_decode))
+        num_kv_tokens = int(starts[is_decode].sum())
+        if num_decodes == len(starts):
+            return cls(0, 0, num_decodes, num_kv_tokens, 0, len(plan.joins))
+        first, length = starts[~is_decode], num_tokens[~is_decode]
+        pairs = first * length + length * (length + 1) // 2
+        return cls(
+            num_prefill_tokens=int(length.sum()),
+            num_prefills=len(length),
+            num_decodes=num_decodes,
+            num_kv_tokens=num_kv_tokens,
+            num_context_pairs=int(pairs.sum()),
+            num_joins=len(plan.joins),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearStepTimes:
+    """A step-time model that is a sum of one term per feature, in picoseconds.
+
+    step_ps: every step. decode_ps, prefill_ps, join_ps: per decode run, prefill run and new
+    request. prefill_token_ps, kv_token_ps, context_pair_ps: see `StepFeatures`.
+    """
+
+    name: str
+    step_ps: int
+    prefill_token_ps: int
+    decode_ps: int
+    kv_token_ps: int
+    prefill_ps: int = 0
+    context_pair_ps: int = 0
+    join_ps: int = 0
+
+    def step_ns(self, plan: SchedulerOutput) -> int:
+        """Return the time of one step."""
+        features = StepFeatures.of(plan)
+        time_ps = (
+            self.step_ps
+            + self.prefill_token_ps * features.num_prefill_tokens
+            + self.prefill_ps * features.num_prefills
+            + self.decode_ps * features.num_decodes
+            + self.kv_token_ps * features.num_kv_tokens
+            + self.context_pair_ps * features.num_context_pairs
+            + self.join_ps * features.num_joins
+        )
+        return max(1, time_ps // _PS_PER_NS)
+
+    def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
+        """Return the times of consecutive decode steps of the same requests."""
+        kv_tokens = num_kv_tokens + num_requests * np.arange(num_steps, dtype=np.int64)
+        time_ps = self.step_ps + self.decode_ps * num_requests + self.kv_token_ps * kv_tokens
+        return np.maximum(1, time_ps // _PS_PER_NS)
