@@ -16,9 +16,15 @@ from dovetail_lab.reports.figures import chart_style
 from dovetail_lab.reports.html_page import Section, render_page
 from dovetail_lab.reports.load_charts import draw_curves, draw_differences
 from dovetail_lab.reports.perfetto import trace_events
-from dovetail_lab.reports.report import report_load, write_report
+from dovetail_lab.reports.report import write_report
 from dovetail_lab.reports.run_charts import draw_distributions, draw_gantt, draw_tenants
-from dovetail_lab.reports.tables import TextTable, number_text, policy_table, winner_table
+from dovetail_lab.reports.tables import (
+    TextTable,
+    number_text,
+    policy_table,
+    report_load,
+    winner_table,
+)
 from dovetail_lab.simulation.results import NEVER, RequestColumns, StepColumns
 
 pytest.importorskip("matplotlib")
@@ -146,7 +152,7 @@ def test_tables_name_winners_and_ties(done):
     table = winner_table(results, "sim")
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["End-to-end latency, mean"][1] == "shortest"
-    assert rows["Service difference"][0].startswith("not distinguishable: ")
+    assert rows["Service difference"][0] == "not distinguishable: fcfs, shortest"
     means = policy_table(results, "sim", 0.9)
     assert [row[0] for row in means.rows] == ["fcfs", "shortest", "raises"]
     assert set(means.rows[2][1:]) == {"–"} and " ± " in means.rows[0][1]

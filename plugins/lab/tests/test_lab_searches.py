@@ -51,8 +51,8 @@ def test_a_sweep_finds_the_best_options(halving, tmp_path):
 def test_halving_reuses_the_runs_of_earlier_rounds(tmp_path):
     candidates = candidates_of("tuned", {"slowness": SLOWNESS})
     sweep(spec_of(["fcfs"]), candidates, "e2e_mean", options(tmp_path), halving=True)
-    # Bursts: 1. Baseline: 8 seeds. Candidates: 6 on 2 seeds, 3 on 2 more, 2 on 4 more.
-    assert len(list((tmp_path / "runs").glob("*.json"))) == 1 + 8 + 12 + 6 + 8
+    # Bursts and baseline: 8 seeds. Candidates: 6 on 2 seeds, 3 on 2 more, 2 on 4 more.
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 8 + 8 + 12 + 6 + 8
 
 
 def test_a_candidate_that_fails_is_last(tmp_path):

@@ -25,7 +25,13 @@ from dovetail_lab.experiments.experiment import RunOptions, run_experiment
 from dovetail_lab.experiments.export import export_results
 from dovetail_lab.experiments.results import Results
 from dovetail_lab.experiments.spec import ExperimentSpec, make_spec, read_spec
-from dovetail_lab.reports.tables import TextTable, difference_table, policy_table, winner_table
+from dovetail_lab.reports.tables import (
+    TextTable,
+    difference_table,
+    policy_table,
+    report_load,
+    winner_table,
+)
 
 _FILE_HELP = "An experiment file, TOML, YAML or JSON. Flags replace its fields."
 _POLICIES_HELP = "Policies, separated by commas; the first one is the baseline."
@@ -94,10 +100,10 @@ def print_results(results: Results) -> None:
         print_line(f"{key.policy}, load {key.load:g}, seed {key.seed}: {record.error}", style="red")
     for engine in results.spec.engines:
         suffix = "" if len(results.spec.engines) == 1 else f" ({engine})"
-        for load in sorted(results.spec.loads):
-            _print(policy_table(results, engine, load), suffix)
-            if len(results.policies) > 1:
-                _print(difference_table(results, engine, load), suffix)
+        load = report_load(results.spec.loads)
+        _print(policy_table(results, engine, load), suffix)
+        if len(results.policies) > 1:
+            _print(difference_table(results, engine, load), suffix)
         if len(results.policies) > 1:
             _print(winner_table(results, engine), suffix)
     num_censored = sum(record.num_censored for record in results.records)

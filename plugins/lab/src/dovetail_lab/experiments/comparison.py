@@ -11,6 +11,7 @@ from dovetail_lab.experiments.statistics import PairedDifference, holm, paired_d
 
 NOT_DISTINGUISHABLE = "not distinguishable"
 ONE_SEED = "one seed: no interval"
+EQUAL = "equal"
 MIN_PAIRS = 2
 
 
@@ -37,7 +38,7 @@ class Comparison:
 class Ranking:
     """The best policy of a metric at one load. tied: policies that are not distinguishable from it.
 
-    best: "" if no policy has a value, or if all policies are equal.
+    best: "" if no policy has a value. equal: whether all policies have the same mean.
     """
 
     engine: str
@@ -45,14 +46,16 @@ class Ranking:
     metric: str
     best: str
     tied: Sequence[str]
+    equal: bool = False
 
-    @property
-    def text(self) -> str:
-        """The result in words."""
-        if not self.best:
-            return "–"
-        if not self.tied:
-            return self.best
+    def describe(self, num_policies: int) -> str:
+        """Return the result in words. num_policies: policies of the experiment."""
+        if self.equal:
+            return EQUAL
+        if not self.best or not self.tied:
+            return self.best or "–"
+        if len(self.tied) + 1 == num_policies:
+            return f"{NOT_DISTINGUISHABLE}: all"
         return f"{NOT_DISTINGUISHABLE}: {', '.join((self.best, *self.tied))}"
 
 
@@ -118,8 +121,10 @@ def rank_policies(results: Results, engine: str, load: float, metric: str) -> Ra
         if values:
             means[policy] = sum(values.values()) / len(values)
     nothing = Ranking(engine=engine, load=load, metric=metric, best="", tied=())
-    if not means or not better or len(set(means.values())) == 1:
+    if not means or not better:
         return nothing
+    if len(means) > 1 and len(set(means.values())) == 1:
+        return replace(nothing, equal=True)
     best = (min if better == "lower" else max)(means, key=lambda name: means[name])
     found = [
         compare(results, engine, load, metric, policy, best) for policy in means if policy != best
@@ -135,7 +140,7 @@ def _verdict(comparison: Comparison, p_value: float, level: float) -> str:
     if difference.t.num_values < MIN_PAIRS:
         return ONE_SEED
     if not difference.t.mean and not difference.t.high:
-        return "equal"
+        return EQUAL
     if p_value >= level or not difference.excludes_zero:
         return NOT_DISTINGUISHABLE
     word = "higher" if difference.t.mean > 0 else "lower"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
+from dovetail.errors import UserError
+from dovetail_lab.experiments.linear_step_times import NAME, make_linear
 from dovetail_lab.experiments.run_key import RunKey
 from dovetail_lab.experiments.spec import ExperimentSpec
 from dovetail_lab.simulation.results import RunResult
@@ -28,14 +29,12 @@ def run_workload(
         return real
     from dovetail_lab.simulation.simulate import simulate
 
-    return simulate(workload, setup, step_times(spec.setup.step_times))
+    return simulate(workload, setup, load_step_times(spec.setup.step_times))
 
 
 @lru_cache
-def step_times(reference: str) -> StepTimeModel:
-    """Return the step-time model with a name or in a file."""
-    from dovetail_lab.simulation import step_times as models
-
-    loaded: Any = models.load(reference)
-    model: StepTimeModel = loaded
-    return model
+def load_step_times(reference: str) -> StepTimeModel:
+    """Return the step-time model with a name or in a file; raise UserError if there is none."""
+    if reference.partition(":")[0] == NAME:
+        return make_linear(reference)
+    raise UserError(f"step_times={reference!r} is not known. Use linear, or linear:NAME=NUMBER.")

@@ -72,17 +72,28 @@ def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
     except OSError as error:
         raise UserError(f"out={str(options.out)!r} cannot be written: {error.strerror}.") from error
     folder = RunFolder(runs)
-    capacity = _capacity(spec, options, folder)
+    seeds = range(spec.first_seed, spec.first_seed + (options.max_seeds or spec.seeds))
+    capacity = _capacities(spec, seeds, options, folder)
     keys = [
-        RunKey(policy=policy.name, load=load, rate=_rate(load, capacity), seed=seed, engine=engine)
-        for seed in range(spec.first_seed, spec.first_seed + (options.max_seeds or spec.seeds))
+        RunKey(
+            policy=policy.name,
+            load=load,
+            rate=_rate(load, capacity[seed]),
+            seed=seed,
+            engine=engine,
+        )
+        for seed in seeds
         for load in spec.loads
         for engine in spec.engines
         for policy in spec.policies
     ]
     records, num_reused = _run_all(spec, keys, options, folder)
     return Results(
-        spec=spec, capacity=capacity, records=records, folder=folder, num_reused=num_reused
+        spec=spec,
+        capacity=sum(capacity.values()) / len(capacity),
+        records=records,
+        folder=folder,
+        num_reused=num_reused,
     )
 
 
@@ -109,23 +120,26 @@ def _rate(load: float, capacity: float) -> float:
     return float(f"{load * capacity:.6g}")
 
 
-def _capacity(spec: ExperimentSpec, options: RunOptions, folder: RunFolder) -> float:
-    """Return the capacity in requests per second, measured on the first engine."""
+def _capacities(
+    spec: ExperimentSpec, seeds: Sequence[int], options: RunOptions, folder: RunFolder
+) -> dict[int, float]:
+    """Return the capacity of each seed's workload in requests per second, on the first engine.
+
+    Workloads of different seeds have different lengths, so equal rates would be different loads.
+    """
     baseline = spec.policies[0].name
-    key = RunKey(
-        policy=baseline,
-        load=CAPACITY_LOAD,
-        rate=0.0,
-        seed=spec.first_seed,
-        engine=spec.engines[0],
-    )
-    (record,), _ = _run_all(spec, [key], replace(options, on_progress=_ignore), folder)
-    if not record.ok:
-        raise UserError(
-            f"the burst run of the baseline {baseline!r} failed, so the capacity is not known: "
-            f"{record.error}"
-        )
-    return record.facts["capacity"]
+    keys = [
+        RunKey(policy=baseline, load=CAPACITY_LOAD, rate=0.0, seed=seed, engine=spec.engines[0])
+        for seed in seeds
+    ]
+    records, _ = _run_all(spec, keys, options, folder)
+    for record in records:
+        if not record.ok:
+            raise UserError(
+                f"the burst run of the baseline {baseline!r} failed, so the capacity is not known: "
+                f"{record.error}"
+            )
+    return {record.key.seed: record.facts["capacity"] for record in records}
 
 
 def _run_all(

@@ -84,6 +84,7 @@ def _measured(job: Job, built: BuiltWorkload, result: RunResult) -> RunRecord:
         "num_steps": float(result.num_steps),
         "num_request_steps": float(result.num_request_steps),
         "end_s": result.end_ns / NS,
+        "span_s": (max(result.requests.arrival_ns) - min(result.requests.arrival_ns)) / NS,
         "num_idle_steps": float(result.num_idle_steps),
     }
     if job.key.load == CAPACITY_LOAD and not result.error:

@@ -31,8 +31,8 @@ class Cell:
 class Results:
     """The runs of an experiment.
 
-    capacity: requests per second of the baseline's burst. records: all runs, failed ones too.
-    folder: the files of the runs. num_reused: runs that were already in the folder.
+    capacity: requests per second of the baseline's bursts, mean over seeds. records: all runs,
+    failed ones too. folder: the files of the runs. num_reused: runs that were already in the folder.
     comparisons: cache of `comparison.compare_all`.
     """
 

@@ -53,12 +53,11 @@ class PolicySpec(_Model):
 class EngineSpec(_Model):
     """The engine of every run.
 
-    step_times: the step-time model: "default", or a reference that
-    `dovetail_lab.experiments.engines` understands. model: the model of the real engine.
-    num_blocks, block_size: the KV cache. depth: steps in flight.
+    step_times: the step-time model of the simulator, see `load_step_times`. model: the model of the
+    real engine. num_blocks, block_size: the KV cache. depth: steps in flight.
     """
 
-    step_times: str = "default"
+    step_times: str = "linear"
     model: str = "demo"
     max_num_seqs: Annotated[int, Field(ge=1)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
@@ -110,7 +109,7 @@ class EngineSpec(_Model):
 class ExperimentSpec(_Model):
     """A comparison of policies on the same workloads.
 
-    policies: the first one is the baseline of all differences, and its burst run measures the
+    policies: the first one is the baseline of all differences, and its burst runs measure the
     capacity. loads: mean rates of arrival as fractions of the capacity. seeds: number of workloads
     per load; every policy runs all of them. first_seed: the lowest seed. engine: "sim",
     "real" or "both". warmup, drain, min_p99: see `Cut`. confidence: of all intervals. time_limit_s:

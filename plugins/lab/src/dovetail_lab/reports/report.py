@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dovetail.errors import UserError
 from dovetail_lab.experiments.job import built_workload
 from dovetail_lab.experiments.metric_table import METRICS
-from dovetail_lab.experiments.results import Results
+from dovetail_lab.experiments.results import Cell, Results
 from dovetail_lab.reports.figures import chart_style, inline_svg, save_figure
 from dovetail_lab.reports.html_page import Section, render_page
 from dovetail_lab.reports.load_charts import draw_curves, draw_differences
@@ -28,6 +28,7 @@ from dovetail_lab.reports.tables import (
     count_table,
     difference_table,
     policy_table,
+    report_load,
     winner_table,
 )
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_GANTT_POLICIES = 3
-PREFERRED_LOAD = 0.9
+MIN_SPAN = 10
+"""Arrivals should last this many times the mean latency."""
 
 
 @dataclass(kw_only=True)
@@ -72,12 +74,6 @@ def write_report(results: Results, out: Path) -> ReportFiles:
     title = f"Scheduler comparison: {results.spec.name}"
     files.page.write_text(render_page(title, subtitle, sections), "utf-8")
     return files
-
-
-def report_load(loads: Sequence[float]) -> float:
-    """Return the load of the charts of single runs: the highest up to 0.9, or the lowest."""
-    below = [load for load in loads if load <= PREFERRED_LOAD]
-    return max(below) if below else min(loads)
 
 
 def _engine_sections(results: Results, engine: str, out: Path, files: ReportFiles) -> list[Section]:
@@ -187,6 +183,7 @@ def _summary(results: Results) -> Section:
     num_clipped = sum(one.workload.get("num_clipped", 0) for one in complete)
     if num_clipped:
         warnings.append(f"{num_clipped:,} requests were clipped to the engine's maximum length.")
+    warnings += _short_runs(results)
     if results.spec.seeds < 5:
         warnings.append(
             f"The experiment has {results.spec.seeds} seeds. Use at least 10 to find small "
@@ -198,6 +195,24 @@ def _summary(results: Results) -> Section:
         f"a burst with {results.baseline}.",
     ]
     return Section(title="Summary", paragraphs=paragraphs, warnings=warnings)
+
+
+def _short_runs(results: Results) -> list[str]:
+    """Warn if arrivals end before the engine can reach a steady state."""
+    short = []
+    for load in sorted(results.spec.loads):
+        cell = Cell(engine=results.spec.engines[0], policy=results.baseline, load=load)
+        runs = list(results.by_cell.get(cell, {}).values())
+        latencies = [run.values.get("e2e_mean") or 0.0 for run in runs]
+        spans = [run.facts.get("span_s", 0.0) for run in runs]
+        if runs and sum(spans) < MIN_SPAN * sum(latencies):
+            short.append(f"{load:g}")
+    if not short:
+        return []
+    return [
+        f"At load {', '.join(short)} the arrivals last less than {MIN_SPAN} times the mean latency "
+        "of the baseline, so queues cannot build up. Use more requests."
+    ]
 
 
 def _method(results: Results) -> Section:

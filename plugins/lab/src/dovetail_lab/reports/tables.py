@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dovetail_lab.experiments.comparison import compare_all, rank_policies
+from dovetail_lab.experiments.comparison import EQUAL, compare_all, rank_policies
 from dovetail_lab.experiments.metric_table import MAIN_METRICS, METRICS
 from dovetail_lab.experiments.results import Cell, Results
 from dovetail_lab.experiments.statistics import mean_interval
+
+PREFERRED_LOAD = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,11 @@ def winner_table(results: Results, engine: str) -> TextTable:
     loads = sorted(results.spec.loads)
     rows = []
     for name in MAIN_METRICS:
-        texts = [rank_policies(results, engine, load, name).text for load in loads]
-        if any(text != "–" for text in texts):
+        texts = [
+            rank_policies(results, engine, load, name).describe(len(results.policies))
+            for load in loads
+        ]
+        if any(text not in ("–", EQUAL) for text in texts):
             rows.append([METRICS[name].label, *texts])
     headings = ["metric", *(f"load {load:g}" for load in loads)]
     return TextTable(title="Best policy", headings=headings, rows=rows)
@@ -122,15 +127,21 @@ def count_table(results: Results, engine: str) -> TextTable:
 
 
 def shown_metrics(results: Results, engine: str, load: float) -> list[str]:
-    """Return the main metrics that at least one policy has at a load."""
+    """Return the main metrics that are not zero for every policy at a load."""
     return [
         name
         for name in MAIN_METRICS
         if any(
-            results.values(Cell(engine=engine, policy=policy, load=load), name)
+            any(results.values(Cell(engine=engine, policy=policy, load=load), name).values())
             for policy in results.policies
         )
     ]
+
+
+def report_load(loads: Sequence[float]) -> float:
+    """Return the load of the charts of single runs: the highest up to 0.9, or the lowest."""
+    below = [load for load in loads if load <= PREFERRED_LOAD]
+    return max(below) if below else min(loads)
 
 
 def number_text(value: float) -> str:

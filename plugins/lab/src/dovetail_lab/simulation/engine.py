@@ -155,7 +155,7 @@ class SimulatedEngine(StepObserver):
                 EngineCoreRequest(
                     request_id=request.request_id,
                     prompt_token_ids=self._prompts.make(request),
-                    sampling_params=SamplingParams(max_tokens=request.max_tokens, temperature=0.0),
+                    sampling_params=_sampling_params(request),
                     max_tokens=request.max_tokens,
                     stop_token_ids=_STOPS,
                     priority=request.priority,
@@ -249,3 +249,9 @@ class SimulatedEngine(StepObserver):
         self.steps.num_running.append(0)
         self.steps.num_waiting.append(0)
         self.steps.num_used_blocks.append(0)
+
+
+def _sampling_params(request: WorkloadRequest) -> SamplingParams:
+    """Return the parameters that a client sends, with its estimate of the output length."""
+    estimate = {"expected_tokens": request.expected_tokens} if request.expected_tokens else {}
+    return SamplingParams(max_tokens=request.max_tokens, temperature=0.0, extra_args=estimate)
