@@ -8,12 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from dovetail.interfaces.attention import ROTARY, AttentionCapabilities
+from dovetail.interfaces.attention import (
+    KV_LAYER_SCALES,
+    ROTARY,
+    AttentionCapabilities,
+    AttentionRequirements,
+)
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
 from dovetail_devkit.comparison import TOLERANCES
 
 CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
 """Largest allowed error of results near 1, by element type of the cache."""
+
+LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+"""The largest number of each element type of caches with scales of the layer."""
+LIMITS = (2.0, 1.5)
+"""Largest magnitudes of keys and of values in a cache with scales of the layer. They are smaller
+than many keys and values, so that a backend that ignores the scales is detected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +36,7 @@ class AttentionCase:
     scale_factor: scale of the scores, divided by head_size ** -0.5. It is not 1, so that a backend
         that ignores the scale is detected.
     cache_dtype: element type of the cache; "" for the model's dtype.
+    has_layer_scales: whether the cache has scales of the layer instead of scales of tokens.
     padding: unused bytes at the end of each block.
     """
 
@@ -40,6 +52,7 @@ class AttentionCase:
     rotary_size: int = 0
     scale_factor: float = 1.5
     cache_dtype: str = ""
+    has_layer_scales: bool = False
     padding: int = 0
     seed: int = 0
 
@@ -52,6 +65,7 @@ class AttentionCase:
         rest = ", sinks" if self.sinks else ""
         rest += f", {self.rotary_size} rotated" if self.rotary_size else ""
         rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
+        rest += ", scales of the layer" if self.has_layer_scales else ""
         rest += f", padding {self.padding}" if self.padding else ""
         blocks = f"blocks of {self.block_size}"
         return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}{rest}, seed {self.seed}"
@@ -70,7 +84,39 @@ class AttentionCase:
             head_size=self.head_size,
             dtype=self.cache_dtype or self.dtype,
             sliding_window=self.sliding_window,
-            scale_bytes=SCALE_BYTES.get(self.cache_dtype, 0),
+            scale_bytes=0 if self.has_layer_scales else SCALE_BYTES.get(self.cache_dtype, 0),
+        )
+
+    @property
+    def layer_scales(self) -> list[float]:
+        """The scales of keys and of values. Only for a case with scales of the layer."""
+        return [limit / LARGEST[self.cache_dtype] for limit in LIMITS]
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The features that the case requires of a backend."""
+        used = {
+            "sliding_window": self.sliding_window > 0,
+            "soft_cap": self.soft_cap > 0,
+            "sinks": self.sinks,
+            "padded_pages": self.padding > 0,
+            KV_LAYER_SCALES: self.has_layer_scales,
+        }
+        return frozenset(name for name, is_used in used.items() if is_used)
+
+    def requirements(
+        self, device_type: str, features: frozenset[str] = frozenset()
+    ) -> AttentionRequirements:
+        """Return what a model requires for this case. features: further required features."""
+        return AttentionRequirements(
+            device_type=device_type,
+            dtype=self.dtype,
+            kv_cache_dtype=self.cache_dtype or self.dtype,
+            head_size=self.head_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            block_size=self.block_size,
+            features=self.features | features,
         )
 
     @property
@@ -162,6 +208,9 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
             cases.append(replace(base, sliding_window=5))
         if ROTARY in capabilities.features:
             cases.append(_turning(base))
+        if KV_LAYER_SCALES in capabilities.features and cache_dtype in LARGEST:
+            scaled = replace(base, has_layer_scales=True)
+            cases += [replace(scaled, runs=shapes[name]) for name in ("mixed", "decodes")]
     return cases
 
 

@@ -16,8 +16,8 @@ from itertools import product
 from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
-from dovetail.interfaces.attention import AttentionBackend, AttentionBatch
-from dovetail_devkit.attention.case import AttentionCase
+from dovetail.interfaces.attention import KV_LAYER_SCALES, AttentionBackend, AttentionBatch
+from dovetail_devkit.attention.case import LARGEST, AttentionCase
 from dovetail_devkit.attention.rows import AttentionRows, Run
 from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import NotHere, expect, judging
@@ -42,6 +42,7 @@ EXERCISED = frozenset(
         "batch_invariant",
         "supports_advance",
         "graphs",
+        "kv_layer_scales",
     }
 )
 """The features for which the suite has cases."""
@@ -57,14 +58,18 @@ def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterat
         for name, (feature, check) in _CHECKS.items()
         if not feature or feature in capabilities.features
     ]
-    caches = ["", *sorted(capabilities.kv_cache_dtypes - capabilities.dtypes)]
-    for dtype, cache_dtype in product(sorted(capabilities.dtypes), caches):
+    others = sorted(capabilities.kv_cache_dtypes - capabilities.dtypes)
+    caches = [("", False), *((cache_dtype, False) for cache_dtype in others)]
+    if KV_LAYER_SCALES in capabilities.features:
+        caches += [(cache_dtype, True) for cache_dtype in others if cache_dtype in LARGEST]
+    for dtype, (cache_dtype, has_scales) in product(sorted(capabilities.dtypes), caches):
         if not cache_dtype and dtype not in (capabilities.kv_cache_dtypes or {dtype}):
             continue
-        case = replace(base, dtype=dtype, cache_dtype=cache_dtype)
+        case = replace(base, dtype=dtype, cache_dtype=cache_dtype, has_layer_scales=has_scales)
+        what = f"{case.spec.dtype}{' with scales of the layer' if has_scales else ''} under {dtype}"
         for name, check in checks:
-            run = partial(_judge, name, partial(check, backend, case, device))
-            yield Case(name=f"{name}, {case.spec.dtype} under {dtype}", run=run)
+            run = partial(_judge, name, partial(_check_claim, check, backend, case, device))
+            yield Case(name=f"{name}, {what}", run=run)
     for feature in sorted(capabilities.features - EXERCISED):
         yield Case(name=f"the feature {feature}", run=partial(_leave_out, feature))
 
@@ -72,6 +77,17 @@ def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterat
 def _judge(name: str, check: Callable[[], None]) -> None:
     with judging(repr(name)):
         check()
+
+
+def _check_claim(
+    check: Check, backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+) -> None:
+    """Run `check` unless the backend rejects the cache of the case."""
+    if case.cache_dtype:
+        reasons = backend.refusals(case.requirements(device.type))
+        if reasons:
+            raise NotHere("; ".join(reasons))
+    check(backend, case, device)
 
 
 def _leave_out(feature: str) -> None:

@@ -25,7 +25,7 @@ from dovetail.interfaces.attention import (
     RotaryArgs,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES
-from dovetail_devkit.attention.case import AttentionCase
+from dovetail_devkit.attention.case import LIMITS, AttentionCase
 from dovetail_devkit.attention.reference import reference_attention
 from dovetail_devkit.expectation import expect
 from dovetail_devkit.fakes.ops import FakeOps
@@ -90,6 +90,7 @@ class AttentionRows:
         self.foreign = free.pop()
 
     def _make_parts(self, backend: type[AttentionBackend], lengths: Sequence[int]) -> None:
+        import torch
 
         case = self.case
         shape = backend.kv_cache_shape(self.num_blocks, case.spec)
@@ -124,6 +125,11 @@ class AttentionRows:
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
                 sinks=None if self.sinks is None else self.sinks.to(self.device),
+                kv_scales=(
+                    torch.tensor(case.layer_scales, device=self.device)
+                    if case.has_layer_scales
+                    else None
+                ),
             )
         )
 
@@ -160,11 +166,13 @@ class AttentionRows:
         import torch
 
         q, k, v = self._split(qkv)
-        if not self.case.rotary_size:
-            return q, k, v
-        table_PR = rotary_table(self.case.rotary_size, torch.device("cpu")).double()
-        cos_sin_TR = table_PR[far_apart(0, len(qkv))]
-        return turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR), v
+        if self.case.rotary_size:
+            table_PR = rotary_table(self.case.rotary_size, torch.device("cpu")).double()
+            cos_sin_TR = table_PR[far_apart(0, len(qkv))]
+            q, k = turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR)
+        if self.case.has_layer_scales:
+            k, v = (x.clamp(-limit, limit) for x, limit in zip((k, v), LIMITS, strict=True))
+        return q, k, v
 
     def _rotary_args(self, runs: Sequence[Run]) -> tuple[RotaryArgs, ...]:
         """Return the optional arguments of the layer for a step with these runs."""

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dovetail.interfaces.attention import (
+    KV_LAYER_SCALES,
     AttentionBackend,
     AttentionCapabilities,
     AttentionRequirements,
@@ -56,7 +57,7 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
     """Yield the suite's cases: cases for refused requirements, then cases for the claims."""
 
     def check_cached(case: AttentionCase) -> None:
-        reasons = backend.refusals(_requirements(backend.capabilities, case, device))
+        reasons = backend.refusals(case.requirements(device.type))
         if reasons:
             raise NotHere("; ".join(reasons))
         check_case(backend, case, device)
@@ -77,7 +78,7 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
     for case in standard_cases(capabilities):
         if case.cache_dtype:  # a backend may refuse a cache dtype on some devices
             continue
-        requirements = _requirements(capabilities, case, device)
+        requirements = case.requirements(device.type, capabilities.features - {KV_LAYER_SCALES})
         reasons = [*capabilities.refusals(requirements), *backend.refusals(requirements)]
         expect(
             not reasons,
@@ -88,21 +89,6 @@ def check_refusals(backend: type[AttentionBackend], device: torch.device) -> Non
             expect(
                 bool(reasons), f"{backend.name} accepts {wrong}, which it does not claim to support"
             )
-
-
-def _requirements(
-    capabilities: AttentionCapabilities, case: AttentionCase, device: torch.device
-) -> AttentionRequirements:
-    return AttentionRequirements(
-        device_type=device.type,
-        dtype=case.dtype,
-        kv_cache_dtype=case.cache_dtype or case.dtype,
-        head_size=case.head_size,
-        num_heads=case.num_heads,
-        num_kv_heads=case.num_kv_heads,
-        block_size=case.block_size,
-        features=capabilities.features,
-    )
 
 
 def _requirements_beyond(
