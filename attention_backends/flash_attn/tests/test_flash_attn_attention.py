@@ -76,7 +76,7 @@ def test_the_cache_has_keys_and_values_of_a_block_side_by_side():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "scale_bytes"), [("fp8_e4m3", 4), ("fp8_e4m3", 0), ("float32", 0), ("bfloat16", 4)]
+    ("dtype", "scale_bytes"), [("fp8_e4m3", 4), ("fp8_e5m2", 0), ("float32", 0), ("bfloat16", 4)]
 )
 def test_unsupported_caches_raise_an_error(dtype, scale_bytes):
     spec = FullAttentionSpec(

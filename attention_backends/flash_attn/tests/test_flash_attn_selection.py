@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dovetail.interfaces.attention import AttentionRequirements
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import AttentionGroupContext, AttentionRequirements
+from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_attn_flash_attn import backend
 from dovetail_attn_flash_attn.backend import FlashAttentionBackend
 from dovetail_attn_flash_attn.providers import PROVIDERS, fa3, flash_attn, torch_varlen, vllm
 from dovetail_attn_flash_attn.providers.provider import Needs, ProviderError
 
 NAMES = ("vllm", "fa3", "flash_attn", "torch")
+OPTION = "'flash_attn' with the option provider='torch' cannot compute .* provider 'torch': block"
 
 
 def requirements(**changes):
@@ -44,7 +48,9 @@ def test_the_capabilities_are_those_of_all_providers(installed):
     assert capabilities.head_sizes == frozenset().union(
         *(support.head_sizes for support in supports)
     )
-    assert capabilities.device_types == {"cuda"} and not capabilities.kv_cache_dtypes
+    caches = [support.kv_cache_dtypes for support in supports]
+    assert capabilities.kv_cache_dtypes == capabilities.dtypes.union(*caches)
+    assert capabilities.device_types == {"cuda"}
 
 
 @pytest.mark.parametrize(
@@ -52,12 +58,12 @@ def test_the_capabilities_are_those_of_all_providers(installed):
     [
         ({"device_type": "cpu"}, "device cpu is not supported; supported: cuda"),
         (
-            {"dtype": "float32", "kv_cache_dtype": "float32"},
+            {"dtype": "float32"},
             "dtype float32 is not supported; supported: bfloat16, float16",
         ),
         (
             {"kv_cache_dtype": "fp8_e5m2"},
-            "KV cache dtype fp8_e5m2 is not supported; supported: bfloat16",
+            "KV cache dtype fp8_e5m2 is not supported; supported: bfloat16, float16, fp8_e4m3",
         ),
         ({"head_size": 512}, "head size 512 is not supported; supported: 32, 64, 80, 96, 112"),
         ({"block_size": 8}, "block size 8 is not supported; supported: multiples of 16"),
@@ -86,6 +92,7 @@ def test_without_providers_there_is_one_reason_with_advice_for_each(gpu):
 
 
 SINKS, CAP = frozenset({"sinks"}), frozenset({"soft_cap"})
+FP8 = {"kv_cache_dtype": "fp8_e4m3", "features": frozenset({"kv_layer_scales"})}
 WINDOW = frozenset({"sliding_window", "graphs", "padded_pages"})
 
 
@@ -101,6 +108,8 @@ WINDOW = frozenset({"sliding_window", "graphs", "padded_pages"})
         (80, NAMES[1:], {"block_size": 512}, "flash_attn"),
         (100, NAMES[3:], {"block_size": 256, "features": WINDOW}, "torch"),
         (80, NAMES, {"head_size": 24}, "vllm"),
+        (90, NAMES, FP8, "vllm"),
+        (90, NAMES[1:], FP8, "fa3"),
     ],
 )
 def test_the_first_provider_that_meets_all_requirements_is_loaded(
@@ -150,6 +159,25 @@ def test_the_first_provider_that_meets_all_requirements_is_loaded(
             {"kv_cache_dtype": "fp8_e5m2"},
             "'vllm': a KV cache of fp8_e5m2 is not supported; set kv_cache_dtype='auto'",
         ),
+        (
+            80,
+            ["vllm"],
+            FP8,
+            "'vllm': a KV cache of fp8_e4m3 is not supported; install provider 'vllm' or 'fa3', on "
+            "a GPU of compute capability 9.0, or set kv_cache_dtype='auto'",
+        ),
+        (
+            90,
+            ["fa3"],
+            FP8 | {"dtype": "float16"},
+            "'fa3': a KV cache of fp8_e4m3 is supported for models in bfloat16 only; set dtype=",
+        ),
+        (
+            90,
+            ["vllm"],
+            FP8 | {"features": FP8["features"] | SINKS},
+            "'vllm': sinks with a KV cache of fp8_e4m3 are untested; set kv_cache_dtype='auto'",
+        ),
     ],
 )
 def test_each_provider_gives_the_cause_and_what_would_work(
@@ -171,6 +199,7 @@ def test_each_provider_gives_the_cause_and_what_would_work(
         (["LOCAL"], {"features": WINDOW}, "sliding_window is not supported: install a build"),
         (["FP16"], {"dtype": "float16", "kv_cache_dtype": "float16"}, "dtype float16 is not supp"),
         (["HDIM256"], {"head_size": 224}, "head size 224 is not supported"),
+        (["FP8"], FP8, "a KV cache of fp8_e4m3 is not supported"),
     ],
 )
 def test_parts_that_an_fa3_build_does_not_have_are_rejected(gpu, installed, flags, changes, reason):
@@ -268,12 +297,15 @@ def test_a_vllm_whose_library_does_not_load_is_rejected(monkeypatch, installed):
         vllm.VllmProvider().load(90)
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
-def test_caches_with_a_scale_per_token_are_rejected(gpu, installed, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [("fp8_e4m3", "kv_cache_scales='layer'"), ("int8", "kv_cache_dtype='auto'")],
+)
+def test_caches_with_a_scale_per_token_are_rejected(gpu, installed, dtype, advice):
     installed(*NAMES)
     (reason,) = rejections(kv_cache_dtype=dtype)
     assert f"KV caches of {dtype} have a scale for each token and head" in reason
-    assert "attention_backend='triton'" in reason
+    assert f"set {advice}, or choose attention_backend='triton'" in reason
 
 
 def test_builds_of_torch_for_rocm_are_rejected(gpu, installed, monkeypatch):
@@ -303,6 +335,24 @@ def test_without_a_gpu_only_the_packages_are_judged(installed):
     assert rejections(features=SINKS) == [] and not installed.loaded
     installed()
     assert len(rejections()) == len(NAMES)
+
+
+def test_the_option_provider_excludes_other_providers(installed):
+    installed(*NAMES)
+    spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype="bfloat16")
+    for name, is_usable in (("vllm", True), ("torch", False)):
+        context = AttentionGroupContext(
+            spec=spec,
+            device=torch.device("cpu"),
+            max_num_seqs=1,
+            max_num_batched_tokens=1,
+            max_model_len=1,
+            options={"provider": name},
+        )
+        expected = nullcontext() if is_usable else pytest.raises(ConfigError, match=OPTION)
+        with expected:
+            FlashAttentionBackend.create_builder(context)
+    assert installed.loaded == ["vllm"]
 
 
 def test_rejections_import_no_provider():

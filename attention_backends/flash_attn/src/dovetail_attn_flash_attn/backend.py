@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
+    KV_LAYER_SCALES,
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
@@ -26,6 +27,8 @@ from dovetail_attn_flash_attn.metadata import FlashAttentionBuilder
 from dovetail_attn_flash_attn.options import FlashAttentionOptions
 from dovetail_attn_flash_attn.providers import PROVIDERS
 from dovetail_attn_flash_attn.providers.provider import (
+    FP8,
+    FP8_MODEL_DTYPE,
     HALF_DTYPES,
     HEAD_SIZES,
     SINKS,
@@ -37,10 +40,11 @@ from dovetail_attn_flash_attn.providers.provider import (
 from dovetail_attn_flash_attn.selection import rejections, select_provider
 
 BLOCK_SIZE_MULTIPLE = 16
-COMMON_FEATURES = frozenset({"padded_pages", "graphs"})
+COMMON_FEATURES = frozenset({"padded_pages", "graphs", KV_LAYER_SCALES})
 """The features that do not depend on the provider."""
 
 PROVIDER_FEATURES = frozenset({SLIDING_WINDOW, SOFT_CAP, SINKS})
+CACHE_DTYPES = HALF_DTYPES | {FP8}
 
 
 class FlashAttentionBackend(AttentionBackend):
@@ -48,7 +52,8 @@ class FlashAttentionBackend(AttentionBackend):
 
     The capabilities are those of all providers together. `refusals` requires one provider that
     meets all requirements of the model. Each layer then uses the first provider that meets its own
-    requirements. The cache has the dtype of the model, and the same shape for all providers.
+    requirements. The cache has the dtype of the model, or is fp8 (e4m3) with two scales for each
+    layer. It has the same shape for all providers.
 
     providers: in the order of selection. devices: facts about the GPUs.
     """
@@ -57,6 +62,7 @@ class FlashAttentionBackend(AttentionBackend):
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=HALF_DTYPES,
         device_types=frozenset({DeviceFacts.device_type}),
+        kv_cache_dtypes=CACHE_DTYPES,
         head_sizes=HEAD_SIZES,
         block_size_multiple=BLOCK_SIZE_MULTIPLE,
         features=COMMON_FEATURES | PROVIDER_FEATURES,
@@ -112,7 +118,7 @@ class FlashAttentionBackend(AttentionBackend):
         check_cache(spec)
         options = FlashAttentionOptions.model_validate(dict(context.options))
         needs = Needs(
-            dtype=spec.dtype,
+            dtype=FP8_MODEL_DTYPE if spec.dtype == FP8 else spec.dtype,
             kv_cache_dtype=spec.dtype,
             head_size=spec.head_size,
             capability=cls.devices.capability(context.device),
@@ -132,12 +138,14 @@ class FlashAttentionBackend(AttentionBackend):
         check_heads(context)
         capability = cls.devices.capability(context.device)
         select = partial(cls._select, context, capability)
-        select(0)  # A layer does not know its block size yet, but other causes are reported now.
+        select(None)  # A layer does not know its cache yet, but other causes are reported now.
         return FlashAttentionLayer(context, capability, select)
 
     @classmethod
-    def _select(cls, context: AttentionLayerContext, capability: int, block_size: int) -> Provider:
-        """Return the provider of a layer. block_size: 0 if it is unknown."""
+    def _select(
+        cls, context: AttentionLayerContext, capability: int, spec: FullAttentionSpec | None
+    ) -> Provider:
+        """Return the provider of a layer. spec: of its cache, or None if it is unknown."""
         dtype = str(context.dtype).removeprefix("torch.")
         used = {
             SLIDING_WINDOW: context.sliding_window > 0,
@@ -146,12 +154,12 @@ class FlashAttentionBackend(AttentionBackend):
         }
         needs = Needs(
             dtype=dtype,
-            kv_cache_dtype=dtype,
+            kv_cache_dtype=dtype if spec is None else spec.dtype,
             head_size=context.head_size,
             capability=capability,
             driver=cls.devices.driver(),
             num_heads=context.num_heads,
-            block_size=block_size,
+            block_size=0 if spec is None else spec.block_size,
             features=frozenset(feature for feature, is_used in used.items() if is_used),
         )
         options = FlashAttentionOptions.model_validate(dict(context.options))
@@ -160,11 +168,11 @@ class FlashAttentionBackend(AttentionBackend):
 
 def check_cache(spec: FullAttentionSpec) -> None:
     """Raise ConfigError unless the kernels can read a cache of `spec`."""
-    if spec.dtype not in HALF_DTYPES or spec.scale_bytes:
+    if spec.dtype not in CACHE_DTYPES or spec.scale_bytes:
         raise ConfigError(
             f"the attention backend 'flash_attn' cannot use a KV cache of {spec.dtype} with "
-            f"scale_bytes={spec.scale_bytes}; it supports {' and '.join(sorted(HALF_DTYPES))} "
-            "without scales. Set kv_cache_dtype='auto'"
+            f"scale_bytes={spec.scale_bytes}; it supports {', '.join(sorted(CACHE_DTYPES))} "
+            "without scales of tokens. Set kv_cache_dtype='auto'"
         )
 
 
@@ -182,11 +190,12 @@ def check_heads(context: AttentionLayerContext) -> None:
 def _shared_rejections(requirements: AttentionRequirements) -> list[str]:
     """Return the reasons that concern all providers."""
     reasons = []
-    if requirements.kv_cache_dtype in SCALE_BYTES:
+    cache = requirements.kv_cache_dtype
+    if cache in SCALE_BYTES and KV_LAYER_SCALES not in requirements.features:
+        advice = "kv_cache_scales='layer'" if cache == FP8 else "kv_cache_dtype='auto'"
         reasons.append(
-            f"KV caches of {requirements.kv_cache_dtype} have a scale for each token and head, but "
-            "the kernels support one scale per row and head; set kv_cache_dtype='auto', or choose "
-            "attention_backend='triton'"
+            f"KV caches of {cache} have a scale for each token and head, but the kernels support "
+            f"one scale per row and head; set {advice}, or choose attention_backend='triton'"
         )
     if requirements.num_heads % requirements.num_kv_heads:
         reasons.append(

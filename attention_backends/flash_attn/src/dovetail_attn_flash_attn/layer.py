@@ -7,6 +7,7 @@ B block size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -14,22 +15,26 @@ from dovetail.errors import ContractError
 from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext, RotaryArgs
 from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_attn_flash_attn.metadata import FlashAttentionMetadata
-from dovetail_attn_flash_attn.providers.provider import CallTensors, LayerShape, Provider
+from dovetail_attn_flash_attn.providers.provider import FP8, CallTensors, LayerShape, Provider
+
+FP8_DTYPE = torch.float8_e4m3fn
+FP8_MAX = torch.finfo(FP8_DTYPE).max
+
+Select = Callable[[FullAttentionSpec], Provider]
 
 
 class FlashAttentionLayer(AttentionLayer):
     """Attention of one layer over a cache of shape [N, 2, B, K, D].
 
-    capability: compute capability · 10 of the device. select: returns the provider for a block
-    size, and raises ConfigError if there is none.
+    capability: compute capability · 10 of the device. select: returns the provider for a cache, and
+    raises ConfigError if there is none. With an fp8 cache, queries are fp8 too, with a scale of 1.
     """
 
-    def __init__(
-        self, context: AttentionLayerContext, capability: int, select: Callable[[int], Provider]
-    ) -> None:
+    def __init__(self, context: AttentionLayerContext, capability: int, select: Select) -> None:
         self._context = context
         self._select = select
         self._provider: Provider | None = None
+        self._kv_scales: torch.Tensor | None = None
         self._shape = LayerShape(
             num_heads=context.num_heads,
             num_kv_heads=context.num_kv_heads,
@@ -62,14 +67,17 @@ class FlashAttentionLayer(AttentionLayer):
         provider = self._provider or self._bind(metadata.spec)
         if not q_THD.shape[0]:
             return
-        step, shape = metadata.step, self._shape
+        step, shape, kv_scales = metadata.step, self._shape, self._kv_scales
         keys_NBKD, values_NBKD = kv_cache.unbind(1)
+        if kv_scales is not None:
+            q_THD = to_fp8(q_THD)
+            k_TKD, v_TKD = to_fp8(k_TKD, kv_scales[0]), to_fp8(v_TKD, kv_scales[1])
         # An indexed assignment supports any strides of blocks, and a graph can contain it.
         slots = step.slots()
-        keys_NBKD[slots] = k_TKD
-        values_NBKD[slots] = v_TKD
+        writable(keys_NBKD)[slots] = writable(k_TKD)
+        writable(values_NBKD)[slots] = writable(v_TKD)
         if provider.reads_whole_pages(shape, step):
-            values_NBKD[step.unused_slots()] = self._zero
+            writable(values_NBKD)[step.unused_slots()] = self._zero
         if q_THD.stride(-1) != 1:
             q_THD = q_THD.contiguous()
         result_THD = out_THD
@@ -80,6 +88,7 @@ class FlashAttentionLayer(AttentionLayer):
             keys_NBKD=keys_NBKD,
             values_NBKD=values_NBKD,
             sinks_H=self._context.sinks,
+            kv_scales=kv_scales,
             out_THD=result_THD,
         )
         provider.forward(shape, step, tensors, metadata.schedule(provider, shape))
@@ -97,5 +106,21 @@ class FlashAttentionLayer(AttentionLayer):
                 f"KV-cache group has {group}; put layers with different values into different "
                 "groups"
             )
-        self._provider = self._select(spec.block_size)
+        self._provider = self._select(spec)
+        if spec.dtype == FP8:
+            ones = torch.ones(2, device=context.device)
+            self._kv_scales = ones if context.kv_scales is None else context.kv_scales
+            self._shape = replace(self._shape, dtype=FP8_DTYPE)
+            self._zero = self._zero.to(torch.uint8)
         return self._provider
+
+
+def to_fp8(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """Return x / scale in e4m3, limited to its largest numbers. NaN stays NaN."""
+    scaled = x.float() if scale is None else x.float() / scale
+    return scaled.clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE)
+
+
+def writable(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of bytes if `x` is fp8: not all devices support its indexed assignment."""
+    return x.view(torch.uint8) if x.dtype == FP8_DTYPE else x

@@ -59,6 +59,7 @@ def capabilities_on(capability: int) -> AttentionCapabilities:
     return AttentionCapabilities(
         dtypes=support.dtypes,
         device_types=frozenset({"cpu"}),
+        kv_cache_dtypes=support.dtypes | support.kv_cache_dtypes,
         head_sizes=support.head_sizes,
         block_size_multiple=max(support.block_size_multiple, BLOCK_SIZE_MULTIPLE),
         features=support.features | COMMON_FEATURES,

@@ -100,7 +100,7 @@ def fa3_fwd(*args, **kwargs):
     require(run.softcap == 0, "the build has no soft caps")
     require(run.num_splits <= 256, "too many splits")
     unused = ("k_new", "v_new", "q_v", "cu_seqlens_k_new", "seqused_q", "kv_batch_idx")
-    unused += ("leftpad_k", "rotary_cos", "rotary_sin", "q_descale", "k_descale", "v_descale")
+    unused += ("leftpad_k", "rotary_cos", "rotary_sin", "q_descale")
     require(all(getattr(run, name) is None for name in unused), "an argument is not None")
     window = (run.window_size_left, run.window_size_right)
     kernel = Kernel(
@@ -114,6 +114,7 @@ def fa3_fwd(*args, **kwargs):
         scale=run.softmax_scale,
         window=window,
         sinks=run.sinks,
+        descales=(run.k_descale, run.v_descale),
     )
     max_key_len = run.page_table.shape[1] * run.k.shape[1]  # the kernel ignores max_seqlen_k
     limits = (run.max_seqlen_q, max_key_len, run.num_splits)
@@ -130,7 +131,7 @@ def fa3_schedule(*args, **kwargs):
     run = by_name(torch.ops.flash_attn_3.get_scheduler_metadata.default, args, kwargs)
     calls.append(("schedule", vars(run)))
     require(run.headdim == run.headdim_v, "values have another head size")
-    dtypes = {int(code): dtype for dtype, code in ((torch.float16, 5), (torch.bfloat16, 15))}
+    dtypes = {5: torch.float16, 15: torch.bfloat16, 24: torch.float8_e4m3fn}
     dtype = dtypes.get(run.qkv_dtype, run.qkv_dtype)
     return plan_of(
         run, run.num_heads, run.num_heads_k, dtype, (run.window_size_left,), run.is_causal
@@ -180,7 +181,7 @@ def vllm_forward(**keywords):
     require(is_exclusive, "exactly one of cu_seqlens_k and seqused_k is needed")
     require(run.block_table is not None and run.seqused_k is not None, "the cache is not paged")
     require(isinstance(run.window_size, tuple), "the window is not a tuple")
-    unused = ("q_v", "alibi_slopes", "q_descale", "k_descale", "v_descale", "cp_tot_seqused_k")
+    unused = ("q_v", "alibi_slopes", "q_descale", "cp_tot_seqused_k")
     require(all(keywords[name] is None for name in unused), "an argument is not None")
     require(not run.dropout_p and not run.return_attn_probs, "dropout, or probabilities")
     kernel = Kernel(
@@ -195,6 +196,7 @@ def vllm_forward(**keywords):
         window=run.window_size,
         soft_cap=run.softcap,
         sinks=run.s_aux,
+        descales=(run.k_descale, run.v_descale),
     )
     if run.fa_version == 2:
         require(run.scheduler_metadata is None and run.num_splits <= 1, "FA2 has no schedule")

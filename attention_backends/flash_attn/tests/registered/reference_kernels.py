@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 HALF = (torch.float16, torch.bfloat16)
+FP8 = torch.float8_e4m3fn
 NUM_PROCESSORS = 132
 LEAST_TILE = 64
 
@@ -44,16 +45,22 @@ class Kernel:
     window: tuple[int, int]
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
+    descales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
     loads_whole_blocks: bool = False
 
 
 def check(kernel: Kernel, *, page_multiple: int) -> None:
     """Check dtypes, shapes and strides, which all kernels check in the same way."""
     q, k, v, table = kernel.q, kernel.k, kernel.v, kernel.table
+    aligned = 16 // q.element_size()
     for name, x in (("q", q), ("k", k), ("v", v)):
-        require(x.dtype in HALF and x.dtype == q.dtype, f"{name} is {x.dtype}")
+        require(x.dtype in (*HALF, FP8) and x.dtype == q.dtype, f"{name} is {x.dtype}")
         require(x.stride(-1) == 1, f"the last stride of {name} is not 1")
-        require(not any(stride % 8 for stride in x.stride()[:-1]), f"{name} is not aligned")
+        require(not any(stride % aligned for stride in x.stride()[:-1]), f"{name} is not aligned")
+    for x in kernel.descales:
+        shape = (table.shape[0], k.shape[2])
+        is_right = x is None or (x.dtype == torch.float32 and x.shape == shape)
+        require(is_right and (x is None or q.dtype == FP8), "the descales do not fit")
     require(k.dim() == 4 and k.shape == v.shape, "the cache is not [blocks, size, heads, D]")
     require(not k.shape[1] % page_multiple, f"page size {k.shape[1]}")
     require(q.shape[2] == k.shape[3] and not q.shape[2] % 8, f"head size {q.shape[2]}")
@@ -77,20 +84,31 @@ def attend(kernel: Kernel) -> tuple[torch.Tensor, torch.Tensor]:
     lse_TH = torch.empty(kernel.q.shape[:2])
     for row, length in enumerate(kernel.lens.tolist()):
         start, end = kernel.starts[row : row + 2].tolist()
-        q_QHD, blocks_M = kernel.q[start:end], kernel.table[row]
-        out_THD[start:end], lse_TH[start:end] = attend_row(kernel, q_QHD, blocks_M, length)
+        q_QHD = kernel.q[start:end]
+        keys_values = cached(kernel, row, length)
+        out_THD[start:end], lse_TH[start:end] = attend_row(kernel, q_QHD, keys_values, length)
     return out_THD, lse_TH.T
 
 
+def cached(kernel: Kernel, row: int, length: int) -> list[torch.Tensor]:
+    """Return the keys and values of a row's blocks, float64 [positions, K, D]."""
+    num_blocks = -(-length // kernel.k.shape[1])
+    require(num_blocks <= kernel.table.shape[1], "the table is too narrow")
+    blocks = kernel.table[row, :num_blocks].long()
+    tensors = []
+    for x, scales_RK in zip((kernel.k, kernel.v), kernel.descales, strict=True):
+        blocks_BKD = x.view(torch.uint8)[blocks].view(FP8) if x.dtype == FP8 else x[blocks]
+        scale_K1 = 1.0 if scales_RK is None else scales_RK[row].double()[:, None]
+        tensors.append(blocks_BKD.flatten(0, 1).double() * scale_K1)
+    return tensors
+
+
 def attend_row(
-    kernel: Kernel, q_QHD: torch.Tensor, blocks_M: torch.Tensor, length: int
+    kernel: Kernel, q_QHD: torch.Tensor, keys_values: list[torch.Tensor], length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention of one row, float64 [Q, H, D], and its logsumexp, [Q, H]."""
-    size, group = kernel.k.shape[1], q_QHD.shape[1] // kernel.k.shape[2]
-    num_blocks = -(-length // size)
-    require(num_blocks <= len(blocks_M), "the table is too narrow")
-    blocks = blocks_M[:num_blocks].long()
-    keys, values = (x[blocks].flatten(0, 1).double() for x in (kernel.k, kernel.v))
+    group = q_QHD.shape[1] // kernel.k.shape[2]
+    keys, values = keys_values
     if not kernel.loads_whole_blocks:
         values = values[:length]
     keys, values = (x.repeat_interleave(group, 1) for x in (keys[:length], values))
@@ -116,7 +134,8 @@ def attend_row(
 
 def write(kernel: Kernel, out: torch.Tensor) -> torch.Tensor:
     """Compute and write `out`, which must be usable by the kernels. Return the logsumexp."""
-    require(out.dtype == kernel.q.dtype and out.shape == kernel.q.shape, "out does not fit q")
+    dtype = torch.bfloat16 if kernel.q.dtype == FP8 else kernel.q.dtype
+    require(out.dtype == dtype and out.shape == kernel.q.shape, "out does not fit q")
     require(out.is_contiguous(), "out is not contiguous")
     out_THD, lse_HT = attend(kernel)
     out.copy_(out_THD)
@@ -127,6 +146,7 @@ def fa2(kernel: Kernel, *, page_multiple: int, causal: bool, max_key_len: int) -
     """Return the call that FlashAttention 2 computes, after its checks."""
     check(kernel, page_multiple=page_multiple)
     require(kernel.sinks is None, "FlashAttention 2 has no sinks")
+    require(kernel.q.dtype != FP8, "FlashAttention 2 has no fp8")
     require(bool((kernel.lens <= max_key_len).all()), "max_seqlen_k is too small")
     left, right = kernel.window
     if causal:

@@ -5,9 +5,12 @@ Started by test_flash_attn_attention.py in a process of its own.
 
 from __future__ import annotations
 
-import pytest
-from cpu_backends import BACKENDS, CPU, HAS_LARGE_BLOCKS
+from dataclasses import replace
 
+import pytest
+from cpu_backends import BACKENDS, CPU, HAS_LARGE_BLOCKS, OnCpu
+
+from dovetail_attn_flash_attn.providers.provider import FP8
 from dovetail_devkit.attention import case as suite
 from dovetail_devkit.expectation import NotHere
 from dovetail_devkit.suites.attention import attention_cases
@@ -50,3 +53,18 @@ def test_the_backend_passes_the_contract_suite(case):
         case.run()
     except NotHere as reason:
         pytest.skip(str(reason))
+
+
+@pytest.mark.skipif(FP8 not in OnCpu.capabilities.kv_cache_dtypes, reason="the provider has no fp8")
+def test_the_suite_rejects_a_backend_that_ignores_the_scales_of_the_layer():
+    class Ignoring(OnCpu):
+        @classmethod
+        def create_layer(cls, context):
+            return super().create_layer(replace(context, kv_scales=None))
+
+    cases = [item for item in attention_cases(Ignoring, CPU) if "scales of the layer" in item.name]
+    for case in cases:
+        if "bfloat16" in case.name:
+            with pytest.raises(AssertionError, match="attention is wrong"):
+                case.run()
+    assert len(cases) > 5

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cpu_backends import BACKENDS, BLOCK_SIZE, SimulatedGpu
+import torch
+from cpu_backends import BACKENDS, BLOCK_SIZE, IS_FA3, OnCpu, SimulatedGpu
+from reference_kernels import calls
 
 from dovetail import LLM, SamplingParams
 from dovetail_devkit.contexts import SMALL_ENGINE
@@ -54,7 +56,7 @@ def fake_device():
     """A device whose captures forbid waits, host memory and new addresses."""
     install()
     DEVICE.reset(lag=20, seed=1)
-    yield NAME
+    yield
     DEVICE.reset()
 
 
@@ -64,19 +66,37 @@ class FakeGpu(SimulatedGpu):
     device_type = NAME
 
 
+def generate_on_fake_device(model, backend, dtype, **options):
+    class OnFakeDevice(backend):
+        devices = FakeGpu(backend.devices.capability(None))
+        capabilities = replace(backend.capabilities, device_types=frozenset({NAME}))
+
+    options |= {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}
+    return generate(model, OnFakeDevice, dtype, num_gpu_blocks_override=20, **options)
+
+
 @pytest.mark.parametrize("mode", ["full_and_piecewise", "piecewise", "none"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_graphs_generate_the_same_tokens_as_eager_steps(
     model, expected, fake_device, backend, mode
 ):
-    class OnFakeDevice(backend):
-        devices = FakeGpu(backend.devices.capability(None))
-        capabilities = replace(backend.capabilities, device_types=frozenset({fake_device}))
-
-    parts = {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}
-    options = {"graph_mode": mode, "num_gpu_blocks_override": 20}
-    tokens, counts = generate(model, OnFakeDevice, "float16", **parts, **options)
+    tokens, counts = generate_on_fake_device(model, backend, "float16", graph_mode=mode)
     assert tokens == expected
     assert (counts.replayed > 10) == (mode != "none")
     assert (counts.eager == 0) == (mode != "none")
+    DEVICE.check()
+
+
+@pytest.mark.skipif(not IS_FA3, reason="the provider has no fp8")
+def test_graphs_with_an_fp8_cache_generate_the_same_tokens_as_eager_steps(model, fake_device):
+    options = {"kv_cache_dtype": "fp8_e4m3", "kv_cache_scales": "layer"}
+    modes = ("none", "full_and_piecewise")
+    eager, replayed = (
+        generate_on_fake_device(model, OnCpu, "bfloat16", graph_mode=mode, **options)
+        for mode in modes
+    )
+    assert replayed[0] == eager[0]
+    assert (eager[1].replayed, replayed[1].eager) == (0, 0)
+    kernel_inputs = {keywords["q"].dtype for _, keywords in calls if "q" in keywords}
+    assert kernel_inputs == {torch.float8_e4m3fn}
     DEVICE.check()

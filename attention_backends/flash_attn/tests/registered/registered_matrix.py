@@ -7,6 +7,7 @@ Started by test_flash_attn_attention.py in a process of its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,9 +15,10 @@ import torch
 from cpu_backends import BACKENDS, BLOCK_SIZE, HAS_LARGE_BLOCKS, IS_FA3
 
 from dovetail_devkit.attention import rows
-from dovetail_devkit.attention.case import AttentionCase
+from dovetail_devkit.attention.case import LARGEST, LIMITS, AttentionCase
 from dovetail_devkit.attention.rows import AttentionRows
 
+FP8 = "fp8_e4m3"
 HEADS = ((4, 4), (8, 2), (6, 1))
 BLOCK_SIZES = (BLOCK_SIZE, 128) if IS_FA3 else (BLOCK_SIZE,)
 """With 128, FlashAttention 3 loads whole blocks."""
@@ -87,12 +89,51 @@ def rounded_sinks(monkeypatch):
 @pytest.mark.sampled(NUM_SAMPLED)
 @pytest.mark.parametrize(("backend", "case"), list(cases()))
 def test_the_error_is_at_most_twice_the_rounding_of_the_exact_result(backend, case):
+    check_case(backend, case)
+
+
+def check_case(backend, case):
     tests = AttentionRows(backend, case, torch.device("cpu"))
     contexts = [(row, 0, context) for row, (context, _) in enumerate(case.runs) if context]
     runs = [(row, context, n) for row, (context, n) in enumerate(case.runs)]
     decodes = [(row, context + n, 1) for row, (context, n) in enumerate(case.runs)]
     for step in (contexts, runs, decodes):
         check_step(tests, step)
+
+
+def fp8_cases():
+    """Yield the cases with an fp8 cache, for bfloat16 models without sinks."""
+    for item in cases():
+        backend, case = item.values
+        is_usable = case.dtype == "bfloat16" and not case.sinks
+        if is_usable and FP8 in backend.capabilities.kv_cache_dtypes:
+            scaled = replace(case, cache_dtype=FP8, has_layer_scales=True)
+            yield pytest.param(backend, scaled, id=f"{backend.__name__}, {scaled}")
+
+
+@pytest.fixture
+def rounded_inputs(monkeypatch):
+    """Round queries, keys and values of the reference to fp8, as the cache and the kernels do."""
+    reference = rows.reference_attention
+
+    def rounded(q, k, v, **kwargs):
+        scales = (1.0, *(limit / LARGEST[FP8] for limit in LIMITS))
+        inputs = zip((q, k, v), scales, strict=True)
+        return reference(*(rounded_to_fp8(x, scale) for x, scale in inputs), **kwargs)
+
+    monkeypatch.setattr(rows, "reference_attention", rounded)
+
+
+def rounded_to_fp8(x, scale):
+    quotients = (x.float() / torch.tensor(scale)).clamp(-LARGEST[FP8], LARGEST[FP8])
+    return quotients.to(torch.float8_e4m3fn).double() * torch.tensor(scale).double()
+
+
+@pytest.mark.skipif(not IS_FA3, reason="the provider has no fp8")
+@pytest.mark.sampled(NUM_SAMPLED)
+@pytest.mark.parametrize(("backend", "case"), list(fp8_cases()))
+def test_the_error_with_an_fp8_cache_is_as_small(rounded_inputs, backend, case):
+    check_case(backend, case)
 
 
 def check_step(tests, runs):

@@ -33,12 +33,22 @@ def _sinks(call: Call) -> torch.Tensor | None:
     return None if sinks_H is None else sinks_H.to(torch.bfloat16)
 
 
+def _descale(call: Call, index: int) -> torch.Tensor | None:
+    """Return a scale of fp8 keys (0) or values (1) as float32 [R, K]: a view of one number."""
+    scales = call.attention.kv_scales
+    if scales is None:
+        return None
+    return scales[index].expand(call.step.num_rows, call.shape.num_kv_heads)
+
+
 TERMS: Mapping[str, Callable[[Call], object]] = {
     "queries": lambda call: call.attention.q_THD,
     "keys": lambda call: call.attention.keys_NBKD,
     "values": lambda call: call.attention.values_NBKD,
     "out": lambda call: call.attention.out_THD,
     "sinks": _sinks,
+    "key_scales": lambda call: _descale(call, 0),
+    "value_scales": lambda call: _descale(call, 1),
     "schedule": lambda call: call.schedule,
     "num_rows": lambda call: call.step.num_rows,
     "query_start": lambda call: call.step.query_start_R1,
@@ -67,7 +77,7 @@ def arguments(names: Mapping[str, str], call: Call) -> dict[str, object]:
     """Return the keyword arguments of a call.
 
     names: the provider's name of each term that it supports. Raises ContractError if the layer has
-    a soft cap or sinks and the provider has no name for them: they must not be ignored.
+    a soft cap, sinks or scales and the provider has no name for them: they must not be ignored.
     """
     tensors = call.tensors
     if tensors is not None:
@@ -75,4 +85,6 @@ def arguments(names: Mapping[str, str], call: Call) -> dict[str, object]:
             raise ContractError("a provider without soft caps was selected for a layer with one")
         if tensors.sinks_H is not None and "sinks" not in names:
             raise ContractError("a provider without sinks was selected for a layer with sinks")
+        if tensors.kv_scales is not None and "key_scales" not in names:
+            raise ContractError("a provider without fp8 was selected for a layer with an fp8 cache")
     return {name: TERMS[term](call) for term, name in names.items()}

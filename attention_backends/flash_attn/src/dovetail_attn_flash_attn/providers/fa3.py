@@ -16,6 +16,7 @@ import torch
 
 from dovetail_attn_flash_attn.providers.call_terms import Call, arguments
 from dovetail_attn_flash_attn.providers.provider import (
+    FP8,
     HALF_DTYPES,
     HEAD_SIZES,
     SINKS,
@@ -63,6 +64,8 @@ FORWARD_NAMES: dict[str, str] = {
     "soft_cap": "softcap",
     "schedule": "scheduler_metadata",
     "num_splits": "num_splits",
+    "key_scales": "k_descale",
+    "value_scales": "v_descale",
 }
 SCHEDULE_NAMES: Mapping[str, str] = {
     "num_rows": "batch_size",
@@ -120,6 +123,7 @@ class Fa3Provider(Provider):
             capabilities=FA3_CAPABILITIES,
             block_size_multiple=1,
             features=frozenset(features),
+            kv_cache_dtypes=frozenset(() if _is_disabled("FP8") else (FP8,)),
             dtypes=HALF_DTYPES - {"float16"} if _is_disabled("FP16") else HALF_DTYPES,
             head_sizes=frozenset(size for size in HEAD_SIZES if not _is_disabled(_flag(size))),
             least_driver=DRIVER_WITH_SINKS if _is_installed(WITH_SINKS) else 0,

@@ -18,10 +18,15 @@ HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256})
 
 SLIDING_WINDOW, SOFT_CAP, SINKS = "sliding_window", "soft_cap", "sinks"
 
+FP8 = "fp8_e4m3"
+FP8_MODEL_DTYPE = "bfloat16"
+"""With an fp8 cache, the kernels write results of this dtype."""
+
 ADVICE = {
     SLIDING_WINDOW: "install a build of the provider with local attention",
     SOFT_CAP: "install provider 'vllm', or 'flash_attn' and set block_size to a multiple of 256",
     SINKS: "install provider 'vllm' or 'fa3', on a GPU of compute capability 9.0",
+    FP8: "install provider 'vllm' or 'fa3', on a GPU of compute capability 9.0",
 }
 """What to do if a feature is not supported."""
 
@@ -54,14 +59,15 @@ class Support:
     """What the kernels of a provider support on a device.
 
     capabilities: least and greatest compute capability · 10. least_driver: as `Needs.driver`; 0 for
-    any. max_heads_with_sinks: maximum number of query heads of a layer with sinks; 0 for any.
-    features: of `Needs.features`.
+    any. kv_cache_dtypes: besides the dtype of the model. max_heads_with_sinks: maximum number of
+    query heads of a layer with sinks; 0 for any. features: of `Needs.features`.
     """
 
     capabilities: tuple[int, int]
     block_size_multiple: int
     features: frozenset[str]
     dtypes: frozenset[str] = HALF_DTYPES
+    kv_cache_dtypes: frozenset[str] = frozenset()
     head_sizes: frozenset[int] = HEAD_SIZES
     least_driver: int = 0
     max_heads_with_sinks: int = 0
@@ -112,9 +118,22 @@ class Support:
             causes.append(
                 f"dtype {needs.dtype} is not supported; supported: {_listed(self.dtypes)}"
             )
-        if needs.kv_cache_dtype != needs.dtype:
+        cache = needs.kv_cache_dtype
+        if cache == needs.dtype:
+            return causes
+        if cache not in self.kv_cache_dtypes:
+            advice = f"{ADVICE[cache]}, or " if cache in ADVICE else ""
             causes.append(
-                f"a KV cache of {needs.kv_cache_dtype} is not supported; set kv_cache_dtype='auto'"
+                f"a KV cache of {cache} is not supported; {advice}set kv_cache_dtype='auto'"
+            )
+        elif needs.dtype != FP8_MODEL_DTYPE:
+            causes.append(
+                f"a KV cache of {cache} is supported for models in {FP8_MODEL_DTYPE} only; set "
+                f"dtype='{FP8_MODEL_DTYPE}' or kv_cache_dtype='auto'"
+            )
+        elif SINKS in needs.features:
+            causes.append(
+                f"sinks with a KV cache of {cache} are untested; set kv_cache_dtype='auto'"
             )
         return causes
 
@@ -132,7 +151,8 @@ def _listed(values: frozenset[str] | frozenset[int]) -> str:
 class LayerShape:
     """The properties of a layer that a call depends on. Layers of equal shape share a schedule.
 
-    window: number of tokens that a token attends to, itself included; 0 for all.
+    window: number of tokens that a token attends to, itself included; 0 for all. dtype: of
+    queries, keys and values.
     """
 
     num_heads: int
@@ -188,13 +208,15 @@ class CallTensors:
     """The tensors of one call.
 
     q_THD: the last stride is 1. keys_NBKD, values_NBKD: the cache; blocks may be strided.
-    sinks_H: float32, or None. out_THD: contiguous; the call writes it.
+    sinks_H: float32, or None. kv_scales: float32 [2], the scales of fp8 keys and values; None if
+    they are not fp8. out_THD: contiguous; the call writes it.
     """
 
     q_THD: torch.Tensor
     keys_NBKD: torch.Tensor
     values_NBKD: torch.Tensor
     sinks_H: torch.Tensor | None
+    kv_scales: torch.Tensor | None
     out_THD: torch.Tensor
 
 

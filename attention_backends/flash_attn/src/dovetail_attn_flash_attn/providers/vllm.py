@@ -18,6 +18,7 @@ from dovetail_attn_flash_attn.providers.fa3 import (
     split_sinks,
 )
 from dovetail_attn_flash_attn.providers.provider import (
+    FP8,
     SINKS,
     SLIDING_WINDOW,
     SOFT_CAP,
@@ -52,6 +53,8 @@ FORWARD_NAMES: dict[str, str] = {
 }
 FA3_NAMES: Mapping[str, str] = FORWARD_NAMES | {
     "sinks": "s_aux",
+    "key_scales": "k_descale",
+    "value_scales": "v_descale",
     "schedule": "scheduler_metadata",
     "num_splits": "num_splits",
 }
@@ -105,6 +108,7 @@ class VllmProvider(Provider):
                 capabilities=FA3_CAPABILITIES,
                 block_size_multiple=BLOCK_SIZE_MULTIPLE,
                 features=frozenset({SLIDING_WINDOW, SOFT_CAP, SINKS}),
+                kv_cache_dtypes=frozenset({FP8}),
                 max_heads_with_sinks=MAX_HEADS_WITH_SINKS,
             )
         return Support(
