@@ -66,8 +66,11 @@ class DecodeStretch:
 
     def _end(self, decode_batch: DecodeBatch, num_steps: int) -> None:
         state = self._state
+        if not num_steps:
+            return
         decode_batch.end_skipped(num_steps)
-        state.builder.step_id += num_steps
+        state.builder.build()  # the first plan contains the pending changes of rows
+        state.builder.step_id += num_steps - 1
         state.last_step = state.builder.step_id - 1
         state.rows.executed(state.last_step)
         state.kv_cache.executed(state.last_step)
