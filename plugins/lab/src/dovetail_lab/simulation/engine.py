@@ -60,19 +60,19 @@ class SimulatedEngine(StepObserver):
         step_times: StepTimeModel,
         *,
         decision_log: Path | None = None,
+        clock: ManualClock | None = None,
     ) -> None:
+        """clock: None for a clock that starts at 0."""
         self._requests = requests
         self._setup = setup
         self._step_times = step_times
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.table = RequestTable(self._requests, max_num_seqs=setup.limits.max_num_seqs)
         self.steps: StepColumns | None = None
         self.macro_steps = True
         self._prompts = Prompts(self._requests)
         self._arrivals = ArrivalQueue(self._requests)
-        self._executor = SimExecutor(
-            self.table, step_times, self.clock, depth=setup.depth, observer=self
-        )
+        self._executor = self._make_executor()
         self._scheduler = make_scheduler(setup, self.clock, decision_log)
         self._num_idle = 0
         self.core = EngineCore(
@@ -83,6 +83,12 @@ class SimulatedEngine(StepObserver):
             clock=self.clock,
         )
         self._step = self.core.step if setup.depth == 1 else self.core.step_with_batch_queue
+
+    def _make_executor(self) -> SimExecutor:
+        """Return the executor of the engine core."""
+        return SimExecutor(
+            self.table, self._step_times, self.clock, depth=self._setup.depth, observer=self
+        )
 
     def run(self, limits: RunLimits) -> RunResult:
         """Run until all requests have ended, or a limit is exceeded."""
