@@ -21,6 +21,7 @@ from dovetail_lab.reports.run_charts import draw_distributions, draw_gantt, draw
 from dovetail_lab.reports.tables import (
     TextTable,
     number_text,
+    percent_text,
     policy_table,
     report_load,
     winner_table,
@@ -161,7 +162,7 @@ def test_tables_name_winners_and_ties(done):
 def test_a_wide_table_is_turned():
     table = TextTable(title="t", headings=["policy", "a", "b", "c"], rows=[["x", "1", "2", "3"]])
     turned = table.oriented()
-    assert turned.headings == ("policy", "x") and turned.rows[2] == ("c", "3")
+    assert list(turned.headings) == ["metric", "x"] and list(turned.rows[2]) == ["c", "3"]
     assert turned.oriented() is turned
 
 
@@ -171,6 +172,15 @@ def test_a_wide_table_is_turned():
 )
 def test_numbers_have_three_significant_digits(value, text):
     assert number_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.123, "+12%"), (-0.0123, "-1.2%"), (0.00012, "+0.012%"), (12.5, "+1250%"), (0.0, "")],
+)
+def test_percentages_have_two_significant_digits(value, text):
+    assert percent_text(value) == text
+    assert percent_text(float("nan")) == ""
 
 
 def test_texts_of_a_page_are_escaped():

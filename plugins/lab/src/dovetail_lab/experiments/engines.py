@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import lru_cache
 
 from dovetail.errors import UserError
@@ -37,4 +38,10 @@ def load_step_times(reference: str) -> StepTimeModel:
     """Return the step-time model with a name or in a file; raise UserError if there is none."""
     if reference.partition(":")[0] == NAME:
         return make_linear(reference)
-    raise UserError(f"step_times={reference!r} is not known. Use linear, or linear:NAME=NUMBER.")
+    load = getattr(importlib.import_module("dovetail_lab.step_times"), "load", None)
+    if load is None:
+        raise UserError(
+            f"step_times={reference!r} is not known. Use linear, or linear:NAME=PICOSECONDS."
+        )
+    model: StepTimeModel = load(reference)
+    return model

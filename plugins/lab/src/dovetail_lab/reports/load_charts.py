@@ -91,7 +91,8 @@ def _draw_metric(axis: Axes, results: Results, engine: str, metric: str) -> None
         means += middle
         color = color_of(index)
         axis.plot(loads, middle, color=color, marker=marker_of(index), ms=3.5, label=policy)
-        low = [max(0.0, interval.low) for _, interval in points]
+        # A band may end below zero, where a logarithmic axis has no points.
+        low = [max(interval.low, interval.mean / 10, 0.0) for _, interval in points]
         axis.fill_between(
             loads, low, [interval.high for _, interval in points], color=color, alpha=0.14, lw=0
         )

@@ -61,6 +61,7 @@ def draw_distributions(results: Results, engine: str, load: float) -> Figure | N
             )
         axis.set_xlabel(label)
         axis.set_xscale("log")
+        axis.xaxis.set_minor_formatter("")
         axis.set_ylim(0, 1)
     axes[0].set_ylabel("share of requests")
     handles, labels = axes[0].get_legend_handles_labels()

@@ -26,8 +26,8 @@ class TextTable:
         """Return the table, with rows and columns exchanged if it is much wider than high."""
         if len(self.headings) <= len(self.rows) + 2:
             return self
-        columns = list(zip(self.headings, *self.rows, strict=True))
-        return TextTable(title=self.title, headings=columns[0], rows=columns[1:])
+        (_, *names), *rows = zip(self.headings, *self.rows, strict=True)
+        return TextTable(title=self.title, headings=["metric", *names], rows=rows)
 
 
 def policy_table(results: Results, engine: str, load: float) -> TextTable:
@@ -52,9 +52,8 @@ def difference_table(results: Results, engine: str, load: float) -> TextTable:
     for name in metrics:
         for one in compare_all(results, name, engine):
             if one.load == load:
-                relative = one.difference.relative
-                shown = f"{relative:+.1%} " if math.isfinite(relative) else ""
-                cells.setdefault(one.policy, {})[name] = shown + one.verdict
+                shown = f"{percent_text(one.difference.relative)} {one.verdict}"
+                cells.setdefault(one.policy, {})[name] = shown.strip()
     rows = [
         [policy, *(found.get(name, "–") for name in metrics)] for policy, found in cells.items()
     ]
@@ -150,6 +149,14 @@ def number_text(value: float) -> str:
         return "0" if not value else str(value)
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:,.{min(digits, 6)}f}"
+
+
+def percent_text(value: float) -> str:
+    """Return a signed percentage with at least two significant digits; "" if it is not finite."""
+    if not math.isfinite(value) or not value:
+        return ""
+    digits = max(0, 1 - math.floor(math.log10(abs(value) * 100)))
+    return f"{value:+.{min(digits, 3)}%}"
 
 
 def _heading(name: str) -> str:

@@ -1,0 +1,169 @@
+"""`lab compare`, `lab sweep` and `lab adversary` with the real scheduler and the simulator."""
+
+import csv
+import json
+
+import pytest
+
+from dovetail.cli import main
+from dovetail.errors import UserError
+from dovetail_lab.experiments.engines import load_step_times
+
+SMALL = ["--requests", "60", "--seeds", "3", "--jobs", "2"]
+
+MINE = """
+from dovetail.interfaces import Policy
+
+class Mine(Policy):
+    def rank(self, request, view):
+        return request.num_prompt_tokens, request.sequence
+
+class Broken(Policy):
+    def rank(self, request, view):
+        if request.sequence == 30:
+            raise ValueError("rank 30 is broken")
+        return request.sequence
+
+class Cheating(Policy):
+    def plan(self, view):
+        yield "not an action"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with ./mine.py, which is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    return tmp_path
+
+
+def rows_of(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_compare_runs_policies_of_packages_and_files_and_writes_a_report(folder, capsys):
+    policies = "fcfs,sarathi,./mine.py:Mine"
+    command = ["lab", "compare", "--policies", policies, "--trace", "azure:conv", *SMALL]
+    options = ["--load", "0.5,0.9", "--tenants", "2", "--slo", "ttft:500,tpot:50"]
+    assert main([*command, *options, "--trust-local-code", "--out", "out"]) == 0
+    told = capsys.readouterr()
+    assert "18 runs, 0 reused, 0 failed" in told.out and "18 of 18 runs" in told.err
+    assert "Mine" in told.out and "paired differences to fcfs" in told.out
+    page = (folder / "out/report.html").read_text()
+    assert "<h2>Tenants</h2>" in page and "mine.py:Mine" in page
+    assert {row["policy"] for row in rows_of(folder / "out/results.csv")} == {
+        "fcfs",
+        "sarathi",
+        "Mine",
+    }
+    assert main([*command, *options, "--trust-local-code", "--out", "out"]) == 0
+    assert "18 runs, 18 reused" in capsys.readouterr().out
+
+
+def test_sarathi_shortens_the_largest_gap(folder, capsys):
+    command = ["lab", "compare", "--policies", "fcfs,sarathi", "--trace", "azure:conv", *SMALL]
+    assert main([*command, "--load", "0.8", "--no-report"]) == 0
+    rows = rows_of(folder / "lab-results/differences.csv")
+    (row,) = (row for row in rows if row["metric"] == "gap_mean")
+    assert row["verdict"] == "better" and float(row["difference"]) < 0
+    assert not (folder / "lab-results/report.html").exists()
+
+
+def test_declared_lengths_change_the_order_of_sjf(folder, capsys):
+    (folder / "few.toml").write_text(
+        'policies = ["fcfs", "sjf"]\nloads = [1.3]\nseeds = 6\n'
+        "[workload]\nsynthetic = 'chat'\nnum_requests = 120\n[setup]\nmax_num_seqs = 4\n"
+    )
+    verdicts = {}
+    for kind in ("none", "exact"):
+        command = ["lab", "compare", "few.toml", "--no-report", "--expected-tokens", kind]
+        assert main([*command, "--out", kind]) == 0
+        rows = rows_of(folder / kind / "differences.csv")
+        verdicts[kind] = next(r["verdict"] for r in rows if r["metric"] == "norm_latency")
+    assert verdicts == {"none": "equal", "exact": "better"}
+
+
+def test_a_policy_that_raises_or_breaks_the_contract_fails_alone(folder, capsys):
+    policies = "fcfs,./mine.py:Broken,./mine.py:Cheating,./mine.py:Mine"
+    command = ["lab", "compare", "--policies", policies, "--trace", "chat", *SMALL]
+    assert main([*command, "--load", "0.5", "--trust-local-code"]) == 1
+    told = capsys.readouterr().out
+    assert "12 runs, 0 reused, 6 failed" in told
+    assert "rank 30 is broken" in told and "is not an action" in told
+    rows = rows_of(folder / "lab-results/results.csv")
+    ok = {row["policy"] for row in rows if row["status"] == "ok"}
+    assert ok == {"fcfs", "Mine"}
+    assert "6 of 12 runs failed" in (folder / "lab-results/report.html").read_text()
+
+
+def test_a_policy_of_a_file_needs_trust(folder, capsys):
+    command = ["lab", "compare", "--policies", "./mine.py:Mine,fcfs", "--trace", "chat", *SMALL]
+    assert main([*command, "--no-report"]) == 2
+    assert "trust" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_flags_replace_fields_of_the_file(folder, capsys):
+    (folder / "small.toml").write_text(
+        'policies = ["fcfs", "vtc"]\nloads = [0.5, 0.9]\nseeds = 2\n'
+        "[workload]\nsynthetic = 'greedy_tenant'\nnum_requests = 50\n"
+        "[setup]\nnum_blocks = 4000\n"
+    )
+    command = ["lab", "compare", "small.toml", "--load", "0.7", "--no-report", "--out", "o"]
+    assert main(command) == 0
+    told = json.loads((folder / "o/experiment.json").read_text())
+    assert told["loads"] == [0.7] and told["seeds"] == 2 and told["name"] == "small"
+    assert told["setup"]["num_blocks"] == 4000
+    assert main([*command, "--trace", "azure:code", "--step-times", "linear:decode_ps=0"]) == 0
+    told = json.loads((folder / "o/experiment.json").read_text())
+    assert told["workload"]["trace"] == "azure:code" and not told["workload"]["synthetic"]
+    assert told["setup"]["step_times"] == "linear:decode_ps=0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no policies"),
+        (["--policies", "fcfs"], "exactly one of trace"),
+        (["--policies", "fcfs", "--trace", "azur:conv"], "Did you mean 'azure:conv'"),
+        (["--policies", "fcfs", "--trace", "chat", "--load", "-1"], "loads.0"),
+        (["--policies", "fcfs", "--trace", "chat", "--slo", "ttft=5"], "slo='ttft=5'"),
+        (["--policies", "fcfs", "--trace", "chat", "--jobs", "-2"], "--jobs -2"),
+        (["--policies", "fcsf", "--trace", "chat"], "Did you mean 'fcfs'"),
+        (["--policies", "fcfs", "--trace", "chat", "--step-times", "gpu"], "step_times='gpu'"),
+        (["--policies", "fcfs", "--trace", "azure:code", "--requests", "9000"], "8,819 rows"),
+        (["none.toml", "--policies", "fcfs"], "cannot be read"),
+    ],
+)
+def test_an_impossible_comparison_is_rejected(arguments, message, folder, capsys):
+    assert main(["lab", "compare", *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_sweep_prints_the_options_from_best_to_worst(folder, capsys):
+    command = ["lab", "sweep", "sarathi", "--option", "chunk=64,2048", "--metric", "gap_mean"]
+    assert main([*command, "--trace", "azure:conv", *SMALL, "--load", "0.7"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.startswith("chunk=")]
+    assert [row[0] for row in rows] == ["chunk=64", "chunk=2048"] and rows[0][2] == "better"
+
+
+def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
+    command = ["lab", "adversary", "fcfs", "sarathi", "--trials", "3", "--metric", "gap_mean"]
+    options = ["--requests", "40", "--seeds", "1", "--out", "out"]
+    assert main([*command, *options]) == 0
+    told = capsys.readouterr().out
+    assert "With 10 new seeds, fcfs has a regret of +" in told
+    assert main(["lab", "compare", "out/adversary.json", "--out", "out", "--no-report"]) == 0
+    assert "20 runs, 20 reused" in capsys.readouterr().out
+    assert main([*command, "--trace", "chat"]) == 2
+    assert "leave out --trace" in capsys.readouterr().err
+
+
+def test_the_linear_step_times_have_named_constants():
+    model = load_step_times("linear:step_ps=5000,kv_token_ps=0")
+    assert model.decode_times_ns(0, 0, 2).tolist() == [5, 5]
+    for bad in ("linear:speed=3", "linear:step_ps=-1", "linear:step_ps"):
+        with pytest.raises(UserError, match="of the form NAME=PICOSECONDS"):
+            load_step_times(bad)
