@@ -66,10 +66,14 @@ class SimExecutor(Executor):
             raise ContractError("sample_tokens was called without execute_model.")
         planned_ns = self._clock.now_ns()
         start_ns = max(planned_ns, self._free_ns)
-        self._free_ns = start_ns + max(1, self._step_times.step_ns(plan))
+        self._free_ns = self._end_ns(plan, start_ns)
         self.num_steps += 1
         self.num_runs += len(plan.rows)
         return _Step(self, plan, planned_ns, start_ns, self._free_ns)
+
+    def _end_ns(self, plan: SchedulerOutput, start_ns: int) -> int:
+        """Return when a step ends that the device starts at `start_ns`."""
+        return start_ns + max(1, self._step_times.step_ns(plan))
 
     def end(
         self, plan: SchedulerOutput, planned_ns: int, start_ns: int, end_ns: int
