@@ -161,6 +161,33 @@ def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
     assert "leave out --trace" in capsys.readouterr().err
 
 
+def test_run_writes_a_decision_log_that_explain_and_diff_read(folder, capsys):
+    command = ["lab", "run", "fcfs", "--trace", "azure:conv", "--requests", "80", "--load", "2"]
+    assert main([*command, "--decision-log", "a.log", "--perfetto", "a.json"]) == 0
+    told = capsys.readouterr().out
+    assert "80 requests at" in told and "Time to first token, mean" in told
+    assert len(json.loads((folder / "a.json").read_text())["traceEvents"]) > 300
+    assert main(["lab", "replay", "a.log"]) == 0
+    assert main(["lab", "explain", "a.log", "5"]) == 0
+    capsys.readouterr()
+    assert main(["lab", "diff", "a.log", "sarathi"]) == 1
+    assert "511 with sarathi" in capsys.readouterr().out
+    assert main(["lab", "run", "fcfs", "--trace", "log:a.log", "--seeds", "1", *command[5:7]]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seed", "10"], "--seed 10 must be between 0 and 9"),
+        (["--engine", "real"], "this command only simulates"),
+        (["--decision-log", "none/a.log"], "cannot be written"),
+    ],
+)
+def test_an_impossible_run_is_rejected(arguments, message, folder, capsys):
+    assert main(["lab", "run", "fcfs", "--trace", "chat", "--requests", "20", *arguments]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_linear_step_times_have_named_constants():
     model = load_step_times("linear:step_ps=5000,kv_token_ps=0")
     assert model.decode_times_ns(0, 0, 2).tolist() == [5, 5]
