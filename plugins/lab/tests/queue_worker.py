@@ -69,7 +69,7 @@ def run_queue(spec, key, workload, *, trust_local_code):
         num_request_steps=len(requests),
         end_ns=now,
         host_ns=1,
-        scheduler_ns=1000 * len(requests),
+        scheduler_ns=1000,
         num_blocks=100,
         max_num_batched_tokens=2048,
         error="stopped at step 5" if name == "incomplete" else "",

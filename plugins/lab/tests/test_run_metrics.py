@@ -162,7 +162,7 @@ def test_step_metrics_are_weighted_by_time():
         num_used_blocks=array("q", [40, 80, 0]),
     )
     rows = [(0, 0, 1, 2), (1, 1, 2, 3)]
-    found = measure(rows, steps=steps, scheduler_ns=50_000).values
+    found = measure(rows, steps=steps, scheduler_ns=5_000).values
     assert found["cache_usage"] == pytest.approx((40 + 3 * 80) / 4 / 100)
     assert found["budget_fill"] == pytest.approx(128 / (4 * 64))
     assert found["scheduler_us"] == pytest.approx(5.0)

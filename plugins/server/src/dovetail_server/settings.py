@@ -18,7 +18,7 @@ _MOST = {"port": MAX_PORT, "admin_port": MAX_PORT, "api_processes": 256}
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """The settings of a server. Frozen. Checked at construction.
+    """The settings of a server. Frozen, and checked at construction.
 
     host, port: the listening address; port 0 for a free one. api_processes: processes that serve
     requests; with several, each accepts an equal share of the requests and bodies.

@@ -251,11 +251,10 @@ def _cache(
 
 
 def _steps(result: RunResult, begin_ns: int, end_ns: int) -> dict[str, float | None]:
-    per_step = result.scheduler_ns / result.num_steps / 1e3 if result.num_steps else None
     values: dict[str, float | None] = {
         "cache_usage": None,
         "budget_fill": None,
-        "scheduler_us": per_step if result.scheduler_ns else None,
+        "scheduler_us": result.scheduler_ns / 1e3 if result.scheduler_ns else None,
     }
     steps = result.steps
     if steps is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,72 +77,85 @@ def write_report(results: Results, out: Path) -> ReportFiles:
 
 
 def _engine_sections(results: Results, engine: str, out: Path, files: ReportFiles) -> list[Section]:
+    """Return the sections of one engine, without those that have no content."""
     load = report_load(results.spec.loads)
-    suffix = "" if len(results.spec.engines) == 1 else f" ({engine})"
-    gantt = results.policies[:MAX_GANTT_POLICIES]
-
-    def chart(name: str, draw: Callable[[], Figure | None], caption: str) -> list[tuple[str, str]]:
+    files.traces += _traces(results, engine, load, out)
+    sections = [_policy_section(results, engine, load)]
+    for title, name, draw, caption in _charts(results, engine, load):
         full = f"{name}_{engine}"
         with chart_style(full):
             figure = draw()
-        if figure is None:
-            return []
-        files.charts += save_figure(figure, out / "figures", full)
-        return [(inline_svg(figure, full), caption)]
+        if figure is not None:
+            files.charts += save_figure(figure, out / "figures", full)
+            sections.append(Section(title=title, charts=[(inline_svg(figure, full), caption)]))
+    sections.append(Section(title="Runs", tables=[count_table(results, engine)]))
+    if len(results.spec.engines) > 1:
+        sections = [replace(item, title=f"{item.title} ({engine})") for item in sections]
+    return sections
 
-    curves = chart(
-        "load",
-        lambda: draw_curves(results, engine),
-        "Lines: mean over seeds. Bands: confidence interval of the mean, by Student's t.",
-    )
-    differences = chart(
-        "differences",
-        lambda: draw_differences(results, engine, load),
-        f"Load {load:g}. Bars: mean paired difference to {results.baseline}, with its confidence "
-        "interval. Hollow bars are not distinguishable from zero.",
-    )
-    distributions = chart(
-        "distributions",
-        lambda: draw_distributions(results, engine, load),
-        f"Load {load:g}, measured requests of all seeds. A curve that ends below 1 has unfinished "
-        "requests.",
-    )
-    requests = chart(
-        "requests",
-        lambda: draw_gantt(results, engine, load, gantt),
-        f"Load {load:g}, first seed, the same requests from the middle of the run.",
-    )
-    tenants = chart(
-        "tenants",
-        lambda: draw_tenants(results, engine, load),
-        "Service: prompt tokens + 2 × output tokens, cumulative.",
-    )
-    cache = chart("cache", lambda: draw_cache(results, engine, load), f"Load {load:g}, first seed.")
-    files.traces += _traces(results, engine, load, out)
+
+def _policy_section(results: Results, engine: str, load: float) -> Section:
     classes = class_table(results, engine, load)
-    sections = [
-        Section(
-            title=f"Policies{suffix}",
-            paragraphs=[
-                f"At load {load:g}. The baseline of the differences is {results.baseline}. A "
-                "difference counts only if its interval excludes zero after Holm's correction."
-            ],
-            tables=[
-                winner_table(results, engine),
-                policy_table(results, engine, load),
-                difference_table(results, engine, load),
-                *([classes] if classes else []),
-            ],
+    return Section(
+        title="Policies",
+        paragraphs=[
+            f"At load {load:g}. The baseline of the differences is {results.baseline}. A "
+            "difference counts only if its interval excludes zero after Holm's correction."
+        ],
+        tables=[
+            winner_table(results, engine),
+            policy_table(results, engine, load),
+            difference_table(results, engine, load),
+            *([classes] if classes else []),
+        ],
+    )
+
+
+def _charts(
+    results: Results, engine: str, load: float
+) -> list[tuple[str, str, Callable[[], Figure | None], str]]:
+    """Return (section title, file name, drawing function, caption) of each chart."""
+    gantt = results.policies[:MAX_GANTT_POLICIES]
+    return [
+        (
+            "Load",
+            "load",
+            lambda: draw_curves(results, engine),
+            "Lines: mean over seeds. Bands: confidence interval of the mean, by Student's t.",
         ),
-        Section(title=f"Load{suffix}", charts=curves),
-        Section(title=f"Differences{suffix}", charts=differences),
-        Section(title=f"Distributions{suffix}", charts=distributions),
-        Section(title=f"Requests over time{suffix}", charts=requests),
-        Section(title=f"Tenants{suffix}", charts=tenants),
-        Section(title=f"Cache and queues{suffix}", charts=cache),
-        Section(title=f"Runs{suffix}", tables=[count_table(results, engine)]),
+        (
+            "Differences",
+            "differences",
+            lambda: draw_differences(results, engine, load),
+            f"Load {load:g}. Bars: mean paired difference to {results.baseline}, with its "
+            "confidence interval. Hollow bars are not distinguishable from zero.",
+        ),
+        (
+            "Distributions",
+            "distributions",
+            lambda: draw_distributions(results, engine, load),
+            f"Load {load:g}, measured requests of all seeds. A curve that ends below 1 has "
+            "unfinished requests.",
+        ),
+        (
+            "Requests over time",
+            "requests",
+            lambda: draw_gantt(results, engine, load, gantt),
+            f"Load {load:g}, first seed, the same requests from the middle of the run.",
+        ),
+        (
+            "Tenants",
+            "tenants",
+            lambda: draw_tenants(results, engine, load),
+            "Service: prompt tokens + 2 × output tokens, cumulative.",
+        ),
+        (
+            "Cache and queues",
+            "cache",
+            lambda: draw_cache(results, engine, load),
+            f"Load {load:g}, first seed.",
+        ),
     ]
-    return [one for one in sections if one.charts or one.tables]
 
 
 def _traces(results: Results, engine: str, load: float, out: Path) -> list[Path]:

@@ -52,6 +52,9 @@ class ArrivalQueue:
         """Return when a request arrived, in nanoseconds."""
         return self._times.pop(number, self._requests[number].arrival_ns)
 
+    def reject(self, number: int) -> None:
+        """Note that the engine rejected a request: no request follows it."""
+
     def end(self, number: int, now_ns: int) -> None:
         """Let the requests arrive that follow the end of request `number`."""
         for child in self._children.pop(number, ()):

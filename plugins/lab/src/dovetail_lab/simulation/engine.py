@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,14 @@ class RunLimits:
     time_s: float = 3600.0
     num_steps: int = 0
 
+    def excess(self, num_steps: int, time_s: float) -> str:
+        """Return the error of a run after some steps and seconds, or "" within the limits."""
+        if self.num_steps and num_steps >= self.num_steps:
+            return f"the run has reached its limit of {self.num_steps} steps"
+        if time_s > self.time_s:
+            return f"the run has exceeded its time limit of {self.time_s:g} s"
+        return ""
+
 
 class SimulatedEngine(StepObserver):
     """One engine with a virtual clock, and the requests that will arrive at it.
@@ -61,8 +70,14 @@ class SimulatedEngine(StepObserver):
         *,
         decision_log: Path | None = None,
         clock: ManualClock | None = None,
+        arrivals: ArrivalQueue | None = None,
+        prompts: Prompts | None = None,
     ) -> None:
-        """clock: None for a clock that starts at 0."""
+        """Create the engine of a workload.
+
+        clock: None for a clock that starts at 0. arrivals: None for all requests at their times.
+        prompts: None for own prompts.
+        """
         self._requests = requests
         self._setup = setup
         self._step_times = step_times
@@ -70,11 +85,13 @@ class SimulatedEngine(StepObserver):
         self.table = RequestTable(self._requests, max_num_seqs=setup.limits.max_num_seqs)
         self.steps: StepColumns | None = None
         self.macro_steps = True
-        self._prompts = Prompts(self._requests)
-        self._arrivals = ArrivalQueue(self._requests)
+        self._prompts = prompts or Prompts(self._requests)
+        self._arrivals = arrivals or ArrivalQueue(self._requests)
         self._executor = self._make_executor()
         self._scheduler = make_scheduler(setup, self.clock, decision_log)
         self._num_idle = 0
+        self._num_calls = 0
+        self._core_ns = 0
         self.core = EngineCore(
             self._executor,
             self._scheduler,
@@ -96,16 +113,38 @@ class SimulatedEngine(StepObserver):
         error = ""
         try:
             while self.advance() and not error:
-                if limits.num_steps and self._executor.num_steps >= limits.num_steps:
-                    error = f"the run has reached its limit of {limits.num_steps} steps"
-                elif time.perf_counter() - begun_s > limits.time_s:
-                    error = f"the run has exceeded its time limit of {limits.time_s:g} s"
+                error = limits.excess(self.num_steps, time.perf_counter() - begun_s)
         except DovetailError as failure:
             error = str(failure)
         host_ns = int((time.perf_counter() - begun_s) * 1e9)
         result = self.result(error, host_ns)
-        self._scheduler.shutdown()
+        self.shutdown()
         return result
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the engine core has unfinished requests or steps in flight."""
+        return self.core.has_work()
+
+    @property
+    def num_steps(self) -> int:
+        """Number of executed steps."""
+        return self._executor.num_steps
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a row."""
+        return self._scheduler.depth().num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """Number of requests that hold a row."""
+        return self._scheduler.depth().num_running
+
+    def shutdown(self) -> None:
+        """Release the scheduler. A failed scheduler may fail again; this error is ignored."""
+        with suppress(Exception):
+            self._scheduler.shutdown()
 
     def advance(self) -> bool:
         """Add the requests that have arrived, and run a step or wait. Return False at the end."""
@@ -131,7 +170,7 @@ class SimulatedEngine(StepObserver):
             num_request_steps=self._executor.num_runs,
             end_ns=self.clock.now_ns(),
             host_ns=host_ns,
-            scheduler_ns=0,
+            scheduler_ns=(self._core_ns - self._executor.host_ns) // max(1, self._num_calls),
             num_blocks=self._setup.num_blocks,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             prefix_queries=stats.prefix_queries if stats else 0,
@@ -172,13 +211,17 @@ class SimulatedEngine(StepObserver):
             )
         except RequestError:
             self.table.reject(number, self.clock.now_ns())
+            self._arrivals.reject(number)
 
     # --- steps ----------------------------------------------------------------------------------
 
     def _run_step(self) -> None:
         """Run one call of the engine core."""
         num_steps = self._executor.num_steps
+        begun_ns = time.perf_counter_ns()
         outputs = self._step()
+        self._core_ns += time.perf_counter_ns() - begun_ns
+        self._num_calls += 1
         if outputs is None:
             return
         now_ns = self.clock.now_ns()

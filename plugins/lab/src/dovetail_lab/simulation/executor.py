@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ class SimExecutor(Executor):
     A result is available when its step has ended; waiting for it advances the clock. With a depth
     above 1, a step starts when the device has finished the step before, so the host's work overlaps
     with the device's work as in the engine.
-    num_steps, num_runs: number of executed steps, and of runs in them.
+    num_steps, num_runs: number of executed steps, and of runs in them. host_ns: wall time that
+    computing the results took.
     """
 
     max_concurrent_steps = 1
@@ -47,6 +49,7 @@ class SimExecutor(Executor):
         self.max_concurrent_steps = depth
         self.num_steps = 0
         self.num_runs = 0
+        self.host_ns = 0
         self._table = table
         self._step_times = step_times
         self._clock = clock
@@ -79,9 +82,11 @@ class SimExecutor(Executor):
         self, plan: SchedulerOutput, planned_ns: int, start_ns: int, end_ns: int
     ) -> ModelRunnerOutput:
         """Advance the clock to the end of a step. Return its result."""
+        begun_ns = time.perf_counter_ns()
         self._clock.advance(max(0, end_ns - self._clock.now_ns()))
         tokens = self._table.sample(plan, planned_ns, end_ns)
         self._observer.on_step(plan, start_ns, end_ns)
+        self.host_ns += time.perf_counter_ns() - begun_ns
         return ModelRunnerOutput(
             step_id=plan.step_id, num_sampled=array("B", plan.samples), token_ids=tokens
         )

@@ -69,7 +69,8 @@ class RunResult:
 
     steps: None unless requested. num_steps: engine steps, each step of a macro step counted.
     num_request_steps: sum over the steps of their scheduled requests. host_ns: wall time that the
-    run took. scheduler_ns: wall time of `schedule` and `update_from_output`; 0 if not measured.
+    run took. scheduler_ns: mean wall time per step of planning it and of processing its result; 0
+    if not measured.
     num_blocks: KV blocks of the engine. prefix_queries, prefix_hits, num_preemptions,
     num_recomputed_tokens, num_idle_steps: totals of `SchedulerStats`. error: why the run failed;
     "" for a complete run. The columns of a failed run contain what happened before.

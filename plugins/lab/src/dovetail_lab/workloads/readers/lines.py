@@ -26,17 +26,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with _open(path) as stream:
-            while raw := stream.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(raw) > MAX_LINE_BYTES:
-                    raise TraceError(
-                        str(path), number, f"the line is longer than {MAX_LINE_BYTES:,} bytes."
-                    )
-                text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-                if text.strip():
-                    yield number, text
-    except UnicodeDecodeError as error:
-        raise TraceError(str(path), number, "the line is not UTF-8 text.") from error
+            for number, raw in enumerate(_bounded_lines(stream), start=1):
+                yield from _text_of(path, number, raw)
     except (lzma.LZMAError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         message = f"the compressed file is damaged: {error}."
         raise TraceError(str(path), number, message) from error
@@ -85,6 +76,22 @@ def read_objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def first_line(path: Path) -> str:
     """Return the first line that is not empty, or ""."""
     return next((text for _, text in read_lines(path)), "")
+
+
+def _bounded_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b"")
+
+
+def _text_of(path: Path, number: int, raw: bytes) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text), or nothing for an empty line."""
+    if len(raw) > MAX_LINE_BYTES:
+        raise TraceError(str(path), number, f"the line is longer than {MAX_LINE_BYTES:,} bytes.")
+    try:
+        text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise TraceError(str(path), number, "the line is not UTF-8 text.") from error
+    if text.strip():
+        yield number, text
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -1,0 +1,1 @@
+"""Several simulated engines: routers, replicas, and separate engines for prefill and decode."""
