@@ -58,9 +58,9 @@ class DecodeStepRecord:
 
     def place(self, request: Request) -> int:
         """Return the index of `request` among the members, or -1."""
-        place = bisect_left(self.order, request.admission)
-        found = place < len(self.members) and self.members[place] is request
-        return place if found else -1
+        index = bisect_left(self.order, request.admission)
+        is_member = index < len(self.members) and self.members[index] is request
+        return index if is_member else -1
 
 
 class DecodeBatch:
@@ -132,8 +132,8 @@ class DecodeBatch:
     def remove_member(self, request: Request) -> None:
         """Move a member out of the batch. It keeps its row."""
         self._remove(request)
-        place = bisect_left(self.outside, request.admission, key=ADMISSION)
-        self.outside.insert(place, request)
+        index = bisect_left(self.outside, request.admission, key=ADMISSION)
+        self.outside.insert(index, request)
 
     def remove_all_members(self) -> None:
         """Move all members out of the batch. They keep their rows."""
@@ -205,12 +205,18 @@ class DecodeBatch:
         """Every token that may end a member."""
         return self._all_stop_ids()
 
-    def skip_step(self) -> None:
-        """Advance all members by one token without a record. `end_skipped` must follow."""
-        self._step_counter.num_steps += 1
+    @property
+    def num_steps_to_full_members(self) -> int:
+        """The number of steps, at least 1, after which the last block of a member is full."""
+        step, size = self._step_counter.num_steps, self._block_size
+        return min((phase - step - 1) % size for phase, full in self._by_phase.items() if full) + 1
+
+    def skip_steps(self, num_steps: int) -> None:
+        """Advance all members by `num_steps` tokens without records. `end_skipped` must follow."""
+        self._step_counter.num_steps += num_steps
 
     def end_skipped(self, num_steps: int) -> None:
-        """Update the columns after `num_steps` calls of `skip_step`."""
+        """Update the columns after `num_steps` skipped steps."""
         self._starts = array("i", (start + num_steps for start in self._starts))
 
     def check_integrity(self) -> None:
@@ -242,13 +248,13 @@ class DecodeBatch:
 
     def _insert(self, request: Request) -> None:
         """Insert a member. The lists must not be shared with the record of a step."""
-        place = bisect_left(self._order, request.admission)
-        self._members.insert(place, request)
-        self._order.insert(place, request.admission)
-        self._ids.insert(place, request.request_id)
-        self._tokens.insert(place, request.token_ids)
-        self._rows.insert(place, request.row)
-        self._starts.insert(place, request.num_computed_tokens)
+        index = bisect_left(self._order, request.admission)
+        self._members.insert(index, request)
+        self._order.insert(index, request.admission)
+        self._ids.insert(index, request.request_id)
+        self._tokens.insert(index, request.token_ids)
+        self._rows.insert(index, request.row)
+        self._starts.insert(index, request.num_computed_tokens)
         self._stops[request.stop_token_ids] += 1
         self._stop_ids = None
         request.use_counter(self._step_counter)
@@ -259,11 +265,11 @@ class DecodeBatch:
 
     def _remove(self, request: Request) -> None:
         self._copy_shared_columns()
-        place = bisect_left(self._order, request.admission)
-        del self._by_phase[self._phase(self._starts[place])][request]
+        index = bisect_left(self._order, request.admission)
+        del self._by_phase[self._phase(self._starts[index])][request]
         for column in (self._members, self._order, self._ids, self._tokens):
-            del column[place]
-        del self._rows[place], self._starts[place]
+            del column[index]
+        del self._rows[index], self._starts[index]
         self._stops[request.stop_token_ids] -= 1
         if not self._stops[request.stop_token_ids]:
             del self._stops[request.stop_token_ids]

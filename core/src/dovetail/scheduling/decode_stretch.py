@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 
 from dovetail.request import Request
-from dovetail.scheduling.decode_batch import DecodeBatch
+from dovetail.scheduling.decode_batch import DecodeBatch, decodes
 from dovetail.scheduling.mechanism import Mechanism
 from dovetail.scheduling.policy_host import PolicyHost
 from dovetail.scheduling.scheduler_state import SchedulerState
@@ -57,8 +57,9 @@ class DecodeStretch:
                     sampled[request] = steps
                 if state.kv_cache.next_blocks(due) is None:
                     break
-            decode_batch.skip_step()
-            steps += 1
+            count = min(num_steps - steps, decode_batch.num_steps_to_full_members)
+            decode_batch.skip_steps(count)
+            steps += count
         for request in decode_batch:
             _append(request, token_id, steps - sampled.get(request, 0))
         self._end(decode_batch, steps)
@@ -86,7 +87,7 @@ def begin_stretch(
     request cannot preempt a running one. No plan may be in flight.
     """
     decode_batch, waiting = state.decode_batch, host.waiting
-    if not len(decode_batch) or decode_batch.outside or not mechanism.in_decode_batch:
+    if not decode_batch.running or not mechanism.in_decode_batch:
         return None
     if host.plans or host.wants_granted or host.wants_output:
         return None
@@ -98,8 +99,12 @@ def begin_stretch(
         state.rows.num_free or host.policy.preempts or not host.policy.static_rank
     ):
         return None
-    if len(decode_batch) > state.limits.max_num_batched_tokens:
+    if len(decode_batch.running) > state.limits.max_num_batched_tokens:
         return None
+    if outside := decode_batch.outside:
+        if not all(map(decodes, outside)):
+            return None
+        decode_batch.add_members(outside)  # as the next step does
     return DecodeStretch(state, mechanism)
 
 

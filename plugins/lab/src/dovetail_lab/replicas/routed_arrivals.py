@@ -28,11 +28,6 @@ class RoutedArrivals(ArrivalQueue):
         """Whether no request is queued."""
         return not self._heap
 
-    def push(self, number: int, time_ns: int) -> None:
-        """Queue a request that arrives at `time_ns`."""
-        self._times[number] = time_ns
-        heapq.heappush(self._heap, (time_ns, number))
-
     @property
     def next_ns(self) -> int | None:
         """The time of the next arrival at any replica, or None if none is known."""

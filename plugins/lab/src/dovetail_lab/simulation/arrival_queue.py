@@ -50,7 +50,13 @@ class ArrivalQueue:
 
     def time_of(self, number: int) -> int:
         """Return when a request arrived, in nanoseconds."""
-        return self._times.pop(number, self._requests[number].arrival_ns)
+        time_ns = self._times.pop(number, None)
+        return self._requests[number].arrival_ns if time_ns is None else time_ns
+
+    def push(self, number: int, time_ns: int) -> None:
+        """Let a request arrive at `time_ns`."""
+        self._times[number] = time_ns
+        heapq.heappush(self._heap, (time_ns, number))
 
     def reject(self, number: int) -> None:
         """Note that the engine rejected a request: no request follows it."""
@@ -59,6 +65,4 @@ class ArrivalQueue:
         """Let the requests arrive that follow the end of request `number`."""
         for child in self._children.pop(number, ()):
             request = self._requests[child]
-            time_ns = max(request.arrival_ns, now_ns + request.think_ns)
-            self._times[child] = time_ns
-            heapq.heappush(self._heap, (time_ns, child))
+            self.push(child, max(request.arrival_ns, now_ns + request.think_ns))

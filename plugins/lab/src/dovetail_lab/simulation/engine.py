@@ -14,6 +14,7 @@ import numpy as np
 from dovetail.clock import ManualClock
 from dovetail.engine.core import EngineCore
 from dovetail.errors import DovetailError, EngineDeadError, RequestError
+from dovetail.interfaces import SchedulerInterface
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
@@ -88,7 +89,7 @@ class SimulatedEngine(StepObserver):
         self._prompts = prompts or Prompts(self._requests)
         self._arrivals = arrivals or ArrivalQueue(self._requests)
         self._executor = self._make_executor()
-        self._scheduler = make_scheduler(setup, self.clock, decision_log)
+        self._scheduler = self._make_scheduler(decision_log)
         self._num_idle = 0
         self._num_calls = 0
         self._core_ns = 0
@@ -106,6 +107,10 @@ class SimulatedEngine(StepObserver):
         return SimExecutor(
             self.table, self._step_times, self.clock, depth=self._setup.depth, observer=self
         )
+
+    def _make_scheduler(self, decision_log: Path | None) -> SchedulerInterface:
+        """Return the scheduler of the engine core."""
+        return make_scheduler(self._setup, self.clock, decision_log)
 
     def run(self, limits: RunLimits) -> RunResult:
         """Run until all requests have ended, or a limit is exceeded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dovetail.clock import ManualClock
 from dovetail.errors import ContractError
@@ -25,6 +25,16 @@ class StepObserver:
         """Handle a step. Called after its outputs are in the request table."""
 
 
+class Transfers(Protocol):
+    """The worker side of a KV connector in virtual time."""
+
+    def begin(self, instructions: bytes, now_ns: int) -> None:
+        """Begin the transfers of a plan."""
+
+    def take_ended(self, now_ns: int) -> bytes:
+        """Return the message about the transfers that have ended."""
+
+
 class SimExecutor(Executor):
     """Executes plans in virtual time: the device runs one step after another.
 
@@ -32,7 +42,7 @@ class SimExecutor(Executor):
     above 1, a step starts when the device has finished the step before, so the host's work overlaps
     with the device's work as in the engine.
     num_steps, num_runs: number of executed steps, and of runs in them. host_ns: wall time that
-    computing the results took.
+    computing the results took. transfers: the KV connector's worker side, or None.
     """
 
     max_concurrent_steps = 1
@@ -55,6 +65,7 @@ class SimExecutor(Executor):
         self._clock = clock
         self._observer = observer
         self._free_ns = 0
+        self.transfers: Transfers | None = None
         self._plan: SchedulerOutput | None = None
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
@@ -70,12 +81,16 @@ class SimExecutor(Executor):
         planned_ns = self._clock.now_ns()
         start_ns = max(planned_ns, self._free_ns)
         self._free_ns = self._end_ns(plan, start_ns)
+        if self.transfers is not None and plan.kv_transfer:
+            self.transfers.begin(plan.kv_transfer, start_ns)
         self.num_steps += 1
         self.num_runs += len(plan.rows)
         return _Step(self, plan, planned_ns, start_ns, self._free_ns)
 
     def _end_ns(self, plan: SchedulerOutput, start_ns: int) -> int:
         """Return when a step ends that the device starts at `start_ns`."""
+        if not plan.rows:
+            return start_ns
         return start_ns + max(1, self._step_times.step_ns(plan))
 
     def end(
@@ -86,9 +101,13 @@ class SimExecutor(Executor):
         self._clock.advance(max(0, end_ns - self._clock.now_ns()))
         tokens = self._table.sample(plan, planned_ns, end_ns)
         self._observer.on_step(plan, start_ns, end_ns)
+        ended = self.transfers.take_ended(end_ns) if self.transfers is not None else b""
         self.host_ns += time.perf_counter_ns() - begun_ns
         return ModelRunnerOutput(
-            step_id=plan.step_id, num_sampled=array("B", plan.samples), token_ids=tokens
+            step_id=plan.step_id,
+            num_sampled=array("B", plan.samples),
+            token_ids=tokens,
+            kv_transfer=ended,
         )
 
     def skip(self, num_steps: int, num_rows: int) -> None:

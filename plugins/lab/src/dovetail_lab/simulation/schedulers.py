@@ -10,6 +10,7 @@ from dovetail.interfaces import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroup,
+    KVSchedulerSide,
     SchedulerContext,
     SchedulerInterface,
 )
@@ -20,11 +21,16 @@ from dovetail_lab.simulation.setup import EngineSetup
 
 
 def make_scheduler(
-    setup: EngineSetup, clock: Clock, decision_log: Path | None = None
+    setup: EngineSetup,
+    clock: Clock,
+    decision_log: Path | None = None,
+    *,
+    kv_connector: KVSchedulerSide | None = None,
 ) -> SchedulerInterface:
     """Return the scheduler of an engine, with its policy.
 
     decision_log: a new file that records the scheduler, or None. Errors of the policy raise.
+    kv_connector: the scheduler side of a KV connector, or None.
     Raises PluginError if the scheduler cannot be loaded, ConfigError for invalid options or a
     `decision_log` that cannot be written.
     """
@@ -49,6 +55,7 @@ def make_scheduler(
         options=registry.options_of("scheduler", scheduler_cls),
         policy_options=registry.options_of("policy", policy_cls),
         strict=True,
+        kv_connector=kv_connector,
     )
     scheduler: SchedulerInterface
     if decision_log is None:
