@@ -92,9 +92,9 @@ def _sample(items: list[pytest.Item]) -> None:
         if (mark := item.get_closest_marker("sampled")) is not None:
             cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
     commit = _commit() if cases else b""
-    for (_, share), found in cases.items():
-        found.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
-        for item in found[-(-len(found) // share) :]:
+    for (_, share), actual in cases.items():
+        actual.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
+        for item in actual[-(-len(actual) // share) :]:
             item.add_marker("soak")
 
 

@@ -55,19 +55,19 @@ def measure(ranks: RankGroup, x: torch.Tensor, rounds: int) -> list[float]:
     return durations[WARM_UP:]
 
 
-def run_rank(rank: int, size: int, place: str, rounds: int) -> None:
+def run_rank(rank: int, size: int, path: str, rounds: int) -> None:
     """Run one rank. Rank 0 prints the figures."""
     torch.set_num_threads(1)
-    store = FileStore(place, size)
+    store = FileStore(path, size)
     pairwise = CPURuntime().join(store, rank=rank, size=size, timeout=PATIENCE)
     ring = join_gloo(store, rank, size)
     for dtype, shape in itertools.product(DTYPES, SHAPES):
         x = torch.empty(shape, dtype=dtype)
         for name, ranks in (("pairwise", pairwise), ("gloo", ring)):
-            found = measure(ranks, x, rounds)
+            times = measure(ranks, x, rounds)
             if rank == 0:
                 label = f"{size} ranks, {list(shape)} {str(dtype).removeprefix('torch.')}, {name}"
-                figures = f"{median(found):8.1f} µs  ({min(found):.1f} to {max(found):.1f})"
+                figures = f"{median(times):8.1f} µs  ({min(times):.1f} to {max(times):.1f})"
                 print(f"{label:46}{figures}", flush=True)
 
 
@@ -77,16 +77,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--rank", nargs=2, metavar=("RANK", "STORE"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.rank:
-        rank, place = asked.rank
-        run_rank(int(rank), asked.ranks, place, asked.rounds)
+    args = parser.parse_args()
+    if args.rank:
+        rank, path = args.rank
+        run_rank(int(rank), args.ranks, path, args.rounds)
         return
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--ranks", str(asked.ranks)]
-        command += ["--rounds", str(asked.rounds), "--rank"]
-        place = str(Path(folder, "store"))
-        started = [subprocess.Popen([*command, str(rank), place]) for rank in range(asked.ranks)]
+        command = [sys.executable, __file__, "--ranks", str(args.ranks)]
+        command += ["--rounds", str(args.rounds), "--rank"]
+        path = str(Path(folder, "store"))
+        started = [subprocess.Popen([*command, str(rank), path]) for rank in range(args.ranks)]
         if any([process.wait() for process in started]):
             sys.exit("a rank failed")
 

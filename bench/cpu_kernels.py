@@ -176,23 +176,23 @@ def measure_team() -> dict[str, float]:
         args, at = [], packed
         for _ in range(TEAM_LAYERS):
             for shape, size in zip(shapes, sizes, strict=True):
-                one = linear.new_args(shape, at)
-                one.x, one.y, one.M = rows, rows + (1 << 19), 1
-                args.append(one)
+                kernel_args = linear.new_args(shape, at)
+                kernel_args.x, kernel_args.y, kernel_args.M = rows, rows + (1 << 19), 1
+                args.append(kernel_args)
                 at += size
         calls = calls_of(linear.BF16, args)
         alone = timed_passes(calls, HOG_PASSES)
         hog = multiprocessing.get_context("spawn").Process(target=burn, daemon=True)
         hog.start()
         time.sleep(1.0)
-        beside = timed_passes(calls, HOG_PASSES)
+        under_load = timed_passes(calls, HOG_PASSES)
         hog.kill()
         hog.join()
     return {
         "alone_ms": statistics.median(alone) * 1e3,
-        "hog_ms": statistics.median(beside) * 1e3,
-        "hog_mean_ms": statistics.mean(beside) * 1e3,
-        "hog_worst_ms": max(beside) * 1e3,
+        "hog_ms": statistics.median(under_load) * 1e3,
+        "hog_mean_ms": statistics.mean(under_load) * 1e3,
+        "hog_worst_ms": max(under_load) * 1e3,
     }
 
 

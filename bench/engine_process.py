@@ -76,9 +76,9 @@ def in_turns(
     pairs = []
     for repeat in range(-1, repeats):
         order = engines if repeat % 2 else engines[::-1]
-        found = {id(llm): measure(llm, case, repeat + 1) for llm in order}
+        rates = {id(llm): measure(llm, case, repeat + 1) for llm in order}
         if repeat >= 0:  # the previous run was the warm-up
-            pairs.append((found[id(engines[0])], found[id(engines[1])]))
+            pairs.append((rates[id(engines[0])], rates[id(engines[1])]))
     return pairs
 
 
@@ -114,8 +114,8 @@ def main() -> int:
     print(f"throughput lost: {100 * slower:.1f} % (at most {100 * MAX_SLOWER:.0f} %)")
     print(f"first token later by: {later_ms:.2f} ms (at most {MAX_LATER_MS} ms)")
     if arguments.json:
-        told = {"throughput": rates, "first_ms": first, "slower": slower, "later_ms": later_ms}
-        arguments.json.write_text(json.dumps(told, indent=2), encoding="utf-8")
+        report = {"throughput": rates, "first_ms": first, "slower": slower, "later_ms": later_ms}
+        arguments.json.write_text(json.dumps(report, indent=2), encoding="utf-8")
     return int(slower > MAX_SLOWER or later_ms > MAX_LATER_MS)
 
 

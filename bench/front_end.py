@@ -64,10 +64,10 @@ class Rig:
     def __init__(self) -> None:
         self.tokenizer = HuggingFaceTokenizer.from_directory(DEMO)
         self.clock = MonotonicClock()
-        facts = InputFacts(
+        info = InputFacts(
             vocab_size=self.tokenizer.vocab_size, max_model_len=1 << 16, eos_token_ids=frozenset()
         )
-        self.inputs = InputProcessor(facts, tokenizer=self.tokenizer, clock=self.clock)
+        self.inputs = InputProcessor(info, tokenizer=self.tokenizer, clock=self.clock)
         text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
         self.token_ids = self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -82,20 +82,20 @@ class Rig:
 
 
 def step_cost_us(
-    rig: Rig, num: int, kind: RequestOutputKind, prompt_len: int = 100, **params: object
+    harness: Rig, num: int, kind: RequestOutputKind, prompt_len: int = 100, **params: object
 ) -> float:
     """Return the CPU time of one token in microseconds: the median over steps of `num` tokens."""
-    processor = OutputProcessor(rig.tokenizer, clock=rig.clock)
+    processor = OutputProcessor(harness.tokenizer, clock=harness.clock)
     ids = [f"r{number}" for number in range(num)]
     wanted = SamplingParams(max_tokens=1 << 14, ignore_eos=True, **params)  # type: ignore[arg-type]
     for name in ids:
-        prompt = rig.prompt(prompt_len)
-        processor.add_request(name, rig.inputs.process(name, prompt, wanted), kind=kind)
+        prompt = harness.prompt(prompt_len)
+        processor.add_request(name, harness.inputs.process(name, prompt, wanted), kind=kind)
     times = []
     counts = array("i", [1]) * num
     gc.collect()
     for number in range(NUM_WARM_UP + NUM_STEPS):
-        tokens = rig.columns(num, number)
+        tokens = harness.columns(num, number)
         logprobs = _logprobs(ids, tokens) if wanted.logprobs is not None else {}
         step = EngineCoreOutputs(
             request_ids=ids, num_new_tokens=counts, token_ids=tokens, logprobs=logprobs
@@ -128,13 +128,13 @@ def _logprobs(ids: list[str], tokens: array[int]) -> dict[str, LogprobColumns]:
     }
 
 
-def adding_cost_us(rig: Rig, prompt_len: int) -> float:
+def adding_cost_us(harness: Rig, prompt_len: int) -> float:
     """Return the CPU time of adding a request, in microseconds: the median."""
-    processor = OutputProcessor(rig.tokenizer, clock=rig.clock)
-    prompt, params, times = rig.prompt(prompt_len), SamplingParams(max_tokens=100), []
+    processor = OutputProcessor(harness.tokenizer, clock=harness.clock)
+    prompt, params, times = harness.prompt(prompt_len), SamplingParams(max_tokens=100), []
     for number in range(NUM_ADDED):
         start_ns = time.thread_time_ns()
-        requests = rig.inputs.process(f"r{number}", prompt, params)
+        requests = harness.inputs.process(f"r{number}", prompt, params)
         processor.add_request(f"r{number}", requests, kind=DELTA)
         times.append(time.thread_time_ns() - start_ns)
     return statistics.median(times) / 1000
@@ -180,29 +180,29 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-streams", action="store_true")
-    given = parser.parse_args()
-    rig, num = Rig(), given.requests
+    args = parser.parse_args()
+    harness, num = Rig(), args.requests
     cases: dict[str, Callable[[], float]] = {
-        "FINAL_ONLY": lambda: step_cost_us(rig, num, FINAL_ONLY),
-        "DELTA": lambda: step_cost_us(rig, num, DELTA),
-        "DELTA, prompt of 4,096": lambda: step_cost_us(rig, num, DELTA, 4096),
-        "DELTA, one stop string": lambda: step_cost_us(rig, num, DELTA, stop=["\n\nHuman:"]),
-        "DELTA, logprobs=5": lambda: step_cost_us(rig, num, DELTA, logprobs=5),
-        "add a request of 100": lambda: adding_cost_us(rig, 100),
-        "add a request of 32,000": lambda: adding_cost_us(rig, 32_000),
+        "FINAL_ONLY": lambda: step_cost_us(harness, num, FINAL_ONLY),
+        "DELTA": lambda: step_cost_us(harness, num, DELTA),
+        "DELTA, prompt of 4,096": lambda: step_cost_us(harness, num, DELTA, 4096),
+        "DELTA, one stop string": lambda: step_cost_us(harness, num, DELTA, stop=["\n\nHuman:"]),
+        "DELTA, logprobs=5": lambda: step_cost_us(harness, num, DELTA, logprobs=5),
+        "add a request of 100": lambda: adding_cost_us(harness, 100),
+        "add a request of 32,000": lambda: adding_cost_us(harness, 32_000),
     }
-    if not given.no_streams:
+    if not args.no_streams:
         cases["streams"] = lambda: streams_cost_us(num, DELTA)[0]
-    found = {}
+    result = {}
     print(f"{num} requests; µs of CPU time per token (per request, for adding)")
     for name, measure in cases.items():
-        values = sorted(measure() for _ in range(given.repeats))
-        found[name] = {"median": statistics.median(values), "least": values[0], "most": values[-1]}
+        values = sorted(measure() for _ in range(args.repeats))
+        result[name] = {"median": statistics.median(values), "least": values[0], "most": values[-1]}
         target = f"   target {TARGETS_US[name]:g}" if name in TARGETS_US else ""
         spread = f"({values[0]:.2f} to {values[-1]:.2f})"
-        print(f"  {name:26} {found[name]['median']:9.2f} {spread:20}{target}", flush=True)
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
+        print(f"  {name:26} {result[name]['median']:9.2f} {spread:20}{target}", flush=True)
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2), encoding="utf-8")
 
 
 if __name__ == "__main__":

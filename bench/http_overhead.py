@@ -59,9 +59,9 @@ def through_http(peer: Peer) -> Run:
 
     async def ask(prompts: list[str], num_tokens: int) -> float:
         begun = time.perf_counter()
-        answers = await asyncio.gather(*(complete(peer, text, num_tokens) for text in prompts))
+        results = await asyncio.gather(*(complete(peer, text, num_tokens) for text in prompts))
         if num_tokens == 1:
-            return answers[0][1][0] - answers[0][0]
+            return results[0][1][0] - results[0][0]
         return time.perf_counter() - begun
 
     return lambda prompts, num_tokens: asyncio.run(ask(prompts, num_tokens))
@@ -71,15 +71,15 @@ def pairs(
     runs: tuple[Run, Run], make: Callable[[int], tuple[list[str], int]], count: int
 ) -> list[tuple[float, float]]:
     """Return the seconds of both runs for each repeat. The order alternates."""
-    found = []
+    collected = []
     for number in range(count):
         seconds = [0.0, 0.0]
-        for place in (0, 1) if number % 2 else (1, 0):
+        for index in (0, 1) if number % 2 else (1, 0):
             time.sleep(REST_S)
-            prompts, num_tokens = make(2 * number + place)
-            seconds[place] = runs[place](prompts, num_tokens)
-        found.append((seconds[0], seconds[1]))
-    return found
+            prompts, num_tokens = make(2 * number + index)
+            seconds[index] = runs[index](prompts, num_tokens)
+        collected.append((seconds[0], seconds[1]))
+    return collected
 
 
 def main() -> int:
@@ -93,28 +93,28 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=40, help="repeats of the first token")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    shared = {"max_num_seqs": given.clients, "max_model_len": 1024, "num_threads": given.threads}
+    args = parser.parse_args()
+    shared = {"max_num_seqs": args.clients, "max_model_len": 1024, "num_threads": args.threads}
     flags = [word for name, value in shared.items() for word in (f"--{name}", str(value))]
     flags = [word.replace("_", "-") if word.startswith("--") else word for word in flags]
-    command = [sys.executable, "-c", _MAIN, "serve", "--model", given.model, "--port", "{port}"]
+    command = [sys.executable, "-c", _MAIN, "serve", "--model", args.model, "--port", "{port}"]
     peer = start("dovetail", [*command, *flags])
     try:
-        llm = LLM(given.model, **shared)
+        llm = LLM(args.model, **shared)
         peer.wait_until_ready()
         runs = offline(llm), through_http(peer)
         for run in runs:
-            run(prompts_of("warm", given.clients, given.prompt_words), given.tokens)
+            run(prompts_of("warm", args.clients, args.prompt_words), args.tokens)
         whole = pairs(
             runs,
-            lambda n: (prompts_of(str(n), given.clients, given.prompt_words), given.tokens),
-            given.repeats,
+            lambda n: (prompts_of(str(n), args.clients, args.prompt_words), args.tokens),
+            args.repeats,
         )
-        first = pairs(runs, lambda n: (prompts_of(f"f{n}", 1, given.prompt_words), 1), given.first)
+        first = pairs(runs, lambda n: (prompts_of(f"f{n}", 1, args.prompt_words), 1), args.first)
     finally:
         peer.process.terminate()
         peer.process.wait(60)
-    num_tokens = given.clients * given.tokens
+    num_tokens = args.clients * args.tokens
     row = {
         "offline_tokens_s": num_tokens / statistics.median(a for a, _ in whole),
         "http_tokens_s": num_tokens / statistics.median(b for _, b in whole),
@@ -123,15 +123,15 @@ def main() -> int:
         "http_ttft_ms": 1e3 * statistics.median(b for _, b in first),
         "later_ms": 1e3 * statistics.median(b - a for a, b in first),
     }
-    print(f"{given.clients} requests of {given.tokens} tokens, {given.repeats} pairs")
+    print(f"{args.clients} requests of {args.tokens} tokens, {args.repeats} pairs")
     print(f"throughput: offline {row['offline_tokens_s']:.0f} tokens/s, HTTP", end=" ")
     print(f"{row['http_tokens_s']:.0f}, share {row['share']:.3f}; at least {LEAST_SHARE:g}")
     print(
         f"TTFT: offline {row['offline_ttft_ms']:.2f} ms, HTTP {row['http_ttft_ms']:.2f},", end=" "
     )
     print(f"later by {row['later_ms']:.2f}; at most {MAX_LATER_MS:g}")
-    if given.json:
-        given.json.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    if args.json:
+        args.json.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
     return int(row["share"] < LEAST_SHARE or row["later_ms"] > MAX_LATER_MS)
 
 

@@ -37,21 +37,23 @@ PEER_CACHE = {
 class Contender:
     """An engine in a child process with one prompt in its cache."""
 
-    def __init__(self, python: str, engine: str, model: Path, wish: Any, options: Any) -> None:
+    def __init__(self, python: str, engine: str, model: Path, requested: Any, options: Any) -> None:
         self._child = Child(python, f"peers.engine_{engine}")
         self._child.ask(
             "load",
             DEADLINE_S,
             model=str(model),
             weights="int8",
-            threads=wish.threads,
+            threads=requested.threads,
             options=options,
         )
 
     def seconds(self, prompt: list[int], num_tokens: int) -> float:
         """Return the seconds of one answer. The cache has room for the longest one."""
-        answer = self._child.ask("generate", DEADLINE_S, prompts=[prompt], output_lens=[num_tokens])
-        return float(answer["seconds"])
+        response = self._child.ask(
+            "generate", DEADLINE_S, prompts=[prompt], output_lens=[num_tokens]
+        )
+        return float(response["seconds"])
 
     def step_ms(self, prompt: list[int]) -> float:
         """Return the milliseconds of a step after the prompt."""
@@ -63,19 +65,23 @@ class Contender:
         self._child.close()
 
 
-def contenders_of(wish: Any, model: Path) -> dict[str, Contender]:
+def contenders_of(requested: Any, model: Path) -> dict[str, Contender]:
     """Start the engines. Convert the checkpoint for the peer on first use."""
-    ours = {"max_model_len": wish.context + 256, "kv_cache_dtype": wish.cache}
-    found = {"dovetail": Contender(sys.executable, "dovetail", model, wish, ours)}
-    if wish.peer_python:
+    ours = {"max_model_len": requested.context + 256, "kv_cache_dtype": requested.cache}
+    result = {"dovetail": Contender(sys.executable, "dovetail", model, requested, ours)}
+    if requested.peer_python:
         prefix = model.with_name(f"{model.name}-gguf")
         file = Path(f"{prefix}-int8.gguf")
         if not file.exists():
             script = str(BENCH / "peers/convert_llamacpp.py")
-            subprocess.run([wish.peer_python, script, str(model), str(prefix)], check=True)
-        options = {"keep_prefix": True, "use_extra_bufts": not wish.plain, **PEER_CACHE[wish.cache]}
-        found["llamacpp"] = Contender(wish.peer_python, "llamacpp", file, wish, options)
-    return found
+            subprocess.run([requested.peer_python, script, str(model), str(prefix)], check=True)
+        options = {
+            "keep_prefix": True,
+            "use_extra_bufts": not requested.plain,
+            **PEER_CACHE[requested.cache],
+        }
+        result["llamacpp"] = Contender(requested.peer_python, "llamacpp", file, requested, options)
+    return result
 
 
 def main() -> None:
@@ -91,20 +97,20 @@ def main() -> None:
     parser.add_argument(
         "--plain", action="store_true", help="llama.cpp keeps the layout of the file's weights"
     )
-    wish = parser.parse_args()
-    if not wish.model:
+    requested = parser.parse_args()
+    if not requested.model:
         from checkpoints import make_checkpoint
 
         folder = Path(".bench").resolve()
-        wish.model = make_checkpoint("qwen3-0.6b-shape", folder, num_layers=wish.layers)
-    source = random.Random(wish.context)
-    prompt = [source.randint(LOWEST_ID, HIGHEST_ID) for _ in range(wish.context)]
-    contenders = contenders_of(wish, wish.model)
+        requested.model = make_checkpoint("qwen3-0.6b-shape", folder, num_layers=requested.layers)
+    source = random.Random(requested.context)
+    prompt = [source.randint(LOWEST_ID, HIGHEST_ID) for _ in range(requested.context)]
+    contenders = contenders_of(requested, requested.model)
     try:
         for name, contender in contenders.items():
             print(f"{name}: prefill in {contender.seconds(prompt, 1 + STEPS):.1f} s", flush=True)
         steps: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(wish.rounds):
+        for _ in range(requested.rounds):
             for name, contender in contenders.items():
                 steps[name].append(contender.step_ms(prompt))
     finally:
@@ -115,7 +121,7 @@ def main() -> None:
         print(f"{name}: {median(times):.2f} ms per step ({spread})")
     if len(steps) > 1:
         ratio = median(steps["llamacpp"]) / median(steps["dovetail"])
-        print(f"context {wish.context}, cache {wish.cache}: {ratio:.2f} x llama.cpp")
+        print(f"context {requested.context}, cache {requested.cache}: {ratio:.2f} x llama.cpp")
 
 
 if __name__ == "__main__":

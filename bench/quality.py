@@ -58,21 +58,21 @@ def _origin(run: Run, num_chunks: int) -> dict[str, Any]:
     }
 
 
-def _find_source(given: str) -> Path:
+def _find_source(arguments: str) -> Path:
     from dovetail.config.model_sources import find_model
     from dovetail.plugins import PluginRegistry
 
-    return find_model(given, PluginRegistry()) or Path(given).absolute()
+    return find_model(arguments, PluginRegistry()) or Path(arguments).absolute()
 
 
 def _pythons(args: argparse.Namespace) -> dict[str, str]:
-    found = {"dovetail": sys.executable, "torch": sys.executable}
+    result = {"dovetail": sys.executable, "torch": sys.executable}
     for name in ("llamacpp", "openvino"):
         variable = f"DOVETAIL_PEER_{name.upper()}_PYTHON"
         python = getattr(args, f"{name}_python") or os.environ.get(variable)
         if python:
-            found[name] = str(Path(python).absolute())
-    return found
+            result[name] = str(Path(python).absolute())
+    return result
 
 
 def _arguments() -> argparse.Namespace:

@@ -37,12 +37,12 @@ def main() -> None:
 
 def speeds(race: Mapping[str, Any]) -> dict[str, float]:
     """Return the tokens per second of one request by format of `quality.py`."""
-    found = {}
+    result = {}
     for (engine, weights), name in NAMES.items():
         rate = medians(race, weights, "decode1").get(engine)
         if rate is not None:
-            found[name] = rate
-    return found
+            result[name] = rate
+    return result
 
 
 if __name__ == "__main__":

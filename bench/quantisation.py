@@ -151,7 +151,9 @@ def questions(per_task: int) -> list[tuple[str, str]]:
     ]
 
 
-def answer(form: Format | None, asked: Sequence[tuple[str, str]]) -> tuple[float, list[list[int]]]:
+def answer(
+    form: Format | None, requested: Sequence[tuple[str, str]]
+) -> tuple[float, list[list[int]]]:
     """Return the share of right answers of the demo model, and the token ids of each whole text.
 
     form: None for bfloat16 with torch's linear layers.
@@ -161,16 +163,16 @@ def answer(form: Format | None, asked: Sequence[tuple[str, str]]) -> tuple[float
     method, options = (REFERENCE, {}) if form is None else (form.method, form.options)
     plugin_options = {f"linear_method:{method}": options} if options else {}
     with LLM("demo", dtype="bfloat16", linear_method=method, plugin_options=plugin_options) as llm:
-        chats = [[{"role": "user", "content": prompt}] for _, prompt in asked]
+        chats = [[{"role": "user", "content": prompt}] for _, prompt in requested]
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
         outputs = llm.chat(chats, params, use_tqdm=False)
     right = sum(
         output.outputs[0].finish_reason == "stop"
         and TASKS[name].check(prompt, output.outputs[0].text)
-        for (name, prompt), output in zip(asked, outputs, strict=True)
+        for (name, prompt), output in zip(requested, outputs, strict=True)
     )
     texts = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
-    return right / len(asked), [text[:TEXT_TOKENS] for text in texts]
+    return right / len(requested), [text[:TEXT_TOKENS] for text in texts]
 
 
 def random_texts(num_tokens: int) -> list[list[int]]:
@@ -186,8 +188,8 @@ def report(per_task: int, random_tokens: int, formats: Sequence[Format] = FORMAT
     """Return a row of figures for each format. random_tokens: 0 omits the random model."""
     from dovetail_demo_model import model_dir
 
-    asked = questions(per_task)
-    accuracy, demo_texts = answer(None, asked)
+    requested = questions(per_task)
+    accuracy, demo_texts = answer(None, requested)
     rows: list[dict] = [{"format": "bf16 torch", "right": accuracy}]
     subjects = {"demo": (Path(model_dir()), demo_texts)}
     if random_tokens:
@@ -195,7 +197,7 @@ def report(per_task: int, random_tokens: int, formats: Sequence[Format] = FORMAT
         subjects["random"] = (path, random_texts(random_tokens))
     logits = {name: reference_logits(*subject) for name, subject in subjects.items()}
     for form in formats:
-        row: dict = {"format": form.name, "right": answer(form, asked)[0]}
+        row: dict = {"format": form.name, "right": answer(form, requested)[0]}
         for name, (path, texts) in subjects.items():
             row[name] = asdict(measure_divergence(path, form, texts, logits[name]))
         rows.append(row)

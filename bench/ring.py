@@ -59,16 +59,16 @@ class RingWay:
 
     def reader(self, index: int) -> Any:
         """Return a function that receives the next plan, in the reader's process."""
-        for place in self._places:
-            if place.index != index:
-                place.close()
+        for position in self._places:
+            if position.index != index:
+                position.close()
         reader = self._places[index].take()
         return lambda: decode_plan(reader.receive(timeout_s=60))
 
     def writer(self) -> Any:
         """Return a function that sends a plan, in the writer's process."""
-        for place in self._places:
-            place.close()
+        for index in self._places:
+            index.close()
         return lambda plan: self._writer.send(encode_plan(plan))
 
     def close(self) -> None:
@@ -158,10 +158,10 @@ def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int
     way, fork = WAYS[name](num_readers), multiprocessing.get_context("fork")
     pipes, children = [], []
     for index in range(num_readers):
-        mine, theirs = fork.Pipe()
+        own, theirs = fork.Pipe()
         child = fork.Process(target=read_plans, args=(way, index, theirs, num), daemon=True)
         child.start()
-        pipes.append(mine)
+        pipes.append(own)
         children.append(child)
     send = way.writer()
     for pipe in pipes:
@@ -196,31 +196,29 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS))
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    plans = make_plans(given.rows)
-    results: dict[str, list[dict[str, Any]]] = {name: [] for name in given.ways}
-    for repeat in range(given.repeats + 1):
-        for name in given.ways:
-            found = run_once(name, given.readers, plans, given.plans)
+    args = parser.parse_args()
+    plans = make_plans(args.rows)
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.ways}
+    for repeat in range(args.repeats + 1):
+        for name in args.ways:
+            actual = run_once(name, args.readers, plans, args.plans)
             if repeat:
-                results[name].append(found)
+                results[name].append(actual)
     size = len(encode_plan(plans[0]))
-    print(
-        f"{given.rows} rows ({size} bytes a frame), {given.readers} readers, {os.cpu_count()} CPUs"
-    )
+    print(f"{args.rows} rows ({size} bytes a frame), {args.readers} readers, {os.cpu_count()} CPUs")
     print(f"{platform.platform()}, Python {platform.python_version()}; median (min to max)")
-    for name, found in results.items():
-        rates = [item["plans_s"] for item in found]
-        middle = {key: statistics.median(item[key] for item in found) for key in found[0]}
+    for name, actual in results.items():
+        rates = [item["plans_s"] for item in actual]
+        middle = {key: statistics.median(item[key] for item in actual) for key in actual[0]}
         print(
             f"{name:6} {middle['plans_s']:9,.0f} plans/s ({min(rates):,.0f} to {max(rates):,.0f})"
             f"   to all readers and back {middle['median_us']:6.0f} µs, p99 {middle['p99_us']:6.0f}"
         )
-    if given.rows == 256 and given.readers == 2 and "ring" in results:
+    if args.rows == 256 and args.readers == 2 and "ring" in results:
         reached = statistics.median(item["plans_s"] for item in results["ring"]) >= TARGET
         print(f"target of {TARGET:,} plans/s: {'reached' if reached else 'MISSED'}")
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ class Peer:
                 raise SystemExit(f"{self.name} ended with status {self.process.returncode}")
             try:
                 address = f"http://127.0.0.1:{self.port}/v1"
-                with urllib.request.urlopen(f"{address}/models", timeout=5) as answer:
-                    self.model = json.load(answer)["data"][0]["id"]
+                with urllib.request.urlopen(f"{address}/models", timeout=5) as response:
+                    self.model = json.load(response)["data"][0]["id"]
                 body = json.dumps({"model": self.model, "prompt": "a", "max_tokens": 1}).encode()
                 ask = urllib.request.Request(f"{address}/completions", body)
                 ask.add_header("Content-Type", "application/json")
@@ -111,10 +111,10 @@ def start(name: str, command: list[str]) -> Peer:
     return Peer(name, process, port, "")
 
 
-def commands(given: argparse.Namespace) -> dict[str, list[str]]:
+def commands(kwargs: argparse.Namespace) -> dict[str, list[str]]:
     """Return the command of each server."""
-    port, maximum = ["--port", "{port}"], str(max(given.clients))
-    found = {
+    port, maximum = ["--port", "{port}"], str(max(kwargs.clients))
+    result = {
         "dovetail": [
             *(
                 sys.executable,
@@ -122,25 +122,25 @@ def commands(given: argparse.Namespace) -> dict[str, list[str]]:
                 _MAIN,
                 "serve",
                 "--model",
-                given.model,
+                kwargs.model,
                 "--max-num-seqs",
                 maximum,
             ),
-            *("--max-model-len", str(given.max_model_len)),
+            *("--max-model-len", str(kwargs.max_model_len)),
             *port,
-            *shlex.split(given.dovetail_options),
+            *shlex.split(kwargs.dovetail_options),
         ]
     }
-    if given.llama_server:
-        context = str(max(given.clients) * given.max_model_len)
+    if kwargs.llama_server:
+        context = str(max(kwargs.clients) * kwargs.max_model_len)
         slots = ["--parallel", maximum, "--ctx-size", context, "--cache-ram", "0"]
-        found["llamacpp"] = [given.llama_server, "--model", given.gguf, *port, *slots]
-        found["llamacpp"] += ["--threads", str(os.cpu_count()), "--no-webui"]
-    if given.vllm_python:
-        module = ["-m", "vllm.entrypoints.openai.api_server", "--model", given.model, *port]
-        limits = ["--max-num-seqs", maximum, "--max-model-len", str(given.max_model_len)]
-        found["vllm"] = [given.vllm_python, *module, *limits]
-    return found
+        result["llamacpp"] = [kwargs.llama_server, "--model", kwargs.gguf, *port, *slots]
+        result["llamacpp"] += ["--threads", str(os.cpu_count()), "--no-webui"]
+    if kwargs.vllm_python:
+        module = ["-m", "vllm.entrypoints.openai.api_server", "--model", kwargs.model, *port]
+        limits = ["--max-num-seqs", maximum, "--max-model-len", str(kwargs.max_model_len)]
+        result["vllm"] = [kwargs.vllm_python, *module, *limits]
+    return result
 
 
 async def complete(peer: Peer, prompt: str, num_tokens: int) -> tuple[float, list[float]]:
@@ -208,30 +208,30 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ttft-s", type=float, default=5.0)
     parser.add_argument("--itl-s", type=float, default=0.25)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    given.clients = [int(item) for item in given.clients.split(",")]
-    if given.llama_server and not given.gguf:
+    args = parser.parse_args()
+    args.clients = [int(item) for item in args.clients.split(",")]
+    if args.llama_server and not args.gguf:
         parser.error("--llama-server needs --gguf")
-    return given
+    return args
 
 
 def main() -> None:
     """Measure and print all cells."""
-    given = parse()
+    args = parse()
     load = Load(
-        num_tokens=given.tokens,
-        prompt_words=given.prompt_words,
-        requests_per_client=given.requests,
-        least_requests=given.least_requests,
-        limits=(given.ttft_s, given.itl_s),
+        num_tokens=args.tokens,
+        prompt_words=args.prompt_words,
+        requests_per_client=args.requests,
+        least_requests=args.least_requests,
+        limits=(args.ttft_s, args.itl_s),
     )
-    peers = [start(name, command) for name, command in commands(given).items()]
-    cells = {(clients, peer.name): Cell() for clients in given.clients for peer in peers}
+    peers = [start(name, command) for name, command in commands(args).items()]
+    cells = {(clients, peer.name): Cell() for clients in args.clients for peer in peers}
     try:
         for peer in peers:
             peer.wait_until_ready()
-            asyncio.run(complete(peer, "warm up", given.tokens))
-        for number, clients, peer in product(range(given.rounds), given.clients, peers):
+            asyncio.run(complete(peer, "warm up", args.tokens))
+        for number, clients, peer in product(range(args.rounds), args.clients, peers):
             time.sleep(QUIET_S)
             asyncio.run(measure(peer, clients, load, cells[clients, peer.name], number))
     finally:
@@ -246,9 +246,9 @@ def main() -> None:
             f"{clients:7}  {name:9}  {row['requests_s']:10.2f}  {row['goodput_s']:9.2f}"
             f"  {row['ttft_ms']:7.1f}  {row['itl_ms']:6.2f}"
         )
-    if given.json:
+    if args.json:
         rows = [{"clients": c, "server": n, **cell.medians()} for (c, n), cell in cells.items()]
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -86,19 +86,19 @@ def start(streams: int, api_processes: int, step_ms: float) -> Server:
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if found := _READY.search(line):
-            return Server(process, found[1], int(found[2]), server_processes(process.pid))
+        if match := _READY.search(line):
+            return Server(process, match[1], int(match[2]), server_processes(process.pid))
     raise SystemExit("the server did not start")
 
 
 def server_processes(pid: int) -> list[int]:
     """Return the main process and its API processes."""
-    found = [pid]
+    actual = [pid]
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in path.read_text().split():
             if "dovetail_server.processes" in Path(f"/proc/{child}/cmdline").read_text():
-                found.append(int(child))
-    return found
+                actual.append(int(child))
+    return actual
 
 
 def cpu_seconds(pids: list[int]) -> float:
@@ -139,26 +139,26 @@ class Costs:
     events: list[float]
 
 
-def measure(server: Server, given: argparse.Namespace, costs: Costs) -> None:
+def measure(server: Server, arguments: argparse.Namespace, costs: Costs) -> None:
     """Add one run."""
     before = cpu_seconds(server.pids)
-    events = asyncio.run(run(server.host, server.port, given.streams, given.tokens))
-    num_tokens = given.streams * given.tokens
+    events = asyncio.run(run(server.host, server.port, arguments.streams, arguments.tokens))
+    num_tokens = arguments.streams * arguments.tokens
     costs.us.append((cpu_seconds(server.pids) - before) * 1e6 / num_tokens)
     costs.events.append(events / num_tokens)
 
 
-def measure_all(given: argparse.Namespace) -> dict[int, Costs]:
+def measure_all(kwargs: argparse.Namespace) -> dict[int, Costs]:
     """Measure each number of API processes in turn. Return the costs by number."""
-    servers = {n: start(given.streams, n, given.step_ms) for n in given.api_processes}
+    servers = {n: start(kwargs.streams, n, kwargs.step_ms) for n in kwargs.api_processes}
     costs = {n: Costs([], []) for n in servers}
     try:
         for server in servers.values():
-            warm_up = min(WARM_UP_STREAMS, given.streams)
-            asyncio.run(run(server.host, server.port, warm_up, given.tokens))
-        for _ in range(given.repeats):
+            warm_up = min(WARM_UP_STREAMS, kwargs.streams)
+            asyncio.run(run(server.host, server.port, warm_up, kwargs.tokens))
+        for _ in range(kwargs.repeats):
             for number, server in servers.items():
-                measure(server, given, costs[number])
+                measure(server, kwargs, costs[number])
     finally:
         for server in servers.values():
             server.process.send_signal(signal.SIGTERM)
@@ -176,9 +176,9 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=150.0)
     parser.add_argument("--api-processes", default="1", help="numbers, separated by commas")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    given.api_processes = [int(item) for item in given.api_processes.split(",")]
-    found = measure_all(given)
+    args = parser.parse_args()
+    args.api_processes = [int(item) for item in args.api_processes.split(",")]
+    actual = measure_all(args)
     rows = [
         {
             "api_processes": n,
@@ -186,9 +186,9 @@ def main() -> None:
             "runs_us": item.us,
             "events_per_token": statistics.median(item.events),
         }
-        for n, item in found.items()
+        for n, item in actual.items()
     ]
-    print(f"{given.streams} streams of {given.tokens} tokens, {given.step_ms:g} ms per step")
+    print(f"{args.streams} streams of {args.tokens} tokens, {args.step_ms:g} ms per step")
     for row in rows:
         runs = ", ".join(f"{item:.1f}" for item in row["runs_us"])
         print(
@@ -197,8 +197,8 @@ def main() -> None:
             f" {row['us'] / rows[0]['us']:.2f} x the first row"
         )
     print(f"targets: {TARGET_US:g} µs with one; at most {1 + MAX_RISE:g} x with several")
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

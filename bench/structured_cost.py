@@ -87,7 +87,7 @@ def new_schema(number: int) -> dict[str, Any]:
         {"type": "array", "items": {"type": "string"}, "maxItems": 9},
         {"enum": [f"a{number}", f"b{number}"]},
     ]
-    names = [f"field {number} {place}" for place in range(20)]
+    names = [f"field {number} {index}" for index in range(20)]
     properties = {name: kinds[index % len(kinds)] for index, name in enumerate(names)}
     return {"type": "object", "properties": properties, "required": names}
 
@@ -108,19 +108,19 @@ def intervals_ms(llm: LLM, args: argparse.Namespace, first: int) -> list[float]:
         params = SamplingParams(temperature=0.0, max_tokens=4, structured_outputs=grammar)
         others.add(name := f"o{row}")
         engine.add_request(name, prompt[:4], params)
-    found, last_s = [], dict.fromkeys(watched, time.perf_counter())
+    collected, last_s = [], dict.fromkeys(watched, time.perf_counter())
     while others:
         for output in engine.step():
             if output.request_id in last_s:
                 now_s = time.perf_counter()
-                found.append(1000 * (now_s - last_s[output.request_id]))
+                collected.append(1000 * (now_s - last_s[output.request_id]))
                 last_s[output.request_id] = now_s
             elif output.finished:
                 others.discard(output.request_id)
     engine.abort_request(list(watched))
     while engine.has_unfinished_requests():
         engine.step()
-    return found
+    return collected
 
 
 def measure_burst(llm: LLM, args: argparse.Namespace) -> None:

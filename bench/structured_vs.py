@@ -73,15 +73,15 @@ def schema_of(number: int) -> dict[str, Any]:
 
 async def complete(peer: Peer, fields: dict[str, Any]) -> Answer:
     """Read one streamed completion."""
-    given = {"model": peer.model, "stream": True, "temperature": 0.8}
-    given["stream_options"] = {"include_usage": True}
-    body = json.dumps(given | fields).encode()
+    kwargs = {"model": peer.model, "stream": True, "temperature": 0.8}
+    kwargs["stream_options"] = {"include_usage": True}
+    body = json.dumps(kwargs | fields).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     begun = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
     writer.write((head + more).encode() + body)
-    answer = Answer(begun=begun, times=[], text="", num_tokens=0, finish_reason="")
+    response = Answer(begun=begun, times=[], text="", num_tokens=0, finish_reason="")
     line = b""
     async for line in reader:
         if not line.startswith(b"data: {"):
@@ -90,51 +90,57 @@ async def complete(peer: Peer, fields: dict[str, Any]) -> Answer:
         if "error" in event:
             raise SystemExit(f"{peer.name}: {event['error']}")
         for choice in event["choices"]:
-            answer.times.append(time.perf_counter())
-            answer.text += choice["text"]
-            answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+            response.times.append(time.perf_counter())
+            response.text += choice["text"]
+            response.finish_reason = choice["finish_reason"] or response.finish_reason
         if event.get("usage"):
-            answer.num_tokens = event["usage"]["completion_tokens"]
+            response.num_tokens = event["usage"]["completion_tokens"]
     writer.close()
-    if not answer.finish_reason:
+    if not response.finish_reason:
         raise SystemExit(f"{peer.name} did not complete a request: {line.decode()[:300]}")
-    return answer
+    return response
 
 
-def check(answer: Answer, schema: dict[str, Any]) -> None:
+def check(response: Answer, schema: dict[str, Any]) -> None:
     """Raise SystemExit for an output that ended by itself and is not valid."""
-    if answer.finish_reason == "stop" and list(json.loads(answer.text)) != schema["required"]:
-        raise SystemExit(f"not valid: {answer.text[:200]}")
+    if response.finish_reason == "stop" and list(json.loads(response.text)) != schema["required"]:
+        raise SystemExit(f"not valid: {response.text[:200]}")
 
 
-async def measure(peer: Peer, load: str, given: argparse.Namespace, seed: int, cell: Cell) -> None:
+async def measure(
+    peer: Peer, load: str, arguments: argparse.Namespace, seed: int, cell: Cell
+) -> None:
     """Measure a server with a load for one round. Add the figures to `cell`."""
-    answers: list[Answer] = []
+    results: list[Answer] = []
 
     async def client(number: int) -> None:
-        for turn in range(given.requests):
-            unique = 1000 + (seed * given.clients + number) * given.requests + turn
+        for turn in range(arguments.requests):
+            unique = 1000 + (seed * arguments.clients + number) * arguments.requests + turn
             schema = schema_of(number % 8 if load == "known" else unique)
             prompt = f"{seed}.{number}.{turn} Describe a garden as JSON:"
-            fields: dict[str, Any] = {"prompt": prompt, "max_tokens": given.tokens, "seed": number}
+            fields: dict[str, Any] = {
+                "prompt": prompt,
+                "max_tokens": arguments.tokens,
+                "seed": number,
+            }
             if load != "free":
                 wrapped = {"name": "garden", "schema": schema}
                 fields["response_format"] = {"type": "json_schema", "json_schema": wrapped}
-            answer = await complete(peer, fields)
+            response = await complete(peer, fields)
             if load != "free":
-                check(answer, schema)
-            answers.append(answer)
+                check(response, schema)
+            results.append(response)
 
     begun = time.perf_counter()
-    await asyncio.gather(*(client(number) for number in range(given.clients)))
+    await asyncio.gather(*(client(number) for number in range(arguments.clients)))
     seconds = time.perf_counter() - begun
-    ttfts = sorted(1000 * (item.times[0] - item.begun) for item in answers)
+    ttfts = sorted(1000 * (item.times[0] - item.begun) for item in results)
     itls = [
         1000 * (item.times[-1] - item.times[0]) / (item.num_tokens - 1)
-        for item in answers
+        for item in results
         if item.num_tokens > 1
     ]
-    cell.tokens_s.append(sum(item.num_tokens for item in answers) / seconds)
+    cell.tokens_s.append(sum(item.num_tokens for item in results) / seconds)
     cell.ttft_ms.append(statistics.median(ttfts))
     cell.ttft_p95_ms.append(ttfts[int(0.95 * (len(ttfts) - 1))])
     cell.itl_ms.append(statistics.median(itls))
@@ -155,33 +161,33 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def start_all(given: argparse.Namespace) -> list[Peer]:
+def start_all(arguments: argparse.Namespace) -> list[Peer]:
     """Start the servers."""
-    limits = ["--max-num-seqs", str(given.clients), "--max-model-len", "512"]
+    limits = ["--max-num-seqs", str(arguments.clients), "--max-model-len", "512"]
     port = ["--port", "{port}"]
-    own = [sys.executable, "-c", _MAIN, "serve", "--model", given.model, *limits, *port]
+    own = [sys.executable, "-c", _MAIN, "serve", "--model", arguments.model, *limits, *port]
     peers = [start("dovetail", own)]
-    for library in LIBRARIES if given.vllm_python else ():
-        module = ["-m", "vllm.entrypoints.openai.api_server", "--model", given.model]
+    for library in LIBRARIES if arguments.vllm_python else ():
+        module = ["-m", "vllm.entrypoints.openai.api_server", "--model", arguments.model]
         backend = ["--structured-outputs-config", json.dumps({"backend": library})]
-        command = [given.vllm_python, *module, *limits, *port, *backend]
+        command = [arguments.vllm_python, *module, *limits, *port, *backend]
         peers.append(start(f"vllm, {library}", command))
     return peers
 
 
 def main() -> None:
     """Measure and print all cells."""
-    given = parse()
-    peers = start_all(given)
+    args = parse()
+    peers = start_all(args)
     cells = {(load, peer.name): Cell() for load in LOADS for peer in peers}
     try:
         for peer in peers:
             peer.wait_until_ready()
             for load in LOADS:  # compile the known schemas, load the libraries
-                asyncio.run(measure(peer, load, given, -1, Cell()))
-        for number, load, peer in product(range(given.rounds), LOADS, peers):
+                asyncio.run(measure(peer, load, args, -1, Cell()))
+        for number, load, peer in product(range(args.rounds), LOADS, peers):
             time.sleep(QUIET_S)
-            asyncio.run(measure(peer, load, given, number, cells[load, peer.name]))
+            asyncio.run(measure(peer, load, args, number, cells[load, peer.name]))
     finally:
         for peer in peers:
             peer.process.send_signal(signal.SIGTERM)
@@ -198,8 +204,8 @@ def main() -> None:
             f"{load:5}  {name:14}  {row['tokens_s']:8.1f}  {cost:7.3f}  {row['ttft_ms']:7.1f}"
             f"  {row['ttft_p95_ms']:8.1f}  {row['itl_ms']:6.2f}"
         )
-    if given.json:
-        given.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

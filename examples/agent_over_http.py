@@ -25,10 +25,10 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": name,
-            "parameters": {"type": "object", "properties": given, "required": list(given)},
+            "parameters": {"type": "object", "properties": arguments, "required": list(arguments)},
         },
     }
-    for name, given in PARAMETERS.items()
+    for name, arguments in PARAMETERS.items()
 ]
 QUESTIONS = ["What is 4728 + 1365?", "What day of the week is 40 days after 2026-11-23?"]
 
@@ -40,7 +40,7 @@ def server() -> Iterator[str]:
     process = subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True)
     try:
         lines = (re.search(r"Ready: .* on (http\S+)", line) for line in process.stderr or ())
-        yield next(found[1] for found in lines if found)
+        yield next(actual[1] for actual in lines if actual)
     finally:
         process.terminate()
         process.communicate()
@@ -50,8 +50,8 @@ def answer(client: OpenAI, question: str) -> None:
     """Answer a question. Call the functions that the model asks for."""
     messages = [{"role": "user", "content": question}]
     for _ in range(4):  # at most three rounds of calls
-        given = {"model": "demo", "messages": messages, "tools": TOOLS, "temperature": 0}
-        message = client.chat.completions.create(**given).choices[0].message
+        kwargs = {"model": "demo", "messages": messages, "tools": TOOLS, "temperature": 0}
+        message = client.chat.completions.create(**kwargs).choices[0].message
         messages.append(message.to_dict())
         if not message.tool_calls:
             break

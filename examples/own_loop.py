@@ -21,7 +21,7 @@ num_steps = 0
 while engine.has_unfinished_requests():
     for output in engine.step():
         if output.request_id == "first":
-            print("".join(answer.text for answer in output.outputs), end="", flush=True)
+            print("".join(response.text for response in output.outputs), end="", flush=True)
         elif output.finished:
             print(f"\n(the second request, meanwhile:{output.outputs[0].text})")
     num_steps += 1

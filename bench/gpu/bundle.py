@@ -63,15 +63,15 @@ def needed(travelling: dict[str, Path], python: str) -> dict[str, str]:
     requirements = [item for project in projects for item in project["dependencies"]]
     waiting = [*_names(requirements, python), *TOOLS]
     pins = _pins()
-    found: dict[str, str] = {}
+    needed_files: dict[str, str] = {}
     while waiting:
         name = canonicalize_name(waiting.pop())
-        if name in found or name in PROVIDED or name in travelling:
+        if name in needed_files or name in PROVIDED or name in travelling:
             continue
         here = distribution(name)
-        found[name] = pins.get(name, here.version)
+        needed_files[name] = pins.get(name, here.version)
         waiting += _names(here.requires or (), python)
-    return found
+    return needed_files
 
 
 def _project(folder: Path) -> dict[str, Any]:
@@ -110,10 +110,10 @@ def gather(into: Path, python: str) -> dict[str, Any]:
     if travelling:
         options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(into))
         _run(*_PIP, "wheel", "-q", *map(str, travelling.values()), *options)
-    wanted = needed(travelling, python)
+    expected = needed(travelling, python)
     platforms = [word for item in _PLATFORMS for word in ("--platform", item)]
     options = ("--no-deps", "--only-binary=:all:", "--python-version", python)
-    exact = [f"{name}=={version}" for name, version in sorted(wanted.items())]
+    exact = [f"{name}=={version}" for name, version in sorted(expected.items())]
     _run(
         *_PIP, "download", "-q", *options, "--implementation", "cp", *platforms, "-d", into, *exact
     )
@@ -141,13 +141,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--python", default="3.12", help="Python version of the target machine")
     parser.add_argument("--into", type=Path, default=ROOT / BUNDLE)
-    asked = parser.parse_args()
-    shutil.rmtree(asked.into, ignore_errors=True)
-    asked.into.mkdir(parents=True)
-    index = gather(asked.into, asked.python)
+    args = parser.parse_args()
+    shutil.rmtree(args.into, ignore_errors=True)
+    args.into.mkdir(parents=True)
+    index = gather(args.into, args.python)
     num_bytes = sum(item["bytes"] for item in index["files"].values())
-    told = f"{len(index['files'])} wheels, {num_bytes / 1e6:.1f} MB"
-    print(f"{asked.into}: {told}, of commit {index['commit']}")
+    summary = f"{len(index['files'])} wheels, {num_bytes / 1e6:.1f} MB"
+    print(f"{args.into}: {summary}, of commit {index['commit']}")
     if num_bytes > MAX_BYTES:
         print(f"The limit is {MAX_BYTES / 1e6:.0f} MB.", file=sys.stderr)
         return 1

@@ -18,5 +18,5 @@ def read_bundle(folder: Path) -> dict[str, Any]:
     file = folder / INDEX
     if not file.is_file():
         return {}
-    told: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return told
+    index: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return index

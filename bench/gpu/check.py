@@ -81,13 +81,13 @@ class Check:
         """Run all requested sections, `machine` first."""
         for spec in self._options.sections:
             print(f"{spec.name}: {spec.question}", file=sys.stderr, flush=True)
-            found = self._section(spec)
-            self.run["sections"][spec.name] = found
+            result = self._section(spec)
+            self.run["sections"][spec.name] = result
             if spec.name == "machine":
-                self._learn_machine(found)
+                self._learn_machine(result)
             self._write()
-            told = f"  {found['state']} after {found['seconds']:.1f} s"
-            print(told, file=sys.stderr, flush=True)
+            line = f"  {result['state']} after {result['seconds']:.1f} s"
+            print(line, file=sys.stderr, flush=True)
 
     def exit_code(self) -> int:
         """Return 2 without a device, 1 if a section failed or missed a target, else 0."""
@@ -95,7 +95,7 @@ class Check:
             return 2
         sections = self.run["sections"]
         fine = {OK, NO_DEVICE} if self._device in STAND_INS else {OK}
-        bad = [name for name, found in sections.items() if found["state"] not in fine]
+        bad = [name for name, section in sections.items() if section["state"] not in fine]
         return 1 if bad or aims_missed(self.run) else 0
 
     def _section(self, spec: SectionSpec) -> dict[str, Any]:
@@ -129,17 +129,17 @@ class Check:
             folder=folder,
             deadline_s=deadline_s,
         )
-        found = read_report(report) | {"seconds": round(ended.seconds, 2)}
+        result = read_report(report) | {"seconds": round(ended.seconds, 2)}
         if ended.code is None:
-            return found | {"state": LATE, "why": f"after {deadline_s:.0f} s; {ended.output}"}
+            return result | {"state": LATE, "why": f"after {deadline_s:.0f} s; {ended.output}"}
         if not ending.is_file():
-            return found | {"state": DIED, "why": f"exit code {ended.code}; {ended.output}"}
-        return found | json.loads(ending.read_text(encoding="utf-8"))
+            return result | {"state": DIED, "why": f"exit code {ended.code}; {ended.output}"}
+        return result | json.loads(ending.read_text(encoding="utf-8"))
 
-    def _learn_machine(self, found: dict[str, Any]) -> None:
-        facts = found["facts"]
-        self.run["device"] = facts.get("device", {"type": ""})
-        self.run["versions"] = facts.get("versions", {})
+    def _learn_machine(self, result: dict[str, Any]) -> None:
+        info = result["facts"]
+        self.run["device"] = info.get("device", {"type": ""})
+        self.run["versions"] = info.get("versions", {})
         self._device = self.run["device"]["type"]
 
     def _write(self) -> None:
@@ -159,26 +159,24 @@ def read_commit() -> str:
 
 
 def _git(*words: str) -> str:
-    asked = ["git", *words]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
+    command = ["git", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
     return done.stdout.strip()
 
 
 def suits(bundle: Path) -> bool:
     """Return whether a bundle for this Python exists. Warn about a bundle for another version."""
-    told = read_bundle(bundle)
-    if not told:
+    contents = read_bundle(bundle)
+    if not contents:
         return False
     here = ".".join(map(str, sys.version_info[:2]))
-    if told["python"] != here:
-        text = (
-            f"{bundle} is for Python {told['python']}, this is Python {here}; the bundle is ignored"
-        )
+    if contents["python"] != here:
+        text = f"{bundle} is for Python {contents['python']} and is ignored; this is Python {here}"
         print(f"{text}; the installed packages are used.", file=sys.stderr)
         return False
     commit = read_commit()
-    if commit != told["commit"]:
-        text = f"the bundle is of commit {told['commit']}, this checkout of {commit}"
+    if commit != contents["commit"]:
+        text = f"the bundle is of commit {contents['commit']}, this checkout of {commit}"
         print(f"Warning: {text}. Create the bundle again.", file=sys.stderr)
     return True
 
@@ -216,22 +214,22 @@ def _parse() -> argparse.Namespace:
 
 def main() -> int:
     """Run the check, print its table and return the exit code."""
-    begun, asked = time.monotonic(), _parse()
-    asked.json.parent.mkdir(parents=True, exist_ok=True)
-    wanted = {"machine", *asked.sections}
+    begun, args = time.monotonic(), _parse()
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    selected = {"machine", *args.sections}
     with tempfile.TemporaryDirectory(prefix="dovetail-gpu-") as name:
         scratch, site = Path(name), None
-        if suits(asked.bundle):
+        if suits(args.bundle):
             site = scratch / "site"
-            if problem := install(asked.bundle, site, scratch):
-                print(f"The bundle {asked.bundle} cannot be installed: {problem}", file=sys.stderr)
+            if problem := install(args.bundle, site, scratch):
+                print(f"The bundle {args.bundle} cannot be installed: {problem}", file=sys.stderr)
                 return 1
         options = CheckOptions(
-            device=asked.device,
-            small=asked.small,
-            sections=tuple(spec for spec in SECTIONS if spec.name in wanted),
-            total_s=asked.total_s,
-            result=asked.json.resolve(),
+            device=args.device,
+            small=args.small,
+            sections=tuple(spec for spec in SECTIONS if spec.name in selected),
+            total_s=args.total_s,
+            result=args.json.resolve(),
             site=site,
         )
         check = Check(options, scratch, begun)

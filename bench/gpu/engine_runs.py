@@ -62,11 +62,11 @@ def run_engine(
 
     options: engine options that override `BASE_OPTIONS`.
     """
-    given = {**BASE_OPTIONS, **parts.options, "worker_cls": recording_worker(parts), **options}
+    kwargs = {**BASE_OPTIONS, **parts.options, "worker_cls": recording_worker(parts), **options}
     half = (len(prompts) + 1) // 2
-    asked = [params] * half + [_sampled(params, seed) for seed in range(len(prompts) - half)]
-    with LLM(str(model), **given) as llm:
-        outputs = llm.generate([list(item) for item in prompts], asked, use_tqdm=False)
+    sampling = [params] * half + [_sampled(params, seed) for seed in range(len(prompts) - half)]
+    with LLM(str(model), **kwargs) as llm:
+        outputs = llm.generate([list(item) for item in prompts], sampling, use_tqdm=False)
         (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
         stats = llm.llm_engine.last_stats
     requests = {
@@ -76,7 +76,7 @@ def run_engine(
             num_cached=output.num_cached_tokens,
             greedy=item.temperature == 0,
         )
-        for prompt, item, output in zip(prompts, asked, outputs, strict=True)
+        for prompt, item, output in zip(prompts, sampling, outputs, strict=True)
     }
     num_preemptions = stats.num_preemptions if stats else 0
     return Ran(requests=requests, recorded=recorded, num_preemptions=num_preemptions)
@@ -100,9 +100,9 @@ class EngineOracle:
         **options: Any,
     ) -> None:
         """Compute all sequences as prompts in an engine with `options`."""
-        wanted = list(dict.fromkeys(map(tuple, sequences)))
-        one = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-        ran = run_engine(model, wanted, one, parts, **options)
+        distinct = list(dict.fromkeys(map(tuple, sequences)))
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        ran = run_engine(model, distinct, params, parts, **options)
         pieces: dict[str, list[RecordedRun]] = {}
         for run in ran.recorded:
             pieces.setdefault(user_request_id(run.request_id), []).append(run)

@@ -114,15 +114,15 @@ def layer_comparisons(
 ) -> Iterator[Comparison]:
     """Yield the operations of a layer."""
     num_heads, num_kv_heads, head_size = shape.heads
-    place = {"dtype": torch.bfloat16, "device": device}
-    x = torch.randn(num_tokens, shape.hidden, **place)
-    residual, weight = torch.zeros_like(x), torch.ones(shape.hidden, **place)
-    wide = torch.randn(num_tokens, 2 * shape.inner, **place)
-    fused = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_size, **place)
+    factory_kwargs = {"dtype": torch.bfloat16, "device": device}
+    x = torch.randn(num_tokens, shape.hidden, **factory_kwargs)
+    residual, weight = torch.zeros_like(x), torch.ones(shape.hidden, **factory_kwargs)
+    wide = torch.randn(num_tokens, 2 * shape.inner, **factory_kwargs)
+    fused = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_size, **factory_kwargs)
     q, k, _ = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     positions = torch.arange(num_tokens, device=device)
     cos_sin = torch.randn(num_tokens, head_size, device=device)
-    head_weight = torch.ones(head_size, **place)
+    head_weight = torch.ones(head_size, **factory_kwargs)
 
     def comparison(what: str, call: Callable[[Ops], object], num_numbers: int) -> Comparison:
         return Comparison(

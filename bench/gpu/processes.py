@@ -78,5 +78,5 @@ def _end(process: subprocess.Popen[bytes], *, apart: bool) -> None:
 def python_path(*folders: Path) -> dict[str, str]:
     """Return this process's environment with folders before its PYTHONPATH."""
     parts = [str(folder) for folder in folders]
-    given = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, *filter(None, [given])])}
+    current = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, *filter(None, [current])])}

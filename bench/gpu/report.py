@@ -99,14 +99,14 @@ class Report:
 def describe_error(error: Exception) -> str:
     """Return the message of an error in a few lines, and the code location that raised it."""
     frames = traceback.extract_tb(error.__traceback__)[-_NUM_FRAMES:]
-    places = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-    told = "".join(traceback.format_exception_only(error)).strip().splitlines()
-    return "\n".join([*told[:_NUM_LINES], *places])
+    locations = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return "\n".join([*lines[:_NUM_LINES], *locations])
 
 
 def read_report(file: Path) -> dict[str, Any]:
     """Return the content of a report. Its lists and tables are empty if the file does not exist."""
     if file.is_file():
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found
+        result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return result
     return {"figures": [], "plugins": {}, "facts": {}, "wrong": [], "notes": []}

@@ -36,15 +36,15 @@ def render_table(run: Run) -> str:
     """Return a run as lines for a terminal."""
     lines = [headline(run), ""]
     for spec in SECTIONS:
-        found = run["sections"].get(spec.name)
-        if found is None:
+        section = run["sections"].get(spec.name)
+        if section is None:
             continue
-        lines.append(f"{spec.name:<18} {found['state']:<12} {found['seconds']:>6.1f} s")
-        lines += [f"    {line}" for line in _figure_lines(spec, found, small=run["small"])]
-        lines += [f"    {_counts_text(*item)}" for item in found["plugins"].items()]
-        if found["state"] != OK and found.get("why"):
-            lines += [f"    ! {line}" for line in found["why"].splitlines()]
-        lines += [f"    · {note}" for note in found["notes"]]
+        lines.append(f"{spec.name:<18} {section['state']:<12} {section['seconds']:>6.1f} s")
+        lines += [f"    {line}" for line in _figure_lines(spec, section, small=run["small"])]
+        lines += [f"    {_counts_text(*item)}" for item in section["plugins"].items()]
+        if section["state"] != OK and section.get("why"):
+            lines += [f"    ! {line}" for line in section["why"].splitlines()]
+        lines += [f"    · {note}" for note in section["notes"]]
     lines += ["", f"{run['seconds']:.0f} s in total."]
     return "\n".join(lines)
 
@@ -62,14 +62,14 @@ def page_block(run: Run | None) -> str:
     """Return a Markdown table of all sections and figures. run: None if nothing was ever run."""
     lines = ["| section | figure | target | result |", "|---|---|---|---|"]
     for spec in SECTIONS:
-        found = {} if run is None else run["sections"].get(spec.name, {})
-        state = found.get("state", NEVER)
-        result = state if state == NEVER else f"{state}, {found['seconds']:.0f} s"
+        section = {} if run is None else run["sections"].get(spec.name, {})
+        state = section.get("state", NEVER)
+        result = state if state == NEVER else f"{state}, {section['seconds']:.0f} s"
         lines.append(f"| **{spec.name}** | {spec.question} | | {result} |")
-        lines += [f"| | {line} |" for line in _figure_cells(spec, found)]
+        lines += [f"| | {line} |" for line in _figure_cells(spec, section)]
         lines += [
             f"| | `{plugin}` | | {_counts(counts)} |"
-            for plugin, counts in found.get("plugins", {}).items()
+            for plugin, counts in section.get("plugins", {}).items()
         ]
     return "\n".join(lines)
 
@@ -103,9 +103,9 @@ def is_sound(counts: Mapping[str, int]) -> bool:
     return bool(counts.get(_PASSED)) and not (counts.get("failed") or counts.get("error"))
 
 
-def _figure_lines(spec: SectionSpec, found: Run, *, small: bool) -> Iterator[str]:
+def _figure_lines(spec: SectionSpec, run: Run, *, small: bool) -> Iterator[str]:
     known = {item.name: item for item in spec.figures}
-    for figure in found["figures"]:
+    for figure in run["figures"]:
         spec_of = known.get(figure["name"])
         what = spec_of.what if spec_of else figure["name"]
         unit = spec_of.unit if spec_of else figure["unit"]
@@ -116,8 +116,8 @@ def _figure_lines(spec: SectionSpec, found: Run, *, small: bool) -> Iterator[str
         yield f"{what:<44} {value:>18}  {aim}{missed}{note}".rstrip()
 
 
-def _figure_cells(spec: SectionSpec, found: Run) -> Iterator[str]:
-    measured = {figure["name"]: figure for figure in found.get("figures", ())}
+def _figure_cells(spec: SectionSpec, run: Run) -> Iterator[str]:
+    measured = {figure["name"]: figure for figure in run.get("figures", ())}
     for item in spec.figures:
         figure = measured.pop(item.name, None)
         result = NEVER if figure is None else f"{number(figure['value'])} {item.unit}".strip()
@@ -138,8 +138,8 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _values(found: Run) -> dict[str, float]:
-    return {figure["name"]: figure["value"] for figure in found.get("figures", ())}
+def _values(run: Run) -> dict[str, float]:
+    return {figure["name"]: figure["value"] for figure in run.get("figures", ())}
 
 
 def _counts_text(plugin: str, counts: Mapping[str, int]) -> str:

@@ -57,8 +57,8 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
     ) as llm:
         report.figure("load_s", time.perf_counter() - begun)
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
-        one = _rates(llm, [num_in], params, task.seed, 1 if task.small else 3)
-        report.figure("one", statistics.median(one), note=_spread(one))
+        prefill_rates = _rates(llm, [num_in], params, task.seed, 1 if task.small else 3)
+        report.figure("one", statistics.median(prefill_rates), note=_spread(prefill_rates))
         many = _rates(llm, [num_in] * num_many, params, task.seed, 1 if task.small else 2)
         report.figure("many", statistics.median(many), note=_spread(many))
         if task.device != "cpu":
@@ -147,9 +147,9 @@ def timed_worker(task: Task, times: Times) -> type:
             super().execute_model(plan)
 
         def sample_tokens(self, grammar: Any = None) -> Any:
-            answer = super().sample_tokens(grammar)
+            result = super().sample_tokens(grammar)
             times.launches.append(time.perf_counter() - self._begun)
-            is_there = isinstance(answer, ModelRunnerOutput)
-            return answer if is_there else _TimedHandle(answer, times)
+            is_there = isinstance(result, ModelRunnerOutput)
+            return result if is_there else _TimedHandle(result, times)
 
     return TimedWorker

@@ -63,10 +63,10 @@ class Child:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise ChildError(f"it exited before {operation!r}: {self._last_words()}") from None
-        answer: dict[str, Any] = json.loads(self._read_line(operation, deadline_s))
-        if "error" in answer:
-            raise ChildError(f"{operation!r}: {answer['error']}")
-        return answer
+        response: dict[str, Any] = json.loads(self._read_line(operation, deadline_s))
+        if "error" in response:
+            raise ChildError(f"{operation!r}: {response['error']}")
+        return response
 
     def close(self) -> None:
         """Terminate the process and its descendants. Return when they have exited."""

@@ -149,22 +149,22 @@ class LlamaCppEngine:
                 sampling.append((stream, num_tokens - 1))
                 running.append(waiting.pop(0))
         self._samples[:num_tokens] = 0
-        self._samples[[place for _, place in sampling]] = 1
+        self._samples[[index for _, index in sampling]] = 1
         self._batch.n_tokens = num_tokens
         code = self._native.llama_decode(self._context, self._batch)
         if code:
             raise RuntimeError(f"llama_decode returned {code}")
-        for stream, place in sampling:
-            self._take(stream, place, running)
+        for stream, index in sampling:
+            self._take(stream, index, running)
 
-    def _put(self, place: int, tokens: list[int], position: int, row: int) -> None:
-        where = slice(place, place + len(tokens))
+    def _put(self, index: int, tokens: list[int], position: int, row: int) -> None:
+        where = slice(index, index + len(tokens))
         self._tokens[where] = tokens
         self._positions[where] = range(position, position + len(tokens))
         self._rows[where] = row
 
-    def _take(self, stream: Stream, place: int, running: list[Stream]) -> None:
-        logits = self._native.llama_get_logits_ith(self._context, place)
+    def _take(self, stream: Stream, index: int, running: list[Stream]) -> None:
+        logits = self._native.llama_get_logits_ith(self._context, index)
         row_V = self._numpy.ctypeslib.as_array(logits, (self._vocab_size,))
         stream.tokens.append(int(row_V.argmax()))
         if len(stream.tokens) == stream.num_wanted:

@@ -37,11 +37,11 @@ class EnginePool:
             return self._children[contender.name][0]
         child = Child(contender.python, contender.adapter, contender.env)
         self._children[contender.name] = (child, weights)
-        answer = self.load(child, contender, weights)
+        response = self.load(child, contender, weights)
         about = {
             "engine": contender.name,
             "weights": weights,
-            "versions": answer["versions"],
+            "versions": response["versions"],
             "peak_rss_mib": 0.0,
             "first_tokens": self._first_tokens(child),
         }
@@ -65,13 +65,13 @@ class EnginePool:
 
     def _first_tokens(self, child: Child) -> list[int]:
         """Return the first tokens for fixed prompts, to check that engines run the same model."""
-        answer = child.ask(
+        response = child.ask(
             "generate",
             self._deadline_s,
             prompts=CHECK.prompts,
             output_lens=list(CHECK.output_lens),
         )
-        tokens: list[int] = answer["first_tokens"]
+        tokens: list[int] = response["first_tokens"]
         return tokens
 
     def close(self, name: str) -> None:

@@ -42,8 +42,8 @@ class VllmEngine:
             )
             for length in output_lens
         ]
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._llm.generate(asked, params, use_tqdm=False)
+        requested = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(requested, params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 
     def versions(self) -> dict[str, str]:

@@ -77,8 +77,8 @@ def _beside_a_hog(send: SendCase, case: Case) -> dict[str, float]:
     """Return output tokens per second, without and with a process that keeps one core busy."""
     alone = _outputs(send, case)["value"]
     with busy_core():
-        beside = _outputs(send, case)["value"]
-    return {"value": beside, "alone": alone}
+        others = _outputs(send, case)["value"]
+    return {"value": others, "alone": alone}
 
 
 @contextlib.contextmanager

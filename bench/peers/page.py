@@ -61,8 +61,8 @@ RULE = f"""- "KL to float32" is the mean KL divergence of the same engine and fo
 
 def http_section(page: str) -> str:
     """Return the section "Through HTTP" of an existing page, or an empty text."""
-    _, found, rest = page.partition(f"\n{HTTP_HEADING}\n")
-    return found + rest
+    _, actual, rest = page.partition(f"\n{HTTP_HEADING}\n")
+    return actual + rest
 
 
 def performance_page(

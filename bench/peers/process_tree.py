@@ -53,12 +53,12 @@ def tree_of(root: int) -> list[int]:
         fields = _stat_fields(int(entry.name))
         if fields:
             children.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, todo = [], [root]
+    collected, todo = [], [root]
     while todo:
         pid = todo.pop()
-        found.append(pid)
+        collected.append(pid)
         todo += children.get(pid, [])
-    return found
+    return collected
 
 
 def peak_rss_mib(root: int) -> float:

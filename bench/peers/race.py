@@ -166,13 +166,13 @@ class Race:
                 return
 
     def _ask(self, child: Child, case: Case) -> float:
-        answer = child.ask(
+        response = child.ask(
             "generate",
             self._plan.deadline_s,
             prompts=case.prompts_of(next(self._repeats)),
             output_lens=list(case.output_lens),
         )
-        seconds: float = answer["seconds"]
+        seconds: float = response["seconds"]
         return seconds
 
     def _watched(

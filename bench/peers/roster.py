@@ -72,31 +72,31 @@ class Contender:
 
 
 def find_contenders(
-    wanted: str, file: str | None, environ: Mapping[str, str]
+    expected: str, file: str | None, environ: Mapping[str, str]
 ) -> tuple[list[Contender], dict[str, str]]:
     """Return the engines, Dovetail first, and by name the reason why a peer is missing.
 
-    wanted: "auto" for all that can be found, or names separated by commas. file: the TOML file.
+    expected: "auto" for all that can be found, or names separated by commas. file: the TOML file.
     Raises ValueError for a name that neither the file nor this module knows.
     """
     path = file or environ.get(FILE_VARIABLE)
     described = tomllib.loads(Path(path).read_text("utf-8")) if path else {}
     names = list(dict.fromkeys([*PACKAGES, *described]))
-    if wanted != "auto":
-        asked = [OURS, *(name.strip() for name in wanted.split(",") if name.strip())]
-        unknown = sorted(set(asked) - set(names))
+    if expected != "auto":
+        requested = [OURS, *(name.strip() for name in expected.split(",") if name.strip())]
+        unknown = sorted(set(requested) - set(names))
         if unknown:
             raise ValueError(f"unknown peers {unknown}; there are {names}")
-        names = list(dict.fromkeys(asked))
-    found, absent = [], {}
+        names = list(dict.fromkeys(requested))
+    collected, absent = [], {}
     for name in names:
         contender = _describe(name, described.get(name, {}), environ)
         reason = _missing(contender)
         if reason:
             absent[name] = reason
         else:
-            found.append(contender)
-    return found, absent
+            collected.append(contender)
+    return collected, absent
 
 
 def _describe(name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> Contender:

@@ -46,13 +46,13 @@ def serve(operations: Mapping[str, Operation]) -> None:
     """Answer requests from stdin until it ends. Other code cannot use stdin and stdout."""
     _die_with_parent()
     requests = os.fdopen(os.dup(0), encoding="utf-8")
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    results = os.fdopen(os.dup(1), "w", encoding="utf-8")
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     for line in requests:
-        answers.write(json.dumps(_answer(operations, json.loads(line))) + "\n")
-        answers.flush()
+        results.write(json.dumps(_answer(operations, json.loads(line))) + "\n")
+        results.flush()
 
 
 def serve_engine(engine: Engine) -> None:

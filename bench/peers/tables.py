@@ -146,18 +146,18 @@ def _agreement(result: Row, engine: Row) -> str:
     If bf16 was not run, Dovetail in the engine's own format is the reference.
     """
     ours = {e["weights"]: e["first_tokens"] for e in result["engines"] if e["engine"] == OURS}
-    asked = "bf16" if "bf16" in ours else engine["weights"]
-    if asked not in ours or (engine["engine"], engine["weights"]) == (OURS, asked):
+    requested = "bf16" if "bf16" in ours else engine["weights"]
+    if requested not in ours or (engine["engine"], engine["weights"]) == (OURS, requested):
         return ""
-    same = sum(a == b for a, b in zip(ours[asked], engine["first_tokens"], strict=True))
-    return f"{same} of {len(ours[asked])}"
+    same = sum(a == b for a, b in zip(ours[requested], engine["first_tokens"], strict=True))
+    return f"{same} of {len(ours[requested])}"
 
 
 def _hog_table(result: Row, weights: str) -> str:
     rows = []
-    beside = _by_engine(result, weights, "hog", "value")
+    others = _by_engine(result, weights, "hog", "value")
     alone = _by_engine(result, weights, "hog", "alone")
-    for name, figures in beside.items():
+    for name, figures in others.items():
         kept = statistics.median(figures[n] / alone[name][n] for n in figures)
         spans = [_span(alone[name].values()), _cell(result, weights, "hog", name)]
         rows.append([name, *spans, f"{kept:.0%}"])
@@ -214,8 +214,8 @@ def _cell(result: Row, weights: str, case: str, engine: str) -> str:
 
 
 def _ratio_cell(result: Row, weights: str, case: str, accuracy: Accuracy | None) -> str:
-    found = ratio_to_best(result, weights, case, accuracy)
-    return MISSING if found is None else f"**{found[1]:.2f}×** ({found[0]})"
+    actual = ratio_to_best(result, weights, case, accuracy)
+    return MISSING if actual is None else f"**{actual[1]:.2f}×** ({actual[0]})"
 
 
 def _share_cell(result: Row, weights: str, case: str) -> str:

@@ -19,7 +19,7 @@ CALIBRATION_CHARACTERS = 11_000
 """Characters of each calibration text; together about the 8,192 tokens that the command reads."""
 
 
-def model_path(one: Format, source: Path, directory: Path, python: str) -> Path:
+def model_path(first: Format, source: Path, directory: Path, python: str) -> Path:
     """Return the path of a format's model, which is converted first if that is necessary.
 
     source: the GGUF file.
@@ -28,13 +28,13 @@ def model_path(one: Format, source: Path, directory: Path, python: str) -> Path:
 
     Raises JobError if the conversion fails.
     """
-    if one.model in (DIRECTORY, SOURCE_FILE):
-        return directory if one.model == DIRECTORY else source
-    out = directory.with_name(f"{directory.name}-{one.engine}")
+    if first.model in (DIRECTORY, SOURCE_FILE):
+        return directory if first.model == DIRECTORY else source
+    out = directory.with_name(f"{directory.name}-{first.engine}")
     out.mkdir(exist_ok=True)
-    path = out / (f"{one.model}.gguf" if one.engine == "llamacpp" else one.model)
+    path = out / (f"{first.model}.gguf" if first.engine == "llamacpp" else first.model)
     if not path.exists():
-        run_tool(_COMMANDS[one.engine](python, directory, path), DEADLINE_S)
+        run_tool(_COMMANDS[first.engine](python, directory, path), DEADLINE_S)
     return path
 
 

@@ -33,18 +33,18 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run a job in this process. Return the figures by text, and information on the engine."""
     recorder = Recorder(job["references"], job["save_to"])
     engine = importlib.import_module(f"quality.engine_{job['engine']}")
-    facts: dict[str, Any] = engine.run(job, recorder)
-    return {"texts": recorder.result(), **facts}
+    info: dict[str, Any] = engine.run(job, recorder)
+    return {"texts": recorder.result(), **info}
 
 
 def run_apart(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
     """Run a job in a separate process. If it fails, raises JobError with the end of the output."""
     with tempfile.TemporaryDirectory() as folder:
-        request, answer = Path(folder, "job.json"), Path(folder, "result.json")
+        request, response = Path(folder, "job.json"), Path(folder, "result.json")
         request.write_text(json.dumps(job), encoding="utf-8")
-        run_tool([python, "-m", "quality.job", str(request), str(answer)], deadline_s)
-        found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
-        return found
+        run_tool([python, "-m", "quality.job", str(request), str(response)], deadline_s)
+        result: dict[str, Any] = json.loads(response.read_text("utf-8"))
+        return result
 
 
 def run_tool(command: list[str], deadline_s: float) -> None:

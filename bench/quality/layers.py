@@ -86,8 +86,8 @@ def record_inputs(folder: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def _recording(into: list[torch.Tensor]) -> Callable[[nn.Module, Any], None]:
-    def record(_: nn.Module, given: Any) -> None:
-        into.append(given[0].flatten(0, -2).clone())
+    def record(_: nn.Module, arguments: Any) -> None:
+        into.append(arguments[0].flatten(0, -2).clone())
 
     return record
 
@@ -137,11 +137,11 @@ def round_rows(
 ) -> dict[str, torch.Tensor]:
     """Return the weights after llama.cpp's rounding to a type. Raises JobError if that fails."""
     with tempfile.TemporaryDirectory() as folder:
-        given, found = Path(folder, "given.npz"), Path(folder, "found.npz")
-        np.savez(given, **{name: weight_OI.numpy() for name, weight_OI in weights.items()})
-        command = [python, "-m", "quality.round_rows", str(given), str(found), *kinds]
+        arguments, actual = Path(folder, "given.npz"), Path(folder, "found.npz")
+        np.savez(arguments, **{name: weight_OI.numpy() for name, weight_OI in weights.items()})
+        command = [python, "-m", "quality.round_rows", str(arguments), str(actual), *kinds]
         run_tool(command, ROUNDING_DEADLINE_S)
-        with np.load(found) as rounded:
+        with np.load(actual) as rounded:
             return {name: torch.from_numpy(rounded[name]) for name in rounded.files}
 
 

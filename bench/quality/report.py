@@ -97,9 +97,9 @@ def mean(row: Mapping[str, Any], figure: str, reference: str) -> float | None:
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
     """Plot KL divergence against bytes per weight, without weights that the file has quantized."""
-    places = {row["format"]: row["bytes_per_weight"] for row in _compared(result)}
+    indexes = {row["format"]: row["bytes_per_weight"] for row in _compared(result)}
     title = f"{_model(result)}: accuracy and size"
-    _draw(result, places, ("bytes per weight of linear layers and head", title), path)
+    _draw(result, indexes, ("bytes per weight of linear layers and head", title), path)
 
 
 def plot_speed(result: Mapping[str, Any], speeds: Mapping[str, float], path: Path) -> None:
@@ -119,7 +119,7 @@ def _model(result: Mapping[str, Any]) -> str:
 
 
 def _draw(
-    result: Mapping[str, Any], places: Mapping[str, float], labels: tuple[str, str], path: Path
+    result: Mapping[str, Any], indexes: Mapping[str, float], labels: tuple[str, str], path: Path
 ) -> None:
     """Draw the mean KL divergence of each format with a place on the horizontal axis.
 
@@ -131,12 +131,12 @@ def _draw(
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(10, 6))
-    shown = [row for row in _compared(result) if row["format"] in places]
+    shown = [row for row in _compared(result) if row["format"] in indexes]
     shown.sort(key=lambda row: -(mean(row, "kl", FLOAT32) or 0.0))
     for number, row in enumerate(shown):
         ours = row["engine"] == "dovetail"
         color = "tab:blue" if ours else "tab:orange"
-        at = (places[row["format"]], mean(row, "kl", FLOAT32))
+        at = (indexes[row["format"]], mean(row, "kl", FLOAT32))
         axes.plot(*at, "o" if ours else "s", color=color)
         axes.annotate(
             row["format"],

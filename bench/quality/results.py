@@ -107,17 +107,18 @@ def read(path: Path) -> dict[str, Any]:
     return result
 
 
-def definition(one: Format) -> dict[str, Any]:
+def definition(first: Format) -> dict[str, Any]:
     """Return the settings of a format as they are in the JSON file."""
-    found = asdict(one)
-    del found["name"]
-    return {**found, "options": dict(one.options)}
+    actual = asdict(first)
+    del actual["name"]
+    return {**actual, "options": dict(first.options)}
 
 
-def finished(rows: Sequence[Mapping[str, Any]], weights: str, one: Format) -> bool:
+def finished(rows: Sequence[Mapping[str, Any]], weights: str, first: Format) -> bool:
     """Return whether the rows include this format with the same definition."""
     return any(
-        (row["weights"], row["format"], row["definition"]) == (weights, one.name, definition(one))
+        (row["weights"], row["format"], row["definition"])
+        == (weights, first.name, definition(first))
         for row in rows
     )
 
@@ -132,15 +133,15 @@ def complete(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _completed(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
+    result = {}
     for name, text in row["texts"].items():
         missing = [reference for reference in REFERENCES if reference not in text["kl"]]
         same = [reference == row["format"] for reference in missing]
         kl = {key: 0.0 if is_same else None for key, is_same in zip(missing, same, strict=True)}
         best = {key: 1.0 if is_same else None for key, is_same in zip(missing, same, strict=True)}
-        found[name] = {
+        result[name] = {
             **text,
             "kl": {**text["kl"], **kl},
             "same_best": {**text["same_best"], **best},
         }
-    return found
+    return result

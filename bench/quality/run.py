@@ -53,8 +53,8 @@ class Run:
         names = [item.name for item in EVERY]
         self.rows.sort(key=lambda row: (WEIGHTS.index(row["weights"]), names.index(row["format"])))
         rows = results.complete(self.rows)
-        found = {"origin": self.origin, "rows": rows, "layers": self.layers, "absent": self.absent}
-        return results.write(found, self.out)
+        result = {"origin": self.origin, "rows": rows, "layers": self.layers, "absent": self.absent}
+        return results.write(result, self.out)
 
 
 def read_chunks(run: Run, num_chunks: int) -> None:
@@ -106,24 +106,26 @@ def measure_weights(run: Run, weights: str, formats: Sequence[Format]) -> None:
             known = {**known, item.name: logits}
 
 
-def _add_row(run: Run, one: Format, weights: str, directory: Path, job: Mapping[str, Any]) -> None:
+def _add_row(
+    run: Run, first: Format, weights: str, directory: Path, job: Mapping[str, Any]
+) -> None:
     began = time.monotonic()
     try:
-        python = run.pythons.get(one.engine)
+        python = run.pythons.get(first.engine)
         if python is None:
-            raise JobError(f"no interpreter for {one.engine} was given")
-        model = model_path(one, run.source, directory, python)
-        found = run_apart(python, {**job, "model": str(model)}, DEADLINE_S)
+            raise JobError(f"no interpreter for {first.engine} was given")
+        model = model_path(first, run.source, directory, python)
+        actual = run_apart(python, {**job, "model": str(model)}, DEADLINE_S)
     except JobError as error:
-        if one.name in REFERENCES:
-            raise SystemExit(f"the reference {one.name} failed: {error}") from None
-        run.absent[f"{one.name}, {weights}"] = str(error)
+        if first.name in REFERENCES:
+            raise SystemExit(f"the reference {first.name} failed: {error}") from None
+        run.absent[f"{first.name}, {weights}"] = str(error)
         return
     took = time.monotonic() - began
-    key = {"weights": weights, "format": one.name, "engine": one.engine}
-    origin = {"definition": results.definition(one), "commit": run.origin["commit"]}
-    run.add({**key, **origin, "seconds": round(took), **found})
-    print(f"{weights}: {one.name}: {took:.0f} s", file=sys.stderr, flush=True)
+    key = {"weights": weights, "format": first.name, "engine": first.engine}
+    origin = {"definition": results.definition(first), "commit": run.origin["commit"]}
+    run.add({**key, **origin, "seconds": round(took), **actual})
+    print(f"{weights}: {first.name}: {took:.0f} s", file=sys.stderr, flush=True)
 
 
 def measure_layers(run: Run, minilm: Path | None) -> None:

@@ -72,13 +72,13 @@ def _package_files(package: str, *names: str) -> Callable[[], str]:
             files = importlib.metadata.files(package) or []
         except importlib.metadata.PackageNotFoundError:
             raise TextError(f"{package} is not installed") from None
-        found = []
+        collected = []
         for name in names:
             paths = [Path(str(file.locate())) for file in files if str(file).endswith(name)]
             if not paths:
                 raise TextError(f"{package} has no file {name}")
-            found.append(_read(paths[0]).decode("utf-8"))
-        return "\n".join(found)
+            collected.append(_read(paths[0]).decode("utf-8"))
+        return "\n".join(collected)
 
     return read
 

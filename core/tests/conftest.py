@@ -37,11 +37,11 @@ def fold(checksum):
 
 
 def checksums(tokens):
-    found, last = [], 0
+    collected, last = [], 0
     for token in tokens:
         last = crc32(token.to_bytes(4, "little"), last)
-        found.append(last)
-    return found
+        collected.append(last)
+    return collected
 
 
 def continuation(prompt, num_tokens):
@@ -125,10 +125,10 @@ class Driver:
         gates=(),
         **limits,
     ):
-        given = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256} | limits
+        kwargs = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 256} | limits
         group = KVCacheGroup(layer_names=(), spec=NoCacheSpec(block_size=block_size))
         self.clock = ManualClock()
-        self.limits = SchedulerLimits(**given)
+        self.limits = SchedulerLimits(**kwargs)
         self.scheduler = cls(
             SchedulerContext(
                 limits=self.limits,

@@ -29,13 +29,13 @@ HEADS = {"num_attention_heads": 4, "hidden_size": 32}
     ],
 )
 def test_the_sliding_window_is_read_from_config_json(fields, windowed):
-    facts = read_attention_facts({**HEADS, "num_hidden_layers": 2, **fields})
-    assert facts.sliding_window is windowed
+    info = read_attention_facts({**HEADS, "num_hidden_layers": 2, **fields})
+    assert info.sliding_window is windowed
 
 
 def test_attention_head_counts_are_read_with_their_defaults():
-    facts = read_attention_facts(HEADS)
-    assert (facts.head_size, facts.num_heads, facts.num_kv_heads) == (8, 4, 4)
+    info = read_attention_facts(HEADS)
+    assert (info.head_size, info.num_heads, info.num_kv_heads) == (8, 4, 4)
     nested = read_attention_facts({"text_config": {**HEADS, "head_dim": 16}})
     assert nested.head_size == 16
     assert read_attention_facts({**HEADS, "attn_logit_softcapping": 50.0}).soft_cap

@@ -163,13 +163,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(numbers=st.lists(st.integers(0, 12), max_size=4, unique=True))
     def find_and_take(self, numbers):
-        found = self.pool.find(map(key, numbers))
+        actual = self.pool.find(map(key, numbers))
         expected = [self.content.get(key(number)) for number in numbers]
         cut = expected.index(None) if None in expected else len(expected)
-        assert found == expected[:cut]
-        assert self.pool.num_free_among(found) == len(set(found) - self.used)
-        self.pool.take(found)
-        self.held.append(found)
+        assert actual == expected[:cut]
+        assert self.pool.num_free_among(actual) == len(set(actual) - self.used)
+        self.pool.take(actual)
+        self.held.append(actual)
 
     @rule()
     def reset(self):

@@ -72,17 +72,17 @@ class Broken:
 
     def use(self, model):
         """Start an engine with the plugin and run a prompt."""
-        place = FIELDS.get(self.kind, "scheduler_cls")
-        llm = LLM(model, **{**ENGINE, place: "bad", **self.args})
+        index = FIELDS.get(self.kind, "scheduler_cls")
+        llm = LLM(model, **{**ENGINE, index: "bad", **self.args})
         try:
             return llm.generate([PROMPT], GREEDY, use_tqdm=False)
         finally:
             llm.shutdown()
 
 
-def keys(**given):
+def keys(**arguments):
     lines = ["[[plugin]]", 'kind = "policy"', 'name = "bad"']
-    return "\n".join([*lines, *(f"{key} = {value}" for key, value in given.items())])
+    return "\n".join([*lines, *(f"{key} = {value}" for key, value in arguments.items())])
 
 
 MODEL = "from pydantic import BaseModel\nclass Model(BaseModel):\n    weight: int = 1\n"

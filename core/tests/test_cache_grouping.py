@@ -27,13 +27,13 @@ def shape(groups):
 
 
 def test_layers_with_equal_cache_specs_share_a_cache_group():
-    (one,) = group(spec(), spec(), spec())
-    assert one.layer_names == ("layer0", "layer1", "layer2") and one.spec == spec()
+    (first,) = group(spec(), spec(), spec())
+    assert first.layer_names == ("layer0", "layer1", "layer2") and first.spec == spec()
 
 
 def test_a_model_without_a_cache_has_one_cache_group_that_counts_tokens():
-    (one,) = group()
-    assert one.spec == NoCacheSpec(block_size=SIZE) and one.bytes_per_block == 0
+    (first,) = group()
+    assert first.spec == NoCacheSpec(block_size=SIZE) and first.bytes_per_block == 0
 
 
 def test_sliding_window_layers_form_a_cache_group_with_their_window():
@@ -172,8 +172,8 @@ def test_small_states_share_the_page_of_a_large_state():
     shared = next(item for item in groups if item.spec.num_bytes == 1000)
     assert shared.layers_per_page == len(shared.layer_names) == 5
     config = KVCacheConfig(num_blocks=3, groups=groups)
-    places = [shared.place(layer) for layer in range(5)]
-    assert places == [(0, 1024 * layer) for layer in range(5)]
+    indexes = [shared.place(layer) for layer in range(5)]
+    assert indexes == [(0, 1024 * layer) for layer in range(5)]
     assert config.num_buffers == 1 and config.page_size_bytes == 5120
 
 

@@ -9,7 +9,7 @@ from dovetail_devkit.contexts import make_config, write_fake_config
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given", "expected"),
+    ("dtype", "arguments", "expected"),
     [
         ("auto", None, None),
         ("int8", None, "token"),
@@ -19,20 +19,20 @@ from dovetail_devkit.contexts import make_config, write_fake_config
     ],
 )
 def test_the_scales_of_the_cache_follow_its_dtype(
-    tmp_path: Path, dtype: str, given: str | None, expected: str | None
+    tmp_path: Path, dtype: str, arguments: str | None, expected: str | None
 ) -> None:
     model = write_fake_config(tmp_path)
-    config = make_config(model, kv_cache_dtype=dtype, kv_cache_scales=given)
+    config = make_config(model, kv_cache_dtype=dtype, kv_cache_scales=arguments)
     assert config.cache.kv_cache_scales == expected
 
 
 @pytest.mark.parametrize(
-    ("dtype", "given", "usable"),
+    ("dtype", "arguments", "usable"),
     [("int8", "layer", "'token'"), ("fp8_e5m2", "token", "'layer'"), ("auto", "token", "None")],
 )
 def test_scales_that_the_cache_does_not_support_are_rejected(
-    tmp_path: Path, dtype: str, given: str, usable: str
+    tmp_path: Path, dtype: str, arguments: str, usable: str
 ) -> None:
     model = write_fake_config(tmp_path)
-    with pytest.raises(ConfigError, match=f"kv_cache_scales='{given}'.*; use {usable}"):
-        make_config(model, kv_cache_dtype=dtype, kv_cache_scales=given)
+    with pytest.raises(ConfigError, match=f"kv_cache_scales='{arguments}'.*; use {usable}"):
+        make_config(model, kv_cache_dtype=dtype, kv_cache_scales=arguments)

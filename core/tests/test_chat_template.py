@@ -123,8 +123,8 @@ def test_rendered_prompts_equal_those_of_transformers(template, with_system, var
             add_generation_prompt=prompt,
             **variables,
         )
-        given = {**TOKENS, "add_generation_prompt": prompt, **variables}
-        assert render(template, messages, **given) == expected
+        kwargs = {**TOKENS, "add_generation_prompt": prompt, **variables}
+        assert render(template, messages, **kwargs) == expected
 
 
 def test_json_in_a_prompt_is_not_escaped_for_html():

@@ -74,10 +74,10 @@ def test_the_help_option_imports_no_command(site: Path) -> None:
 def test_every_command_can_be_imported() -> None:
     app = make_app()
     for words, _, _ in COMMANDS:
-        found = app
+        actual = app
         for word in words.split():
-            found = found[word]
-        assert callable(found.default_command)
+            actual = actual[word]
+        assert callable(actual.default_command)
 
 
 def test_plugins_list_prints_one_line_per_plugin(

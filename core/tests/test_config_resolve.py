@@ -293,8 +293,8 @@ def test_the_error_for_a_length_that_is_not_a_positive_number_names_the_field(
 def test_step_limits_have_consistent_defaults(
     changes: dict, seqs: int, budget: int, words: str
 ) -> None:
-    given = {f"scheduler__{name}": value for name, value in changes.items()}
-    resolved = resolve(config_of({"max_position_embeddings": 5000}, **given), FakePlatform())
+    kwargs = {f"scheduler__{name}": value for name, value in changes.items()}
+    resolved = resolve(config_of({"max_position_embeddings": 5000}, **kwargs), FakePlatform())
     assert resolved.scheduler.max_num_seqs == seqs
     assert resolved.scheduler.max_num_batched_tokens == budget
     reasons = [c.reason for c in resolved.explain() if c.field.startswith("scheduler.max_num")]

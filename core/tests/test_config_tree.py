@@ -154,8 +154,8 @@ def test_config_fields_match_the_recorded_names(make_config) -> None:
         if hasattr(node, "model_fields_set")
     }
     assert names == FIELDS
-    beside = {"plugin_options"} if make_config is make else {"plugin_options", "changes"}
-    assert set(dict(config)) - set(names) == beside
+    others = {"plugin_options"} if make_config is make else {"plugin_options", "changes"}
+    assert set(dict(config)) - set(names) == others
     # 80 before graphs, the precision of matrix products, sleep mode, offload, scales and sums.
     assert sum(map(len, names.values())) + 2 <= 88
 

@@ -51,7 +51,7 @@ class Ticking(ManualClock):
         return super().now_ns()
 
 
-def make_context(**given):
+def make_context(**arguments):
     window = FullAttentionSpec(
         block_size=4, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=6
     )
@@ -71,10 +71,10 @@ def make_context(**given):
         "clock": Ticking(),
         "seed": 5,
     }
-    return SchedulerContext(**fields | given)
+    return SchedulerContext(**fields | arguments)
 
 
-def make_request(name="a", prompt=(SECRET, 5, SECRET), **given):
+def make_request(name="a", prompt=(SECRET, 5, SECRET), **arguments):
     params = SamplingParams(
         max_tokens=8,
         stop=["a secret"],
@@ -93,7 +93,7 @@ def make_request(name="a", prompt=(SECRET, 5, SECRET), **given):
         "cache_salt": "salted secret",
         "tenant": "t",
     }
-    return EngineCoreRequest(**fields | given)
+    return EngineCoreRequest(**fields | arguments)
 
 
 @pytest.fixture
@@ -106,8 +106,8 @@ def record(path):
     """Make a scheduler that records a decision log: `record(**context)`."""
     made = []
 
-    def make(**given):
-        recorder = DecisionRecorder(path, Scheduler, make_context(**given))
+    def make(**arguments):
+        recorder = DecisionRecorder(path, Scheduler, make_context(**arguments))
         made.append(RecordedScheduler(Scheduler(recorder.context), recorder))
         return made[-1]
 
@@ -222,23 +222,23 @@ def test_failed_runs_are_recorded_without_the_error_messages():
 
 
 def test_plans_in_the_log_round_trip():
-    one = BlockColumns(rows=array("i", [3]), counts=array("i", [2]), block_ids=array("i", [7, 9]))
+    first = BlockColumns(rows=array("i", [3]), counts=array("i", [2]), block_ids=array("i", [7, 9]))
     none = BlockColumns(rows=array("i"), counts=array("i"), block_ids=array("i"))
 
-    def plan(number, starts, **given):
+    def plan(number, starts, **arguments):
         fields = {
             "num_tokens": array("i", [1, 1]),
             "samples": array("B", [1, 1]),
             "joins": (),
             "leaves": array("i"),
-            "blocks": (none, one),
+            "blocks": (none, first),
         }
         return SchedulerOutput(
             step_id=number,
             rows=array("i", [3, 0]),
             starts=array("i", starts),
             total_num_tokens=2,
-            **fields | given,
+            **fields | arguments,
         )
 
     plans = [
@@ -251,15 +251,15 @@ def test_plans_in_the_log_round_trip():
     ]
     encoder, decoder = PlanEncoder(Plain(), None), PlanDecoder()
     sizes = []
-    for given in plans:
-        payload = encoder.encode(given)
+    for arguments in plans:
+        payload = encoder.encode(arguments)
         sizes.append(len(payload))
-        found = decoder.decode(payload)
+        decoded = decoder.decode(payload)
         for name in ("step_id", "rows", "starts", "num_tokens", "leaves", "num_drafts"):
-            assert getattr(found, name) == getattr(given, name), name
-        assert list(found.samples) == list(given.samples)
-        assert found.blocks[1] == (one.rows, one.counts, one.block_ids)
-    assert found.encoder == ((3, 1),) and found.encoder_frees == (2, 0)
+            assert getattr(decoded, name) == getattr(arguments, name), name
+        assert list(decoded.samples) == list(arguments.samples)
+        assert decoded.blocks[1] == (first.rows, first.counts, first.block_ids)
+    assert decoded.encoder == ((3, 1),) and decoded.encoder_frees == (2, 0)
     assert sizes[1] < sizes[2] < sizes[0], "a repeated decode step must be the smallest record"
 
 
@@ -288,9 +288,9 @@ def test_a_truncated_log_is_read_up_to_its_last_complete_record(record, path, tm
         cut = tmp_path / "cut.log"
         cut.write_bytes(content[:end])
         reader = LogReader(cut)
-        found = [(record.kind, *split_readings(record.payload)) for record in reader]
-        assert found == whole[: len(found)]
-        numbers[len(found), reader.truncated] += 1
+        actual = [(record.kind, *split_readings(record.payload)) for record in reader]
+        assert actual == whole[: len(actual)]
+        numbers[len(actual), reader.truncated] += 1
     assert {number for number, _ in numbers} == {*range(len(whole) + 1)}
     untouched = [number for (number, truncated), _ in numbers.items() if not truncated]
     assert sorted(untouched) == [*range(len(whole) + 1)]
@@ -317,10 +317,10 @@ def test_a_damaged_record_is_reported_after_the_valid_records(record, path):
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    found = []
+    collected = []
     with pytest.raises(UserError, match="is damaged at byte"):
-        found.extend(record.kind for record in LogReader(path))
-    assert found == [RecordKind.HEADER, RecordKind.ADD, RecordKind.PLAN]
+        collected.extend(record.kind for record in LogReader(path))
+    assert collected == [RecordKind.HEADER, RecordKind.ADD, RecordKind.PLAN]
 
 
 @pytest.mark.parametrize("change", [{"limits": {"later": 1}}, {"seed": None, "more": 2}, None])
@@ -340,11 +340,11 @@ def test_an_existing_log_file_is_not_overwritten(path):
 
 
 @pytest.mark.parametrize(
-    "given", [{"gates": [object()]}, {"kv_connector": object()}, {"options": {"x": object()}}]
+    "arguments", [{"gates": [object()]}, {"kv_connector": object()}, {"options": {"x": object()}}]
 )
-def test_a_config_that_cannot_be_replayed_is_rejected_and_leaves_no_file(given, path):
+def test_a_config_that_cannot_be_replayed_is_rejected_and_leaves_no_file(arguments, path):
     with pytest.raises(ConfigError, match="decision_log"):
-        DecisionRecorder(path, Scheduler, make_context(**given))
+        DecisionRecorder(path, Scheduler, make_context(**arguments))
     assert not path.exists()
 
 

@@ -44,14 +44,14 @@ def step(decode_batch):
 def test_members_of_the_decode_batch_advance_together_and_other_requests_do_not_advance(
     decode_batch,
 ):
-    one, two, apart = decoding(0), decoding(1, computed=9), decoding(2)
-    join(decode_batch, one, two)
-    decode_batch.admit(apart)
+    first, second, separate = decoding(0), decoding(1, computed=9), decoding(2)
+    join(decode_batch, first, second)
+    decode_batch.admit(separate)
     _, taken = step(decode_batch)
-    assert taken.members == [one, two] and taken.request_ids == ["r0", "r1"]
+    assert taken.members == [first, second] and taken.request_ids == ["r0", "r1"]
     assert taken.rows == array("i", [0, 1]) and taken.starts == array("i", [5, 9])
-    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (6, 7)
-    assert (two.num_computed_tokens, apart.num_computed_tokens) == (10, 5)
+    assert (first.num_computed_tokens, first.num_tokens_with_pending) == (6, 7)
+    assert (second.num_computed_tokens, separate.num_computed_tokens) == (10, 5)
     assert step(decode_batch)[1].starts == array("i", [6, 10])
     assert taken.starts == array("i", [5, 9])
 
@@ -82,20 +82,20 @@ def test_members_of_the_decode_batch_are_in_admission_order(decode_batch):
 
 
 def test_a_request_that_leaves_the_batch_keeps_its_count_and_can_return(decode_batch):
-    one, two = decoding(0), decoding(1)
-    join(decode_batch, one, two)
+    first, second = decoding(0), decoding(1)
+    join(decode_batch, first, second)
     step(decode_batch)
-    decode_batch.remove_member(one)
+    decode_batch.remove_member(first)
     step(decode_batch)
-    assert (one.num_computed_tokens, two.num_computed_tokens) == (6, 7)
-    decode_batch.add_members([one])
+    assert (first.num_computed_tokens, second.num_computed_tokens) == (6, 7)
+    decode_batch.add_members([first])
     step(decode_batch)
-    assert (one.num_computed_tokens, two.num_computed_tokens) == (7, 8)
+    assert (first.num_computed_tokens, second.num_computed_tokens) == (7, 8)
     decode_batch.remove_all_members()
     decode_batch.check_integrity()
-    assert decode_batch.outside == [one, two] and len(decode_batch) == 0
-    assert (one.num_computed_tokens, two.num_computed_tokens) == (7, 8)
-    decode_batch.add_members([one, two])
+    assert decode_batch.outside == [first, second] and len(decode_batch) == 0
+    assert (first.num_computed_tokens, second.num_computed_tokens) == (7, 8)
+    decode_batch.add_members([first, second])
     assert step(decode_batch)[1].starts == array("i", [7, 8])
 
 
@@ -111,32 +111,38 @@ def test_each_step_lists_the_members_whose_last_block_is_full(decode_batch):
 def test_members_leave_the_decode_batch_after_the_step_of_their_last_token(
     decode_batch, max_tokens
 ):
-    one = decoding(0, max_tokens=max_tokens)
-    join(decode_batch, one, decoding(1, max_tokens=40))
+    first = decoding(0, max_tokens=max_tokens)
+    join(decode_batch, first, decoding(1, max_tokens=40))
     for number in range(1, max_tokens):
         _, taken = step(decode_batch)
-        assert taken.capped == ([one] if number == max_tokens - 1 else [])
-        assert (one in decode_batch) is (number < max_tokens - 1)
-    assert one.num_tokens_with_pending == one.max_total_tokens and decode_batch.outside == [one]
+        assert taken.capped == ([first] if number == max_tokens - 1 else [])
+        assert (first in decode_batch) is (number < max_tokens - 1)
+    assert first.num_tokens_with_pending == first.max_total_tokens and decode_batch.outside == [
+        first
+    ]
 
 
 def test_events_of_a_request_that_left_and_rejoined_the_batch_count_once(decode_batch):
     # a member is due when its block is full and at its last token
-    one = decoding(0, computed=6, max_tokens=4)
-    join(decode_batch, one)
-    decode_batch.remove_member(one)
-    decode_batch.add_members([one])
+    first = decoding(0, computed=6, max_tokens=4)
+    join(decode_batch, first)
+    decode_batch.remove_member(first)
+    decode_batch.add_members([first])
     assert [step(decode_batch)[0] for _ in range(3)] == [[], [], ["r0"]]
-    assert decode_batch.outside == [one]
+    assert decode_batch.outside == [first]
 
 
 def test_stop_tokens_are_collected_from_all_members(decode_batch):
-    one, two, three = decoding(0, stop=(2, 3)), decoding(1, stop=(3, 4)), decoding(2, stop=(2, 3))
-    join(decode_batch, one, two, three)
+    first, second, third = (
+        decoding(0, stop=(2, 3)),
+        decoding(1, stop=(3, 4)),
+        decoding(2, stop=(2, 3)),
+    )
+    join(decode_batch, first, second, third)
     assert step(decode_batch)[1].stop_ids == {2, 3, 4}
-    decode_batch.release(three)
+    decode_batch.release(third)
     assert step(decode_batch)[1].stop_ids == {2, 3, 4}
-    decode_batch.release(two)
+    decode_batch.release(second)
     assert step(decode_batch)[1].stop_ids == {2, 3}
 
 

@@ -315,7 +315,7 @@ def run_kind(tokenizer, request, kind, output, sizes, ended):
     """Run a request with one output kind. Return text, tokens, logprobs and the final fields."""
     processor = OutputProcessor(tokenizer, clock=ManualClock(1))
     processor.add_request("r", [request], kind=kind)
-    found, start, turn = [], 0, 0
+    collected, start, turn = [], 0, 0
     while start < len(output) and processor.num_unfinished:
         tokens = output[start : start + sizes[turn % len(sizes)]]
         start, turn = start + len(tokens), turn + 1
@@ -333,16 +333,18 @@ def run_kind(tokenizer, request, kind, output, sizes, ended):
             finished=ending,
             logprobs={"r": logprobs} if request.sampling_params.logprobs is not None else {},
         )
-        found += [
+        collected += [
             request_output.outputs[0] for request_output in processor.process(step).request_outputs
         ]
-    last = found[-1]
+    last = collected[-1]
     end = (last.finish_reason, last.stop_reason, last.cumulative_logprob)
     if kind is not RequestOutputKind.DELTA:
         return last.text, last.token_ids, last.logprobs, end
-    logprobs = None if last.logprobs is None else [here for item in found for here in item.logprobs]
-    token_ids = [token for item in found for token in item.token_ids]
-    return "".join(item.text for item in found), token_ids, logprobs, end
+    logprobs = (
+        None if last.logprobs is None else [here for item in collected for here in item.logprobs]
+    )
+    token_ids = [token for item in collected for token in item.token_ids]
+    return "".join(item.text for item in collected), token_ids, logprobs, end
 
 
 @each_tokenizer

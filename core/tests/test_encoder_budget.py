@@ -25,20 +25,20 @@ LIMITS = SchedulerLimits(
 )
 
 
-def content(*places):
+def content(*indexes):
     """Return encoder inputs. Each argument is (position, size, name)."""
     return tuple(
         EncoderInput(position=position, num_tokens=size, content_hash=name.encode())
-        for position, size, name in places
+        for position, size, name in indexes
     )
 
 
-def requested(name, *places, num_prompt=12):
-    return replace(make_request(name, range(num_prompt)), encoder_inputs=content(*places))
+def requested(name, *indexes, num_prompt=12):
+    return replace(make_request(name, range(num_prompt)), encoder_inputs=content(*indexes))
 
 
-def request(name, *places, row=0):
-    made = Request(requested(name, *places), max_model_len=32)
+def request(name, *indexes, row=0):
+    made = Request(requested(name, *indexes), max_model_len=32)
     made.row = row
     return made
 
@@ -56,20 +56,20 @@ def budget():
 
 
 def test_a_run_ends_before_an_encoder_input_that_exceeds_the_budget(budget):
-    one = request("a", (2, 4, "x"), (7, 4, "y"))
-    assert budget.reach(one, 0, 12) == 7  # 4 + 4 embeddings exceed the budget of 6
-    assert budget.reach(one, 0, 2) == 2
-    assert budget.reach(one, 7, 12) == 12
+    first = request("a", (2, 4, "x"), (7, 4, "y"))
+    assert budget.reach(first, 0, 12) == 7  # 4 + 4 embeddings exceed the budget of 6
+    assert budget.reach(first, 0, 2) == 2
+    assert budget.reach(first, 7, 12) == 12
     other = request("b", (0, 3, "z"), row=1)
-    budget.want(one, 0, 7)
+    budget.want(first, 0, 7)
     assert budget.reach(other, 0, 5) == 0
-    budget.revoke(one)
+    budget.revoke(first)
     assert budget.reach(other, 0, 5) == 5
 
 
 def test_equal_encoder_inputs_are_encoded_and_counted_once(budget):
-    one, other = request("a", (0, 4, "x")), request("b", (3, 4, "x"), row=1)
-    budget.want(one, 0, 6)
+    first, other = request("a", (0, 4, "x")), request("b", (3, 4, "x"), row=1)
+    budget.want(first, 0, 6)
     assert budget.reach(other, 0, 9) == 9
     budget.want(other, 0, 9)
     assert emit(budget) == ([(0, 0)], [])
@@ -77,9 +77,9 @@ def test_equal_encoder_inputs_are_encoded_and_counted_once(budget):
 
 def test_the_least_recently_used_encoder_output_is_freed_when_space_is_needed(budget):
     for row, name in enumerate("xyz"):
-        one = request(name, (0, 4, name), row=row)
-        assert budget.reach(one, 0, 6) == 6
-        budget.want(one, 0, 6)
+        first = request(name, (0, 4, name), row=row)
+        assert budget.reach(first, 0, 6) == 6
+        budget.want(first, 0, 6)
         frees = [b"x"] if name == "z" else []  # 12 embeddings exceed the size 10
         assert emit(budget) == ([(row, 0)], frees)
 
@@ -109,9 +109,9 @@ def test_cached_encoder_outputs_that_a_step_needs_are_not_freed_in_that_step(bud
 
 @pytest.mark.parametrize(("sizes", "chunks"), [([7], True), ([4, 4], False)])
 def test_requests_with_encoder_inputs_that_can_never_be_encoded_are_refused(sizes, chunks):
-    places, position = [], 0
+    indexes, position = [], 0
     for size in sizes:
-        places.append((position, size, str(position)))
+        indexes.append((position, size, str(position)))
         position += size
     scheduler = Scheduler(
         SchedulerContext(
@@ -121,18 +121,18 @@ def test_requests_with_encoder_inputs_that_can_never_be_encoded_are_refused(size
         )
     )
     with pytest.raises(RequestError, match="encoder tokens"):
-        scheduler.add_request(requested("a", *places))
+        scheduler.add_request(requested("a", *indexes))
     assert scheduler.depth().num_waiting == 0
 
 
 def test_a_policy_receives_the_reason_for_a_denied_action():
-    answers = []
+    results = []
 
     class Asking(Policy):
         def plan(self, view):
             for item in (*view.running, *view.waiting):
                 if view.num_uncomputed_tokens(item):
-                    answers.append((yield Run(item)))
+                    results.append((yield Run(item)))
 
     scheduler = Scheduler(
         SchedulerContext(
@@ -146,8 +146,8 @@ def test_a_policy_receives_the_reason_for_a_denied_action():
     scheduler.add_request(requested("a", (0, 6, "x"), num_prompt=8))
     scheduler.add_request(requested("b", (0, 6, "y"), num_prompt=8))
     scheduler.schedule()
-    assert answers[0].num_tokens == 8
-    assert answers[1].denied is Denied.ENCODER
+    assert results[0].num_tokens == 8
+    assert results[1].denied is Denied.ENCODER
 
 
 def test_random_scheduler_calls_with_encoder_inputs_follow_the_contract():

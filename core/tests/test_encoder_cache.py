@@ -28,81 +28,81 @@ def request(name, *contents):
 
 def test_an_encoder_output_is_computed_once_and_shared():
     cache = EncoderCacheManager(CAPACITY)
-    one, two = request("one", (b"cat", 4)), request("two", (b"dog", 2), (b"cat", 4))
-    assert not cache.has(one.encoder_inputs[0])
-    assert cache.allocate(one, 0) and cache.has(two.encoder_inputs[1])
-    assert not cache.allocate(two, 1)
+    first, second = request("one", (b"cat", 4)), request("two", (b"dog", 2), (b"cat", 4))
+    assert not cache.has(first.encoder_inputs[0])
+    assert cache.allocate(first, 0) and cache.has(second.encoder_inputs[1])
+    assert not cache.allocate(second, 1)
     assert (cache.num_used, cache.num_cached) == (4, 4)
-    cache.free(one)
+    cache.free(first)
     assert cache.num_used == 4
-    cache.free_input(two, 1)
+    cache.free_input(second, 1)
     assert (cache.num_used, cache.num_cached) == (0, 4)
-    assert not cache.allocate(one, 0)  # the output was still cached
+    assert not cache.allocate(first, 0)  # the output was still cached
     assert (cache.num_queries, cache.num_hits, cache.num_evictions) == (3, 2, 0)
-    cache.check_integrity([one])
+    cache.check_integrity([first])
 
 
 def test_the_least_recently_used_output_is_freed_first_and_reported_once():
     cache = EncoderCacheManager(CAPACITY)
-    one = request("one", (b"a", 4), (b"b", 4), (b"c", 4), (b"d", 2))
+    first = request("one", (b"a", 4), (b"b", 4), (b"c", 4), (b"d", 2))
     for index in (0, 1):
-        cache.allocate(one, index)
+        cache.allocate(first, index)
     for index in (1, 0):
-        cache.free_input(one, index)
-    assert cache.allocate(one, 2)
+        cache.free_input(first, index)
+    assert cache.allocate(first, 2)
     assert cache.take_evicted() == [b"b"] and cache.take_evicted() == []
-    assert cache.allocate(one, 3)
+    assert cache.allocate(first, 3)
     assert cache.take_evicted() == [] and cache.num_cached == CAPACITY
-    assert cache.has(one.encoder_inputs[0]) and not cache.has(one.encoder_inputs[1])
+    assert cache.has(first.encoder_inputs[0]) and not cache.has(first.encoder_inputs[1])
     assert cache.num_evictions == 1
 
 
 def test_encoder_inputs_can_be_allocated_only_if_they_fit_together():
     cache = EncoderCacheManager(CAPACITY)
-    one = request("one", (b"a", 6), (b"b", 4), (b"c", 1))
-    assert cache.can_allocate(one.encoder_inputs[:2])
-    assert not cache.can_allocate(one.encoder_inputs)
-    assert cache.can_allocate([*one.encoder_inputs[:2], one.encoder_inputs[0]])
-    cache.allocate(one, 0)
-    assert cache.can_allocate(one.encoder_inputs[:2])
-    cache.allocate(one, 1)
+    first = request("one", (b"a", 6), (b"b", 4), (b"c", 1))
+    assert cache.can_allocate(first.encoder_inputs[:2])
+    assert not cache.can_allocate(first.encoder_inputs)
+    assert cache.can_allocate([*first.encoder_inputs[:2], first.encoder_inputs[0]])
+    cache.allocate(first, 0)
+    assert cache.can_allocate(first.encoder_inputs[:2])
+    cache.allocate(first, 1)
     with pytest.raises(LookupError, match="1 embeddings are needed, but only 0 are free"):
-        cache.allocate(one, 2)
-    cache.check_integrity([one])
-    cache.free_input(one, 0)
-    assert cache.can_allocate(one.encoder_inputs[2:])
-    assert not cache.can_allocate([one.encoder_inputs[0], one.encoder_inputs[2]])
+        cache.allocate(first, 2)
+    cache.check_integrity([first])
+    cache.free_input(first, 0)
+    assert cache.can_allocate(first.encoder_inputs[2:])
+    assert not cache.can_allocate([first.encoder_inputs[0], first.encoder_inputs[2]])
 
 
 def test_allocating_or_freeing_an_encoder_input_twice_has_no_effect():
     cache = EncoderCacheManager(CAPACITY)
-    one = request("one", (b"a", 3))
-    assert cache.allocate(one, 0) and not cache.allocate(one, 0)
+    first = request("one", (b"a", 3))
+    assert cache.allocate(first, 0) and not cache.allocate(first, 0)
     assert cache.num_queries == 1
-    cache.free_input(one, 0)
-    cache.free_input(one, 0)
-    cache.free(one)
+    cache.free_input(first, 0)
+    cache.free_input(first, 0)
+    cache.free(first)
     assert cache.num_used == 0
     cache.check_integrity([])
 
 
 def test_a_reset_is_refused_while_outputs_are_in_use_and_reports_freed_outputs():
     cache = EncoderCacheManager(CAPACITY)
-    one = request("one", (b"a", 3), (b"b", 3))
-    cache.allocate(one, 0)
-    cache.allocate(one, 1)
-    cache.free_input(one, 0)
+    first = request("one", (b"a", 3), (b"b", 3))
+    cache.allocate(first, 0)
+    cache.allocate(first, 1)
+    cache.free_input(first, 0)
     assert not cache.reset() and cache.num_cached == 6
-    cache.free(one)
+    cache.free(first)
     assert cache.reset() and cache.num_cached == 0
     assert cache.take_evicted() == [b"a", b"b"]
-    assert cache.allocate(one, 0)
+    assert cache.allocate(first, 0)
 
 
 def test_the_integrity_check_finds_encoder_outputs_that_were_not_freed():
     cache = EncoderCacheManager(CAPACITY)
-    one = request("one", (b"a", 3))
-    cache.allocate(one, 0)
+    first = request("one", (b"a", 3))
+    cache.allocate(first, 0)
     with pytest.raises(AssertionError, match="a request that has ended"):
         cache.check_integrity([])
 
@@ -125,35 +125,35 @@ class EncoderMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def allocate(self, data):
-        one = data.draw(st.sampled_from(self.requests))
-        index = data.draw(st.integers(0, len(one.encoder_inputs) - 1))
-        item = one.encoder_inputs[index]
+        first = data.draw(st.sampled_from(self.requests))
+        index = data.draw(st.integers(0, len(first.encoder_inputs) - 1))
+        item = first.encoder_inputs[index]
         used = {name for _, _, name in self.held} | {item.content_hash}
         fits = sum(SIZES[name] for name in used) <= CAPACITY
         assert self.cache.can_allocate([item]) == fits
         if not fits:
             with pytest.raises(LookupError):
-                self.cache.allocate(one, index)
+                self.cache.allocate(first, index)
             return
-        computes = self.cache.allocate(one, index)
+        computes = self.cache.allocate(first, index)
         self.on_worker -= set(self.cache.take_evicted())
         assert computes == (item.content_hash not in self.on_worker)
         self.on_worker.add(item.content_hash)
-        self.held.add((one.request_id, index, item.content_hash))
+        self.held.add((first.request_id, index, item.content_hash))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def free_input(self, data):
         name, index, content = data.draw(st.sampled_from(sorted(self.held)))
         self.held.remove((name, index, content))
-        (one,) = (made for made in self.requests if made.request_id == name)
-        self.cache.free_input(one, index)
+        (item,) = (made for made in self.requests if made.request_id == name)
+        self.cache.free_input(item, index)
 
     @rule(data=st.data())
     def free(self, data):
-        one = data.draw(st.sampled_from(self.requests))
-        self.held = {entry for entry in self.held if entry[0] != one.request_id}
-        self.cache.free(one)
+        first = data.draw(st.sampled_from(self.requests))
+        self.held = {entry for entry in self.held if entry[0] != first.request_id}
+        self.cache.free(first)
 
     @rule()
     def reset(self):

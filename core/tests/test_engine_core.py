@@ -191,12 +191,12 @@ def test_the_core_checks_parameters_that_bypassed_validation(make, name, value):
 def test_a_failed_step_ends_the_engine_core_and_the_error_names_its_requests(make, depth, where):
     core, _ = make(depth, breaks=1, where=where)
     core.add_request(request("a", [SECRET] * 5))
-    with pytest.raises(EngineDeadError, match="the chip melted") as death:
+    with pytest.raises(EngineDeadError, match="the chip melted") as ended:
         run(core)
-    assert "step 1: 1 runs, 1 tokens" in death.value.digest
-    assert "row 0: positions 5..5" in death.value.digest
-    assert str(SECRET) not in str(death.value)  # the message has no part of the prompt
-    assert isinstance(death.value.__cause__, RuntimeError)
+    assert "step 1: 1 runs, 1 tokens" in ended.value.digest
+    assert "row 0: positions 5..5" in ended.value.digest
+    assert str(SECRET) not in str(ended.value)  # the message has no part of the prompt
+    assert isinstance(ended.value.__cause__, RuntimeError)
     calls = (
         core.step,
         core.step_with_batch_queue,

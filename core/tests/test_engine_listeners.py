@@ -50,7 +50,7 @@ def make(request, tmp_path):
     made = []
 
     def build(**options):
-        given = SMALL_ENGINE | {
+        arguments = SMALL_ENGINE | {
             "platform": FakePlatform,
             "worker_cls": Worker,
             "executor_backend": "uniproc",
@@ -59,7 +59,7 @@ def make(request, tmp_path):
             "async_scheduling": request.param,
         }
         model = write_fake_config(tmp_path, vocab_size=300)
-        made.append(LLM(model, **(given | options)))
+        made.append(LLM(model, **(arguments | options)))
         return made[-1]
 
     yield build
@@ -68,21 +68,21 @@ def make(request, tmp_path):
 
 
 def notified(cls=RecordingHooks):
-    (one,) = Kept.made[cls]
-    return [name for name, _ in one.calls], one
+    (listener,) = Kept.made[cls]
+    return [name for name, _ in listener.calls], listener
 
 
 def test_hooks_are_notified_of_all_engine_events(make):
     with make(hooks=[RecordingHooks]) as llm:
-        names, one = notified()
+        names, listener = notified()
         assert names == ["on_engine_start"]
-        assert one.calls[0][1] is llm.llm_engine.config  # the resolved configuration
+        assert listener.calls[0][1] is llm.llm_engine.config  # the resolved configuration
         (output,) = llm.generate("say", GREEDY)
     llm.shutdown()
-    names, one = notified()
+    names, listener = notified()
     assert names[0] == "on_engine_start" and names[-1] == "on_engine_stop"
     assert names.count("on_engine_stop") == 1
-    steps = [message for name, message in one.calls if name == "on_step"]
+    steps = [message for name, message in listener.calls if name == "on_step"]
     assert sum(step.num_new_tokens for step in steps) == len(output.outputs[0].token_ids) == 6
     assert sum(step.num_finished for step in steps) == 1
     assert not any(step.num_failed for step in steps)
@@ -109,13 +109,13 @@ def test_an_engine_without_listeners_makes_no_extra_calls(make):
 def test_stat_loggers_are_notified_of_each_step_and_are_closed(make):
     with make(stat_loggers=[Logged]) as llm:
         llm.generate(["one", "another"], GREEDY)
-        (one,) = Kept.made[Logged]
-        assert one.context.start_ns <= one.steps[0].now_ns
-        assert sum(step.num_new_tokens for step in one.steps) == 12
-        ids = [step.scheduler.step_id for step in one.steps]
+        (listener,) = Kept.made[Logged]
+        assert listener.context.start_ns <= listener.steps[0].now_ns
+        assert sum(step.num_new_tokens for step in listener.steps) == 12
+        ids = [step.scheduler.step_id for step in listener.steps]
         assert ids == list(range(len(ids)))
-        assert not one.num_closed
-    assert one.num_closed == 1
+        assert not listener.num_closed
+    assert listener.num_closed == 1
 
 
 def counts(stats):
@@ -124,12 +124,12 @@ def counts(stats):
 
 def test_statistics_are_current_when_no_request_runs(make):
     with make(stat_loggers=[Logged]) as llm:
-        engine, (one,) = llm.llm_engine, Kept.made[Logged]
+        engine, (listener,) = llm.llm_engine, Kept.made[Logged]
         long = SamplingParams(max_tokens=30, ignore_eos=True)
 
         def check(*counts_expected):
             assert counts(engine.last_stats)[: len(counts_expected)] == counts_expected
-            assert one.steps[-1].scheduler == engine.last_stats
+            assert listener.steps[-1].scheduler == engine.last_stats
 
         for name in "abc":
             engine.add_request(name, "say", long)
@@ -161,16 +161,16 @@ def test_statistics_are_current_when_no_request_runs(make):
 
 def test_a_step_sent_in_several_messages_is_recorded_once(make):
     with make(stat_loggers=[Logged]) as llm:
-        listeners, (one,) = llm.llm_engine._listeners, Kept.made[Logged]
+        listeners, (listener,) = llm.llm_engine._listeners, Kept.made[Logged]
         llm.generate("say", GREEDY)
-        stats, num_steps = llm.llm_engine.last_stats, len(one.steps)
+        stats, num_steps = llm.llm_engine.last_stats, len(listener.steps)
         ending = Finished(request_id="a", reason=FinishReason.LENGTH)
         listeners.notify(EngineCoreOutputs(token_ids=array("i", [1, 2])))
         listeners.notify(EngineCoreOutputs(token_ids=array("i", [3]), finished=(ending,)))
-        assert len(one.steps) == num_steps
+        assert len(listener.steps) == num_steps
         listeners.notify(EngineCoreOutputs(stats=stats))
-        assert len(one.steps) == num_steps + 1
-        assert (one.steps[-1].num_new_tokens, one.steps[-1].num_finished) == (3, 1)
+        assert len(listener.steps) == num_steps + 1
+        assert (listener.steps[-1].num_new_tokens, listener.steps[-1].num_finished) == (3, 1)
 
 
 def test_tokens_do_not_depend_on_listeners(make):
@@ -216,11 +216,11 @@ def test_rejected_and_failed_requests_are_reported_to_listeners(make, monkeypatc
         update = core.scheduler.update_from_output
 
         def fail(plan, output):
-            given = update(plan, output)
-            for ending in given.finished:
+            outputs = update(plan, output)
+            for ending in outputs.finished:
                 object.__setattr__(ending, "reason", FinishReason.ERROR)
                 object.__setattr__(ending, "message", "lost its cache")
-            return given
+            return outputs
 
         monkeypatch.setattr(core.scheduler, "update_from_output", fail)
         (output,) = llm.generate("say", GREEDY)

@@ -170,8 +170,8 @@ def states(explanation):
 
 
 def reasons(explanation, name):
-    (found,) = [verdict for verdict in explanation.verdicts if verdict.name == name]
-    return "; ".join((found.standing, *found.reasons))
+    (actual,) = [verdict for verdict in explanation.verdicts if verdict.name == name]
+    return "; ".join((actual.standing, *actual.reasons))
 
 
 # --- random plugins -----------------------------------------------------------------------------
@@ -182,8 +182,8 @@ def random_world(world, rng):
     names = set()
     kind = rng.choice(["platform", "platform", "platform", "attention", "attention", *CLASSES])
     for number in range(rng.randint(1, 4)):
-        ours = rng.random() < 0.7
-        distribution = f"{'dovetail-' if ours else ''}d{number}"
+        own = rng.random() < 0.7
+        distribution = f"{'dovetail-' if own else ''}d{number}"
         plugins, manifest = {}, []
         for _ in range(rng.randint(1, 5)):
             # Most names are distinct, because a name of two plugins is ambiguous.
@@ -242,8 +242,8 @@ def selected(registry, kind, criteria):
         if kind == "attention":
             return choose_attention(registry, criteria.platform, reference, ASK)
         if kind in ("scheduler", "policy"):
-            found = choose_scheduler(registry, reference)
-            return found[kind == "policy"]
+            resolution = choose_scheduler(registry, reference)
+            return resolution[kind == "policy"]
         return choose(registry, criteria.platform, kind, reference)
     except PluginError as error:
         return str(error)

@@ -119,12 +119,12 @@ def test_a_third_party_plugin_cannot_take_a_first_party_name_and_is_reported(mem
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "'fair' of dovetail-a is used; acme 1.0 has" in warning and "'fair@acme'" in warning
     assert registry.warnings == (warning,)
-    found = [
+    actual = [
         check_registration
         for check_registration in check_registrations(registry)
         if check_registration.subject == "names"
     ]
-    assert [item.verdict for item in found] == [WARNING] and "acme" in found[0].text
+    assert [item.verdict for item in actual] == [WARNING] and "acme" in actual[0].text
     denying = members.registry(policy=PluginPolicy(deny=("*:*@acme",)))
     assert denying.warnings == ()
 
@@ -177,10 +177,10 @@ def two_sites(plugin_site, tmp_path):
 def test_a_package_that_copies_the_name_of_a_member_does_not_replace_it(two_sites):
     before, site = two_sites
     before.add("Dovetail_A", {"policy": {"evil": "evil_pkg:Evil"}, "platform": {"evil": "x:Y"}})
-    found = discover_in(before.path, site.path)
-    assert [item.name for item in found.candidates["policy"]] == ["fair"]
-    assert not found.candidates["platform"]
-    (warning,) = found.warnings
+    discovered = discover_in(before.path, site.path)
+    assert [item.name for item in discovered.candidates["policy"]] == ["fair"]
+    assert not discovered.candidates["platform"]
+    (warning,) = discovered.warnings
     assert warning.startswith("Dovetail_A 1.0 in ") and "is not used: dovetail-a 1.0" in warning
 
 
@@ -197,9 +197,9 @@ def test_a_distribution_found_twice_is_listed_once(two_sites, version, num_warni
     before, site = two_sites
     entries = {"policy": {"fair": ".parts:Fair"}}
     before.add("dovetail-a", entries, version=version, parts=PARTS)
-    found = discover_in(before.path, site.path)
-    assert [item.version for item in found.candidates["policy"]] == [version]
-    assert len(found.warnings) == num_warnings
+    discovered = discover_in(before.path, site.path)
+    assert [item.version for item in discovered.candidates["policy"]] == [version]
+    assert len(discovered.warnings) == num_warnings
 
 
 # --- model sources and commands ----------------------------------------------------------
@@ -222,6 +222,9 @@ def test_a_third_party_model_source_cannot_take_a_first_party_name(plugin_site):
 def test_a_third_party_command_cannot_take_a_first_party_name(plugin_site, words):
     plugin_site.add("dovetail-a", {"command": {"zoo.feed": ":feed"}}, init="def feed(): ...\n")
     plugin_site.add("acme", {"command": {words: ":feed", "ark": ":feed"}}, init=CANARY)
-    found = find_commands((), distributions(path=[str(plugin_site.path)]))
-    assert [item.plugin.reference for item in found.usable] == ["ark@acme", "zoo.feed@dovetail-a"]
-    assert [item.plugin.reference for item, _ in found.set_aside] == [f"{words}@acme"]
+    commands = find_commands((), distributions(path=[str(plugin_site.path)]))
+    assert [item.plugin.reference for item in commands.usable] == [
+        "ark@acme",
+        "zoo.feed@dovetail-a",
+    ]
+    assert [item.plugin.reference for item, _ in commands.set_aside] == [f"{words}@acme"]

@@ -226,7 +226,7 @@ class Iterates(tuple):
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         5,
         None,
@@ -241,8 +241,8 @@ class Iterates(tuple):
     ],
     ids=range(10),
 )
-def test_the_preferences_of_a_platform_must_be_a_tuple_of_names(answer):
-    cls = type("Odd", (load_fake("platform"),), {"prefer": lambda self, kind: answer})
+def test_the_preferences_of_a_platform_must_be_a_tuple_of_names(response):
+    cls = type("Odd", (load_fake("platform"),), {"prefer": lambda self, kind: response})
     with pytest.raises(ContractError, match="prefer"):
         preferred_names(cls(), "worker")
 

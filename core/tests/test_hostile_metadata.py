@@ -112,10 +112,10 @@ def test_the_first_of_two_names_in_a_metadata_file_is_used(site):
     (site / "odd_mine-1.0.dist-info/METADATA").write_text(
         "Name: odd-mine\nName: dovetail-sched-fcfs\nVersion: 1\nVersion: \x1b[2J\n"
     )
-    (mine,) = [
+    (own,) = [
         candidate for candidate in PluginRegistry().candidates("policy") if candidate.name == "mine"
     ]
-    assert (mine.distribution, mine.version, mine.first_party) == ("odd-mine", "1", False)
+    assert (own.distribution, own.version, own.first_party) == ("odd-mine", "1", False)
 
 
 @pytest.mark.parametrize(

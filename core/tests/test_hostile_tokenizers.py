@@ -34,8 +34,8 @@ def split(regex):
     return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
 
 
-def sequence(place, parts):
-    return {"type": "Sequence", place: parts}
+def sequence(index, parts):
+    return {"type": "Sequence", index: parts}
 
 
 def template(single, tokens=None):

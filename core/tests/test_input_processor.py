@@ -23,8 +23,8 @@ def processor(tokenizer=True, **changes):
     )
 
 
-def one(prompt, tokenizer=True, facts=None, **options):
-    (request,) = processor(tokenizer, **(facts or {})).process(
+def one(prompt, tokenizer=True, info=None, **options):
+    (request,) = processor(tokenizer, **(info or {})).process(
         "r", prompt, SamplingParams(**options)
     )
     return request
@@ -133,8 +133,8 @@ class MostlySpecial(ByteTokenizer):
 
 
 def test_bad_words_outside_of_a_small_vocabulary_are_rejected(caplog):
-    facts = replace(FACTS, vocab_size=100)
-    small = InputProcessor(facts, tokenizer=MostlySpecial(), clock=ManualClock(77))
+    info = replace(FACTS, vocab_size=100)
+    small = InputProcessor(info, tokenizer=MostlySpecial(), clock=ManualClock(77))
     assert "ids up to 258" in caplog.text
     with pytest.raises(RequestError, match="120") as refusal:
         small.process("r", [1], SamplingParams(bad_words=["x"]))
@@ -189,8 +189,8 @@ def test_the_first_completion_uses_the_given_seed_and_the_others_use_derived_see
     assert seeds(2**64 - 2)[0] == 2**64 - 2 and seeds(-1)[0] == 2**64 - 1
     assert seeds(7) == seeds(7) and seeds(7)[:2] == seeds(7, n=2)
     # Requests with different seeds never share a derived seed.
-    found = [seed for user_seed in range(100) for seed in seeds(user_seed, n=10)]
-    assert len(set(found)) == 1000
+    actual = [seed for user_seed in range(100) for seed in seeds(user_seed, n=10)]
+    assert len(set(actual)) == 1000
 
 
 def test_derived_seeds_differ_and_are_repeatable():

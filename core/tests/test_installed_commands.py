@@ -33,13 +33,13 @@ def find(site, *built_in):
 
 
 def test_commands_are_found_with_their_help_lines(zoo):
-    found = find(zoo, "plugins list")
-    assert [(item.words, item.help) for item in found.usable] == [
+    commands = find(zoo, "plugins list")
+    assert [(item.words, item.help) for item in commands.usable] == [
         ("zoo feed", "Feed an animal."),
         ("zoo free-all", "A command of acme-zoo."),
     ]
-    assert found.usable[0].plugin.target == "acme_zoo.feeding:feed"
-    assert not found.set_aside and "acme_zoo" not in sys.modules
+    assert commands.usable[0].plugin.target == "acme_zoo.feeding:feed"
+    assert not commands.set_aside and "acme_zoo" not in sys.modules
 
 
 def test_only_the_selected_command_is_imported_and_run(zoo, capsys):
@@ -91,38 +91,40 @@ def test_plugins_list_shows_commands_as_a_plugin_kind(zoo, capsys):
 )
 def test_an_invalid_command_name_is_skipped_with_the_reason(name, reason, zoo):
     zoo.add("odd-one", {"command": {name: ":run"}}, init="def run():\n    return 9\n")
-    found = find(zoo, "generate", "plugins list")
-    aside = {item.plugin.name: why for item, why in found.set_aside}
+    commands = find(zoo, "generate", "plugins list")
+    aside = {item.plugin.name: why for item, why in commands.set_aside}
     assert reason in aside[name]
-    assert name not in [item.plugin.name for item in found.usable]
+    assert name not in [item.plugin.name for item in commands.usable]
 
 
 def test_a_command_name_may_be_a_prefix_of_another_command_name(zoo):
     zoo.add("near-one", {"command": {"gen": ":run", "zoo.feed-two": ":run"}})
-    found = find(zoo, "generate")
-    assert {"gen", "zoo feed", "zoo feed-two"} <= {item.words for item in found.usable}
+    commands = find(zoo, "generate")
+    assert {"gen", "zoo feed", "zoo feed-two"} <= {item.words for item in commands.usable}
 
 
 def test_a_command_name_of_two_distributions_is_ambiguous(zoo):
     zoo.add("other-zoo", {"command": {"zoo.feed": ":feed"}})
-    found = find(zoo)
-    assert [item.words for item in found.usable] == ["zoo free-all"]
-    assert len(found.set_aside) == 2
-    assert all("acme-zoo, other-zoo" in reason for _, reason in found.set_aside)
+    commands = find(zoo)
+    assert [item.words for item in commands.usable] == ["zoo free-all"]
+    assert len(commands.set_aside) == 2
+    assert all("acme-zoo, other-zoo" in reason for _, reason in commands.set_aside)
 
 
 def test_a_core_command_takes_precedence_and_doctor_reports_the_conflict(zoo, capsys):
     zoo.add("thief", {"command": {"plugins.list": ":run", "x.y": "no_function"}}, init=BOMB)
     assert main(["plugins", "list", "policy"]) == 0
     assert "thief" not in sys.modules
-    found = {
+    by_name = {
         check_registration.subject: check_registration
         for check_registration in check_registrations(PluginRegistry())
     }
-    finding = found["command:plugins.list@thief"]
+    finding = by_name["command:plugins.list@thief"]
     assert finding.verdict == WARNING and "takes precedence" in finding.text and finding.remedy
-    assert "does not name a function" in found["command:x.y@thief"].text
-    assert not [item for item in found.values() if item.verdict == BROKEN and "zoo" in item.subject]
+    assert "does not name a function" in by_name["command:x.y@thief"].text
+    assert not [
+        item for item in by_name.values() if item.verdict == BROKEN and "zoo" in item.subject
+    ]
 
 
 def test_core_commands_do_not_search_for_plugin_commands():

@@ -28,7 +28,7 @@ def test_all_below_rejects_negative_values_and_values_from_the_limit_on(num, lim
     fine = array("i", [source.choice([0, limit - 1, limit // 2]) for _ in range(num)])
     assert all_below(fine, limit)
     for wrong in {-1, -(2**31), limit, 2**31 - 1} - {2**31}:
-        for place in {0, num // 2, num - 1} if num and not 0 <= wrong < limit else ():
+        for index in {0, num // 2, num - 1} if num and not 0 <= wrong < limit else ():
             changed = fine[:]
-            changed[place] = wrong
-            assert not all_below(changed, limit), (wrong, place)
+            changed[index] = wrong
+            assert not all_below(changed, limit), (wrong, index)

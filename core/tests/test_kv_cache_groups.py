@@ -59,67 +59,67 @@ def run_and_free(cache, tokens):
 
 def test_groups_allocate_from_one_pool_and_never_share_a_block():
     cache = manager(full(), full(8))
-    one = admitted(cache, range(9))
-    first, second = one.blocks
+    first_request = admitted(cache, range(9))
+    first, second = first_request.blocks
     assert len(first) == len(second) == 3 and not set(first) & set(second)
     assert cache.num_free_blocks == 34
-    grown = cache.grow(one, 13)
+    grown = cache.grow(first_request, 13)
     assert grown == [first[3:], second[3:]] and all(map(len, grown))
-    cache.check_integrity([one])
-    cache.free(one, last_step=-1)
+    cache.check_integrity([first_request])
+    cache.free(first_request, last_step=-1)
     assert cache.num_free_blocks == 40
 
 
 def test_a_request_that_cannot_grow_in_all_groups_grows_in_none():
     cache = manager(full(), full(8), num_blocks=7)
-    one = admitted(cache, range(9))
-    assert cache.grow(one, 13) is None
-    assert [len(table) for table in one.blocks] == [3, 3] and one.capacity == 12
-    cache.check_integrity([one])
+    first = admitted(cache, range(9))
+    assert cache.grow(first, 13) is None
+    assert [len(table) for table in first.blocks] == [3, 3] and first.capacity == 12
+    cache.check_integrity([first])
 
 
 def test_freeing_blocks_outside_of_a_sliding_window_does_not_move_other_blocks():
     cache = manager(full(6))
-    one = admitted(cache, range(16))
-    blocks = list(one.blocks[0])
-    one.num_computed_tokens = 13  # the next token attends to positions 8 to 13
-    cache.advance(one)
-    assert one.blocks == [[0, 0, *blocks[2:]]]
+    first = admitted(cache, range(16))
+    blocks = list(first.blocks[0])
+    first.num_computed_tokens = 13  # the next token attends to positions 8 to 13
+    cache.advance(first)
+    assert first.blocks == [[0, 0, *blocks[2:]]]
     assert cache.num_free_blocks == 38
-    cache.advance(one)
-    cache.check_integrity([one])
+    cache.advance(first)
+    cache.check_integrity([first])
     assert cache.lookup(request(range(9))).num_tokens == 8  # the freed blocks are still cached
 
 
 def test_draft_tokens_do_not_free_blocks_of_a_window():
     cache = manager(full(2))
-    one = admitted(cache, range(8))
-    assert cache.grow(one, 16) is not None
-    one.num_computed_tokens = 16  # includes 8 draft tokens
-    cache.advance(one)
-    assert one.num_dropped_blocks == [1]
-    cache.check_integrity([one])
+    first = admitted(cache, range(8))
+    assert cache.grow(first, 16) is not None
+    first.num_computed_tokens = 16  # includes 8 draft tokens
+    cache.advance(first)
+    assert first.num_dropped_blocks == [1]
+    cache.check_integrity([first])
 
 
 def test_an_allocation_first_frees_blocks_outside_of_the_window():
     cache = manager(full(4), num_blocks=3, max_step_tokens=4)
-    one = request(range(100))
+    first = request(range(100))
     assert cache.max_tokens > 100
-    assert cache.admit(one, cache.lookup(one), 4)
+    assert cache.admit(first, cache.lookup(first), 4)
     for start in range(4, 100, 4):
-        one.num_computed_tokens = start
-        assert cache.grow(one, start + 4) is not None
-        cache.check_integrity([one])
+        first.num_computed_tokens = start
+        assert cache.grow(first, start + 4) is not None
+        cache.check_integrity([first])
 
 
 def test_a_request_of_a_state_space_model_has_one_block_and_no_prefix_hits():
     cache = manager(STATE)
-    one = computed(cache, range(30))
-    assert [len(table) for table in one.blocks] == [1]
-    assert cache.grow(one, 200) == [[]] and one.capacity == 200
-    cache.check_integrity([one])
+    first = computed(cache, range(30))
+    assert [len(table) for table in first.blocks] == [1]
+    assert cache.grow(first, 200) == [[]] and first.capacity == 200
+    cache.check_integrity([first])
     assert cache.lookup(request(range(30))).num_tokens == 0
-    cache.free(one, last_step=-1)
+    cache.free(first, last_step=-1)
     assert cache.num_free_blocks == 40
 
 
@@ -133,11 +133,11 @@ def test_a_state_without_snapshots_prevents_all_prefix_hits():
 
 def test_state_snapshots_are_found_at_block_boundaries_only():
     cache = manager(SNAPSHOTS)
-    one = admitted(cache, range(11))
-    one.num_computed_tokens = 11
-    cache.advance(one)
-    assert one.num_dropped_blocks == [2]  # only the last block keeps the state
-    cache.check_integrity([one])
+    first = admitted(cache, range(11))
+    first.num_computed_tokens = 11
+    cache.advance(first)
+    assert first.num_dropped_blocks == [2]  # only the last block keeps the state
+    cache.check_integrity([first])
     hit = cache.lookup(request([*range(10), 99, 98]))
     assert hit.num_tokens == 8
     # the hit has only the last state of the prefix
@@ -155,9 +155,9 @@ def test_a_sliding_window_is_resumed_from_its_last_blocks_only():
 
 def test_the_common_prefix_is_the_longest_that_all_groups_can_resume():
     cache = manager(full(), full(4))
-    one = computed(cache, range(16))
-    tables = [list(table) for table in one.blocks]
-    cache.free(one, last_step=-1)
+    first = computed(cache, range(16))
+    tables = [list(table) for table in first.blocks]
+    cache.free(first, last_step=-1)
     pool = cache._pool
     key = pool._hashes[tables[1][3]]
     del pool._index[key]  # evicts the last block of the window
@@ -170,10 +170,10 @@ def test_the_common_prefix_is_the_longest_that_all_groups_can_resume():
 
 def test_blocks_are_freed_when_their_last_plan_has_been_executed():
     cache = manager(full(), num_blocks=4)
-    one, two = admitted(cache, range(8)), admitted(cache, range(50, 58), "s")
-    cache.free(one, last_step=5)
-    cache.free(two, last_step=4)
-    assert cache.num_free_blocks == 0 and one.blocks == []
+    first, second = admitted(cache, range(8)), admitted(cache, range(50, 58), "s")
+    cache.free(first, last_step=5)
+    cache.free(second, last_step=4)
+    assert cache.num_free_blocks == 0 and first.blocks == []
     cache.check_integrity([])
     cache.executed(3)
     assert cache.num_free_blocks == 0
@@ -182,79 +182,79 @@ def test_blocks_are_freed_when_their_last_plan_has_been_executed():
     cache.check_integrity([])
     cache.executed(5)
     assert cache.num_free_blocks == 4
-    three = admitted(cache, range(8), "t")
-    cache.free(three, last_step=5)  # step 5 is already executed
+    third = admitted(cache, range(8), "t")
+    cache.free(third, last_step=5)  # step 5 is already executed
     assert cache.num_free_blocks == 4
     assert cache.reset_prefix_cache()
 
 
 def test_blocks_that_a_plan_in_flight_uses_can_be_found_and_prevent_a_cache_reset():
     cache = manager(full())
-    one = computed(cache, range(8))
-    cache.free(one, last_step=2)
+    first = computed(cache, range(8))
+    cache.free(first, last_step=2)
     assert not cache.reset_prefix_cache()
-    two = admitted(cache, range(9))
-    assert two.num_committed_blocks == 2
+    second = admitted(cache, range(9))
+    assert second.num_committed_blocks == 2
     cache.executed(2)
-    cache.check_integrity([two])
+    cache.check_integrity([second])
 
 
 def test_reserved_blocks_are_allocated_at_admission():
     cache = manager(full(), num_blocks=6)
-    one = request(range(5))
-    assert not cache.admit(one, cache.lookup(one), 5, reserve=25)
-    assert cache.admit(one, cache.lookup(one), 5, reserve=24)
-    assert one.capacity == 24 and cache.num_free_blocks == 0
+    first = request(range(5))
+    assert not cache.admit(first, cache.lookup(first), 5, reserve=25)
+    assert cache.admit(first, cache.lookup(first), 5, reserve=24)
+    assert first.capacity == 24 and cache.num_free_blocks == 0
 
 
 def test_no_blocks_are_reserved_if_a_sliding_window_frees_blocks():
     cache = manager(full(4), num_blocks=6)
-    one = request(range(5))
-    assert cache.admit(one, cache.lookup(one), 5, reserve=200)
-    assert one.capacity == 8
+    first = request(range(5))
+    assert cache.admit(first, cache.lookup(first), 5, reserve=200)
+    assert first.capacity == 8
 
 
 @pytest.mark.parametrize(("num_tokens", "fits"), [(16, True), (17, False)])
 def test_blocks_of_leaving_requests_count_as_free(num_tokens, fits):
     cache = manager(full(), num_blocks=4)
-    one = admitted(cache, range(12))
+    first = admitted(cache, range(12))
     requested = request(range(50, 80), "s")
     hit = cache.lookup(requested)
     assert not cache.fits(requested, hit, 8)
-    assert cache.fits(requested, hit, num_tokens, leaving=[one]) == fits
+    assert cache.fits(requested, hit, num_tokens, leaving=[first]) == fits
     assert cache.num_free_blocks == 1
 
 
 def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     cache = manager(full(), num_blocks=4)
-    one = computed(cache, range(8))
-    two = admitted(cache, [*range(8), 8, 9], "s")  # this request shares two blocks and owns one
+    first = computed(cache, range(8))
+    second = admitted(cache, [*range(8), 8, 9], "s")  # this request shares two blocks and owns one
     requested = request(range(50, 80), "t")
     hit = cache.lookup(requested)
-    assert cache.fits(requested, hit, 8, leaving=[two])
-    assert not cache.fits(requested, hit, 9, leaving=[two])
-    assert not cache.fits(requested, hit, 8, leaving=[one])
-    assert cache.fits(requested, hit, 16, leaving=[one, two])
+    assert cache.fits(requested, hit, 8, leaving=[second])
+    assert not cache.fits(requested, hit, 9, leaving=[second])
+    assert not cache.fits(requested, hit, 8, leaving=[first])
+    assert cache.fits(requested, hit, 16, leaving=[first, second])
 
 
 def test_blocks_of_a_leaving_request_that_the_prefix_hit_uses_do_not_count_as_free():
     cache = manager(full(), num_blocks=4)
-    one = computed(cache, range(16))
+    first = computed(cache, range(16))
     requested = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")
     hit = cache.lookup(requested)
     assert hit.num_tokens == 8
-    assert cache.fits(requested, hit, 16, leaving=[one])
-    assert not cache.fits(requested, hit, 17, leaving=[one])
-    cache.free(one, last_step=-1)
+    assert cache.fits(requested, hit, 16, leaving=[first])
+    assert not cache.fits(requested, hit, 17, leaving=[first])
+    cache.free(first, last_step=-1)
     assert cache.admit(requested, cache.lookup(requested), 16)
 
 
 def test_pinned_blocks_are_kept_after_their_request():
     cache = manager(full(), num_blocks=4)
-    one = computed(cache, range(8))
-    blocks = list(one.blocks[0])
+    first = computed(cache, range(8))
+    blocks = list(first.blocks[0])
     cache.pin(blocks)
-    cache.free(one, last_step=-1)
+    cache.free(first, last_step=-1)
     assert cache.num_free_blocks == 2 and not cache.reset_prefix_cache()
     cache.check_integrity([])
     cache.unpin(blocks)
@@ -265,10 +265,10 @@ def test_pinned_blocks_are_kept_after_their_request():
 
 def test_the_integrity_check_finds_a_block_freed_too_early():
     cache = manager(full(6))
-    one = computed(cache, range(16))
-    cache.advance(one)
-    cache._pool.free([one.blocks[0][2]])
-    one.blocks[0][2] = 0
-    one.num_dropped_blocks[0] = 3
+    first = computed(cache, range(16))
+    cache.advance(first)
+    cache._pool.free([first.blocks[0][2]])
+    first.blocks[0][2] = 0
+    first.num_dropped_blocks[0] = 3
     with pytest.raises(AssertionError, match="freed although the request needs it"):
-        cache.check_integrity([one])
+        cache.check_integrity([first])

@@ -41,30 +41,30 @@ def served(cache, tokens, **changes):
 
 
 def test_a_request_gets_as_many_blocks_as_its_tokens_need():
-    cache, one = manager(), request(range(9))
+    cache, first = manager(), request(range(9))
     assert cache.max_tokens == 40
-    assert cache.admit(one, NOTHING, 9)
-    assert len(one.blocks[0]) == 3 and one.capacity == 12
+    assert cache.admit(first, NOTHING, 9)
+    assert len(first.blocks[0]) == 3 and first.capacity == 12
     assert cache.num_free_blocks == 7 and cache.usage == pytest.approx(0.3)
-    cache.check_integrity([one])
-    cache.free(one, last_step=-1)
-    assert one.blocks == [] and one.capacity == 0
+    cache.check_integrity([first])
+    cache.free(first, last_step=-1)
+    assert first.blocks == [] and first.capacity == 0
     cache.check_integrity([])
 
 
 def test_a_failed_allocation_allocates_no_block():
-    cache, one = manager(2), request(range(9))
-    assert not cache.admit(one, NOTHING, 9)
-    assert one.blocks == [] and cache.num_free_blocks == 2
+    cache, first = manager(2), request(range(9))
+    assert not cache.admit(first, NOTHING, 9)
+    assert first.blocks == [] and cache.num_free_blocks == 2
 
 
 def test_growing_a_request_allocates_all_new_blocks_or_none():
-    cache, one = manager(3), request(range(4))
-    cache.admit(one, NOTHING, 4)
-    assert cache.grow(one, 5) == [one.blocks[0][1:]] and one.capacity == 8
-    assert cache.grow(one, 13) is None
-    assert one.capacity == 8 and cache.num_free_blocks == 1
-    cache.check_integrity([one])
+    cache, first = manager(3), request(range(4))
+    cache.admit(first, NOTHING, 4)
+    assert cache.grow(first, 5) == [first.blocks[0][1:]] and first.capacity == 8
+    assert cache.grow(first, 13) is None
+    assert first.capacity == 8 and cache.num_free_blocks == 1
+    cache.check_integrity([first])
 
 
 @pytest.mark.parametrize(
@@ -114,68 +114,68 @@ def test_without_prefix_caching_no_block_is_cached():
 
 
 def test_a_cached_prefix_is_shared_while_its_first_request_runs():
-    cache, one, two = manager(), request(range(8)), request(range(9))
-    cache.admit(one, NOTHING, 8)
-    one.num_computed_tokens = 8
-    cache.commit(one)
-    assert cache.admit(two, cache.lookup(two), 9)
-    assert two.blocks[0][:2] == one.blocks[0]
+    cache, first, second = manager(), request(range(8)), request(range(9))
+    cache.admit(first, NOTHING, 8)
+    first.num_computed_tokens = 8
+    cache.commit(first)
+    assert cache.admit(second, cache.lookup(second), 9)
+    assert second.blocks[0][:2] == first.blocks[0]
     assert cache.num_free_blocks == 7
-    cache.check_integrity([one, two])
-    cache.free(one, last_step=-1)
-    cache.check_integrity([two])
+    cache.check_integrity([first, second])
+    cache.free(first, last_step=-1)
+    cache.check_integrity([second])
 
 
 def test_a_prefix_hit_in_free_blocks_reduces_the_number_of_free_blocks():
     cache = manager(3)
     served(cache, range(8))
-    one = request(range(13))  # needs two cached and two new blocks; one new block is free
-    assert not cache.admit(one, cache.lookup(one), 13)
-    assert cache.admit(one, cache.lookup(one), 12)
+    first = request(range(13))  # needs two cached and two new blocks; one new block is free
+    assert not cache.admit(first, cache.lookup(first), 13)
+    assert cache.admit(first, cache.lookup(first), 12)
     assert cache.num_free_blocks == 0
 
 
 def test_only_computed_tokens_with_known_values_are_committed():
-    cache, one = manager(), request(range(7))
-    cache.admit(one, NOTHING, 8)
-    one.num_computed_tokens = 8  # a plan in flight computes a token that is not known yet
-    cache.commit(one)
-    assert one.num_committed_blocks == 1
-    one.token_ids.append(7)
-    cache.commit(one)
-    assert one.num_committed_blocks == 2
+    cache, first = manager(), request(range(7))
+    cache.admit(first, NOTHING, 8)
+    first.num_computed_tokens = 8  # a plan in flight computes a token that is not known yet
+    cache.commit(first)
+    assert first.num_committed_blocks == 1
+    first.token_ids.append(7)
+    cache.commit(first)
+    assert first.num_committed_blocks == 2
     assert cache.lookup(request(range(9))).num_tokens == 8
 
 
 def test_prefix_cache_hits_and_queries_are_not_counted_again_after_a_preemption():
     cache = manager()
     served(cache, range(8))
-    one = request(range(10))
-    cache.admit(one, cache.lookup(one), 10)
+    first = request(range(10))
+    cache.admit(first, cache.lookup(first), 10)
     assert (cache.prefix_queries, cache.prefix_hits) == (18, 8)
-    cache.free(one, last_step=-1)
-    one.num_preemptions = 1
-    cache.admit(one, cache.lookup(one), 10)
+    cache.free(first, last_step=-1)
+    first.num_preemptions = 1
+    cache.admit(first, cache.lookup(first), 10)
     assert (cache.prefix_queries, cache.prefix_hits) == (18, 8)
 
 
 def test_a_prefix_cache_reset_is_refused_while_blocks_are_in_use():
-    cache, one = manager(), request(range(5))
+    cache, first = manager(), request(range(5))
     served(cache, range(8))
-    cache.admit(one, NOTHING, 5)
+    cache.admit(first, NOTHING, 5)
     assert not cache.reset_prefix_cache()
     assert cache.lookup(request(range(9))).num_tokens == 8
-    cache.free(one, last_step=-1)
+    cache.free(first, last_step=-1)
     assert cache.reset_prefix_cache()
     assert cache.lookup(request(range(9))).num_tokens == 0
 
 
 def test_the_integrity_check_finds_a_lost_block():
-    cache, one = manager(), request(range(5))
-    cache.admit(one, NOTHING, 5)
-    one.blocks[0].pop()
+    cache, first = manager(), request(range(5))
+    cache.admit(first, NOTHING, 5)
+    first.blocks[0].pop()
     with pytest.raises(AssertionError):
-        cache.check_integrity([one])
+        cache.check_integrity([first])
 
 
 def test_the_blocks_of_many_long_requests_are_freed_over_several_steps(drive, monkeypatch):

@@ -67,8 +67,8 @@ SALTS = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("abc", ""), 
 def test_salt_and_adapter_change_the_block_hash():
     roots = [root_hash(SIZE, salts) for salts in SALTS] + [root_hash(SIZE + 1, SALTS[0])]
     assert len(set(roots)) == len(roots)
-    found = [hashes(cache_salt=salt, lora_id=lora) for salt, lora in SALTS]
-    for item, other in combinations(found, 2):
+    actual = [hashes(cache_salt=salt, lora_id=lora) for salt, lora in SALTS]
+    for item, other in combinations(actual, 2):
         assert not set(item) & set(other)
 
 
@@ -96,8 +96,8 @@ def test_a_multimodal_input_changes_the_block_hashes_from_its_first_token_on(ite
 
 def test_the_hash_position_and_length_of_a_multimodal_input_change_the_block_hash():
     items = [image(4, 3), image(5, 3), image(4, 2), image(4, 3, b"dog"), image(4, 3, b"ca")]
-    found = {hashes(encoder_inputs=(item,))[1] for item in items}
-    assert len(found) == len(items)
+    by_name = {hashes(encoder_inputs=(item,))[1] for item in items}
+    assert len(by_name) == len(items)
 
 
 def test_a_multimodal_input_after_a_block_does_not_change_the_hash_of_the_block():
@@ -107,9 +107,9 @@ def test_a_multimodal_input_after_a_block_does_not_change_the_hash_of_the_block(
 
 
 def test_names_of_adjacent_multimodal_inputs_are_hashed_unambiguously():
-    one = content_key((image(0, 1, b"ab"), image(1, 1, b"c")), 0, 4)
+    first = content_key((image(0, 1, b"ab"), image(1, 1, b"c")), 0, 4)
     other = content_key((image(0, 1, b"a"), image(1, 1, b"bc")), 0, 4)
-    assert one != other
+    assert first != other
 
 
 def test_the_inputs_of_a_block_hash_are_encoded_unambiguously():

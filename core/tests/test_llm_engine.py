@@ -128,9 +128,9 @@ def run(engine):
 
 
 def test_the_output_of_a_text_prompt_contains_text(engine):
-    one = engine()
-    one.add_request("a", "say", GREEDY)
-    *early, last = run(one)
+    llm_engine = engine()
+    llm_engine.add_request("a", "say", GREEDY)
+    *early, last = run(llm_engine)
     assert last.finished and last.prompt == "say"
     assert last.prompt_token_ids == [256, *b"say"]
     assert last.outputs[0].text == PIECE[:12]
@@ -138,15 +138,15 @@ def test_the_output_of_a_text_prompt_contains_text(engine):
     assert [out.outputs[0].text for out in early] == [PIECE[:n] for n in range(1, 12)]
     times = last.metrics
     assert 0 < times.arrival_ns <= times.admitted_ns <= times.first_token_ns <= times.finished_ns
-    one.add_request("b", "say", GREEDY, output_kind=RequestOutputKind.FINAL_ONLY)
-    assert [out.outputs[0].text for out in run(one)] == [PIECE[:12]]
+    llm_engine.add_request("b", "say", GREEDY, output_kind=RequestOutputKind.FINAL_ONLY)
+    assert [out.outputs[0].text for out in run(llm_engine)] == [PIECE[:12]]
 
 
 def test_joined_delta_outputs_equal_the_text_and_have_no_partial_characters(engine):
-    one = engine()
+    llm_engine = engine()
     long = SamplingParams(max_tokens=len(PIECE.encode()), temperature=0)
-    one.add_request("a", "say", long, output_kind=RequestOutputKind.DELTA)
-    outputs = run(one)
+    llm_engine.add_request("a", "say", long, output_kind=RequestOutputKind.DELTA)
+    outputs = run(llm_engine)
     pieces = [completion.text for out in outputs for completion in out.outputs]
     assert "".join(pieces) == PIECE and not any("\ufffd" in piece for piece in pieces)
     tokens = [
@@ -157,50 +157,50 @@ def test_joined_delta_outputs_equal_the_text_and_have_no_partial_characters(engi
 
 
 def test_a_stop_string_also_ends_the_request_in_the_engine_core(engine):
-    one = engine()
-    one.add_request("a", "say", SamplingParams(max_tokens=50, stop=["roads"], temperature=0))
-    last = run(one)[-1]
+    llm_engine = engine()
+    llm_engine.add_request("a", "say", SamplingParams(max_tokens=50, stop=["roads"], temperature=0))
+    last = run(llm_engine)[-1]
     assert last.outputs[0].text == "Two " and last.outputs[0].stop_reason == "roads"
     assert len(last.outputs[0].token_ids) == len("Two roads")
-    one.add_request("b", "say", GREEDY)
-    assert run(one)[-1].request_id == "b"
-    assert one.last_stats.num_running == 0
+    llm_engine.add_request("b", "say", GREEDY)
+    assert run(llm_engine)[-1].request_id == "b"
+    assert llm_engine.last_stats.num_running == 0
 
 
 def test_the_eos_token_ends_the_request_unless_ignored(engine):
     class Short(ByteTokenizer):
         EOS = ord("r")
 
-    one = engine(tokenizer_mode=Short)
-    one.add_request("a", "say", GREEDY)
-    one.add_request("b", "say", SamplingParams(max_tokens=6, ignore_eos=True))
-    last = {out.request_id: out.outputs[0] for out in run(one) if out.finished}
+    llm_engine = engine(tokenizer_mode=Short)
+    llm_engine.add_request("a", "say", GREEDY)
+    llm_engine.add_request("b", "say", SamplingParams(max_tokens=6, ignore_eos=True))
+    last = {out.request_id: out.outputs[0] for out in run(llm_engine) if out.finished}
     assert last["a"].text == "Two " and last["a"].finish_reason == "stop"
     assert last["a"].stop_reason is None
     assert last["b"].text == "Two ro"
 
 
 def test_an_aborted_request_returns_its_partial_output(engine):
-    one = engine()
-    one.add_request("a", "say", SamplingParams(max_tokens=40, temperature=0))
-    one.add_request("b", "say", GREEDY)
+    llm_engine = engine()
+    llm_engine.add_request("a", "say", SamplingParams(max_tokens=40, temperature=0))
+    llm_engine.add_request("b", "say", GREEDY)
     for _ in range(5):
-        one.step()
-    one.abort_request(["a", "unknown"])
-    assert one.has_unfinished_requests()
-    outputs = run(one)
+        llm_engine.step()
+    llm_engine.abort_request(["a", "unknown"])
+    assert llm_engine.has_unfinished_requests()
+    outputs = run(llm_engine)
     assert outputs[0].request_id == "a" and outputs[0].finished
     assert outputs[0].outputs[0].finish_reason == "abort"
     assert PIECE.startswith(outputs[0].outputs[0].text) and outputs[0].outputs[0].text
     assert outputs[-1].outputs[0].text == PIECE[:12]
-    one.abort_request("a")
-    assert not one.has_unfinished_requests()
+    llm_engine.abort_request("a")
+    assert not llm_engine.has_unfinished_requests()
 
 
 def test_several_completions_are_returned_in_one_output(engine):
-    one = engine()
-    one.add_request("a", "say", SamplingParams(n=3, max_tokens=4))
-    last = run(one)[-1]
+    llm_engine = engine()
+    llm_engine.add_request("a", "say", SamplingParams(n=3, max_tokens=4))
+    last = run(llm_engine)[-1]
     assert [completion.index for completion in last.outputs] == [0, 1, 2]
     assert {completion.text for completion in last.outputs} == {PIECE[:4]}
 
@@ -216,31 +216,31 @@ def test_several_completions_are_returned_in_one_output(engine):
     ],
 )
 def test_a_rejected_request_leaves_no_state(engine, prompt, params, parameter):
-    one = engine()
-    one.add_request("a", "say", GREEDY)
-    one.step()
+    llm_engine = engine()
+    llm_engine.add_request("a", "say", GREEDY)
+    llm_engine.step()
     with pytest.raises(RequestError) as refusal:
-        one.add_request("bad", prompt, params)
+        llm_engine.add_request("bad", prompt, params)
     assert refusal.value.parameter == parameter
-    one.add_request("bad", "say", GREEDY)  # the rejected id is not in use
-    done = {out.request_id: out.outputs[0].text for out in run(one) if out.finished}
+    llm_engine.add_request("bad", "say", GREEDY)  # the rejected id is not in use
+    done = {out.request_id: out.outputs[0].text for out in run(llm_engine) if out.finished}
     assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
 
 
 def test_an_unknown_output_kind_is_rejected(engine):
-    one = engine()
+    llm_engine = engine()
     with pytest.raises(RequestError, match=r"'delta'.*RequestOutputKind\.DELTA") as refusal:
-        one.add_request("a", "say", GREEDY, output_kind="delta")
+        llm_engine.add_request("a", "say", GREEDY, output_kind="delta")
     assert refusal.value.parameter == "output_kind"
-    assert not one.has_unfinished_requests()
+    assert not llm_engine.has_unfinished_requests()
 
 
 def test_a_request_id_in_use_is_rejected_and_the_first_request_continues(engine):
-    one = engine()
-    one.add_request("a", "say", GREEDY)
+    llm_engine = engine()
+    llm_engine.add_request("a", "say", GREEDY)
     with pytest.raises(RequestError, match="'a' is in use"):
-        one.add_request("a", "say")
-    assert run(one)[-1].outputs[0].text == PIECE[:12]
+        llm_engine.add_request("a", "say")
+    assert run(llm_engine)[-1].outputs[0].text == PIECE[:12]
 
 
 def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engine):
@@ -249,37 +249,39 @@ def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engin
             raise RequestError("not this one")
         Scheduler.add_request(self, request)
 
-    one = engine(scheduler_cls=type("RejectingScheduler", (Scheduler,), {"add_request": reject}))
+    llm_engine = engine(
+        scheduler_cls=type("RejectingScheduler", (Scheduler,), {"add_request": reject})
+    )
     with pytest.raises(RequestError, match="not this one"):
-        one.add_request("a", "say", SamplingParams(n=2))
-    assert not one.has_unfinished_requests() and not one.client.core.has_work()
+        llm_engine.add_request("a", "say", SamplingParams(n=2))
+    assert not llm_engine.has_unfinished_requests() and not llm_engine.client.core.has_work()
 
 
 def test_the_error_for_a_model_that_cannot_generate_lists_its_tasks(engine):
-    one = engine({"tasks": ["embed"]})
-    assert one.supported_tasks == ("embed",)
+    llm_engine = engine({"tasks": ["embed"]})
+    assert llm_engine.supported_tasks == ("embed",)
     with pytest.raises(UserError, match="FixedTextModel cannot generate; it supports: embed"):
-        one.add_request("a", "say")
+        llm_engine.add_request("a", "say")
 
 
 def test_without_a_tokenizer_prompts_and_outputs_are_token_ids(engine):
-    one = engine(skip_tokenizer_init=True)
-    one.add_request("a", [1, 2], GREEDY)
-    last = run(one)[-1]
+    llm_engine = engine(skip_tokenizer_init=True)
+    llm_engine.add_request("a", [1, 2], GREEDY)
+    last = run(llm_engine)[-1]
     assert bytes(last.outputs[0].token_ids) == PIECE.encode()[:12] and last.outputs[0].text == ""
     with pytest.raises(RequestError, match="has no tokenizer"):
-        one.add_request("b", "say")
+        llm_engine.add_request("b", "say")
 
 
 def test_an_engine_returns_statistics_and_worker_results(engine):
-    one = engine()
-    assert one.last_stats is None
-    one.add_request("a", "say it again and again", GREEDY)
-    run(one)
-    assert one.last_stats.num_waiting == 0 and one.last_stats.prefix_queries == 23
-    assert one.collective_rpc("where") == ["here"]
-    assert one.reset_prefix_cache()
-    assert one.step() == []
+    llm_engine = engine()
+    assert llm_engine.last_stats is None
+    llm_engine.add_request("a", "say it again and again", GREEDY)
+    run(llm_engine)
+    assert llm_engine.last_stats.num_waiting == 0 and llm_engine.last_stats.prefix_queries == 23
+    assert llm_engine.collective_rpc("where") == ["here"]
+    assert llm_engine.reset_prefix_cache()
+    assert llm_engine.step() == []
 
 
 # --- start and end ----------------------------------------------------------------------------
@@ -292,11 +294,11 @@ def test_the_cache_size_is_limited_to_the_memory_that_requests_can_use(engine):
 
 def test_a_small_cache_lowers_max_model_len_with_a_warning(engine, caplog):
     with caplog.at_level(logging.WARNING):
-        one = engine(num_gpu_blocks_override=4)
-    assert one.max_model_len == 16
+        llm_engine = engine(num_gpu_blocks_override=4)
+    assert llm_engine.max_model_len == 16
     assert "max_model_len is 16 instead of 64" in caplog.text
-    one.add_request("a", [1] * 10, SamplingParams(max_tokens=None))
-    assert len(run(one)[-1].outputs[0].token_ids) == 6
+    llm_engine.add_request("a", [1] * 10, SamplingParams(max_tokens=None))
+    assert len(run(llm_engine)[-1].outputs[0].token_ids) == 6
 
 
 def test_a_max_model_len_set_by_the_user_must_fit_into_the_cache(engine):
@@ -312,16 +314,16 @@ def test_a_failed_start_shuts_the_workers_down(engine):
 
 
 def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
-    one = engine()
-    one.add_request("a", "say", GREEDY)
-    one.step()
+    llm_engine = engine()
+    llm_engine.add_request("a", "say", GREEDY)
+    llm_engine.step()
     monkeypatch.setattr(FixedTextWorker.made[-1], "rows", None)
     with pytest.raises(EngineDeadError, match="step "):
-        run(one)
+        run(llm_engine)
     with pytest.raises(EngineDeadError, match="create a new one"):
-        one.step()
+        llm_engine.step()
     with pytest.raises(EngineDeadError):
-        one.add_request("b", "say")
+        llm_engine.add_request("b", "say")
 
 
 # --- LLM --------------------------------------------------------------------------------------
@@ -357,7 +359,7 @@ def test_a_rejected_prompt_can_be_returned_as_an_error_output(llm):
 
 @pytest.mark.parametrize("name", ["sampling_params", "priority"])
 def test_the_numbers_of_parameters_and_prompts_must_be_equal(llm, name):
-    given = {"sampling_params": [GREEDY, GREEDY], "priority": [1, 2]}[name]
+    kwargs = {"sampling_params": [GREEDY, GREEDY], "priority": [1, 2]}[name]
     with pytest.raises(RequestError, match=f"2 {name} were given for 1 prompts") as refusal:
-        llm.generate(["a"], **{name: given})
+        llm.generate(["a"], **{name: kwargs})
     assert refusal.value.parameter == name

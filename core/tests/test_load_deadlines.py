@@ -38,7 +38,7 @@ class Side:
     def take_instructions(self):
         return b""
 
-    def update(self, answer):
+    def update(self, response):
         return self.outcome
 
     def shutdown(self):

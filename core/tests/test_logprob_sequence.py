@@ -88,7 +88,7 @@ def test_millions_of_logprobs_are_stored_as_columns_until_they_are_read(kind, no
     """The request has 9,000 prompt tokens, 1,024 completions and 1,024 logprobs per token."""
     num = 1_025
     prompt = _columns(9_000, num)
-    one = _columns(1, num)
+    first = _columns(1, num)
     names = [f"r#{index}" for index in range(1_024)]
     params = SamplingParams(n=1, max_tokens=2, logprobs=1_024, prompt_logprobs=1_024)
     processor = OutputProcessor(None, clock=ManualClock(1))
@@ -106,7 +106,7 @@ def test_millions_of_logprobs_are_stored_as_columns_until_they_are_read(kind, no
         request_ids=names,
         num_new_tokens=array("i", [1]) * len(names),
         token_ids=array("i", [0]) * len(names),
-        logprobs=dict.fromkeys(names, one),
+        logprobs=dict.fromkeys(names, first),
         prompt_logprobs={names[0]: prompt},
     )
     num_objects, longest_ns = len(gc.get_objects()), 0

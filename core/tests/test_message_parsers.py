@@ -57,8 +57,8 @@ def test_a_call_in_the_reasoning_is_reasoning() -> None:
 
 def test_pieces_give_the_same_message_as_the_whole_text() -> None:
     whole = parser().finish(TEXT)
-    one = parser()
-    deltas = [one.feed(char) for char in TEXT] + [one.finish()]
+    message_parser = parser()
+    deltas = [message_parser.feed(char) for char in TEXT] + [message_parser.finish()]
     assert "".join(delta.content for delta in deltas) == whole.content
     assert "".join(delta.reasoning for delta in deltas) == whole.reasoning
     assert "".join(call.arguments for delta in deltas for call in delta.calls) == '{"a": 1}'
@@ -77,8 +77,13 @@ def test_a_message_for_the_next_request_has_openais_form() -> None:
 def test_a_parser_that_fails_leaves_the_rest_of_the_text_as_content(
     kinds: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = parser(**kinds)
-    deltas = [one.feed("Hel"), one.feed("lo "), one.feed("world"), one.finish("!")]
+    message_parser = parser(**kinds)
+    deltas = [
+        message_parser.feed("Hel"),
+        message_parser.feed("lo "),
+        message_parser.feed("world"),
+        message_parser.finish("!"),
+    ]
     assert "".join(delta.content for delta in deltas) == "Hello world!"
     assert len(caplog.records) == 1 and "parser failed" in caplog.text
 

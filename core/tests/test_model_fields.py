@@ -76,8 +76,8 @@ def test_fields_of_other_architectures_are_accepted():
 
 @pytest.mark.parametrize(("name", "value"), CASES)
 def test_the_error_for_an_invalid_config_value_names_the_field(name, value):
-    for config, place in (({name: value}, name), ({"text_config": {name: value}}, name)):
-        with pytest.raises(ModelError, match=rf"config\.json: (text_config\.)?{place} is "):
+    for config, index in (({name: value}, name), ({"text_config": {name: value}}, name)):
+        with pytest.raises(ModelError, match=rf"config\.json: (text_config\.)?{index} is "):
             check_model_fields(PLAIN | config)
 
 

@@ -143,8 +143,8 @@ def test_plugin_rules_apply_to_model_sources(site):
 
 
 def test_the_list_of_local_models_skips_sources_that_fail(site, caplog):
-    found = {model.name for _, model in local_models(PluginRegistry())}
-    assert "tiny-toy" in found and "demo" in found
+    by_name = {model.name for _, model in local_models(PluginRegistry())}
+    assert "tiny-toy" in by_name and "demo" in by_name
     assert "broken-toy" in caplog.text and "absent-toy" in caplog.text
 
 
@@ -169,9 +169,9 @@ def model_file(site, tmp_path):
 
 
 def test_the_file_ending_selects_the_model_format(model_file):
-    found = ModelDirectory.open(model_file, hf_overrides={"vocab_size": 300})
-    assert found.path == model_file
-    assert found.architecture == "FakeModel" and found.config["vocab_size"] == 300
+    actual = ModelDirectory.open(model_file, hf_overrides={"vocab_size": 300})
+    assert actual.path == model_file
+    assert actual.architecture == "FakeModel" and actual.config["vocab_size"] == 300
     config = EngineArgs(model_file).create_engine_config()
     assert config.model.defaults["load.load_format"] == "dummy"
     assert config.model.tokenizer_dir == model_file

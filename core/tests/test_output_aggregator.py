@@ -21,8 +21,8 @@ def output(kv_transfer=b"", tokens=(7,)):
 class Side(FakeSchedulerSide):
     """A fake connector: `b"1 2 -3"` means that transfers 1 and 2 ended and transfer 3 failed."""
 
-    def update(self, answer, rank=0):
-        ended = [int(number) for number in answer.split()]
+    def update(self, response, rank=0):
+        ended = [int(number) for number in response.split()]
         return KVOutcome(
             done=tuple(number for number in ended if number > 0),
             failed={-number: (-10 * number + rank,) for number in ended if number < 0},
@@ -35,8 +35,8 @@ def test_the_result_of_rank_0_is_returned_with_the_kv_transfers_of_all_ranks():
     message = []
 
     class RecordingSide(FakeSchedulerSide):
-        def update(self, answer, rank=0):
-            message.append((rank, answer))
+        def update(self, response, rank=0):
+            message.append((rank, response))
             return KVOutcome()
 
     RankedSide(RecordingSide(2), 2).update(whole.kv_transfer)
@@ -51,8 +51,10 @@ def test_without_kv_transfers_the_result_of_rank_0_is_returned_unchanged():
 def test_a_transfer_finishes_when_all_ranks_have_finished_it():
     side = RankedSide(Side(3), 3)
 
-    def step(*answers):
-        return side.update(aggregate_outputs([output(answer) for answer in answers]).kv_transfer)
+    def step(*results):
+        return side.update(
+            aggregate_outputs([output(response) for response in results]).kv_transfer
+        )
 
     assert step(b"1", b"1 2", b"") == KVOutcome()
     assert step(b"2", b"", b"1") == KVOutcome(done=(1,))

@@ -110,12 +110,16 @@ def test_all_output_kinds_agree_on_the_complete_output():
     for kind in RequestOutputKind:
         processor = ProcessorDriver()
         processor.add("r", kind, stop=["END"], prompt=[1, 2])
-        found = []
+        collected = []
         for byte in "né E ENE EN END more".encode():
             processed = processor.step({"r": [byte]})
-            found += [o.outputs[0] for o in processed.request_outputs]
-        texts[kind] = "".join(o.text for o in found) if kind is DELTA else found[-1].text
-        tokens = [t for o in found for t in o.token_ids] if kind is DELTA else found[-1].token_ids
+            collected += [o.outputs[0] for o in processed.request_outputs]
+        texts[kind] = "".join(o.text for o in collected) if kind is DELTA else collected[-1].text
+        tokens = (
+            [t for o in collected for t in o.token_ids]
+            if kind is DELTA
+            else collected[-1].token_ids
+        )
         assert bytes(tokens).decode() == "né E ENE EN END"
     assert set(texts.values()) == {"né E ENE EN "}
 
@@ -179,8 +183,8 @@ def test_logprobs_contain_one_mapping_per_token():
     processor = ProcessorDriver()
     processor.add("r", logprobs=2)
     best = [(98, -0.5), (97, -1.0)]
-    given = columns((97, -1.0, 2, best), (120, -3.0, 9, best))
-    (output,) = processor.step({"r": b"ax"}, logprobs={"r": given}).request_outputs
+    arguments = columns((97, -1.0, 2, best), (120, -3.0, 9, best))
+    (output,) = processor.step({"r": b"ax"}, logprobs={"r": arguments}).request_outputs
     first, second = output.outputs[0].logprobs
     assert list(first.items()) == [(97, Logprob(-1.0, 2, "a")), (98, Logprob(-0.5, 1, "b"))]
     assert second[120] == Logprob(-3.0, 9, "x")
@@ -194,8 +198,8 @@ def test_logprobs_match_the_returned_tokens_of_each_output_kind():
     (first,) = processor.step(
         {"r": b"a"}, logprobs={"r": columns((97, -1.0, 1, []))}
     ).request_outputs
-    given = columns(*[(token, -2.0, 1, []) for token in b"bcde"])
-    (last,) = processor.step({"r": b"bcde"}, logprobs={"r": given}).request_outputs
+    arguments = columns(*[(token, -2.0, 1, []) for token in b"bcde"])
+    (last,) = processor.step({"r": b"bcde"}, logprobs={"r": arguments}).request_outputs
     assert first.outputs[0].logprobs == [{97: Logprob(-1.0, 1, "a")}]
     assert [set(here) for here in last.outputs[0].logprobs] == [{98}, {99}]
     assert last.outputs[0].token_ids == [98, 99]
@@ -311,8 +315,8 @@ def test_outputs_have_no_text_without_a_tokenizer_or_with_detokenize_off():
         (ProcessorDriver(), {"detokenize": False}),
     ):
         processor.add("r", prompt=[1], logprobs=0, **options)
-        given = {"r": columns((97, -1.0, 1, []))}
-        (output,) = processor.step({"r": b"a"}, [("r", LENGTH)], logprobs=given).request_outputs
+        kwargs = {"r": columns((97, -1.0, 1, []))}
+        (output,) = processor.step({"r": b"a"}, [("r", LENGTH)], logprobs=kwargs).request_outputs
         assert (output.prompt, output.outputs[0].text) == (None, "")
         assert output.outputs[0].token_ids == [97]
         assert output.outputs[0].logprobs == [{97: Logprob(-1.0, 1, None)}]
@@ -367,8 +371,8 @@ def test_all_outputs_of_a_request_share_the_prompt_token_ids():
 def test_logprobs_contain_the_text_that_a_token_adds():
     processor = ProcessorDriver()
     processor.add("r", logprobs=1)
-    given = columns((0xC3, -1.0, 2, [(EOS, -0.5)]), (32, -1.0, 1, [(32, -1.0)]))
-    (output,) = processor.step({"r": b"\xc3 "}, logprobs={"r": given}).request_outputs
+    arguments = columns((0xC3, -1.0, 2, [(EOS, -0.5)]), (32, -1.0, 1, [(32, -1.0)]))
+    (output,) = processor.step({"r": b"\xc3 "}, logprobs={"r": arguments}).request_outputs
     first, second = output.outputs[0].logprobs
     assert [item.decoded_token for item in first.values()] == ["\ufffd", "<eos>"]
     assert [item.decoded_token for item in second.values()] == [" "]

@@ -58,11 +58,11 @@ def test_plan_columns_have_the_types_of_the_contract():
 
 
 def test_calling_run_many_gives_the_same_plan_as_calling_run():
-    one, many = StepBuilder(), StepBuilder()
+    first, many = StepBuilder(), StepBuilder()
     for row in range(5):
-        one.run(row, row * 2, 1, samples=row % 2 == 0)
+        first.run(row, row * 2, 1, samples=row % 2 == 0)
     many.run_many(range(5), range(0, 10, 2), [1] * 5, [1, 0, 1, 0, 1])
-    assert one.build() == many.build()
+    assert first.build() == many.build()
 
 
 def test_a_plan_keeps_the_blocks_of_each_group_in_order():

@@ -39,33 +39,33 @@ def start(tmp_path):
     return run
 
 
-def prefers(answer, kind="worker"):
-    return platform(prefer=lambda self, requested: answer if requested == kind else ())
+def prefers(response, kind="worker"):
+    return platform(prefer=lambda self, requested: response if requested == kind else ())
 
 
 WRONG = {
     "prefer raises": (platform(prefer=boom), PluginLoadError, "preferred worker plugins.*boom"),
     **{
-        f"prefer returns {answer!r}": (prefers(answer), ContractError, r"prefer\('worker'\)")
-        for answer in (None, "cpu", 5, {"cpu"}, (5,), [None], ("",), ("a b:c",))
+        f"prefer returns {response!r}": (prefers(response), ContractError, r"prefer\('worker'\)")
+        for response in (None, "cpu", 5, {"cpu"}, (5,), [None], ("",), ("a b:c",))
     },
     "capabilities raises": (platform(capabilities=boom), PluginLoadError, "capabilities.*boom"),
     **{
-        f"capabilities returns {answer!r}": (
-            platform(capabilities=lambda self, answer=answer: answer),
+        f"capabilities returns {response!r}": (
+            platform(capabilities=lambda self, response=response: response),
             ContractError,
             r"capabilities\(\); it must return a frozenset",
         )
-        for answer in (None, "x", ["x"], {1})
+        for response in (None, "x", ["x"], {1})
     },
     "problems raises": (platform(problems=boom), PluginLoadError, "problems.*boom"),
     **{
-        f"problems returns {answer!r}": (
-            platform(problems=lambda self, config, answer=answer: answer),
+        f"problems returns {response!r}": (
+            platform(problems=lambda self, config, response=response: response),
             ContractError,
             r"problems\(config\)",
         )
-        for answer in (None, "no", [1], 3)
+        for response in (None, "no", [1], 3)
     },
     "defaults returns nothing": (
         platform(defaults=lambda self, config: None),

@@ -156,6 +156,6 @@ def test_the_description_of_a_failure_contains_its_location():
     try:
         os.fspath(3)
     except TypeError as error:
-        place = f", in {__name__}:test_the_description_of_a_failure_contains_its_location"
-        assert describe_failure(error).endswith(place)
+        index = f", in {__name__}:test_the_description_of_a_failure_contains_its_location"
+        assert describe_failure(error).endswith(index)
     assert describe_failure(ValueError("one\ntwo")) == "ValueError: one"

@@ -99,8 +99,8 @@ def test_a_class_of_another_kind_is_refused() -> None:
     class Wrong(Policy):
         pass
 
-    found = problems("scheduler", Wrong)
-    assert found[0] == "it declares CONTRACT = 'policy', but is used as a scheduler"
+    reported = problems("scheduler", Wrong)
+    assert reported[0] == "it declares CONTRACT = 'policy', but is used as a scheduler"
 
 
 def test_all_contract_problems_are_reported_together() -> None:
@@ -119,9 +119,9 @@ def test_all_contract_problems_are_reported_together() -> None:
 
         shutdown = 3
 
-    found = problems("scheduler", Bad)
-    assert len(found) == 10
-    listed = "\n".join(found)
+    reported = problems("scheduler", Bad)
+    assert len(reported) == 10
+    listed = "\n".join(reported)
     assert "contract version 7.0" in listed
     assert "__init__: the method does not take 'context'" in listed
     assert "add_request: the method requires 'urgency', which no caller passes" in listed
@@ -136,10 +136,10 @@ def test_a_duck_typed_class_must_define_the_attributes_that_a_subclass_inherits(
     class Shortest:
         def rank(self, request: Any, view: Any) -> Any: ...
 
-    found = problems("policy", Shortest)
-    assert "method victim(self, running, view) is missing" in found
-    assert "attribute static_rank is missing" in found
-    assert not [problem for problem in found if "rank(" in problem]
+    reported = problems("policy", Shortest)
+    assert "method victim(self, running, view) is missing" in reported
+    assert "attribute static_rank is missing" in reported
+    assert not [problem for problem in reported if "rank(" in problem]
 
 
 def test_a_class_without_init_does_not_accept_the_context() -> None:
@@ -244,8 +244,8 @@ def test_a_signature_is_valid_if_it_accepts_every_call_of_the_contract(
 def test_a_signature_is_invalid_if_it_rejects_a_call_of_the_contract(
     changes: dict[str, Any], message: str
 ) -> None:
-    found = problems("executor", executor(**changes))
-    assert message in found[0]
+    reported = problems("executor", executor(**changes))
+    assert message in reported[0]
 
 
 class Words:

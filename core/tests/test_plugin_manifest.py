@@ -133,11 +133,11 @@ def test_a_manifest_belongs_to_its_distribution(plugin_site):
 def test_installed_manifests_agree_with_their_plugins():
     registry = PluginRegistry()
     registry.check_manifests()
-    found = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
-    ours = [item for item in found if item.first_party]
-    assert any(our.distribution == "dovetail-core" for our in ours)
+    candidates = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
+    own = [item for item in candidates if item.first_party]
+    assert any(our.distribution == "dovetail-core" for our in own)
     assert not [text for text in registry.set_aside if "dovetail-" in text]
-    for our in ours:
+    for our in own:
         about = registry.describe(our.kind, our.reference)
         if about.in_manifest:
             current = parse_version(contract_version(our.kind))

@@ -54,7 +54,7 @@ ENTRIES = {"policy": {"fair": ".parts:Fair"}, "scheduler": {"whole": ".parts:Who
 def acme(plugin_site):
     """Return a registry with a policy and the given options of this policy."""
     plugin_site.add("acme", ENTRIES, manifest=MANIFEST, parts=PARTS, model=MODEL)
-    return lambda **given: plugin_site.registry(options=given)
+    return lambda **arguments: plugin_site.registry(options=arguments)
 
 
 def refusal(registry, reference="fair", kind="policy", error=ConfigError):
@@ -64,8 +64,8 @@ def refusal(registry, reference="fair", kind="policy", error=ConfigError):
 
 
 def test_plugin_options_are_checked_filled_with_defaults_frozen_and_recorded(acme):
-    given = {"weight": 2, "tenants": ["a"]}
-    registry = acme(fair=given)
+    kwargs = {"weight": 2, "tenants": ["a"]}
+    registry = acme(fair=kwargs)
     fair = registry.load("policy", "fair")
     options = registry.options_of("policy", fair)
     assert options == {"weight": 2.0, "tenants": ("a",), "window_s": 60}

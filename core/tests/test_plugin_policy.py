@@ -99,14 +99,14 @@ def test_the_error_for_a_rule_with_an_unknown_kind_suggests_the_nearest_kind():
 
 
 def test_engine_options_set_the_plugin_rules(tmp_path):
-    given = {
+    kwargs = {
         "plugins_allow": ["policy:*@acme"],
         "plugins_deny": ("ops:*@*",),
         "no_plugins": True,
         "plugins_strict": True,
         "trust_local_code": True,
     }
-    config = EngineArgs(write_fake_config(tmp_path), **given).create_engine_config()
+    config = EngineArgs(write_fake_config(tmp_path), **kwargs).create_engine_config()
     assert PluginPolicy.of(config.plugins) == PluginPolicy(
         allow=("policy:*@acme",),
         deny=("ops:*@*",),

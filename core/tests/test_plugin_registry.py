@@ -82,9 +82,9 @@ def registry(site: Path) -> PluginRegistry:
 
 
 def fresh(site: Path, *, trust_local_code: bool = False) -> PluginRegistry:
-    found = distributions(path=[str(site)])
+    actual = distributions(path=[str(site)])
     policy = PluginPolicy(trust_local_code=trust_local_code)
-    return PluginRegistry(policy=policy, distributions=found)
+    return PluginRegistry(policy=policy, distributions=actual)
 
 
 def message(call: Callable[[], object], kind: type[DovetailError]) -> str:
@@ -133,8 +133,8 @@ def test_plugin_candidates_are_ordered_and_read_from_metadata_only(
     install("zeta", "[dovetail.policy]\na = zeta_mod:A\n", zeta_mod=boom)
     install("Alpha", "[dovetail.policy]\nz = alpha_mod:Z [extra]\nb=alpha_mod : B\n")
     install("dovetail-zz", "# note\n[dovetail.policy]\nq = zz:Q\n[dovetail.model]\nM = zz:M\n")
-    found = [(c.distribution, c.name, c.target) for c in registry.candidates("policy")]
-    assert found == [
+    candidates = [(c.distribution, c.name, c.target) for c in registry.candidates("policy")]
+    assert candidates == [
         ("dovetail-zz", "q", "zz:Q"),
         ("Alpha", "b", "alpha_mod:B"),
         ("Alpha", "z", "alpha_mod:Z"),
@@ -165,8 +165,8 @@ def test_a_distribution_that_is_on_the_path_twice_is_listed_once(
     second.mkdir(parents=True)
     (second / "METADATA").write_text("Name: some_dist\nVersion: 1\n")
     (second / "entry_points.txt").write_text("[dovetail.policy]\na = second:A\n")
-    found = distributions(path=[str(tmp_path), str(second.parent)])
-    assert PluginRegistry(distributions=found).resolve("policy", "a").version == "2"
+    actual = distributions(path=[str(tmp_path), str(second.parent)])
+    assert PluginRegistry(distributions=actual).resolve("policy", "a").version == "2"
 
 
 def test_the_error_for_an_unknown_kind_suggests_the_nearest_kind(registry: PluginRegistry) -> None:
@@ -381,9 +381,9 @@ def test_local_files_are_rejected_unless_allowed(site: Path, registry: PluginReg
     text = message(lambda: registry.load("policy", f"{path}:Mine"), PluginError)
     assert "--trust-local-code" in text
     trusting = fresh(site, trust_local_code=True)
-    mine, other = (trusting.load("policy", f"{path}:{name}") for name in ("Mine", "Other"))
-    assert mine.__module__ == other.__module__
-    assert sys.modules[mine.__module__].Mine is mine
+    own, other = (trusting.load("policy", f"{path}:{name}") for name in ("Mine", "Other"))
+    assert own.__module__ == other.__module__
+    assert sys.modules[own.__module__].Mine is own
     assert trusting.resolutions[0].target == f"{path}:Mine"
     path.write_text(POLICY.replace("Other", "Changed"))
     assert fresh(site, trust_local_code=True).load("policy", f"{path}:Changed")

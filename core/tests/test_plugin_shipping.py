@@ -54,14 +54,14 @@ def test_plugin_resolutions_contain_only_plain_data(shipped):
 
 
 def resolution(name="fair", **changes):
-    given = {"kind": "policy", "target": "a:B", "distribution": "acme", "version": "1.0"}
-    return Resolution(name=name, **(given | changes))
+    kwargs = {"kind": "policy", "target": "a:B", "distribution": "acme", "version": "1.0"}
+    return Resolution(name=name, **(kwargs | changes))
 
 
 def test_equal_resolutions_on_all_ranks_are_accepted():
-    one, two = resolution(notes=("slow",)), resolution("other")
-    assert compare_resolutions([[one, two], [two, resolution()]]) == []
-    assert compare_resolutions([]) == compare_resolutions([[one]]) == []
+    first, second = resolution(notes=("slow",)), resolution("other")
+    assert compare_resolutions([[first, second], [second, resolution()]]) == []
+    assert compare_resolutions([]) == compare_resolutions([[first]]) == []
 
 
 def test_the_error_for_different_plugins_on_ranks_names_the_ranks():
@@ -107,10 +107,10 @@ def adapt_oldest(cls):
     return Adapted
 
 
-def old(site, api, **given):
+def old(site, api, **arguments):
     manifest = f'[[plugin]]\nkind = "policy"\nname = "old"\napi = "{api}"\n'
     site.add("acme", {"policy": {"old": ".parts:Oldest"}}, manifest=manifest, parts=OLD)
-    return site.registry(**given)
+    return site.registry(**arguments)
 
 
 def test_a_plugin_of_an_earlier_contract_version_is_adapted(plugin_site):

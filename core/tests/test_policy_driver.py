@@ -36,13 +36,13 @@ class Scripted(Policy):
         if not self.scripts:
             yield from super().plan(view)
             return
-        script, answer = self.scripts.pop(0)(view), None
+        script, response = self.scripts.pop(0)(view), None
         while True:
             try:
-                answer = yield script.send(answer)
+                response = yield script.send(response)
             except StopIteration:
                 return
-            self.answers.append(answer)
+            self.answers.append(response)
 
 
 def by_name(requests):
@@ -97,9 +97,9 @@ def acting(*actions):
 
 def test_granted_actions_form_the_plan_in_order(steer):
     driver = steer(running="abc", waiting="de")
-    runs, answers = driver.plan_by(action(("c", Run), ("e", Run), ("a", Run)))
+    runs, grants = driver.plan_by(action(("c", Run), ("e", Run), ("a", Run)))
     assert list(runs.items()) == [("c", (4, 1)), ("e", (0, 4)), ("a", (4, 1))]
-    assert answers == [Grant(num_tokens=1), Grant(num_tokens=4), Grant(num_tokens=1)]
+    assert grants == [Grant(num_tokens=1), Grant(num_tokens=4), Grant(num_tokens=1)]
 
 
 def test_the_action_continue_covers_all_requests_that_are_neither_granted_nor_held(steer):
@@ -112,9 +112,9 @@ def test_the_action_continue_covers_all_requests_that_are_neither_granted_nor_he
         yield CONTINUE
         yield CONTINUE
 
-    runs, answers = driver.plan_by(script)
+    runs, grants = driver.plan_by(script)
     assert list(runs) == ["a", "c", "d"]  # running requests that decode are first in the plan
-    assert [answer.num_tokens for answer in answers] == [0, 1, 2, 0] and all(answers)
+    assert [response.num_tokens for response in grants] == [0, 1, 2, 0] and all(grants)
     assert driver.running() == list("abcd")
 
 
@@ -123,8 +123,8 @@ def test_a_policy_is_notified_of_the_prefix_hit_of_an_admission(steer):
     driver.add("a", [7] * 9, max_tokens=1)
     driver.run()
     driver.add("b", [7] * 9, max_tokens=1)
-    _, answers = driver.plan_by(action(("b", Run)))
-    assert answers == [Grant(num_tokens=1, num_cached=8)]
+    _, grants = driver.plan_by(action(("b", Run)))
+    assert grants == [Grant(num_tokens=1, num_cached=8)]
 
 
 def test_a_chunk_is_limited_by_the_action_the_token_budget_and_the_prefill_threshold(steer):
@@ -143,12 +143,12 @@ def test_a_chunk_is_limited_by_the_action_the_token_budget_and_the_prefill_thres
 
 def test_the_option_whole_grants_the_complete_prompt_or_nothing(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
-    runs, answers = driver.plan_by(
+    runs, grants = driver.plan_by(
         action(
             ("a", lambda item: Run(item, whole=True)), ("b", lambda item: Run(item, 9, whole=True))
         )
     )
-    assert runs == {"b": (0, 9)} and [a.denied for a in answers] == [Denied.BUDGET, None]
+    assert runs == {"b": (0, 9)} and [a.denied for a in grants] == [Denied.BUDGET, None]
 
 
 def test_a_reservation_allocates_at_most_the_blocks_that_can_be_needed(steer):
@@ -165,11 +165,11 @@ def test_a_reservation_allocates_at_most_the_blocks_that_can_be_needed(steer):
 def test_evicting_a_granted_request_rolls_its_grant_back(steer):
     driver = steer(running="ab", waiting="cde", num_blocks=20, max_num_batched_tokens=8)
     free = driver.scheduler.view.num_free_blocks
-    runs, answers = driver.plan_by(
+    runs, grants = driver.plan_by(
         action(("c", Run), ("a", Run), ("c", Evict), ("a", Evict), ("b", Run), ("e", Run))
     )
     assert runs == {"b": (4, 1), "e": (0, 4)}
-    assert all(answers)
+    assert all(grants)
     assert driver.waiting() == ["a", "c", "d"]
     assert driver.worker.names == {0: "a", 1: "b"}  # the plan is not executed yet
     driver.settle()
@@ -195,31 +195,31 @@ def test_evicting_a_granted_request_rolls_its_grant_back(steer):
 )
 def test_admissions_are_denied_when_a_resource_is_used_up(steer, limits, script, denied):
     driver = steer(running="ab", waiting="cde", prompt=8, **limits)
-    _, answers = driver.plan_by(action(*((name, Run) for name in script)))
-    assert [answer.denied for answer in answers] == denied
+    _, grants = driver.plan_by(action(*((name, Run) for name in script)))
+    assert [response.denied for response in grants] == denied
 
 
 def test_an_evicted_request_is_not_admitted_in_the_same_step(steer):
     driver = steer(running="ab")
-    _, answers = driver.plan_by(action(("a", Evict), ("a", Run), ("a", PreemptAndAdmit)))
-    assert [answer.denied for answer in answers] == [None, Denied.NOT_READY, Denied.NOT_READY]
+    _, grants = driver.plan_by(action(("a", Evict), ("a", Run), ("a", PreemptAndAdmit)))
+    assert [response.denied for response in grants] == [None, Denied.NOT_READY, Denied.NOT_READY]
 
 
 def test_a_request_with_its_last_token_in_flight_has_nothing_to_compute(steer):
     driver = steer(running="a", max_tokens=2)
     driver.plan()
-    runs, answers = driver.plan_by(action(("a", Run)))
-    assert runs == {} and answers[0].denied is Denied.NOTHING
+    runs, grants = driver.plan_by(action(("a", Run)))
+    assert runs == {} and grants[0].denied is Denied.NOTHING
     assert driver.scheduler.view.num_uncomputed_tokens(driver.scheduler.view.running[0]) == 0
 
 
 def test_a_step_that_preempts_a_request_for_blocks_admits_no_request(steer):
     driver = steer(running="ab", num_blocks=2, waiting="0")
-    runs, answers = driver.plan_by(
+    runs, grants = driver.plan_by(
         action(("a", Run), ("b", Run), ("0", Run), ("0", PreemptAndAdmit))
     )
     assert runs == {"a": (4, 1)}  # b was the victim and waits
-    assert [a.denied for a in answers] == [None, *[Denied.PRESSURE] * 3]
+    assert [a.denied for a in grants] == [None, *[Denied.PRESSURE] * 3]
 
 
 def test_an_explicit_eviction_does_not_block_admissions(steer):
@@ -233,23 +233,23 @@ def test_an_explicit_eviction_does_not_block_admissions(steer):
 
 def test_as_few_victims_as_possible_are_preempted_in_the_order_of_the_policy(steer):
     driver = steer(running="abc", waiting="0", num_blocks=3, prompt=4)
-    runs, answers = driver.plan_by(action(("0", PreemptAndAdmit)))
-    assert runs == {"0": (0, 4)} and all(answers)
+    runs, grants = driver.plan_by(action(("0", PreemptAndAdmit)))
+    assert runs == {"0": (0, 4)} and all(grants)
     assert driver.running() == ["a", "b", "0"] and driver.waiting() == ["c"]
 
 
 def test_no_request_is_preempted_if_that_frees_too_few_blocks(steer):
     driver = steer(running="az", num_blocks=6, prompt=8)
     driver.add("m", 20, priority=ord("m"))
-    runs, answers = driver.plan_by(action(("m", PreemptAndAdmit), ("a", Run), ("z", Run)))
-    assert answers[0].denied is Denied.BLOCKS
+    runs, grants = driver.plan_by(action(("m", PreemptAndAdmit), ("a", Run), ("z", Run)))
+    assert grants[0].denied is Denied.BLOCKS
     assert runs.keys() == {"a", "z"} and driver.running() == ["a", "z"]
 
 
 def test_only_requests_with_worse_ranks_are_preempted(steer):
     driver = steer(running="ab", waiting="z", max_num_seqs=2)
-    _, answers = driver.plan_by(action(("z", PreemptAndAdmit)))
-    assert answers[0].denied is Denied.SEATS and driver.running() == ["a", "b"]
+    _, grants = driver.plan_by(action(("z", PreemptAndAdmit)))
+    assert grants[0].denied is Denied.SEATS and driver.running() == ["a", "b"]
 
 
 def test_shared_blocks_do_not_count_as_freed(steer):
@@ -260,8 +260,8 @@ def test_shared_blocks_do_not_count_as_freed(steer):
     driver.add("a", 16, priority=0)
     driver.add("m", [9] * 20, priority=ord("m"))
     assert driver.scheduler.view.num_free_blocks == 2
-    _, answers = driver.plan_by(action(("a", PreemptAndAdmit)))
-    assert answers[0] and driver.running() == ["a"]  # one victim would have freed only one block
+    _, grants = driver.plan_by(action(("a", PreemptAndAdmit)))
+    assert grants[0] and driver.running() == ["a"]  # one victim would have freed only one block
 
 
 # --- illegal actions --------------------------------------------------------------------------
@@ -313,8 +313,8 @@ def test_an_illegal_action_raises_in_strict_mode(steer, script):
 @pytest.mark.parametrize("script", ILLEGAL.values(), ids=ILLEGAL)
 def test_an_illegal_action_is_denied_and_counted_without_strict_mode(steer, script):
     driver = steer(running="ab", waiting="c", strict=False)
-    _, answers = driver.plan_by(script)
-    assert answers[-1].denied is Denied.ILLEGAL and all(answers[:-1])
+    _, grants = driver.plan_by(script)
+    assert grants[-1].denied is Denied.ILLEGAL and all(grants[:-1])
     driver.settle()
     assert driver.stats.num_illegal_actions == 1 and driver.stats.policy_failures == 0
     driver.run()

@@ -18,7 +18,7 @@ from dovetail_devkit.scheduler.random_programs import make_kv_cache
 from dovetail_devkit.suites.scheduler import make_request
 
 LENGTH = 2001
-SHARED = [7 + place % 5000 for place in range(LENGTH)]
+SHARED = [7 + index % 5000 for index in range(LENGTH)]
 BIG = {"num_blocks": 2000, "block_size": 16, "max_model_len": 4096, "max_num_seqs": 16}
 
 
@@ -230,7 +230,7 @@ def test_equal_prompts_are_computed_once_with_full_attention_and_sliding_windows
     )
     core = EngineCore(NullExecutor(), Scheduler(context), vocab_size=100, max_model_len=256)
     for name in "abcd":
-        core.add_request(make_request(name, [place % 90 for place in range(101)], max_tokens=1))
+        core.add_request(make_request(name, [index % 90 for index in range(101)], max_tokens=1))
     computed = 0
     while core.has_work():
         computed += core.step().stats.num_scheduled_tokens
@@ -267,9 +267,9 @@ def tree_prompt(rng):
     return prompt
 
 
-def note_blocks(computed, name, prompt, places):
+def note_blocks(computed, name, prompt, indexes):
     """Record for each shared block the request that computes its last token."""
-    for end in places:
+    for end in indexes:
         if (end + 1) % 4 == 0 and end + 1 < len(prompt):
             computed.setdefault(tuple(prompt[: end + 1]), set()).add(name)
 

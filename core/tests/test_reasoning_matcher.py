@@ -26,49 +26,49 @@ def answer(text="ok"):
 
 
 def matcher(grammar="ok", **fields):
-    given = {"end": "</t>"} | fields
+    kwargs = {"end": "</t>"} | fields
     inner = None if grammar is None else answer(grammar)
-    return ReasoningMatcher(inner, ReasoningParams(**given), TOKENIZER)
+    return ReasoningMatcher(inner, ReasoningParams(**kwargs), TOKENIZER)
 
 
-def allowed(one):
+def allowed(first):
     words = bytearray(4 * ((WIDTH + 31) // 32))
-    one.fill_bitmask(memoryview(words))
+    first.fill_bitmask(memoryview(words))
     return {token for token in range(WIDTH) if words[token // 8] >> token % 8 & 1}
 
 
 def test_the_grammar_applies_after_the_marker_that_ends_the_reasoning():
-    one = matcher()
+    reasoning_matcher = matcher()
     for token in ids("I think </t"):
-        assert not one.masks
-        assert one.accept([token]) == 1
-    assert one.accept(ids(">")) == 1
-    assert one.masks and allowed(one) == set(ids("o"))
-    assert one.accept(ids("ox")) == 1
-    assert one.accept(ids("k")) == 1
-    assert one.is_finished() and allowed(one) == {END}
+        assert not reasoning_matcher.masks
+        assert reasoning_matcher.accept([token]) == 1
+    assert reasoning_matcher.accept(ids(">")) == 1
+    assert reasoning_matcher.masks and allowed(reasoning_matcher) == set(ids("o"))
+    assert reasoning_matcher.accept(ids("ox")) == 1
+    assert reasoning_matcher.accept(ids("k")) == 1
+    assert reasoning_matcher.is_finished() and allowed(reasoning_matcher) == {END}
 
 
 def test_an_output_without_the_first_marker_is_an_answer_from_its_first_token():
-    one = matcher(start="<t>")
-    assert allowed(one) == {*ids("<"), *ids("o")}
-    assert one.accept(ids("ok")) == 2
-    one = matcher(start="<t>")
-    assert one.accept(ids("<t>x</t>ok")) == 10
-    assert one.is_finished()
+    reasoning_matcher = matcher(start="<t>")
+    assert allowed(reasoning_matcher) == {*ids("<"), *ids("o")}
+    assert reasoning_matcher.accept(ids("ok")) == 2
+    reasoning_matcher = matcher(start="<t>")
+    assert reasoning_matcher.accept(ids("<t>x</t>ok")) == 10
+    assert reasoning_matcher.is_finished()
 
 
 def test_the_marker_is_forced_when_the_limit_of_reasoning_tokens_is_reached():
     for budget in (0, 1, 5):
-        one = matcher(None, budget=budget)
+        reasoning_matcher = matcher(None, budget=budget)
         for token in ids("abcde")[:budget]:
-            assert not one.masks
-            assert one.accept([token]) == 1
+            assert not reasoning_matcher.masks
+            assert reasoning_matcher.accept([token]) == 1
         for token in ids("</t>"):
-            assert one.masks and allowed(one) == {token}
-            assert one.accept(ids("x")) == 0
-            assert one.accept([token]) == 1
-        assert one.in_answer and not one.masks
+            assert reasoning_matcher.masks and allowed(reasoning_matcher) == {token}
+            assert reasoning_matcher.accept(ids("x")) == 0
+            assert reasoning_matcher.accept([token]) == 1
+        assert reasoning_matcher.in_answer and not reasoning_matcher.masks
 
 
 def test_rollback_restores_every_earlier_state():
@@ -77,18 +77,18 @@ def test_rollback_restores_every_earlier_state():
             check_rollback(matcher(**fields), ids("ab</t>ok"), random.Random(seed))
 
 
-def check_rollback(one, tokens, draw):
+def check_rollback(first, tokens, rng):
     """Accept tokens, and undo some of them at random places."""
     masks = []
     while len(masks) < len(tokens):
-        masks.append(allowed(one))
-        assert one.accept([tokens[len(masks) - 1]]) == 1
-        back = draw.randrange(1, len(masks) + 1) if draw.random() < 0.4 else 0
+        masks.append(allowed(first))
+        assert first.accept([tokens[len(masks) - 1]]) == 1
+        back = rng.randrange(1, len(masks) + 1) if rng.random() < 0.4 else 0
         if back:
-            one.rollback(back)
-            assert allowed(one) == masks[-back]
+            first.rollback(back)
+            assert allowed(first) == masks[-back]
             del masks[-back:]
-    assert one.is_finished()
+    assert first.is_finished()
 
 
 @pytest.mark.parametrize(

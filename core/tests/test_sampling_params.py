@@ -19,10 +19,11 @@ def test_a_temperature_near_zero_means_greedy_sampling(temperature, greedy):
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(None, ()), ("end", ("end",)), (["a", "b"], ("a", "b")), (("a",), ("a",))]
+    ("arguments", "kept"),
+    [(None, ()), ("end", ("end",)), (["a", "b"], ("a", "b")), (("a",), ("a",))],
 )
-def test_stop_strings_become_a_tuple(given, kept):
-    assert SamplingParams(stop=given).stop_strings == kept
+def test_stop_strings_become_a_tuple(arguments, kept):
+    assert SamplingParams(stop=arguments).stop_strings == kept
 
 
 def test_lists_in_parameters_become_tuples_that_a_caller_cannot_change():

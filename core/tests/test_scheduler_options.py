@@ -99,7 +99,7 @@ def test_drafts_reduce_the_number_of_steps(tmp_path, depth):
 
 
 @pytest.mark.parametrize(
-    ("given", "depth", "ahead"),
+    ("arguments", "depth", "ahead"),
     [
         ({}, 1, False),
         ({"async_scheduling": True}, 2, True),
@@ -107,15 +107,15 @@ def test_drafts_reduce_the_number_of_steps(tmp_path, depth):
         ({"pipeline_depth": 1, "async_scheduling": False}, 1, False),
     ],
 )
-def test_two_options_can_set_the_pipeline_depth(tmp_path, given, depth, ahead):
-    started = start(tmp_path, **given)
+def test_two_options_can_set_the_pipeline_depth(tmp_path, arguments, depth, ahead):
+    started = start(tmp_path, **arguments)
     started.core.shutdown()
     scheduler = started.config.scheduler
     assert (scheduler.pipeline_depth, scheduler.async_scheduling) == (depth, ahead)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"pipeline_depth": 5}, "pipeline_depth=5"),
         ({"pipeline_depth": 0}, "pipeline_depth=0"),
@@ -127,9 +127,9 @@ def test_two_options_can_set_the_pipeline_depth(tmp_path, given, depth, ahead):
         ({"max_num_encoder_tokens": 2, "worker_cls": PlainWorker}, "does not declare 'encoder'"),
     ],
 )
-def test_an_option_without_worker_support_is_rejected(tmp_path, given, message):
+def test_an_option_without_worker_support_is_rejected(tmp_path, arguments, message):
     with pytest.raises(ConfigError, match=message):
-        start(tmp_path, **given)
+        start(tmp_path, **arguments)
 
 
 def test_encoder_inputs_are_encoded_within_the_configured_budget(tmp_path):

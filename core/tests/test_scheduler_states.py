@@ -30,8 +30,8 @@ def request(name, num_prompt=9, *, seed=FREE, max_tokens=4, first=0):
 def make_driver(*, num_blocks=20, max_num_seqs=2, **program):
     limits = SchedulerLimits(max_num_seqs=max_num_seqs, max_num_batched_tokens=32, max_model_len=40)
     kv_cache = make_kv_cache(num_blocks=num_blocks, block_size=4)
-    given = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, **program)
-    return SchedulerDriver(Scheduler, given, after_step=Scheduler.check_integrity)
+    arguments = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=2, **program)
+    return SchedulerDriver(Scheduler, arguments, after_step=Scheduler.check_integrity)
 
 
 def step(driver):

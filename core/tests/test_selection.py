@@ -232,8 +232,8 @@ def test_an_unknown_explicit_plugin_is_not_replaced_by_a_preferred_plugin(make):
 )
 def test_scheduler_cls_accepts_a_policy(make, reference, scheduler, policy):
     registry = make(dovetail_a=section("scheduler", whole="Whole") + section("policy", mine="Mine"))
-    found, ordered_by = choose_scheduler(registry, reference)
-    assert found.__name__ == scheduler
+    resolution, ordered_by = choose_scheduler(registry, reference)
+    assert resolution.__name__ == scheduler
     assert (ordered_by and ordered_by.__name__) == policy
 
 

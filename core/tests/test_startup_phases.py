@@ -133,18 +133,18 @@ def test_the_error_for_a_plugin_whose_import_hangs_names_it(tmp_path, monkeypatc
 
 
 def test_a_startup_phase_in_another_thread_that_exceeds_its_deadline_is_logged(caplog):
-    found = []
+    collected = []
 
     def run():
         with StartUp(MonotonicClock(), deadline_s=0.05) as start:
             start.enter("load_model")
             time.sleep(0.2)
-        found.extend(start.records)
+        collected.extend(start.records)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert [item.name for item in found] == ["load_model"]
+    assert [item.name for item in collected] == ["load_model"]
     assert "load_model has taken" in caplog.text
     assert not [item for item in threading.enumerate() if item.name == "start-watch"]
 
@@ -155,7 +155,7 @@ def test_the_garbage_collector_pauses_while_the_parts_of_an_engine_are_imported(
 ):
     seen = []
 
-    def refuse(*given):
+    def refuse(*arguments):
         seen.append(gc.isenabled())
         raise ConfigError("refused")
 

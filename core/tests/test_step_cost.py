@@ -87,9 +87,9 @@ def test_one_request_with_special_features_does_not_slow_other_requests(most, sp
 
 def longest_step_ms(prompts, **limits):
     """Return the longest thread CPU time of a step while all `prompts` run to their end."""
-    given = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_model_len": 140_000}
+    kwargs = {"max_num_seqs": 1024, "max_num_batched_tokens": 8192, "max_model_len": 140_000}
     context = SchedulerContext(
-        limits=SchedulerLimits(**(given | limits)),
+        limits=SchedulerLimits(**(kwargs | limits)),
         kv_cache=make_kv_cache(num_blocks=200_000, block_size=16),
         clock=MonotonicClock(),
     )
@@ -109,7 +109,7 @@ def longest_step_ms(prompts, **limits):
     ("prompts", "limits"),
     [
         ([array("i", range(2_000))] * 1024, {}),
-        ([array("i", [place % 999 for place in range(130_000)])] * 40, {}),
+        ([array("i", [index % 999 for index in range(130_000)])] * 40, {}),
         (
             [array("i", [first, *range(30_000)]) for first in range(60)],
             {"long_prefill_token_threshold": 1024, "max_num_batched_tokens": 65_536},

@@ -41,18 +41,18 @@ def test_each_grant_reduces_the_token_budget_and_adds_a_run_to_the_plan(draft):
 
 
 def test_the_state_of_a_request_does_not_change_before_the_plan_is_emitted(draft):
-    one = request(0, computed=2)
-    draft.grant(one, 4)
-    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (2, 6)
+    first = request(0, computed=2)
+    draft.grant(first, 4)
+    assert (first.num_computed_tokens, first.num_tokens_with_pending) == (2, 6)
     draft.emit(StepBuilder())
-    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (6, 7)
+    assert (first.num_computed_tokens, first.num_tokens_with_pending) == (6, 7)
 
 
 def test_a_partial_prefill_has_no_pending_token(draft):
-    one = request(0)
-    draft.grant(one, 5)
+    first = request(0)
+    draft.grant(first, 5)
     draft.emit(StepBuilder())
-    assert (one.num_computed_tokens, one.num_tokens_with_pending) == (5, 6)
+    assert (first.num_computed_tokens, first.num_tokens_with_pending) == (5, 6)
 
 
 def test_a_plan_contains_all_blocks_of_a_joining_request_and_only_new_blocks_of_a_running_request(

@@ -26,10 +26,10 @@ def request(row=0, *, prompt=(1, 2, 3), max_tokens=8, stop=(), **params):
 
 
 def columns(num_positions, first=0):
-    places = range(first, first + num_positions)
+    indexes = range(first, first + num_positions)
     return LogprobColumns(
         counts=array("i", [2] * num_positions),
-        token_ids=array("i", [token for place in places for token in (place, 50)]),
+        token_ids=array("i", [token for index in indexes for token in (index, 50)]),
         logprobs=array("f", [-1.0] * (2 * num_positions)),
         ranks=array("i", [1] * num_positions),
     )
@@ -52,11 +52,11 @@ def give(requests, sampled, *, starts=None, **more):
 
 
 def test_sampled_tokens_are_assigned_to_requests_in_plan_order():
-    one, chunk, two = request(0), request(1), request(2)
-    result = give([one, chunk, two], [[7], [], [8]])
-    assert result.advanced == [one, two]
+    first, chunk, second = request(0), request(1), request(2)
+    result = give([first, chunk, second], [[7], [], [8]])
+    assert result.advanced == [first, second]
     assert list(result.counts) == [1, 1] and list(result.token_ids) == [7, 8]
-    assert list(one.token_ids) == [1, 2, 3, 7] and chunk.num_output_tokens == 0
+    assert list(first.token_ids) == [1, 2, 3, 7] and chunk.num_output_tokens == 0
     assert result.ended == []
 
 
@@ -76,75 +76,75 @@ def test_sampled_tokens_are_assigned_to_requests_in_plan_order():
 def test_a_stop_token_ends_a_request_and_only_user_stop_tokens_are_reported(
     token, params, status, stop_reason
 ):
-    one = request(stop=(9,), **params)
-    result = give([one], [[token]])
+    first = request(stop=(9,), **params)
+    result = give([first], [[token]])
     assert [how for _, how in result.ended] == ([] if status is None else [status])
-    assert one.stop_reason == stop_reason
-    assert one.token_ids[-1] == token  # the stop token is part of the output
+    assert first.stop_reason == stop_reason
+    assert first.token_ids[-1] == token  # the stop token is part of the output
 
 
 def test_stop_tokens_are_ignored_before_min_tokens():
-    one = request(stop=(9,), min_tokens=3)
-    assert give([one], [[9]]).ended == []
-    assert give([one], [[9]]).ended == []
-    assert give([one], [[9]]).ended == [(one, RequestStatus.FINISHED_STOPPED)]
+    first = request(stop=(9,), min_tokens=3)
+    assert give([first], [[9]]).ended == []
+    assert give([first], [[9]]).ended == []
+    assert give([first], [[9]]).ended == [(first, RequestStatus.FINISHED_STOPPED)]
 
 
 def test_the_length_limit_ends_a_request_and_a_stop_token_takes_precedence():
-    one, two = request(0, max_tokens=1), request(1, max_tokens=1, stop=(9,))
-    result = give([one, two], [[7], [9]])
+    first, second = request(0, max_tokens=1), request(1, max_tokens=1, stop=(9,))
+    result = give([first, second], [[7], [9]])
     assert result.ended == [
-        (one, RequestStatus.FINISHED_LENGTH_CAPPED),
-        (two, RequestStatus.FINISHED_STOPPED),
+        (first, RequestStatus.FINISHED_LENGTH_CAPPED),
+        (second, RequestStatus.FINISHED_STOPPED),
     ]
 
 
 def test_tokens_after_the_end_of_a_request_are_dropped():
-    one, two = request(0, stop=(9,)), request(1, max_tokens=2)
-    result = give([one, two], [[5, 9, 6], [1, 2, 3]])
+    first, second = request(0, stop=(9,)), request(1, max_tokens=2)
+    result = give([first, second], [[5, 9, 6], [1, 2, 3]])
     assert list(result.counts) == [2, 2]
     assert list(result.token_ids) == [5, 9, 1, 2]
-    assert list(one.token_ids) == [1, 2, 3, 5, 9]
+    assert list(first.token_ids) == [1, 2, 3, 5, 9]
 
 
 def test_results_of_finished_requests_are_dropped():
-    dead, alive = request(0, logprobs=1), request(1)
-    dead.status = RequestStatus.FINISHED_ABORTED
-    result = give([dead, alive], [[5], [6]], logprobs={0: columns(1)})
+    ended, alive = request(0, logprobs=1), request(1)
+    ended.status = RequestStatus.FINISHED_ABORTED
+    result = give([ended, alive], [[5], [6]], logprobs={0: columns(1)})
     assert result.advanced == [alive] and list(result.token_ids) == [6]
-    assert result.logprobs == {} and dead.num_output_tokens == 0
+    assert result.logprobs == {} and ended.num_output_tokens == 0
 
 
 def test_cached_tokens_are_reported_once_with_the_first_token():
-    one = request()
-    one.num_cached_tokens = 2
-    assert give([one], [[5]]).num_cached_tokens == {"r0": 2}
-    assert give([one], [[5]]).num_cached_tokens == {}
+    first = request()
+    first.num_cached_tokens = 2
+    assert give([first], [[5]]).num_cached_tokens == {"r0": 2}
+    assert give([first], [[5]]).num_cached_tokens == {}
 
 
 def test_logprobs_of_a_step_are_grouped_by_request():
-    one, two = request(0), request(1, logprobs=1)
-    mine = columns(1)
-    result = give([one, two], [[5], [6]], logprobs={1: mine})
-    assert result.logprobs == {"r1": mine}
+    first, second = request(0), request(1, logprobs=1)
+    own = columns(1)
+    result = give([first, second], [[5], [6]], logprobs={1: own})
+    assert result.logprobs == {"r1": own}
 
 
 def test_prompt_logprobs_are_returned_once_across_chunks_and_a_preemption():
-    one = request(prompt=range(10), prompt_logprobs=1)
-    first = give([one], [[]], starts=[0], prompt_logprobs={0: columns(4)})
+    first_request = request(prompt=range(10), prompt_logprobs=1)
+    first = give([first_request], [[]], starts=[0], prompt_logprobs={0: columns(4)})
     assert len(first.prompt_logprobs["r0"].counts) == 4
-    again = give([one], [[]], starts=[0], prompt_logprobs={0: columns(6)})
+    again = give([first_request], [[]], starts=[0], prompt_logprobs={0: columns(6)})
     assert list(again.prompt_logprobs["r0"].token_ids[::2]) == [4, 5]
-    known = give([one], [[]], starts=[0], prompt_logprobs={0: columns(6)})
+    known = give([first_request], [[]], starts=[0], prompt_logprobs={0: columns(6)})
     assert known.prompt_logprobs == {}
-    last = give([one], [[]], starts=[6], prompt_logprobs={0: columns(3, first=6)})
+    last = give([first_request], [[]], starts=[6], prompt_logprobs={0: columns(3, first=6)})
     assert list(last.prompt_logprobs["r0"].token_ids[::2]) == [6, 7, 8]
-    assert one.num_prompt_logprobs == 9
+    assert first_request.num_prompt_logprobs == 9
 
 
 def test_outputs_list_finished_requests_with_their_reasons():
-    one = request(stop=(9,), stop_token_ids=[9])
-    outputs = give([one], [[9]]).outputs(stats=None)
+    first = request(stop=(9,), stop_token_ids=[9])
+    outputs = give([first], [[9]]).outputs(stats=None)
     assert outputs.request_ids == ["r0"] and list(outputs.token_ids) == [9]
     (ended,) = outputs.finished
     assert (ended.request_id, str(ended.reason), ended.stop_reason) == ("r0", "stop", 9)
@@ -189,29 +189,33 @@ def decoding(row, **requested):
 
 
 def test_each_member_of_the_decode_batch_gets_one_token_before_the_other_runs():
-    one, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
-    result = give_decode_record([one, two], [7, 8], rest=[(chunk, []), (first, [9])])
-    assert result.request_ids == ["r0", "r1", "r3"] and result.advanced == [one, two, first]
+    first_request, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
+    result = give_decode_record([first_request, two], [7, 8], rest=[(chunk, []), (first, [9])])
+    assert result.request_ids == ["r0", "r1", "r3"] and result.advanced == [
+        first_request,
+        two,
+        first,
+    ]
     assert list(result.token_ids) == [7, 8, 9] and list(result.counts) == [1, 1, 1]
-    assert list(one.token_ids) == [1, 2, 3, 50, 7] and two.token_ids[-1] == 8
+    assert list(first_request.token_ids) == [1, 2, 3, 50, 7] and two.token_ids[-1] == 8
     assert result.num_cached_tokens == {"r3": 0}
 
 
 def test_each_member_of_the_decode_batch_ends_at_its_own_stop_token():
-    one, two, three = decoding(0, stop=(8,)), decoding(1, stop=(7,)), decoding(2, max_tokens=2)
+    first, second, third = decoding(0, stop=(8,)), decoding(1, stop=(7,)), decoding(2, max_tokens=2)
     four, five = decoding(3, stop=(7,)), decoding(4, stop=(7,), min_tokens=3)
-    result = give_decode_record([one, two, three, four, five], [7] * 5, capped=[three])
+    result = give_decode_record([first, second, third, four, five], [7] * 5, capped=[third])
     assert result.ended == [
-        (two, RequestStatus.FINISHED_STOPPED),
-        (three, RequestStatus.FINISHED_LENGTH_CAPPED),
+        (second, RequestStatus.FINISHED_STOPPED),
+        (third, RequestStatus.FINISHED_LENGTH_CAPPED),
         (four, RequestStatus.FINISHED_STOPPED),
     ]
 
 
 def test_in_the_decode_batch_a_stop_token_takes_precedence_over_the_length_limit():
-    one = decoding(0, max_tokens=2, stop=(9,))
-    result = give_decode_record([one], [9], capped=[one])
-    assert result.ended == [(one, RequestStatus.FINISHED_STOPPED)]
+    first = decoding(0, max_tokens=2, stop=(9,))
+    result = give_decode_record([first], [9], capped=[first])
+    assert result.ended == [(first, RequestStatus.FINISHED_STOPPED)]
 
 
 def test_in_the_decode_batch_finished_requests_get_no_tokens():
@@ -224,7 +228,7 @@ def test_in_the_decode_batch_finished_requests_get_no_tokens():
 
 
 def test_logprobs_are_assigned_to_members_of_the_decode_batch():
-    one, two = decoding(0), decoding(1, logprobs=1)
-    mine = columns(1)
-    result = give_decode_record([one, two], [5, 6], logprobs={1: mine})
-    assert result.logprobs == {"r1": mine} and list(result.token_ids) == [5, 6]
+    first, second = decoding(0), decoding(1, logprobs=1)
+    own = columns(1)
+    result = give_decode_record([first, second], [5, 6], logprobs={1: own})
+    assert result.logprobs == {"r1": own} and list(result.token_ids) == [5, 6]

@@ -123,14 +123,14 @@ def test_a_step_with_grammar_masks_is_sampled_after_the_result_of_the_previous_s
     tokens, _ = run(engine)
     assert len(tokens["a"]) == 4
     executor = engine.executor
-    place = places(executor.calls)
+    index = places(executor.calls)
     steps = [step for step, mask in executor.masks.items() if mask is not None]
     assert len(steps) == 4
     for before, step in pairwise(steps):
-        executed, sampled = place["execute", step], place["sample", step]
-        assert place["result", before] < sampled
+        executed, sampled = index["execute", step], index["sample", step]
+        assert index["result", before] < sampled
         if executor.max_concurrent_steps > 1:
-            assert executed < place["result", before]
+            assert executed < index["result", before]
 
 
 def test_steps_without_grammar_masks_are_sampled_immediately(engine):

@@ -182,9 +182,9 @@ def test_rendering_in_a_running_template_process_adds_less_than_a_millisecond(re
             times.append(time.perf_counter() - before)
         return sorted(times)[50]
 
-    apart = median(lambda: renderer.render(PLAIN, messages, {}))
+    separate = median(lambda: renderer.render(PLAIN, messages, {}))
     here = median(lambda: render_chat_template(template, messages, {}))
-    assert apart - here < 1e-3
+    assert separate - here < 1e-3
 
 
 @pytest.mark.parametrize(
@@ -201,14 +201,14 @@ def test_rendering_in_a_running_template_process_adds_less_than_a_millisecond(re
     ],
 )
 def test_the_error_for_an_invalid_template_argument_names_it(renderer, messages, reason):
-    for given, name in ((messages, "messages"), (TALK, "tools")):
+    for arguments, name in ((messages, "messages"), (TALK, "tools")):
         variables = {"tools": messages} if name == "tools" else {}
         if name == "tools" and not isinstance(messages, list):
             continue
         if name == "tools" and not messages:
             continue
         with pytest.raises(RequestError, match=reason) as refusal:
-            renderer.render(PLAIN, given, variables)
+            renderer.render(PLAIN, arguments, variables)
         assert refusal.value.parameter == name
 
 
@@ -322,8 +322,8 @@ def test_the_limits_of_the_template_process_are_tokenizer_options(tmp_path):
     write_fake_config(tmp_path, vocab_size=300)
     Core(models.WordLevel({"<s>": 0}, unk_token="<s>")).save(str(tmp_path / "tokenizer.json"))
     options = {"template_timeout_s": 0.25, "template_memory_mib": 160}
-    given = HuggingFaceTokenizer.options_model(**options)
-    tokenizer = HuggingFaceTokenizer.from_directory(tmp_path, options=given.model_dump())
+    arguments = HuggingFaceTokenizer.options_model(**options)
+    tokenizer = HuggingFaceTokenizer.from_directory(tmp_path, options=arguments.model_dump())
     with pytest.raises(RequestError, match=r"0\.25 s"):
         tokenizer.apply_chat_template(TALK, chat_template=NESTED + "{{ n.x | string }}")
     with pytest.raises(ConfigError, match="template_timeout_s"):

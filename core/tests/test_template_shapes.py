@@ -95,16 +95,16 @@ def check_alike(oracle, renderer, template, tokens):
     rendered = 0
     for (messages, variables), prompt in product(CONVERSATIONS.values(), (True, False)):
         variables = {**variables, "add_generation_prompt": prompt}
-        given = {**tokens, "tools": None, "documents": None, **variables}
+        kwargs = {**tokens, "tools": None, "documents": None, **variables}
         try:
             expected = oracle.apply_chat_template(
                 messages, chat_template=template, tokenize=False, **variables
             )
         except (jinja2.TemplateError, TypeError):
             with pytest.raises(RequestError):
-                renderer.render(template, messages, given)
+                renderer.render(template, messages, kwargs)
             continue
-        assert renderer.render(template, messages, given) == expected
+        assert renderer.render(template, messages, kwargs) == expected
         rendered += 1
     return rendered
 
@@ -128,8 +128,8 @@ def test_a_published_chat_template_is_rendered_as_in_transformers(oracle, render
         if key in TOKENS and value
     }
     oracle.add_special_tokens(tokens)
-    given = {**TOKENS, **tokens}
-    assert check_alike(oracle, renderer, config["chat_template"], given) >= 8
+    kwargs = {**TOKENS, **tokens}
+    assert check_alike(oracle, renderer, config["chat_template"], kwargs) >= 8
 
 
 def published_file(name, file, tmp_path):

@@ -156,7 +156,7 @@ def test_a_function_without_parameters_takes_an_object() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "structure"),
+    ("response", "structure"),
     [
         (StructuredOutputsParams(json=SCHEMA), {"schema": SCHEMA}),
         (StructuredOutputsParams(json_object=True), {"schema": {"type": "object"}}),
@@ -165,20 +165,20 @@ def test_a_function_without_parameters_takes_an_object() -> None:
     ],
 )
 def test_with_auto_and_a_format_the_message_is_a_call_or_has_the_format(
-    answer: StructuredOutputsParams, structure: dict[str, Any]
+    response: StructuredOutputsParams, structure: dict[str, Any]
 ) -> None:
-    tag = tag_of(constrained(answer=answer))
+    tag = tag_of(constrained(answer=response))
     assert tag["structures"][-1] == {"begin": "", **structure}
     assert tag["at_least_one"] and tag["stop_after_first"]
 
 
 def test_a_required_call_excludes_the_format_of_the_content() -> None:
-    answer = StructuredOutputsParams(json=SCHEMA)
-    assert len(tag_of(constrained(answer=answer, choice="required"))["structures"]) == 2
+    response = StructuredOutputsParams(json=SCHEMA)
+    assert len(tag_of(constrained(answer=response, choice="required"))["structures"]) == 2
 
 
 @pytest.mark.parametrize(
-    ("given", "field"),
+    ("kwargs", "field"),
     [
         ({"parser_cls": None}, "tools"),
         ({"parser_cls": WithoutCallText, "choice": "required"}, "tool_choice"),
@@ -190,15 +190,15 @@ def test_a_required_call_excludes_the_format_of_the_content() -> None:
         ),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_by_name(given: dict[str, Any], field: str) -> None:
+def test_what_the_engine_cannot_do_is_refused_by_name(kwargs: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as error:
-        constrained(**given)
+        constrained(**kwargs)
     assert error.value.parameter == field
 
 
 def test_no_tools_leave_the_parameters_unchanged() -> None:
-    for given in ({"tools": []}, {"choice": "none"}, {"tools": [], "markers": MARKERS}):
-        params = constrained(**given)
+    for arguments in ({"tools": []}, {"choice": "none"}, {"tools": [], "markers": MARKERS}):
+        params = constrained(**arguments)
         assert params.structured_outputs is None and params.reasoning is None
 
 
@@ -232,11 +232,11 @@ RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
 
 
 def test_arguments_become_objects_for_the_template() -> None:
-    given = [assistant(call(), call("no JSON"), call("[1]"), call(""), call({"a": 2})), RESULT]
-    messages = prepare_history(given)
+    values = [assistant(call(), call("no JSON"), call("[1]"), call(""), call({"a": 2})), RESULT]
+    messages = prepare_history(values)
     shown = [item["function"]["arguments"] for item in messages[0]["tool_calls"]]
     assert shown == [{"a": 1}, "no JSON", "[1]", {}, {"a": 2}]
-    assert given[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert values[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
 def test_arguments_stay_texts_for_a_template_that_expects_them() -> None:

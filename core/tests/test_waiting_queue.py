@@ -18,8 +18,8 @@ def request(sequence, priority=0):
     return Request(requested, max_model_len=8, sequence=sequence)
 
 
-def by_priority(one):
-    return one.priority
+def by_priority(first):
+    return first.priority
 
 
 def take(queue):
@@ -79,17 +79,17 @@ def test_a_removed_request_is_not_returned_by_the_queue(queue):
 def test_an_empty_queue_has_no_next_request(queue):
     queue.begin_step()
     assert queue.peek() is None
-    one = request(0)
-    queue.push(one)
+    first = request(0)
+    queue.push(first)
     queue.begin_step()
-    queue.discard(one)
+    queue.discard(first)
     assert queue.peek() is None and list(queue) == []
 
 
 def test_a_deferred_request_can_be_removed(queue):
-    one = request(0)
-    queue.defer(one)
-    queue.discard(one)
+    first = request(0)
+    queue.defer(first)
+    queue.discard(first)
     assert len(queue) == 0 and drain(queue) == []
 
 
@@ -129,10 +129,10 @@ def test_both_queue_kinds_agree_with_a_sorted_list(seed):
             heap.push(inside[-1])
             kept.push(inside[-1])
         elif inside and rng.random() < 0.4:
-            one = inside.pop(rng.randrange(len(inside)))
-            heap.discard(one)
-            kept.discard(one)
-            outside.append(one)
+            first = inside.pop(rng.randrange(len(inside)))
+            heap.discard(first)
+            kept.discard(first)
+            outside.append(first)
         elif inside:
             kept.begin_step()
             best = min(inside, key=lambda item: (item.priority, item.sequence))

@@ -88,9 +88,9 @@ def test_the_class_of_the_worker_is_never_modified(start):
 
 
 def test_two_extended_classes_of_one_worker_are_independent(model):
-    one, other = extend_worker(FakeWorker, Counts), extend_worker(FakeWorker, FakeWorkerExtension)
-    assert not hasattr(one, "fake_extension_host") and not hasattr(other, "count")
-    worker = one(make_worker_context(model))
+    first, other = extend_worker(FakeWorker, Counts), extend_worker(FakeWorker, FakeWorkerExtension)
+    assert not hasattr(first, "fake_extension_host") and not hasattr(other, "count")
+    worker = first(make_worker_context(model))
     assert isinstance(worker, FakeWorker) and isinstance(worker, WorkerBase)
     assert worker.COUNTED == "calls"
 

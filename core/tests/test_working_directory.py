@@ -75,8 +75,8 @@ def test_commands_report_a_deleted_directory_in_three_lines(command, deleted, ca
 
 def test_commands_that_need_no_directory_work_in_a_deleted_directory(deleted, capsys):
     assert main(["plugins", "list"]) == 0
-    found = [item for item in check_environment() if item.subject == "working directory"]
-    assert [item.verdict for item in found] == [BROKEN]
+    actual = [item for item in check_environment() if item.subject == "working directory"]
+    assert [item.verdict for item in actual] == [BROKEN]
 
 
 def test_a_directory_deleted_after_the_configuration_raises_a_typed_error(model, tmp_path):

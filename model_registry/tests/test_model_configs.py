@@ -105,13 +105,13 @@ def test_mistral_has_the_same_window_in_all_layers() -> None:
 
 @pytest.mark.parametrize("model_cls", [Qwen2ForCausalLM, Qwen3ForCausalLM])
 def test_qwen_has_windows_in_the_configured_layers(model_cls: type) -> None:
-    asked = {"use_sliding_window": True, "sliding_window": 5}
+    window_config = {"use_sliding_window": True, "sliding_window": 5}
     mixed = ["sliding_attention", "full_attention"] * 2
     assert windows_of(make_model(model_cls, sliding_window=5)) == [0] * 4
-    assert windows_of(make_model(model_cls, **asked)) == [0] * 4
-    assert windows_of(make_model(model_cls, **asked, max_window_layers=0)) == [5] * 4
-    assert windows_of(make_model(model_cls, **asked, max_window_layers=3)) == [0, 0, 0, 5]
-    assert windows_of(make_model(model_cls, **asked, layer_types=mixed)) == [5, 0, 5, 0]
+    assert windows_of(make_model(model_cls, **window_config)) == [0] * 4
+    assert windows_of(make_model(model_cls, **window_config, max_window_layers=0)) == [5] * 4
+    assert windows_of(make_model(model_cls, **window_config, max_window_layers=3)) == [0, 0, 0, 5]
+    assert windows_of(make_model(model_cls, **window_config, layer_types=mixed)) == [5, 0, 5, 0]
 
 
 def test_linear_layers_have_the_biases_of_the_architecture() -> None:

@@ -190,11 +190,11 @@ def test_logits_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     for num_tokens in (1, 2, 17, 100):
         ids = torch.randint(0, VOCAB_SIZE, (num_tokens,))
         attention = DenseAttention(model)
-        ours = model.compute_logits(model(ids, torch.arange(num_tokens), attention))
-        theirs = reference(ids[None]).logits[0]
+        logits = model.compute_logits(model(ids, torch.arange(num_tokens), attention))
+        expected = reference(ids[None]).logits[0]
         assert attention.calls == [0, 1]
-        assert theirs.std() > 0.1
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
+        assert expected.std() > 0.1
+        torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_a_sliding_window_changes_the_logits(tmp_path: Path) -> None:

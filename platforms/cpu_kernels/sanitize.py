@@ -70,13 +70,13 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, help="keep objects here; only changes are compiled")
     parser.add_argument("--thread", action="store_true", help="look for data races instead")
-    wish = parser.parse_args()
-    sanitizers = "thread" if wish.thread else "address,undefined"
+    args = parser.parse_args()
+    sanitizers = "thread" if args.thread else "address,undefined"
     with tempfile.TemporaryDirectory() as temporary:
         began = time.monotonic()
-        program = build_driver(wish.folder or Path(temporary), sanitizers, wish.sampled)
+        program = build_driver(args.folder or Path(temporary), sanitizers, args.sampled)
         built = time.monotonic()
-        done = subprocess.run([str(program), str(wish.turns)], check=False)
+        done = subprocess.run([str(program), str(args.turns)], check=False)
         ran = time.monotonic() - built
     print(f"sanitize: built in {built - began:.0f} s, ran {ran:.0f} s, status {done.returncode}")
     sys.exit(done.returncode)

@@ -138,15 +138,15 @@ def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ..
     changed = max(path.stat().st_mtime for path in headers)
     includes = (f"-I{ROOT / 'include'}", f"-I{ROOT / 'src/native'}")
 
-    def is_old(one: Object) -> bool:
-        newest = max(changed, one.source.stat().st_mtime)
-        return not one.path.is_file() or one.path.stat().st_mtime < newest
+    def is_old(target: Object) -> bool:
+        newest = max(changed, target.source.stat().st_mtime)
+        return not target.path.is_file() or target.path.stat().st_mtime < newest
 
-    def compile_one(one: Object) -> None:
-        fresh = one.path.with_suffix(".tmp.o")
-        what = (*one.flags, "-c", str(one.source), "-o", str(fresh))
-        run([*compiler, *flags, *includes, *what], f"compiling {one.path.stem}")
-        fresh.replace(one.path)
+    def compile_one(target: Object) -> None:
+        fresh = target.path.with_suffix(".tmp.o")
+        what = (*target.flags, "-c", str(target.source), "-o", str(fresh))
+        run([*compiler, *flags, *includes, *what], f"compiling {target.path.stem}")
+        fresh.replace(target.path)
 
     old = sorted(filter(is_old, objects), key=lambda item: item.path.stem, reverse=True)
     with ThreadPoolExecutor(min(MAX_JOBS, os.cpu_count() or 1)) as pool:

@@ -78,24 +78,24 @@ def carriers(snapshot: dict[str, Any]) -> dict[str, set[str]]:
     """Return the contracts that name each section, directly or through another type."""
     modules = snapshot["modules"]
     sections = {name: text for module in SECTIONS for name, text in modules.get(module, {}).items()}
-    found: dict[str, set[str]] = {name: set() for name in sections}
+    by_name: dict[str, set[str]] = {name: set() for name in sections}
 
     def carry(contract: str, described: dict[str, str]) -> None:
         for name in set(re.findall(r"\w+", " ".join(described.values()))) & sections.keys():
-            if contract not in found[name]:
-                found[name].add(contract)
+            if contract not in by_name[name]:
+                by_name[name].add(contract)
                 carry(contract, sections[name])
 
     for module, classes in modules.items():
         for contract in () if module in SECTIONS else governing_contracts(module):
             for described in classes.values():
                 carry(contract, described)
-    return found
+    return by_name
 
 
 def changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
     """Return the changed modules, each with a line for every class that differs."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for module in sorted({*old["modules"], *new["modules"]}):
         before, after = old["modules"].get(module, {}), new["modules"].get(module, {})
         lines = [
@@ -104,8 +104,8 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> dict[str, list[str]]:
             for line in _differences(name, before.get(name), after.get(name))
         ]
         if lines:
-            found[module] = lines
-    return found
+            by_name[module] = lines
+    return by_name
 
 
 def contracts_to_raise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -131,7 +131,7 @@ def _governing(module: str, old: dict[str, Any], new: dict[str, Any]) -> set[str
         return set(governing_contracts(module))
     before, after = old["modules"].get(module, {}), new["modules"][module]
     changed = [name for name in {*before, *after} if before.get(name) != after.get(name)]
-    carried = [found.get(name, set()) for found in map(carriers, (old, new)) for name in changed]
+    carried = [actual.get(name, set()) for actual in map(carriers, (old, new)) for name in changed]
     return {contract for some in carried for contract in some if contract in new["versions"]}
 
 

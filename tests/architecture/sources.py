@@ -25,8 +25,8 @@ SKIPPED = frozenset({"__pycache__", "build", "dist", ".venv"})
 @cache
 def members() -> tuple[Path, ...]:
     """Return the folders of all members, sorted: the folders that contain a pyproject.toml."""
-    found = (path for pattern in MEMBER_FOLDERS for path in ROOT.glob(pattern))
-    return tuple(sorted(path for path in found if (path / "pyproject.toml").is_file()))
+    actual = (path for pattern in MEMBER_FOLDERS for path in ROOT.glob(pattern))
+    return tuple(sorted(path for path in actual if (path / "pyproject.toml").is_file()))
 
 
 def project_of(folder: Path) -> dict[str, Any]:
@@ -77,13 +77,13 @@ def module_name(path: Path) -> str:
 @cache
 def imported_names(tree: ast.Module) -> tuple[tuple[str, int], ...]:
     """Return (dotted module, line) of every absolute import, including imports inside functions."""
-    found: list[tuple[str, int]] = []
+    collected: list[tuple[str, int]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            collected += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append((node.module, node.lineno))
-    return tuple(found)
+            collected.append((node.module, node.lineno))
+    return tuple(collected)
 
 
 def dotted_name(node: ast.expr) -> str:

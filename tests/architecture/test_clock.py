@@ -26,13 +26,13 @@ def clock_reads(tree: ast.Module) -> list[int]:
 
 def readers() -> dict[str, list[int]]:
     files = [path for path in shipped_files() if CORE in path.parents]
-    found = {relative(path): clock_reads(tree_of(path)) for path in files}
-    return {name: lines for name, lines in found.items() if lines}
+    by_name = {relative(path): clock_reads(tree_of(path)) for path in files}
+    return {name: lines for name, lines in by_name.items() if lines}
 
 
 def test_only_the_clock_module_reads_the_time():
-    found = {k: v for k, v in readers().items() if k != THE_CLOCK and k not in EXCEPTIONS}
-    assert not found, f"take a dovetail.clock.Clock instead (file: lines): {found}"
+    by_name = {k: v for k, v in readers().items() if k != THE_CLOCK and k not in EXCEPTIONS}
+    assert not by_name, f"take a dovetail.clock.Clock instead (file: lines): {by_name}"
 
 
 def test_the_clock_module_itself_reads_the_time():

@@ -31,12 +31,12 @@ def current():
 
 def test_contract_signatures_match_the_snapshot(current):
     recorded = json.loads(FILE.read_text("utf-8"))
-    found = changes(recorded, current)
-    lines = [f"{module}\n    " + "\n    ".join(parts) for module, parts in found.items()]
+    actual = changes(recorded, current)
+    lines = [f"{module}\n    " + "\n    ".join(parts) for module, parts in actual.items()]
     advice = contracts_to_raise(recorded, current) or [
         "the versions are raised: write the snapshot"
     ]
-    assert not found, "\n".join(["contracts changed:", *lines, *advice, f"then: {RENEW}"])
+    assert not actual, "\n".join(["contracts changed:", *lines, *advice, f"then: {RENEW}"])
     assert recorded["versions"] == current["versions"], f"write the snapshot: {RENEW}"
 
 
@@ -89,12 +89,12 @@ def test_a_new_field_of_a_config_section_changes_the_contracts_that_use_it(curre
     changed = copy.deepcopy(current)
     section = changed["modules"]["dovetail.interfaces.engine_config"]["CacheConfig"]
     section |= {"eviction": _describe(Planted)["eviction"]}
-    told = " ".join(contracts_to_raise(current, changed))
+    report = " ".join(contracts_to_raise(current, changed))
     assert section["eviction"] == "field: str = 'lru'"
     for contract in ("worker", "executor", "kv_connector", "platform", "hooks"):
-        assert f"CONTRACT_VERSION of {contract!r}" in told
+        assert f"CONTRACT_VERSION of {contract!r}" in report
     for contract in ("scheduler", "tokenizer", "io_processor", "model", "attention"):
-        assert f"CONTRACT_VERSION of {contract!r}" not in told
+        assert f"CONTRACT_VERSION of {contract!r}" not in report
 
 
 def test_contexts_contain_only_their_part_of_the_configuration(current):

@@ -24,27 +24,27 @@ def docstrings_of(tree: ast.Module) -> set[int]:
 
 
 def device_names_in(source: str) -> list[tuple[int, str]]:
-    found = []
+    collected = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.NAME and DEVICE_NAMES & words(token.string):
-            found.append((token.start[0], token.string))
+            collected.append((token.start[0], token.string))
     tree = ast.parse(source)
     documentation = docstrings_of(tree)
     for node in ast.walk(tree):
         text = isinstance(node, ast.Constant) and isinstance(node.value, str)
         if text and id(node) not in documentation and DEVICE_NAMES & words(node.value):
-            found.append((node.lineno, repr(node.value)))
-    return sorted(found)
+            collected.append((node.lineno, repr(node.value)))
+    return sorted(collected)
 
 
 def test_the_torch_layer_contains_no_device_name():
-    found = [
+    actual = [
         f"{relative(path)}:{line}: {what}"
         for path in files_below(TORCH_LAYER, ".py")
         for line, what in device_names_in(path.read_text("utf-8"))
     ]
     advice = "take the device, or the operation, from the context or the platform's runtime:"
-    assert not found, "\n".join([advice, *found])
+    assert not actual, "\n".join([advice, *actual])
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,11 @@ def test_executors_import_only_the_modules_that_their_page_lists():
     assert "dovetail.processes" in listed
     files = [CORE / "uniproc.py", *sorted((CORE / "multiproc").glob("*.py"))]
     used = {module for file in files for module in imported_modules(file)}
-    ours = {module for module in used if module.partition(".")[0] == "dovetail"}
+    own = {module for module in used if module.partition(".")[0] == "dovetail"}
     allowed = (*listed, "dovetail.executors.multiproc")
     unlisted = {
-        our
-        for our in ours
-        if not any(our == name or our.startswith(f"{name}.") for name in allowed)
+        our for our in own if not any(our == name or our.startswith(f"{name}.") for name in allowed)
     }
     advice = f"add these modules to {PAGE.name}, or do not import them"
     assert not unlisted, f"{advice}: {sorted(unlisted)}"
-    assert "dovetail.processes.child_group" in ours
+    assert "dovetail.processes.child_group" in own

@@ -45,8 +45,8 @@ def found_calls() -> set[tuple[str, str]]:
 
 
 def test_model_files_are_read_in_one_module():
-    found = sorted(found_calls() - EXCEPTIONS.keys())
-    assert not found, f"read it with dovetail.model_files: {found}"
+    actual = sorted(found_calls() - EXCEPTIONS.keys())
+    assert not actual, f"read it with dovetail.model_files: {actual}"
 
 
 def test_each_listed_exception_is_still_needed():

@@ -62,8 +62,10 @@ def test_a_member_has_all_required_files(member):
 
 
 def test_the_first_party_distributions_are_the_members():
-    found = {name: import_name(member) for name, member in OURS.items()}
-    assert dict(FIRST_PARTY) == found, "write each member in dovetail.plugins.metadata.first_party"
+    by_name = {name: import_name(member) for name, member in OURS.items()}
+    assert dict(FIRST_PARTY) == by_name, (
+        "write each member in dovetail.plugins.metadata.first_party"
+    )
 
 
 def test_the_requirements_name_only_members():
@@ -108,9 +110,9 @@ def test_entry_points_name_existing_classes(member):
     wrong = []
     for group, points in groups.items():
         for name, target in points.items():
-            found = importlib.metadata.EntryPoint(name, target, group)
+            actual = importlib.metadata.EntryPoint(name, target, group)
             try:
-                found.load()
+                actual.load()
             except (ImportError, AttributeError) as error:
                 wrong.append(f"{group}: {name} = {target!r}: {error}")
     assert not wrong, "\n".join(["write the class, or remove the entry point:", *wrong])
@@ -132,8 +134,8 @@ def needed_by_tests(member):
     extra = project_of(member).get("optional-dependencies", {}).get("test", ())
     names = {requirement_name(requirement) for requirement in (*extra, "dovetail-devkit")}
     names |= {project_of(member)["name"], *map(requirement_name, TOOLS)}
-    ours = names & set(OURS)
-    return names.union(*(declared_by(OURS[name]) for name in ours))
+    own = names & set(OURS)
+    return names.union(*(declared_by(OURS[name]) for name in own))
 
 
 def undeclared(path, declared):
@@ -174,13 +176,13 @@ def test_the_tests_of_a_member_import_only_its_dependencies(member):
     allowed."""
     declared = needed_by_tests(member)
     tests = list(files_below(member / "tests", ".py"))
-    beside = {path.stem for path in (*tests, *files_below(member / "training", ".py"))}
+    others = {path.stem for path in (*tests, *files_below(member / "training", ".py"))}
     shared = {path.name.removesuffix(".py") for path in (ROOT / "tests").iterdir()}
     wrong = [
         f"{relative(path)}:{line}: {top} is neither a dependency nor in the extra `test`"
         for path in tests
         for line, top in undeclared(path, declared)
-        if top not in beside | MADE_BY_TESTS
+        if top not in others | MADE_BY_TESTS
     ]
     shared &= {dotted.partition(".")[0] for p in tests for dotted, _ in imported_names(tree_of(p))}
     assert not wrong, "\n".join(wrong)

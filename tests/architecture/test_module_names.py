@@ -12,12 +12,14 @@ def is_refused(name: str) -> bool:
 
 
 def test_no_module_has_a_name_such_as_utils():
-    found = {
+    by_name = {
         relative(path)
         for path in written_files()
         if any(is_refused(part) for part in path.relative_to(ROOT).with_suffix("").parts)
     }
-    assert not found, f"rename these modules after the one thing that they define: {sorted(found)}"
+    assert not by_name, (
+        f"rename these modules after the one thing that they define: {sorted(by_name)}"
+    )
 
 
 def test_names_of_test_files_are_unique():

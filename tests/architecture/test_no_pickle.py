@@ -13,29 +13,29 @@ CALLS = frozenset({"eval", "exec", "torch.load", "torch.jit.load", "pandas.read_
 
 
 def breaches(tree: ast.Module) -> list[tuple[int, str]]:
-    found = [(line, name) for name, line in imported_names(tree) if name.split(".")[0] in MODULES]
+    actual = [(line, name) for name, line in imported_names(tree) if name.split(".")[0] in MODULES]
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         if dotted_name(node.func) in CALLS:
-            found.append((node.lineno, dotted_name(node.func)))
-        found += [
+            actual.append((node.lineno, dotted_name(node.func)))
+        actual += [
             (node.lineno, "allow_pickle")
             for keyword in node.keywords
             if keyword.arg == "allow_pickle"
             and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
         ]
-    return found
+    return actual
 
 
 def test_shipped_code_does_not_unpickle_or_evaluate():
-    found = [
+    actual = [
         f"{relative(path)}:{line}: {what}"
         for path in shipped_files()
         for line, what in breaches(tree_of(path))
     ]
     advice = "read data as data (JSON, safetensors, columns):"
-    assert not found, "\n".join([advice, *found])
+    assert not actual, "\n".join([advice, *actual])
 
 
 @pytest.mark.parametrize(

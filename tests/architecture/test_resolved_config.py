@@ -58,14 +58,14 @@ def open_fields(cls: type[ConfigNode]) -> set[str]:
 
 
 def auto_fields(cls: type[ConfigNode], path: str = "") -> set[str]:
-    found = set()
+    actual = set()
     for name, field in cls.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, ConfigNode):
-            found |= auto_fields(kind, f"{path}{name}.")
+            actual |= auto_fields(kind, f"{path}{name}.")
         elif field.default == "auto":
-            found.add(path + name)
-    return found
+            actual.add(path + name)
+    return actual
 
 
 def test_each_resolved_field_that_may_be_none_is_listed_with_a_reason():

@@ -78,16 +78,16 @@ def function_breaches(
     num_lines = (function.end_lineno or function.lineno) - function.lineno + 1
     kernel = is_triton_kernel(function)
     depth, width = nesting(function), num_parameters(function, in_class)
-    found = {}
+    by_name = {}
     if num_lines > MAX_FUNCTION_LINES and not kernel:
-        found["lines"] = f"{num_lines} lines > {MAX_FUNCTION_LINES}: split by responsibility"
+        by_name["lines"] = f"{num_lines} lines > {MAX_FUNCTION_LINES}: split by responsibility"
     if depth > MAX_NESTING:
-        found["nesting"] = (
+        by_name["nesting"] = (
             f"nesting {depth} > {MAX_NESTING}: return early, or move the inner part to a function"
         )
     if width > MAX_PARAMETERS and not kernel:
-        found["parameters"] = f"{width} parameters > {MAX_PARAMETERS}: bundle into a dataclass"
-    return found
+        by_name["parameters"] = f"{width} parameters > {MAX_PARAMETERS}: bundle into a dataclass"
+    return by_name
 
 
 def functions_in(node: ast.AST, prefix: str = "", in_class: bool = False):
@@ -104,26 +104,26 @@ def functions_in(node: ast.AST, prefix: str = "", in_class: bool = False):
 def file_breaches(path: Path) -> dict[str, str]:
     lines = path.read_text("utf-8").splitlines()
     maximum, where = MAX_FILE_LINES[path.suffix], relative(path)
-    found = {}
+    by_name = {}
     if len(lines) > maximum:
-        found[f"file {where}"] = f"{len(lines)} lines > {maximum}: split by responsibility"
+        by_name[f"file {where}"] = f"{len(lines)} lines > {maximum}: split by responsibility"
     wide = [number for number, line in enumerate(lines, 1) if len(line) > MAX_COLUMNS]
     if wide:
-        found[f"columns {where}"] = f"lines {wide[:5]} have more than {MAX_COLUMNS} columns"
-    return found
+        by_name[f"columns {where}"] = f"lines {wide[:5]} have more than {MAX_COLUMNS} columns"
+    return by_name
 
 
 def all_breaches() -> dict[str, str]:
     native = [p for m in members() for p in files_below(m, ".cpp", ".h", ".hpp")]
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for path in (*written_files(), *native):
-        found |= file_breaches(path)
+        by_name |= file_breaches(path)
     for path in written_files():
         for name, function, in_class in functions_in(tree_of(path)):
             breaches = function_breaches(function, in_class)
             where = f"{relative(path)}::{name}"
-            found |= {f"{rule} {where}": text for rule, text in breaches.items()}
-    return found
+            by_name |= {f"{rule} {where}": text for rule, text in breaches.items()}
+    return by_name
 
 
 def test_files_and_functions_are_within_the_size_limits():
@@ -149,8 +149,8 @@ def crowded_packages(paths: Iterable[Path]) -> dict[str, int]:
 
 
 def test_no_package_has_too_many_files():
-    found = crowded_packages(shipped_files())
-    assert not found, f"more than {MAX_PACKAGE_FILES} files: move some to a subpackage: {found}"
+    actual = crowded_packages(shipped_files())
+    assert not actual, f"more than {MAX_PACKAGE_FILES} files: move some to a subpackage: {actual}"
 
 
 def test_a_package_with_too_many_files_is_reported():

@@ -27,11 +27,11 @@ wraps. Another sentence follows.
 
 
 def test_python_texts_have_a_kind_and_a_line():
-    found = {
+    by_name = {
         (python_text.kind, python_text.line, python_text.text)
         for python_text in python_texts("a.py", PYTHON, shipped=True)
     }
-    assert found == {
+    assert by_name == {
         ("docstring", 1, "A module."),
         ("comment", 3, "Four, as"),
         ("docstring", 4, "An attribute."),

@@ -46,7 +46,7 @@ def test_no_symbolic_link_is_tracked(listing: str) -> None:
 
 
 def test_no_file_contains_an_absolute_path_of_a_machine(listing: str) -> None:
-    found = []
+    collected = []
     for row in listing.splitlines():
         path = ROOT / row.split(maxsplit=3)[3]
         if path == Path(__file__) or not path.is_file():
@@ -54,8 +54,8 @@ def test_no_file_contains_an_absolute_path_of_a_machine(listing: str) -> None:
         content = path.read_bytes()
         if b"\0" not in content:
             lines = machine_paths(content.decode("utf-8", "replace"))
-            found += [f"{path.relative_to(ROOT)}: {line[:120]}" for line in lines]
-    assert found == []
+            collected += [f"{path.relative_to(ROOT)}: {line[:120]}" for line in lines]
+    assert collected == []
 
 
 def test_git_ignores_build_folders_and_links_to_them(tmp_path: Path) -> None:

@@ -58,13 +58,13 @@ def find_retired(text: str) -> Iterator[str]:
 def test_no_file_uses_a_retired_word():
     """The names of files are checked, too."""
     exempt, _ = retired_words()
-    found = []
+    collected = []
     for path in (*written_files(), *documents()):
         name = str(path.relative_to(ROOT))
         if name not in exempt:
-            found += [f"{name}:{item}" for item in find_retired(path.read_text("utf-8"))]
-            found += [f"{name}: file name: {item}" for item in find_retired(name)]
-    assert not found, "\n".join(found)
+            collected += [f"{name}:{item}" for item in find_retired(path.read_text("utf-8"))]
+            collected += [f"{name}: file name: {item}" for item in find_retired(name)]
+    assert not collected, "\n".join(collected)
 
 
 def test_every_exempt_file_exists():

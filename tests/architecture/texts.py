@@ -107,11 +107,11 @@ def draw_sample(texts: Iterable[Text], num: int, seed: int) -> list[Text]:
         if text.kind in by_kind and text.path != STYLE_PAGE:
             by_kind[text.kind].append(text)
     random = Random(seed)
-    drawn: list[Text] = []
+    sampled: list[Text] = []
     for index, kind in enumerate(SAMPLED_KINDS):
         share = num // len(SAMPLED_KINDS) + (index < num % len(SAMPLED_KINDS))
-        drawn += random.sample(by_kind[kind], min(share, len(by_kind[kind])))
-    return drawn
+        sampled += random.sample(by_kind[kind], min(share, len(by_kind[kind])))
+    return sampled
 
 
 def _is_test(node: ast.AST) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -154,10 +154,10 @@ def main() -> int:
         "--sample", type=int, default=0, metavar="N", help="number of texts in the sample"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random numbers")
-    given = parser.parse_args()
+    args = parser.parse_args()
     texts: Iterable[Text] = all_texts()
-    if given.sample:
-        texts = draw_sample(texts, given.sample, given.seed)
+    if args.sample:
+        texts = draw_sample(texts, args.sample, args.seed)
     for text in texts:
         print(f"{text.kind}\t{text.path}:{text.line}\t{text.text}")
     return 0

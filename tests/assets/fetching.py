@@ -53,9 +53,9 @@ def fetch(name: str, *, download: Download | None = None) -> Path:
 
 
 def _cache() -> Path:
-    given = os.environ.get(CACHE)
+    arguments = os.environ.get(CACHE)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(given) if given else Path(base) / "dovetail-test-assets"
+    return Path(arguments) if arguments else Path(base) / "dovetail-test-assets"
 
 
 def _key(asset: Asset) -> str:

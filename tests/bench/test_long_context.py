@@ -22,11 +22,11 @@ class FakeEngine(long_context.Contender):
 
 @pytest.fixture
 def engines(monkeypatch, tmp_path):
-    found = {"dovetail": FakeEngine(0.010), "llamacpp": FakeEngine(0.025)}
-    monkeypatch.setattr(long_context, "contenders_of", lambda wish, model: found)
+    by_name = {"dovetail": FakeEngine(0.010), "llamacpp": FakeEngine(0.025)}
+    monkeypatch.setattr(long_context, "contenders_of", lambda requested, model: by_name)
     command = ["long_context.py", "--context", "300", "--rounds", "2", "--model", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", command)
-    return found
+    return by_name
 
 
 def test_the_time_of_a_step_excludes_the_prompt(engines, capsys):

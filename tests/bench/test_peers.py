@@ -166,13 +166,13 @@ def quality_file(folder, names):
 
 def test_accuracy_is_the_mean_over_the_texts_of_the_weights_off_the_grid(tmp_path):
     path = quality_file(tmp_path, ["int8", "int4", "OpenVINO int4"])
-    found = read_accuracy(path)
-    assert set(found.kl) == {("dovetail", "int8"), ("dovetail", "int4"), ("openvino", "int4")}
-    assert found.kl["openvino", "int4"] == pytest.approx(0.2)
-    assert found.counts("openvino", "int4") and not found.counts("llamacpp", "int4")
-    assert "2,048 tokens per text, commit c" in found.origin
-    page = performance_page([], accuracy=found)
-    assert "at\n  most 1.25 ×" in page and found.origin in page
+    actual = read_accuracy(path)
+    assert set(actual.kl) == {("dovetail", "int8"), ("dovetail", "int4"), ("openvino", "int4")}
+    assert actual.kl["openvino", "int4"] == pytest.approx(0.2)
+    assert actual.counts("openvino", "int4") and not actual.counts("llamacpp", "int4")
+    assert "2,048 tokens per text, commit c" in actual.origin
+    page = performance_page([], accuracy=actual)
+    assert "at\n  most 1.25 ×" in page and actual.origin in page
 
 
 def test_the_section_about_http_survives_when_the_page_is_written_again():
@@ -209,12 +209,12 @@ def test_the_compared_engines_are_read_from_the_file_and_the_environment(tmp_pat
         '[dovetail-cold]\nadapter = "peers.engine_dovetail"\n[stray]\npython = "x"\n'
     )
     environ = {"DOVETAIL_PEERS": str(file), "DOVETAIL_PEER_OTHER_INT8": "/no/such/file"}
-    found, absent = find_contenders("auto", None, environ)
-    by_name = {contender.name: contender for contender in found}
-    assert found[0].name == "dovetail" and found[0].python == sys.executable
+    discovered, absent = find_contenders("auto", None, environ)
+    by_name = {contender.name: contender for contender in discovered}
+    assert discovered[0].name == "dovetail" and discovered[0].python == sys.executable
     assert "vllm" in absent and "vllm" not in by_name
     assert "adapter" in absent["stray"]
-    assert by_name["dovetail-cold"].models == found[0].models
+    assert by_name["dovetail-cold"].models == discovered[0].models
     other = by_name["other"]
     assert other.model_for(Path("/somewhere/m"), "bf16") == f"{tmp_path}/m-bf16"
     assert other.model_for(Path("/somewhere/m"), "int8") is None

@@ -60,14 +60,14 @@ def test_quality_figures_equal_those_computed_with_torch_for_any_number_of_slabs
         recorder.add(logits_PV[:100].numpy())
         recorder.add(logits_PV[100:].numpy())
         recorder.end()
-    found = recorder.result()["text"]
+    actual = recorder.result()["text"]
     log_p_PV, log_q_PV = exact_PV.log_softmax(-1), other_PV.log_softmax(-1)
     kl = torch.nn.functional.kl_div(log_q_PV, log_p_PV, log_target=True, reduction="batchmean")
-    assert found["kl"]["exact"] == pytest.approx(kl.item(), rel=1e-4)
+    assert actual["kl"]["exact"] == pytest.approx(kl.item(), rel=1e-4)
     nll = torch.nn.functional.nll_loss(log_q_PV, torch.tensor(ids[1:]))
-    assert found["nll"] == pytest.approx(nll.item(), rel=1e-5)
+    assert actual["nll"] == pytest.approx(nll.item(), rel=1e-5)
     same = (exact_PV.argmax(-1) == other_PV.argmax(-1)).float().mean()
-    assert found["same_best"]["exact"] == pytest.approx(same.item())
+    assert actual["same_best"]["exact"] == pytest.approx(same.item())
 
 
 @pytest.mark.parametrize("num_rows", [2, 4])
@@ -127,12 +127,12 @@ def test_noise_in_reference_weights_is_at_most_half_a_quantization_step(model_di
         "noisy": write_reference(file, tmp_path / "noisy", off_grid=True),
         "again": write_reference(file, tmp_path / "again", off_grid=True),
     }
-    found = {key: load_file(folder / "model.safetensors") for key, folder in folders.items()}
+    by_name = {key: load_file(folder / "model.safetensors") for key, folder in folders.items()}
     original = load_file(model_dir / "model.safetensors")
-    assert set(found["noisy"]) == set(original)
+    assert set(by_name["noisy"]) == set(original)
     for name, weight in original.items():
-        published, noisy = found["published"][name].float(), found["noisy"][name].float()
-        assert torch.equal(found["noisy"][name], found["again"][name])
+        published, noisy = by_name["published"][name].float(), by_name["noisy"][name].float()
+        assert torch.equal(by_name["noisy"][name], by_name["again"][name])
         if weight.ndim == 1:
             assert torch.equal(published, noisy)
             continue

@@ -83,20 +83,20 @@ def test_layer_errors_of_eight_bits_are_smaller_than_those_of_four_bits():
     generator = torch.Generator().manual_seed(1)
     x_TI = torch.randn(16, 64, generator=generator)
     weight_OI = torch.randn(48, 64, generator=generator)
-    found = {
+    by_name = {
         name: layers.layer_error(compute, x_TI, weight_OI)
         for name, compute in layers.formats().items()
     }
-    assert list(found) == layers.format_names(has_llamacpp=False)
-    assert 0 < found["int8"] < 0.02 < found["int4"] < 0.2
-    assert 0 < found["Q8_0 rounding"] < found["Q4_0 rounding"] < 0.2
-    assert layers.format_names(has_llamacpp=True)[: len(found)] == list(found)
+    assert list(by_name) == layers.format_names(has_llamacpp=False)
+    assert 0 < by_name["int8"] < 0.02 < by_name["int4"] < 0.2
+    assert 0 < by_name["Q8_0 rounding"] < by_name["Q4_0 rounding"] < 0.2
+    assert layers.format_names(has_llamacpp=True)[: len(by_name)] == list(by_name)
 
 
 def test_speeds_are_the_medians_of_one_request_by_format():
     def turn(engine, weights, value, case="decode1"):
-        facts = {"engine": engine, "weights": weights, "case": case, "value": value}
-        return {**facts, "round": value, "disturbed": False}
+        info = {"engine": engine, "weights": weights, "case": case, "value": value}
+        return {**info, "round": value, "disturbed": False}
 
     turns = [turn("dovetail", "int4", value) for value in (10.0, 30.0, 20.0)]
     turns += [turn("llamacpp", "int4", 5.0), turn("openvino", "int8", 7.0, "conc16")]

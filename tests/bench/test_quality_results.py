@@ -174,12 +174,12 @@ def test_the_file_is_read_only_as_published_and_calibration_is_judged_off_the_gr
 
 def test_the_tables_show_the_change_of_perplexity_against_bf16():
     rows = [row("bf16", 10.0), row("int8", 10.5)]
-    found = {
+    by_name = {
         **result(*rows),
         "layers": {"mean": {"int8": 0.0125}},
         "absent": {"plot": "no matplotlib"},
     }
-    document = tables(found)
+    document = tables(by_name)
     assert "| int8 | 10.500 (+5.00%) |" in document
     assert "| int8 | 1.000 | 0.2500 | 0.2500 | 0.5000 | 75.00% |" in document
     assert "| mean | 0.0125 |" in document and "- plot: no matplotlib" in document

@@ -70,9 +70,9 @@ def _worker(subject: type[Any], folder: Path) -> Wants:
 def _platform_of(worker_cls: type[Any]) -> Platform:
     """Return a usable platform that prefers `worker_cls`."""
     registry = PluginRegistry()
-    installed = {found.name for found in registry.candidates("worker")}
-    for found in registry.candidates("platform"):
-        platform_cls = registry.load("platform", f"{found.name}@{found.distribution}")
+    installed = {candidates.name for candidates in registry.candidates("worker")}
+    for candidates in registry.candidates("platform"):
+        platform_cls = registry.load("platform", f"{candidates.name}@{candidates.distribution}")
         if not platform_cls.probe().usable:
             continue
         platform: Platform = platform_cls()

@@ -24,12 +24,12 @@ def right_batch():
     )
 
 
-def changed(name, place, value):
+def changed(name, index, value):
     batch = right_batch()
     column = getattr(batch, name)
     if isinstance(column, torch.Tensor):
         column = column.clone()
-    column[place] = value
+    column[index] = value
     return replace(batch, **{name: column})
 
 

@@ -168,9 +168,9 @@ def run(backend):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_backend_that_declares_an_unsupported_feature_is_detected(name):
     backend, rule = MUTANTS[name]
-    with pytest.raises(AssertionError, match=rule) as found:
+    with pytest.raises(AssertionError, match=rule) as actual:
         run(backend)
-    expect_rule_first(found.value)
+    expect_rule_first(actual.value)
 
 
 class AdvancesByBuilding(FakeAttentionBuilder):

@@ -24,27 +24,27 @@ def look_deeper(scheduler):
 
 
 @st.composite
-def programs(draw):
-    seqs = draw(st.integers(1, 6))
-    length = draw(st.integers(3, 30))
-    block_size = draw(st.integers(1, 5))
-    chunked = draw(st.booleans())
+def programs(rng):
+    seqs = rng(st.integers(1, 6))
+    length = rng(st.integers(3, 30))
+    block_size = rng(st.integers(1, 5))
+    chunked = rng(st.booleans())
     minimum = -(-length // block_size)
     return Program(
-        seed=draw(st.integers(0, 2**32)),
+        seed=rng(st.integers(0, 2**32)),
         limits=SchedulerLimits(
             max_num_seqs=seqs,
-            max_num_batched_tokens=draw(st.integers(seqs, seqs + 20)),
+            max_num_batched_tokens=rng(st.integers(seqs, seqs + 20)),
             max_model_len=length,
             enable_chunked_prefill=chunked,
-            long_prefill_token_threshold=draw(st.integers(0, 4)) if chunked else 0,
-            enable_prefix_caching=draw(st.booleans()),
+            long_prefill_token_threshold=rng(st.integers(0, 4)) if chunked else 0,
+            enable_prefix_caching=rng(st.booleans()),
         ),
         kv_cache=make_kv_cache(
-            num_blocks=1 + minimum + draw(st.integers(0, 2 * minimum)), block_size=block_size
+            num_blocks=1 + minimum + rng(st.integers(0, 2 * minimum)), block_size=block_size
         ),
-        depth=draw(st.integers(1, 2)),
-        num_turns=draw(st.integers(1, 40)),
+        depth=rng(st.integers(1, 2)),
+        num_turns=rng(st.integers(1, 40)),
     )
 
 

@@ -131,10 +131,10 @@ class HidesErrors(FakeIOProcessor):
 
 class ChangesOutputs(FakeIOProcessor):
     def post_process(self, result):
-        found = super().post_process(result)
+        actual = super().post_process(result)
         for output in result.outputs:
             output.outputs.clear()
-        return found
+        return actual
 
 
 class Prints(FakeStatLogger):
@@ -291,10 +291,10 @@ class WaitsForTheWholeReasoning(FakeReasoningParser):
         return ReasoningDelta()
 
     def finish(self):
-        given = super().feed(self._kept) if hasattr(self, "_kept") else ReasoningDelta()
+        arguments = super().feed(self._kept) if hasattr(self, "_kept") else ReasoningDelta()
         rest = super().finish()
         return ReasoningDelta(
-            reasoning=given.reasoning + rest.reasoning, content=given.content + rest.content
+            reasoning=arguments.reasoning + rest.reasoning, content=arguments.content + rest.content
         )
 
 

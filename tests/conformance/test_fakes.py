@@ -78,11 +78,11 @@ def test_an_engine_core_runs_on_the_null_executor():
     core = EngineCore(NullExecutor(), scheduler, vocab_size=100, max_model_len=32)
     for index in range(8):
         core.add_request(make_request(f"r{index}", max_tokens=5))
-    given = []
+    values = []
     while core.has_work():
         outputs = core.step_with_batch_queue()
-        given.extend(outputs.token_ids if outputs else ())
-    assert given == [TOKEN] * 8 * 5
+        values.extend(outputs.token_ids if outputs else ())
+    assert values == [TOKEN] * 8 * 5
 
 
 def test_a_scheduler_of_a_third_party_package_meets_the_contract():

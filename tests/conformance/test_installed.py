@@ -15,12 +15,12 @@ def installed(*, for_devices):
     return [
         pytest.param(
             kind,
-            f"{found.name}@{found.distribution}",
-            id=f"{kind}:{found.name}@{found.distribution}",
+            f"{candidates.name}@{candidates.distribution}",
+            id=f"{kind}:{candidates.name}@{candidates.distribution}",
         )
         for kind in KINDS
-        for found in REGISTRY.candidates(kind)
-        if bool(REGISTRY.entry_of(found).verified) == for_devices
+        for candidates in REGISTRY.candidates(kind)
+        if bool(REGISTRY.entry_of(candidates).verified) == for_devices
     ]
 
 

@@ -94,8 +94,8 @@ class EndsTwice(FakeSchedulerSide):
 
     before = ()
 
-    def update(self, answer, rank=0):
-        outcome = super().update(answer, rank)
+    def update(self, response, rank=0):
+        outcome = super().update(response, rank)
         done, self.before = (*outcome.done, *self.before), outcome.done
         return KVOutcome(done=done, failed=outcome.failed)
 
@@ -120,8 +120,8 @@ class RepeatsItself(FakeSchedulerSide):
 class ForgetsAtOnce(FakeSchedulerSide):
     """Loses stored blocks."""
 
-    def update(self, answer, rank=0):
-        outcome = super().update(answer, rank)
+    def update(self, response, rank=0):
+        outcome = super().update(response, rank)
         self.known.clear()
         return outcome
 

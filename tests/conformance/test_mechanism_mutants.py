@@ -144,10 +144,10 @@ class PreemptsTooMany(Mechanism):
 class PreemptsWithoutThePolicy(Mechanism):
     """Preempts running requests that the policy did not choose."""
 
-    def admit(self, request, *given):
+    def admit(self, request, *arguments):
         if not self._state.rows.num_free:
             self.evict(self._state.running[-1])
-        return super().admit(request, *given)
+        return super().admit(request, *arguments)
 
 
 class PreemptsWithoutNeed(Mechanism):

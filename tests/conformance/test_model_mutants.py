@@ -147,9 +147,9 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("mutant", "rule"), MUTANTS)
 def test_a_faulty_model_is_detected(mutant, rule):
-    with pytest.raises(AssertionError, match=rule) as found:
+    with pytest.raises(AssertionError, match=rule) as actual:
         check(mutant)
-    expect_rule_first(found.value)
+    expect_rule_first(actual.value)
 
 
 @pytest.mark.parametrize("model_cls", [FakeModel, LearnedPositions, Llama])

@@ -85,8 +85,8 @@ class SeedsByRowIndex(FakeOps):
     """Uses the row's index in the batch as its seed."""
 
     def draw_tokens(self, logits_RV, columns):
-        places = torch.arange(len(logits_RV))
-        return super().draw_tokens(logits_RV, replace(columns, positions_R=places))
+        indexes = torch.arange(len(logits_RV))
+        return super().draw_tokens(logits_RV, replace(columns, positions_R=indexes))
 
 
 class UsesAGenerator(FakeOps):

@@ -261,9 +261,9 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_faulty_policy_is_detected(mutant):
-    with pytest.raises(AssertionError) as found:
+    with pytest.raises(AssertionError) as actual:
         check_policy(mutant)
-    expect_rule_first(found.value)
+    expect_rule_first(actual.value)
 
 
 @pytest.mark.parametrize("policy", [ShortestFirst, Planning, SeededOrder])

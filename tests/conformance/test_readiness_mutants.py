@@ -83,8 +83,8 @@ def let_all_pass(held_requests, request, gates, now_ns):
     return enter(held_requests, request, [], now_ns)
 
 
-def trust_every_load(loads, answer):
-    return [(request, True) for request, _ in add(loads, answer)]
+def trust_every_load(loads, response):
+    return [(request, True) for request, _ in add(loads, response)]
 
 
 def pin_nothing(kv_cache, blocks):

@@ -70,8 +70,8 @@ class OneMoreOfTopK(FakeSampler):
 class TopPIsGreedy(FakeSampler):
     def truncate(self, logits, request):
         params = request.sampling_params
-        one = replace(params, top_k=1 if params.top_p < 1 else params.top_k)
-        return super().truncate(logits, replace(request, sampling_params=one))
+        first = replace(params, top_k=1 if params.top_p < 1 else params.top_k)
+        return super().truncate(logits, replace(request, sampling_params=first))
 
 
 class NoBadWords(FakeSampler):
@@ -224,8 +224,8 @@ def test_undeclared_capabilities_of_a_worker_are_not_checked(field, context):
 
 def test_every_field_of_sampling_params_is_handled_and_tested():
     """The engine, every worker, or a capability with a test case handles each field."""
-    places = [ENGINE_FIELDS, WORKER_FIELDS, SAMPLING_CAPABILITIES.keys()]
-    assert sorted(name for place in places for name in place) == sorted(
+    indexes = [ENGINE_FIELDS, WORKER_FIELDS, SAMPLING_CAPABILITIES.keys()]
+    assert sorted(name for index in indexes for name in index) == sorted(
         field.name for field in fields(SamplingParams)
     )
     cases = " ".join([*SAMPLING_CHECKS, "structured_outputs: the suite's case 'a grammar'"])

@@ -75,8 +75,8 @@ class LosesPreemptedRequests(Mechanism):
 class KeepsComputedTokens(Mechanism):
     """Keeps the computed token count of a preempted request."""
 
-    def _take(self, request, *given):
-        taken = super()._take(request, *given)
+    def _take(self, request, *arguments):
+        taken = super()._take(request, *arguments)
         if taken and request.num_preemptions and request.num_computed_tokens == 0:
             counts = self._state.draft.counts
             request.num_computed_tokens = min(1, counts[request] - 1)
@@ -161,8 +161,8 @@ class FinishesTwice(Scheduler):
 
     def update_from_output(self, plan, output):
         outputs = super().update_from_output(plan, output)
-        told, self.told = self.told, outputs.finished
-        return replace(outputs, finished=told + outputs.finished)
+        report, self.told = self.told, outputs.finished
+        return replace(outputs, finished=report + outputs.finished)
 
 
 class ReturnsTokensOfAbortedRequests(Scheduler):
@@ -295,9 +295,9 @@ MUTANTS = [
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_faulty_scheduler_is_detected(mutant):
-    with pytest.raises(AssertionError) as found:
+    with pytest.raises(AssertionError) as actual:
         check_scheduler(mutant)
-    expect_rule_first(found.value)
+    expect_rule_first(actual.value)
 
 
 def test_a_prefix_index_without_chained_hashes_is_detected(monkeypatch):

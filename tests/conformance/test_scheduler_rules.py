@@ -30,9 +30,9 @@ class RunsTheNewest(FakeScheduler):
 
     def _next(self):
         self._running.reverse()
-        found = super()._next()
+        actual = super()._next()
         self._running = deque(sorted(self._running, key=lambda request: self._order(request)))
-        return found
+        return actual
 
     def _order(self, request):
         return list(self._requests).index(request.request_id)
@@ -94,8 +94,8 @@ def telling(**columns):
 
     class Mutant(FakeScheduler):
         def update_from_output(self, plan, output):
-            told = super().update_from_output(plan, output)
-            return replace(told, **{name: make(told) for name, make in columns.items()})
+            report = super().update_from_output(plan, output)
+            return replace(report, **{name: make(report) for name, make in columns.items()})
 
     return Mutant
 
@@ -127,9 +127,9 @@ TYPE_MUTANTS = {
 
 @pytest.mark.parametrize("rule", TYPE_MUTANTS)
 def test_a_plan_column_of_a_wrong_type_is_detected(rule):
-    with pytest.raises(AssertionError, match=rule) as found:
+    with pytest.raises(AssertionError, match=rule) as actual:
         check_scheduler(TYPE_MUTANTS[rule])
-    expect_rule_first(found.value)
+    expect_rule_first(actual.value)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_the_policy_suite_detects_starvation():
 def test_a_scheduler_that_gives_all_groups_the_same_blocks_is_detected():
     with pytest.raises(
         AssertionError, match="the KV-cache groups 0 and 1 both have block"
-    ) as found:
+    ) as actual:
         check_scheduler(OneTableForAllGroups)
-    expect_rule_first(found.value)
+    expect_rule_first(actual.value)
 
 
 def test_a_scheduler_that_frees_a_block_inside_the_sliding_window_is_detected(monkeypatch):

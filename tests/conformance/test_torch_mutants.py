@@ -287,7 +287,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "mutant"), [(kind, mutant) for kind, found in MUTANTS.items() for mutant in found]
+    ("kind", "mutant"), [(kind, mutant) for kind, actual in MUTANTS.items() for mutant in actual]
 )
 def test_a_faulty_torch_plugin_is_detected(kind, mutant, tmp_path):
     with pytest.raises(AssertionError):

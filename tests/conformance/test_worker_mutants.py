@@ -104,10 +104,10 @@ class ForgetsItsTokens(Lenient):
 
     def sample(self, grammar=None):
         result = super().sample(grammar)
-        told = array(
+        report = array(
             "i", [(token + len(self.rows)) % self.vocab_size for token in result.token_ids]
         )
-        return replace(result, token_ids=told)
+        return replace(result, token_ids=report)
 
 
 class PromptIsAll(Lenient):
@@ -231,9 +231,9 @@ def test_a_correct_worker_without_internal_checks_passes(context):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_suite_detects_a_worker_with_faulty_rows(model, context):
-    with pytest.raises(AssertionError) as found:
+    with pytest.raises(AssertionError) as actual:
         check_worker(on_rows_of(model), context)
-    expect_rule_first(found.value)
+    expect_rule_first(actual.value)
 
 
 @pytest.mark.parametrize("mutant", [ChangesPlans, NeedsItsDeviceToEnd])

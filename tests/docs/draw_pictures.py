@@ -245,8 +245,8 @@ def measure_packages(core: Path = CORE) -> dict[str, dict[str, Any]]:
         text = path.read_text("utf-8")
         entry["files"] = entry["files"] + 1
         entry["lines"] = entry["lines"] + text.count("\n")
-        found = {name for node in ast.walk(ast.parse(text)) for name in _imported(node)}
-        targets = {name.split(".")[1] for name in found if name.startswith("dovetail.")} & names
+        by_name = {name for node in ast.walk(ast.parse(text)) for name in _imported(node)}
+        targets = {name.split(".")[1] for name in by_name if name.startswith("dovetail.")} & names
         entry["imports"] = sorted({*entry["imports"], *targets} - {package})
     return packages
 
@@ -274,10 +274,10 @@ def draw_packages(name: str, title: str) -> Picture:
     lines = sum(value["lines"] for value in packages.values())
     files = sum(value["files"] for value in packages.values())
     p.text((20, 28), f"{title}: {lines:,} lines in {files} files", "t")
-    place = _places(p, layers, (width, height, gap))
-    for package, (x, y) in place.items():
+    index = _places(p, layers, (width, height, gap))
+    for package, (x, y) in index.items():
         for other in sorted(graph[package]):
-            ox, oy = place[other]
+            ox, oy = index[other]
             if 0 < oy - y <= height + gap:
                 p.arrow([(x + width // 2, y + height), (ox + width // 2, oy - 2)])
         value = packages[package]
@@ -304,16 +304,16 @@ def _places(
     p: Picture, layers: list[list[list[str]]], sizes: tuple[int, int, int]
 ) -> dict[str, tuple[int, int]]:
     width, height, gap = sizes
-    place: dict[str, tuple[int, int]] = {}
+    index: dict[str, tuple[int, int]] = {}
     for row, layer in enumerate(layers):
         x, y = 20, 50 + row * (height + gap)
         for group in layer:
             if len(group) > 1:
                 p.frame((x - 8, y - 8), (len(group) * (width + 20) - 4, height + 16))
             for package in group:
-                place[package] = (x, y)
+                index[package] = (x, y)
                 x += width + 20
-    return place
+    return index
 
 
 def _layers(graph: dict[str, set[str]]) -> list[list[list[str]]]:
@@ -341,13 +341,13 @@ def _layers(graph: dict[str, set[str]]) -> list[list[list[str]]]:
 
 
 def _reachable(graph: dict[str, set[str]], package: str) -> set[str]:
-    found: set[str] = set()
+    actual: set[str] = set()
     pending = [package]
     while pending:
-        for other in graph[pending.pop()] - found:
-            found.add(other)
+        for other in graph[pending.pop()] - actual:
+            actual.add(other)
             pending.append(other)
-    return found
+    return actual
 
 
 def pictures() -> dict[str, str]:

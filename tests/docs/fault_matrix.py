@@ -41,13 +41,13 @@ def empty_matrix() -> Matrix:
 
 def read_reports(paths: Iterable[Path]) -> Matrix:
     """Return the results of the sweep that the reports contain."""
-    found = empty_matrix()
+    actual = empty_matrix()
     for path in paths:
         for case in ElementTree.parse(path).iter("testcase"):
             match = CASE.fullmatch(case.attrib["name"])
-            if match and match[1] in found and match[2] in found[match[1]]:
-                found[match[1]][match[2]] = _outcome(case)
-    return found
+            if match and match[1] in actual and match[2] in actual[match[1]]:
+                actual[match[1]][match[2]] = _outcome(case)
+    return actual
 
 
 def _outcome(case: ElementTree.Element) -> str:
@@ -59,21 +59,21 @@ def _outcome(case: ElementTree.Element) -> str:
 
 def read_page() -> Matrix:
     """Return the matrix that the page shows, without fault points that no longer exist."""
-    found = empty_matrix()
+    actual = empty_matrix()
     for line in recorded(PAGE.read_text("utf-8"), "faults").splitlines()[2:]:
         point, _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
         name = point.strip("`")
-        if name in found:
-            found[name] = dict(zip(actions(), cells, strict=True))
-    return found
+        if name in actual:
+            actual[name] = dict(zip(actions(), cells, strict=True))
+    return actual
 
 
 def merged(old: Matrix, new: Matrix) -> Matrix:
     """Return `old`, updated with the results of `new`."""
     return {
         point: {
-            action: new[point][action] if new[point][action] != NOT_RUN else found
-            for action, found in row.items()
+            action: new[point][action] if new[point][action] != NOT_RUN else actual
+            for action, actual in row.items()
         }
         for point, row in old.items()
     }

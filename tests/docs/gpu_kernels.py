@@ -32,8 +32,8 @@ _ROW = re.compile(r"^\| (.+?) \| (sm_\d+|gfx\w+) \|", re.MULTILINE)
 
 def cases_of(package: str) -> tuple[KernelCase, ...]:
     """Return all launch variants of a package's kernels."""
-    found: tuple[KernelCase, ...] = import_module(f"{package}.kernel_cases").kernel_cases()
-    return found
+    actual: tuple[KernelCase, ...] = import_module(f"{package}.kernel_cases").kernel_cases()
+    return actual
 
 
 def render(made: dict[str, list[CompiledKernel]], version: str) -> str:

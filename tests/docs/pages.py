@@ -34,7 +34,7 @@ class Page:
 
     def blocks(self, language: str) -> list[str]:
         """Return the fenced blocks of a language in page order."""
-        return [body for found, body in _FENCE.findall(self.text) if found == language]
+        return [body for actual, body in _FENCE.findall(self.text) if actual == language]
 
 
 def kind_pages() -> list[Page]:

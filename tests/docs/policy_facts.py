@@ -62,14 +62,14 @@ class PolicyFacts:
 
 def read_facts() -> list[PolicyFacts]:
     """Return the facts of every first-party policy, sorted by name."""
-    facts = []
+    info = []
     for member in sorted(ROOT.glob("schedulers/*/pyproject.toml")):
         points = tomllib.loads(member.read_text("utf-8"))["project"]["entry-points"]
         names = list(points["dovetail.policy"])
         for name, target in points["dovetail.policy"].items():
             module, _, attribute = target.partition(":")
             loaded = importlib.import_module(module)
-            facts.append(
+            info.append(
                 PolicyFacts(
                     name=name,
                     source=Path(loaded.__file__),
@@ -77,21 +77,21 @@ def read_facts() -> list[PolicyFacts]:
                     guarantees=_guarantees(name, names, member.parent / "tests"),
                 )
             )
-    return sorted(facts, key=lambda item: item.name)
+    return sorted(info, key=lambda item: item.name)
 
 
-def render_table(facts: list[PolicyFacts]) -> str:
+def render_table(info: list[PolicyFacts]) -> str:
     """Return the table of all policies."""
     rows = [
         "| policy | source | options | guarantees tested | mutants killed | lines |",
         "|---|---|---|---|---|---|",
     ]
-    for fact in facts:
-        options = ", ".join(f"`{name}={default}`" for name, default in fact.options) or "–"
-        killed = sum(len(mutants) for mutants in fact.guarantees.values()) or "–"
+    for properties in info:
+        options = ", ".join(f"`{name}={default}`" for name, default in properties.options) or "–"
+        killed = sum(len(mutants) for mutants in properties.guarantees.values()) or "–"
         rows.append(
-            f"| [`{fact.name}`](schedulers/{fact.name}.md) | {fact.paper} | {options} | "
-            f"{'; '.join(fact.guarantees)} | {killed} | {fact.num_lines} |"
+            f"| [`{properties.name}`](schedulers/{properties.name}.md) | {properties.paper} | "
+            f"{options} | {'; '.join(properties.guarantees)} | {killed} | {properties.num_lines} |"
         )
     return "\n".join(rows)
 
@@ -101,11 +101,11 @@ def recorded(text: str, mark: str) -> str:
     return text.partition(f"<!-- recorded: {mark} -->\n")[2].partition(END)[0].strip("\n")
 
 
-def record(text: str, mark: str, facts: str) -> str:
-    """Return `text` with `facts` between the marks."""
+def record(text: str, mark: str, info: str) -> str:
+    """Return `text` with `info` between the marks."""
     begin = f"<!-- recorded: {mark} -->\n"
     head, _, rest = text.partition(begin)
-    return f"{head}{begin}{facts}\n{END}{rest.partition(END)[2]}"
+    return f"{head}{begin}{info}\n{END}{rest.partition(END)[2]}"
 
 
 def _options(policy_cls: type) -> tuple[tuple[str, str], ...]:
@@ -119,7 +119,7 @@ def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]
 
     If it is the only policy of its member, its test names are the guarantees.
     """
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for path in sorted(tests.glob("test_*.py")):
         tree = ast.parse(path.read_text("utf-8"))
         killed = _killed(tree)
@@ -129,8 +129,8 @@ def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]
             prefix = "test_" if len(names) == 1 else f"{name}_"
             if node.name.startswith(prefix) and not node.name.endswith(_KIT):
                 text = node.name.removeprefix(prefix).replace("_", " ")
-                found[text] = killed.get(node.name, [])
-    return found
+                by_name[text] = killed.get(node.name, [])
+    return by_name
 
 
 def _killed(tree: ast.Module) -> dict[str, list[str]]:

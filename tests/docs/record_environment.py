@@ -25,10 +25,10 @@ _FOLDERS = ("core", "platforms", "attention_backends", "schedulers", "model_regi
 
 def variables() -> dict[str, str]:
     """Return the description of each environment variable, by name."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for name, description in itertools.chain.from_iterable(map(_declared, _sources())):
-        found[name] = found.get(name) or description
-    return dict(sorted(found.items()))
+        by_name[name] = by_name.get(name) or description
+    return dict(sorted(by_name.items()))
 
 
 def _sources() -> Iterator[ast.Module]:

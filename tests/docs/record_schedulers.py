@@ -12,10 +12,12 @@ from docs.policy_facts import TABLE, read_facts, record, render_table
 
 def main() -> None:
     """Write the table of policies and the facts of each page between their marks."""
-    facts = read_facts()
-    TABLE.write_text(record(TABLE.read_text("utf-8"), "policies", render_table(facts)), "utf-8")
-    for fact in facts:
-        fact.page.write_text(record(fact.page.read_text("utf-8"), "facts", fact.render()), "utf-8")
+    info = read_facts()
+    TABLE.write_text(record(TABLE.read_text("utf-8"), "policies", render_table(info)), "utf-8")
+    for properties in info:
+        properties.page.write_text(
+            record(properties.page.read_text("utf-8"), "facts", properties.render()), "utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -52,8 +52,8 @@ def serving(model: str) -> Iterator[str]:
     )
     assert process.stderr is not None
     try:
-        found = next(filter(None, map(_READY.search, process.stderr)))
-        yield found[1]
+        actual = next(filter(None, map(_READY.search, process.stderr)))
+        yield actual[1]
     finally:
         process.terminate()
         process.communicate()
@@ -62,9 +62,9 @@ def serving(model: str) -> Iterator[str]:
 def record(model: str = "smollm2") -> str:
     """Return the text of the section."""
     with serving(model) as address:
-        answer = _run(["bash", "-c", CURL.replace(ADDRESS, address)])
+        response = _run(["bash", "-c", CURL.replace(ADDRESS, address)])
         streamed = _run([sys.executable, "-c", PROGRAM.replace(ADDRESS, address)])
-    fields = json.loads(answer) | dict.fromkeys(CHANGING, "…")
+    fields = json.loads(response) | dict.fromkeys(CHANGING, "…")
     spaced = json.dumps(fields, ensure_ascii=False)
     shown = "\n".join(textwrap.wrap(spaced, 100, break_on_hyphens=False))
     return (

@@ -34,7 +34,7 @@ def test_an_example_runs_without_arguments(example, tmp_path, monkeypatch):
         [sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    places = [done.stdout.find(text) for text in EXPECTED[example.name]]
-    assert -1 not in places, done.stdout
+    indexes = [done.stdout.find(text) for text in EXPECTED[example.name]]
+    assert -1 not in indexes, done.stdout
     if example.name == "own_policy.py":
-        assert places == sorted(places)
+        assert indexes == sorted(indexes)

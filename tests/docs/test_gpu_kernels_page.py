@@ -18,9 +18,9 @@ def test_the_kernel_page_lists_every_kernel():
 
 
 def test_a_rendered_kernel_page_can_be_parsed():
-    one = CompiledKernel(
+    first = CompiledKernel(
         name="f: fp8, size 3", target="gfx942", registers=7, spill_bytes=0, shared_bytes=2048
     )
-    text = render({"package": [one]}, "1.2")
+    text = render({"package": [first]}, "1.2")
     assert rows_of(text) == [("f: fp8, size 3", "gfx942")]
     assert "| f: fp8, size 3 | gfx942 | 7 | 0 | 2.0 |" in text

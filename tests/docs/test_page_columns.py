@@ -19,12 +19,12 @@ def pages() -> list[str]:
 
 def wide_lines(text: str, *, skip_code: bool = False) -> list[int]:
     """Return the line numbers of lines that are too long and not in a table."""
-    found, in_code = [], False
+    collected, in_code = [], False
     for number, line in enumerate(text.splitlines(), 1):
         in_code ^= line.lstrip().startswith("```")
         if len(line) > MAX_COLUMNS and not line.startswith("|") and not (in_code and skip_code):
-            found.append(number)
-    return found
+            collected.append(number)
+    return collected
 
 
 @pytest.mark.parametrize("name", pages())

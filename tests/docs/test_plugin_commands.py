@@ -17,17 +17,17 @@ def test_the_recorded_plugin_list_contains_every_plugin():
     rows = [line.split()[:5] for line in lines]  # the remaining columns show where it was verified
     listed = {(kind, name, target) for kind, name, _, _, target in rows}
     registry = PluginRegistry()
-    found = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
-    found += [command.plugin for command in find_commands(()).usable]
-    installed = {(item.kind, item.name, item.target) for item in found if item.first_party}
+    commands = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
+    commands += [command.plugin for command in find_commands(()).usable]
+    installed = {(item.kind, item.name, item.target) for item in commands if item.first_party}
     assert listed == installed, RENEW
 
 
 def test_every_plugins_command_is_recorded_and_none_failed():
     words = {words for words, *_ in COMMANDS if words.startswith("plugins ")}
     words.update(DEVKIT_COMMANDS)
-    found = {" ".join(command.split()[1:3]) for command in recorded()}
-    assert found == words, RENEW
+    by_name = {" ".join(command.split()[1:3]) for command in recorded()}
+    assert by_name == words, RENEW
     assert all(recorded().values()), RENEW
     assert "Traceback" not in page("commands").text, RENEW
 

@@ -35,34 +35,34 @@ executor's `collective_rpc` has nine lines, and a worker has ten methods.
 PAGES = [pytest.param(kind_page, id=kind_page.kind) for kind_page in kind_pages()]
 
 
-def declarations(one):
+def declarations(first):
     """Return the entry points of a page and its manifest, or None."""
-    project, *manifests = one.blocks("toml")
+    project, *manifests = first.blocks("toml")
     return tomllib.loads(project)["project"]["entry-points"], manifests[0] if manifests else None
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("one", PAGES)
-def test_the_plugin_of_a_page_loads_and_passes_its_tests(one, install, tmp_path):
-    plugin, tests, *_ = one.blocks("python")
-    entry_points, manifest = declarations(one)
+@pytest.mark.parametrize("first", PAGES)
+def test_the_plugin_of_a_page_loads_and_passes_its_tests(first, install, tmp_path):
+    plugin, tests, *_ = first.blocks("python")
+    entry_points, manifest = declarations(first)
     files = {"__init__.py": plugin, "page_tests.py": tests}
     if manifest is not None:
         files["dovetail.toml"] = manifest
-    package = f"acme_{one.kind}"
+    package = f"acme_{first.kind}"
     install(package, files, entry_points)
 
     registry = PluginRegistry()
-    names = entry_points[f"dovetail.{one.kind}"]
+    names = entry_points[f"dovetail.{first.kind}"]
     for name, target in names.items():
-        assert registry.load(one.kind, name).__module__ == target.partition(":")[0]
+        assert registry.load(first.kind, name).__module__ == target.partition(":")[0]
     registry.check_manifests()
     assert not [sentence for sentence in registry.set_aside if package in sentence]
 
     module = importlib.import_module(f"{package}.page_tests")
-    found = [test for name, test in vars(module).items() if name.startswith("test_")]
-    assert found, f"{one.path.name}: the second Python block contains no test"
-    for test in found:
+    actual = [test for name, test in vars(module).items() if name.startswith("test_")]
+    assert actual, f"{first.path.name}: the second Python block contains no test"
+    for test in actual:
         folder = tmp_path / test.__name__
         folder.mkdir()
         test(**({"tmp_path": folder} if "tmp_path" in inspect.signature(test).parameters else {}))
@@ -84,12 +84,12 @@ def test_the_scheduler_page_and_the_template_use_the_prefix_cache_in_the_same_wa
 @pytest.mark.parametrize("kind", ["worker", "attention", "model"])
 def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
     """Run the cases of `pytest --dovetail-plugin KIND:NAME`, with the kit's arguments."""
-    one = page(kind)
-    entry_points, manifest = declarations(one)
-    files = {"__init__.py": one.blocks("python")[0]}
+    first = page(kind)
+    entry_points, manifest = declarations(first)
+    files = {"__init__.py": first.blocks("python")[0]}
     install(f"acme_{kind}", files | ({"dovetail.toml": manifest} if manifest else {}), entry_points)
     (name,) = entry_points[f"dovetail.{kind}"]
-    assert f"pytest --dovetail-plugin {kind}:{name}" in one.text
+    assert f"pytest --dovetail-plugin {kind}:{name}" in first.text
     registry, left_out = PluginRegistry(), []
     with ExitStack() as stack:
         subjects = Subjects(registry=registry, stack=stack)
@@ -110,16 +110,16 @@ def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
 
 def test_the_worker_page_has_a_row_for_each_sampling_parameter():
     rows = [line.split("|") for line in page("worker").text.splitlines() if line.startswith("| `")]
-    places = {name.strip(" `"): row[2].strip(' `"') for row in rows for name in row[1].split(",")}
+    indexes = {name.strip(" `"): row[2].strip(' `"') for row in rows for name in row[1].split(",")}
     due = dict.fromkeys(ENGINE_FIELDS, "the engine") | dict.fromkeys(WORKER_FIELDS, "every worker")
     due |= SAMPLING_CAPABILITIES | {"extra_args": "logits processors"}
-    assert places == due
+    assert indexes == due
 
 
-@pytest.mark.parametrize("one", PAGES)
-def test_the_example_of_a_plugin_page_has_a_limited_number_of_lines(one):
-    for block in one.blocks("python"):
-        maximum = LONGER.get(one.kind, MAX_LINES)
+@pytest.mark.parametrize("first", PAGES)
+def test_the_example_of_a_plugin_page_has_a_limited_number_of_lines(first):
+    for block in first.blocks("python"):
+        maximum = LONGER.get(first.kind, MAX_LINES)
         assert len(block.splitlines()) <= maximum, f"{len(block.splitlines())} lines"
 
 

@@ -51,12 +51,12 @@ def test_pytest_reports_are_read_and_merged(tmp_path: Path):
         '<testcase name="test_another" time="1"/>',
     )
     (tmp_path / "a.xml").write_text(f"<testsuites>{''.join(cases)}</testsuites>")
-    found = read_reports([tmp_path / "a.xml"])
-    assert found["core.launch"]["kill"] == "1.3 s"
-    assert found["core.launch"]["exit=3"] == "failed"
-    assert found["core.update"] == dict.fromkeys(actions(), NOT_RUN)
-    assert "1 passed, 1 failed" in summary(found)
+    actual = read_reports([tmp_path / "a.xml"])
+    assert actual["core.launch"]["kill"] == "1.3 s"
+    assert actual["core.launch"]["exit=3"] == "failed"
+    assert actual["core.update"] == dict.fromkeys(actions(), NOT_RUN)
+    assert "1 passed, 1 failed" in summary(actual)
     later = read_reports([])
     later["core.launch"]["exit=3"] = "0.5 s"
-    both = merged(found, later)
+    both = merged(actual, later)
     assert (both["core.launch"]["kill"], both["core.launch"]["exit=3"]) == ("1.3 s", "0.5 s")

@@ -66,8 +66,8 @@ def start(job: dict[str, Any]) -> None:
 
 def use_ring(num_bytes: int) -> None:
     """Send a frame that fills a slot of a new ring, and receive it."""
-    writer, (place,) = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=num_bytes // 2))
-    reader = place.take()
+    writer, (index,) = make_ring(RingShape(num_readers=1, num_slots=2, slot_bytes=num_bytes // 2))
+    reader = index.take()
     frame = b"x" * (num_bytes // 2)
     writer.send(frame)
     assert reader.receive(timeout_s=5) == frame
@@ -95,17 +95,17 @@ def attempt(job: dict[str, Any]) -> dict[str, Any]:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Run a job in a forked process. A crash of that process is an outcome, too."""
     begin = time.monotonic()
-    ours, theirs = os.pipe()
+    own, other = os.pipe()
     child = os.fork()
     if not child:
         signal.alarm(SECONDS)
         try:
-            os.write(theirs, json.dumps(attempt(job)).encode())
+            os.write(other, json.dumps(attempt(job)).encode())
         finally:
             os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours, "rb") as answer:
-        text = answer.read()
+    os.close(other)
+    with os.fdopen(own, "rb") as response:
+        text = response.read()
     _, status = os.waitpid(child, 0)
     nothing = {"error": "no outcome was written", "message": "", "is_ours": False, "warnings": []}
     return {

@@ -71,10 +71,10 @@ class MyExecutor(Executor):
         if isinstance(operation, str):
             if not hasattr(self._worker, operation):
                 raise ContractError(f"no operation {operation!r}")
-            answer = getattr(self._worker, operation)(*args, **(kwargs or {}))
+            response = getattr(self._worker, operation)(*args, **(kwargs or {}))
         else:
-            answer = operation(self._worker, *args, **(kwargs or {}))
-        return [answer] if unique_reply_rank is None else answer
+            response = operation(self._worker, *args, **(kwargs or {}))
+        return [response] if unique_reply_rank is None else response
 
     def execute_model(self, plan):
         CALLS["executor"] += 1

@@ -83,8 +83,8 @@ def test_planning_one_step_ahead_changes_no_token(model_dir, llm, options, chang
 
 def reference(llm, prompts, params):
     """Return the result of each request when it runs alone in an engine with a large cache."""
-    found = []
+    collected = []
     for prompt, request_params in zip(prompts, params, strict=True):
         llm.reset_prefix_cache()
-        found.append(result_of(llm.generate([prompt], request_params)[0]))
-    return found
+        collected.append(result_of(llm.generate([prompt], request_params)[0]))
+    return collected

@@ -37,14 +37,14 @@ def requests():
 
 async def deltas(llm, prompt, params):
     """Return the joined texts, tokens and finish reasons of a request's completions, by index."""
-    found = {}
+    by_name = {}
     kind = RequestOutputKind.DELTA
     async for output in llm.generate(prompt, params, output_kind=kind):
         for item in output.outputs:
-            text, tokens, _ = found.get(item.index, ("", [], None))
+            text, tokens, _ = by_name.get(item.index, ("", [], None))
             ending = item.finish_reason, item.stop_reason
-            found[item.index] = text + item.text, tokens + item.token_ids, ending
-    return found
+            by_name[item.index] = text + item.text, tokens + item.token_ids, ending
+    return by_name
 
 
 def test_streams_have_the_same_outputs_as_llm_generate(llm, model_dir):
@@ -52,11 +52,11 @@ def test_streams_have_the_same_outputs_as_llm_generate(llm, model_dir):
     expected = llm.generate(list(prompts), list(params), use_tqdm=False)
 
     async def stream_all():
-        async with AsyncLLM.from_engine_args(EngineArgs(model=model_dir, **OPTIONS)) as one:
-            return await asyncio.gather(*(deltas(one, *request) for request in requests()))
+        async with AsyncLLM.from_engine_args(EngineArgs(model=model_dir, **OPTIONS)) as first:
+            return await asyncio.gather(*(deltas(first, *request) for request in requests()))
 
-    found = asyncio.run(stream_all())
-    assert found == [
+    actual = asyncio.run(stream_all())
+    assert actual == [
         {
             done.index: (done.text, done.token_ids, (done.finish_reason, done.stop_reason))
             for done in output.outputs
@@ -75,10 +75,10 @@ def test_the_example_of_the_asynchronous_api_page_runs(capfd):
     names = {"__name__": "page"}
     exec(compile(code, str(PAGE), "exec"), names)
     args = EngineArgs(model="demo", num_threads=1, use_tqdm_on_load=False)
-    answers = asyncio.run(names["main"](AsyncLLM.from_engine_args(args)))
-    assert answers == ["27 + 58 = 85.", "Reversed: window, bank, robot."]
+    results = asyncio.run(names["main"](AsyncLLM.from_engine_args(args)))
+    assert results == ["27 + 58 = 85.", "Reversed: window, bank, robot."]
     pieces = {question: "" for question in names["QUESTIONS"]}
     for line in capfd.readouterr().out.splitlines():
         question, _, piece = line.partition(" | ")
         pieces[question] += piece
-    assert list(pieces.values()) == answers
+    assert list(pieces.values()) == results

@@ -111,8 +111,8 @@ def answers(model, **options):
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         if options.keys() & {"tool_parser", "reasoning_parser"}:
             tools = [{"type": "function", "function": {"name": "f"}}]
-            given = tools if "tool_parser" in options else None
-            llm.chat([{"role": "user", "content": "Hi"}], GREEDY, tools=given, use_tqdm=False)
+            arguments = tools if "tool_parser" in options else None
+            llm.chat([{"role": "user", "content": "Hi"}], GREEDY, tools=arguments, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
@@ -120,7 +120,7 @@ def answers(model, **options):
 def test_a_new_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # some plugins write files
     name, module = begin(kind, WITH_OPTIONS)
-    given = {"plugin_options": {f"{kind}:{name}": {"knob": 7}}}
+    kwargs = {"plugin_options": {f"{kind}:{name}": {"knob": 7}}}
     if kind == "model":
         model_dir = shutil.copytree(model_dir, tmp_path / "model")
         config = json.loads((model_dir / "config.json").read_text())
@@ -132,12 +132,12 @@ def test_a_new_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monk
     elif kind == "model_format":
         file = tmp_path / f"one.{name}"
         file.write_text((model_dir / "config.json").read_text())
-        given["tokenizer"] = str(model_dir)
+        kwargs["tokenizer"] = str(model_dir)
         model_dir = file
     else:
         option = KINDS[kind].field.rpartition(".")[2]
-        given[option] = (name,) if KINDS[kind].cardinality is Cardinality.MANY else name
-    assert all(answers(model_dir, **given))
+        kwargs[option] = (name,) if KINDS[kind].cardinality is Cardinality.MANY else name
+    assert all(answers(model_dir, **kwargs))
     assert module.SEEN and all(seen["knob"] == 7 for seen in module.SEEN)
 
 
@@ -145,9 +145,9 @@ def test_a_new_executor_passes_options_to_the_worker(begin, model_dir, tmp_path)
     name, _ = begin("executor")
     (tmp_path / "site" / "option_worker.py").write_text(WORKER)
     worker = "option_worker:OptionWorker"
-    given = {"worker_cls": worker, "plugin_options": {worker: {"knob": 7}}}
+    kwargs = {"worker_cls": worker, "plugin_options": {worker: {"knob": 7}}}
     for executor in ("uniproc", name):
-        with LLM(model_dir, **OPTIONS, executor_backend=executor, **given) as llm:
+        with LLM(model_dir, **OPTIONS, executor_backend=executor, **kwargs) as llm:
             assert llm.llm_engine.collective_rpc("get_options") == [{"knob": 7}]
 
 

@@ -29,8 +29,8 @@ LAYOUTS = {
 @pytest.fixture(scope="module", params=LAYOUTS.values(), ids=list(LAYOUTS))
 def llm(request):
     options = {"tool_parser": "hermes", "max_model_len": 512, **request.param}
-    with LLM("demo", **options) as one:
-        yield one
+    with LLM("demo", **options) as first:
+        yield first
 
 
 def chat(llm, params=GREEDY, messages=MESSAGES, **options):
@@ -56,14 +56,14 @@ def test_a_required_call_is_valid(llm):
 
 def test_a_named_function_is_called_once(llm):
     named = {"type": "function", "function": {"name": "weekday"}}
-    (one,) = chat(llm, tools=TOOLS, tool_choice=named)
-    check(one.message)
-    assert [call.name for call in one.message.tool_calls] == ["weekday"]
+    (first,) = chat(llm, tools=TOOLS, tool_choice=named)
+    check(first.message)
+    assert [call.name for call in first.message.tool_calls] == ["weekday"]
 
 
 def test_without_tools_the_message_is_the_text(llm):
-    (one,) = chat(llm)
-    assert one.message.content == one.text and not one.message.tool_calls
+    (first,) = chat(llm)
+    assert first.message.content == first.text and not first.message.tool_calls
 
 
 def test_conversations_with_and_without_calls_run_in_one_batch(llm):
@@ -100,10 +100,10 @@ def test_a_grammar_applies_after_the_reasoning():
     with LLM("demo", **options) as llm:
         markers = llm.llm_engine.front.parsers.markers("")
         assert markers is not None and markers.end == "</think>"
-        (one,) = chat(llm, params)
-        if "</think>" in one.text:
-            assert set(one.message.content) <= {"a", "b"}
-        assert one.message.reasoning
+        (first,) = chat(llm, params)
+        if "</think>" in first.text:
+            assert set(first.message.content) <= {"a", "b"}
+        assert first.message.reasoning
 
 
 def test_another_grammar_plugin_forces_valid_calls_and_formats():
@@ -117,10 +117,10 @@ def test_another_grammar_plugin_forces_valid_calls_and_formats():
             if item.finish_reason == "stop"
         ]
         assert ended
-        for one in ended:
-            check(one.message)
+        for params in ended:
+            check(params.message)
         choice = StructuredOutputsParams(choice=["left", "right"])
-        (one,) = chat(llm, SamplingParams(max_tokens=20, structured_outputs=choice))
-        assert one.text in ("left", "right")
+        (params,) = chat(llm, SamplingParams(max_tokens=20, structured_outputs=choice))
+        assert params.text in ("left", "right")
         (free,) = chat(llm)
         assert free.message.content

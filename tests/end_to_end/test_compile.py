@@ -70,17 +70,17 @@ def test_compiled_engines_of_one_process_use_their_own_caches(model_dir, qwen_di
     options = options | {"enable_prefix_caching": False}
     eager = generate(llm)
     with (
-        LLM(model_dir, worker_cls=CompiledWorker, **options) as one,
-        LLM(model_dir, worker_cls=CompiledWorker, block_size=8, **without(options)) as two,
+        LLM(model_dir, worker_cls=CompiledWorker, **options) as first,
+        LLM(model_dir, worker_cls=CompiledWorker, block_size=8, **without(options)) as second,
         LLM(qwen_dir, worker_cls=CompiledWorker, **options) as other,
         LLM(qwen_dir, **options) as other_eager,
     ):
-        slots = {slot_of(each) for each in (one, two, other)}
+        slots = {slot_of(each) for each in (first, second, other)}
         assert len(slots) == 3
-        check(eager, generate(one), 1e-5)
-        check(eager, generate(two), 1e-5)
+        check(eager, generate(first), 1e-5)
+        check(eager, generate(second), 1e-5)
         check(generate(other_eager), generate(other), 1e-5)
-        interleave(one, two, eager)
+        interleave(first, second, eager)
 
 
 def slot_of(llm):
@@ -92,17 +92,17 @@ def without(options):
     return {name: value for name, value in options.items() if name != "block_size"}
 
 
-def interleave(one, two, eager):
-    engines = [one.llm_engine, two.llm_engine]
-    found = [{}, {}]
+def interleave(first, second, eager):
+    engines = [first.llm_engine, second.llm_engine]
+    actual = [{}, {}]
     for engine in engines:
         for number, prompt in enumerate(PROMPTS):
             engine.add_request(str(number), prompt, PARAMS)
     while any(engine.has_unfinished_requests() for engine in engines):
-        for engine, answers in zip(engines, found, strict=True):
-            answers |= {out.request_id: out.outputs[0] for out in engine.step() if out.finished}
-    for answers in found:
-        check(eager, [answers[str(number)] for number in range(len(PROMPTS))], 1e-5)
+        for engine, results in zip(engines, actual, strict=True):
+            results |= {out.request_id: out.outputs[0] for out in engine.step() if out.finished}
+    for results in actual:
+        check(eager, [results[str(number)] for number in range(len(PROMPTS))], 1e-5)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def compact(text):
     The two plugins permit it in different places.
     """
     strings = regex.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)|\s+', regex.DOTALL)
-    return strings.sub(lambda found: "" if found[0].isspace() else found[0], text)
+    return strings.sub(lambda actual: "" if actual[0].isspace() else actual[0], text)
 
 
 class Checker:
@@ -111,26 +111,26 @@ class Checker:
             assert output.outputs[0].token_ids == alone.outputs[0].token_ids
 
     def check(self, grammar, output):
-        found = output.outputs[0]
-        if found.finish_reason == "error":
+        actual = output.outputs[0]
+        if actual.finish_reason == "error":
             assert "not supported" in output.error, (grammar, output.error)
             self.counts.refused += 1
-        elif found.finish_reason == "stop":
+        elif actual.finish_reason == "stop":
             self.counts.ended += 1
             if "json" in grammar:
-                jsonschema.validate(json.loads(found.text), grammar["json"])
+                jsonschema.validate(json.loads(actual.text), grammar["json"])
             else:
-                assert regex.fullmatch(grammar["regex"], found.text), (grammar, found.text)
+                assert regex.fullmatch(grammar["regex"], actual.text), (grammar, actual.text)
         else:
-            assert found.finish_reason == "length"
+            assert actual.finish_reason == "length"
             self.counts.cut += 1
-            self.check_beginning(grammar, found)
+            self.check_beginning(grammar, actual)
 
-    def check_beginning(self, grammar, found):
+    def check_beginning(self, grammar, actual):
         if "regex" in grammar:
-            assert regex.fullmatch(grammar["regex"], found.text, partial=True), (
+            assert regex.fullmatch(grammar["regex"], actual.text, partial=True), (
                 grammar,
-                found.text,
+                actual.text,
             )
             return
         text = json.dumps(grammar["json"])
@@ -141,9 +141,9 @@ class Checker:
             self.counts.unchecked += 1
             return
         tokens = self.tokenizer.encode(
-            compact(found.text.rstrip("\ufffd")), add_special_tokens=False
+            compact(actual.text.rstrip("\ufffd")), add_special_tokens=False
         )
-        assert matcher.accept(tokens) == len(tokens), (grammar, found.text)
+        assert matcher.accept(tokens) == len(tokens), (grammar, actual.text)
 
 
 def check(llm, num_batches):

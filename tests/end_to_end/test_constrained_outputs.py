@@ -39,8 +39,8 @@ def one_engine():
 
 
 def params(**grammar):
-    wanted = StructuredOutputsParams(**grammar) if grammar else None
-    return SamplingParams(max_tokens=LENGTH, seed=5, structured_outputs=wanted)
+    expected = StructuredOutputsParams(**grammar) if grammar else None
+    return SamplingParams(max_tokens=LENGTH, seed=5, structured_outputs=expected)
 
 
 def test_outputs_are_valid_and_free_requests_of_the_batch_are_unchanged(engine):
@@ -54,13 +54,13 @@ def test_outputs_are_valid_and_free_requests_of_the_batch_are_unchanged(engine):
         free,
         params(json_object=True),
     ]
-    found = [item.outputs[0] for item in engine.generate([PROMPT] * 6, asking)]
-    assert found[1].text == found[4].text == alone.outputs[0].text
-    assert found[0].finish_reason == "stop"
-    assert isinstance(Person.model_validate_json(found[0].text).age, int)
-    assert found[2].text in ("left", "right")
-    assert re.fullmatch("[0-9]{4}-[0-9]{2}", found[3].text)
-    assert found[5].finish_reason == "length" or isinstance(json.loads(found[5].text), dict)
+    actual = [item.outputs[0] for item in engine.generate([PROMPT] * 6, asking)]
+    assert actual[1].text == actual[4].text == alone.outputs[0].text
+    assert actual[0].finish_reason == "stop"
+    assert isinstance(Person.model_validate_json(actual[0].text).age, int)
+    assert actual[2].text in ("left", "right")
+    assert re.fullmatch("[0-9]{4}-[0-9]{2}", actual[3].text)
+    assert actual[5].finish_reason == "length" or isinstance(json.loads(actual[5].text), dict)
 
 
 def test_the_same_tokens_are_generated_at_both_depths_and_in_an_engine_process(engine, one_engine):
@@ -70,9 +70,9 @@ def test_the_same_tokens_are_generated_at_both_depths_and_in_an_engine_process(e
 
 
 def test_n_completions_stop_strings_and_logprobs_work_with_a_grammar(one_engine):
-    wanted = StructuredOutputsParams(regex="[a-d]{6}")
-    given = SamplingParams(n=3, max_tokens=20, seed=1, logprobs=2, structured_outputs=wanted)
-    (output,) = one_engine.generate(PROMPT, given)
+    expected = StructuredOutputsParams(regex="[a-d]{6}")
+    arguments = SamplingParams(n=3, max_tokens=20, seed=1, logprobs=2, structured_outputs=expected)
+    (output,) = one_engine.generate(PROMPT, arguments)
     assert all(re.fullmatch("[a-d]{6}", item.text) for item in output.outputs)
     assert all(len(item.logprobs) == len(item.token_ids) for item in output.outputs)
     stopping = SamplingParams(
@@ -96,13 +96,15 @@ def test_an_unsupported_schema_ends_its_request_and_no_other(one_engine):
 
 def test_a_grammar_applies_after_the_reasoning_and_the_reasoning_is_limited(engine):
     reasoning = ReasoningParams(end="So:", budget=6)
-    wanted = StructuredOutputsParams(regex="[0-9]{2}-[abc]")
-    both = SamplingParams(max_tokens=LENGTH, seed=5, structured_outputs=wanted, reasoning=reasoning)
+    expected = StructuredOutputsParams(regex="[0-9]{2}-[abc]")
+    both = SamplingParams(
+        max_tokens=LENGTH, seed=5, structured_outputs=expected, reasoning=reasoning
+    )
     limited = SamplingParams(max_tokens=20, temperature=0, reasoning=reasoning)
     free = SamplingParams(max_tokens=20, temperature=0)
     outputs = engine.generate([PROMPT] * 3, [both, limited, free])
-    thought, _, answer = outputs[0].outputs[0].text.partition("So:")
-    assert thought and re.fullmatch("[0-9]{2}-[abc]", answer)
+    thought, _, response = outputs[0].outputs[0].text.partition("So:")
+    assert thought and re.fullmatch("[0-9]{2}-[abc]", response)
     assert outputs[1].outputs[0].token_ids[:6] == outputs[2].outputs[0].token_ids[:6]
     assert "So:" in outputs[1].outputs[0].text
     (alone,) = engine.generate(PROMPT, free)
@@ -158,7 +160,9 @@ def containers(inner):
         strategies.dictionaries(strategies.sampled_from(KEYS), inner, max_size=3),
         strategies.sets(strategies.sampled_from(KEYS)),
     )
-    choices = strategies.lists(inner, min_size=1, max_size=2).map(lambda given: {"anyOf": given})
+    choices = strategies.lists(inner, min_size=1, max_size=2).map(
+        lambda arguments: {"anyOf": arguments}
+    )
     return strategies.one_of(lists, objects, choices)
 
 
@@ -176,13 +180,13 @@ def check_schemas(llm, num_examples):
     @given(schema=SCHEMAS)
     def run(schema):
         (output,) = llm.generate(PROMPT, params(json=schema))
-        found = output.outputs[0]
-        if found.finish_reason == "error":
+        actual = output.outputs[0]
+        if actual.finish_reason == "error":
             assert "not supported" in output.error, (schema, output.error)
             return
-        ended.append(found.finish_reason == "stop")
+        ended.append(actual.finish_reason == "stop")
         if ended[-1]:
-            jsonschema.validate(json.loads(found.text), schema)
+            jsonschema.validate(json.loads(actual.text), schema)
 
     run()
     assert sum(ended) >= 0.8 * len(ended) > 0

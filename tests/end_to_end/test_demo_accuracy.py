@@ -73,10 +73,10 @@ def accuracy_through_transformers(per_task: int) -> float:
             )
         new = ids[:, batch["input_ids"].shape[1] :]
         ended = (new == tokenizer.eos_token_id).any(dim=1).tolist()
-        answers = tokenizer.batch_decode(new, skip_special_tokens=True)
+        results = tokenizer.batch_decode(new, skip_special_tokens=True)
         num_right += sum(
-            end and TASKS[name].check(prompt, answer)
-            for (name, prompt), answer, end in zip(part, answers, ended, strict=True)
+            end and TASKS[name].check(prompt, response)
+            for (name, prompt), response, end in zip(part, results, ended, strict=True)
         )
     return num_right / len(selected)
 
@@ -123,9 +123,9 @@ def test_the_engine_is_as_accurate_as_transformers_on_many_questions(scheduler, 
 
 
 def compare(per_task, note, scheduler, attention):
-    ours = accuracy_through_engine(per_task, scheduler_cls=scheduler, attention_backend=attention)
-    theirs = accuracy_through_transformers(per_task)
+    own = accuracy_through_engine(per_task, scheduler_cls=scheduler, attention_backend=attention)
+    other = accuracy_through_transformers(per_task)
     count = len(questions(per_task))
-    note(f"{scheduler}, {attention}: {ours:.2%} of {count}; transformers {theirs:.2%}")
-    assert abs(ours - theirs) <= MAX_DIFFERENCE
-    assert ours > 0.95
+    note(f"{scheduler}, {attention}: {own:.2%} of {count}; transformers {other:.2%}")
+    assert abs(own - other) <= MAX_DIFFERENCE
+    assert own > 0.95

@@ -12,7 +12,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.interfaces import StatLogger
 from dovetail.plugins import PluginRegistry
 
-POLICIES = sorted({found.name for found in PluginRegistry().candidates("policy")})
+POLICIES = sorted({candidates.name for candidates in PluginRegistry().candidates("policy")})
 ASKED = [
     ("What is 27 + 58?", 12),
     ("Spell planet.", 24),
@@ -64,7 +64,7 @@ def generate(scheduler_cls):
     with LLM("demo", scheduler_cls=scheduler_cls, **options) as llm:
         outputs = llm.chat(conversations, params, use_tqdm=False)
     ends = [output.metrics.finished_ns for output in outputs]
-    order = sorted(range(len(ends)), key=lambda place: ends[place])
+    order = sorted(range(len(ends)), key=lambda index: ends[index])
     return [output.outputs[0].token_ids for output in outputs], order, Preemptions.num
 
 

@@ -130,29 +130,29 @@ def engine_choice(model, options):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
     model, seen = write(name), set()
-    for dtype, given in itertools.product(DTYPES, OPTIONS):
-        options = {**SMALL_ENGINE, "skip_tokenizer_init": True, "dtype": dtype, **given}
+    for dtype, arguments in itertools.product(DTYPES, OPTIONS):
+        options = {**SMALL_ENGINE, "skip_tokenizer_init": True, "dtype": dtype, **arguments}
         options["load_format"] = "dummy"
         explained = explain_choice("attention", EngineArgs(model=model, **options))
         names = [item.name for item in explained.chosen]
         expected = engine_choice(model, options)
-        assert names == ([expected] if expected else []), (dtype, given, explained.error)
+        assert names == ([expected] if expected else []), (dtype, arguments, explained.error)
         assert bool(explained.error) is not bool(expected)
         seen.add(expected)
     assert seen >= ({""} if name == "unknown" else {"torch", ""})
 
 
-@pytest.mark.parametrize("given", [{}, {"attention_backend": "torch"}], ids=["auto", "picked"])
+@pytest.mark.parametrize("arguments", [{}, {"attention_backend": "torch"}], ids=["auto", "picked"])
 def test_explain_reports_unknown_if_the_model_constructor_reads_tensor_values(
-    tmp_path, given, capsys
+    tmp_path, arguments, capsys
 ):
     model = write_tiny_llama(tmp_path, architectures=["ReadsValues"])
-    options = {**SMALL_ENGINE, "load_format": "dummy", "skip_tokenizer_init": True, **given}
+    options = {**SMALL_ENGINE, "load_format": "dummy", "skip_tokenizer_init": True, **arguments}
     explained = explain_choice("attention", EngineArgs(model=model, **options))
     assert not explained.error and not explained.chosen
     unknown = [verdict.name for verdict in explained.verdicts if verdict.state == "unknown"]
     assert unknown == [engine_choice(model, options)]
-    flags = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()]
     assert main(["plugins", "explain", "attention", "--model", str(model), *flags]) == 0
     assert "not known before an engine starts; " in capsys.readouterr().out.splitlines()[0]
 
@@ -164,18 +164,18 @@ def test_a_model_that_no_device_can_create_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("response", "message"),
     [("facts", "AttentionFacts"), (SystemExit(3), "SystemExit"), (MemoryError(), "MemoryError")],
 )
 def test_the_error_for_a_worker_with_an_invalid_description_names_the_worker(
-    tmp_path, answer, message
+    tmp_path, response, message
 ):
     from dovetail_cpu.worker import CPUWorker
 
     def describe_attention(context):
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        if isinstance(response, BaseException):
+            raise response
+        return response
 
     odd = type("Odd", (CPUWorker,), {"describe_attention": staticmethod(describe_attention)})
     options = {**SMALL_ENGINE, "worker_cls": odd}

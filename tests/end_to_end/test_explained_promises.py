@@ -36,8 +36,8 @@ def model(tmp_path_factory):
     return write_tiny_llama(tmp_path_factory.mktemp("model"))
 
 
-def arguments(given):
-    return {**SMALL_ENGINE, "skip_tokenizer_init": True, "load_format": "dummy", **given}
+def arguments(values):
+    return {**SMALL_ENGINE, "skip_tokenizer_init": True, "load_format": "dummy", **values}
 
 
 def warned_kinds(model, options, caplog):
@@ -59,9 +59,9 @@ def warned_kinds(model, options, caplog):
     }
 
 
-@pytest.mark.parametrize("given", CASES, ids=lambda given: "-".join(map(str, given.values())))
-def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model, given, caplog):
-    options = arguments(given)
+@pytest.mark.parametrize("values", CASES, ids=lambda values: "-".join(map(str, values.values())))
+def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model, values, caplog):
+    options = arguments(values)
     args = EngineArgs(model=model, **options)
     explained = {kind: explain_choice(kind, args) for kind in KINDS}
     warned = warned_kinds(model, options, caplog)
@@ -73,15 +73,15 @@ def test_explain_names_the_plugins_that_the_engine_warns_about_at_startup(model,
         assert taken.batch_invariant is (kind not in warned), (kind, taken)
         missing = [text for text in taken.reasons if "it is not batch-invariant" in text]
         assert bool(missing) is (kind in warned)
-        assert all(given["dtype"] in text for text in missing)
+        assert all(values["dtype"] in text for text in missing)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_explain_states_batch_invariance_for_each_candidate(kind, model, capsys):
     options = ["--dtype", "bfloat16", "--model", str(model), "--skip-tokenizer-init"]
     assert main(["plugins", "explain", kind, "--json", *options]) == 0
-    found = {item["name"]: item for item in json.loads(capsys.readouterr().out)["verdicts"]}
-    promised = {name: item["batch_invariant"] for name, item in found.items()}
+    by_name = {item["name"]: item for item in json.loads(capsys.readouterr().out)["verdicts"]}
+    promised = {name: item["batch_invariant"] for name, item in by_name.items()}
     assert promised["torch"] is False
     assert [name for name, promise in promised.items() if promise]
     picked = {"attention": "attention-backend"}.get(kind, kind.replace("_", "-"))

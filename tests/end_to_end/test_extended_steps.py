@@ -46,17 +46,17 @@ PLACES = {
 @pytest.fixture(scope="module", params=PLACES.values(), ids=PLACES)
 def extended(request, model_dir):
     """An engine with the fake extension, and so few blocks that requests are preempted."""
-    given = OPTIONS | FEW_BLOCKS | request.param
-    with LLM(model_dir, step_extensions=[FakeStepExtension], **given) as made:
+    arguments = OPTIONS | FEW_BLOCKS | request.param
+    with LLM(model_dir, step_extensions=[FakeStepExtension], **arguments) as made:
         yield made
 
 
 def test_a_step_extension_changes_only_requests_with_its_argument(llm, extended):
     plain = tokens_of(llm.generate(PROMPTS, [seeded() if i % 2 else greedy() for i in range(9)]))
     asking = [seeded() if i % 2 else greedy("count_up" if i % 3 == 0 else None) for i in range(9)]
-    found = tokens_of(extended.generate(PROMPTS, asking))
+    actual = tokens_of(extended.generate(PROMPTS, asking))
     assert extended.llm_engine.last_stats.num_preemptions > 0
-    for index, (changed, before) in enumerate(zip(found, plain, strict=True)):
+    for index, (changed, before) in enumerate(zip(actual, plain, strict=True)):
         if asking[index].extra_args:
             first = extended.get_tokenizer().encode(PROMPTS[index])[-1] + 1
             assert changed[0] == first and counts_up(changed[: 320 - first])

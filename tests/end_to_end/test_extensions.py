@@ -67,20 +67,20 @@ def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, setting
     few = settings | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
     with LLM(model_dir, logits_processors=["no_repeat_ngram"], **few) as made:
         asking = [greedy(no_repeat_ngram_size=2) if i % 3 else greedy() for i in range(len(mates))]
-        found = [item.outputs[0].token_ids for item in made.generate(mates, asking)]
+        actual = [item.outputs[0].token_ids for item in made.generate(mates, asking)]
         stats = made.llm_engine.last_stats
         with pytest.raises(RequestError, match="no_repeat_ngram_size"):
             made.generate(PROMPT, greedy(no_repeat_ngram_size=-3))
         alone = [made.generate(mates[i], asking[i])[0].outputs[0].token_ids for i in (1, 2)]
     assert stats.num_preemptions > 0
-    for index, (token_ids, before) in enumerate(zip(found, plain, strict=True)):
+    for index, (token_ids, before) in enumerate(zip(actual, plain, strict=True)):
         if index % 3:
             ids = llm.get_tokenizer().encode(mates[index])
             assert not has_repeats([*ids, *token_ids]) or has_repeats(ids)
         else:
             assert token_ids == before
-    assert found[1] == alone[0] and found[2] == alone[1]
-    assert found[1] == found[4] == found[7]
+    assert actual[1] == alone[0] and actual[2] == alone[1]
+    assert actual[1] == actual[4] == actual[7]
 
 
 def test_requests_in_a_json_lines_file_are_answered(model_dir, settings, tmp_path, llm):
@@ -91,19 +91,19 @@ def test_requests_in_a_json_lines_file_are_answered(model_dir, settings, tmp_pat
     ]
     write_rows(tmp_path / "in.jsonl", rows)
     with LLM(model_dir, io_processor="jsonl", **settings) as made:
-        found = made.process(tmp_path / "in.jsonl", greedy())
+        content = made.process(tmp_path / "in.jsonl", greedy())
         with pytest.raises(RequestError, match="line 1: a row cannot have the field 'promt'"):
             made.process('{"promt": "a"}')
     (want,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
-    assert found[0] == {"id": "plain", "text": want.outputs[0].text, "finish_reason": "length"}
-    assert [row["id"] for row in found] == ["plain", 1, "long"]
-    assert "max_model_len" in found[2]["error"]
+    assert content[0] == {"id": "plain", "text": want.outputs[0].text, "finish_reason": "length"}
+    assert [row["id"] for row in content] == ["plain", 1, "long"]
+    assert "max_model_len" in content[2]["error"]
 
 
 def test_the_jsonl_stat_logger_writes_statistics(model_dir, settings, tmp_path):
     path = tmp_path / "stats.jsonl"
-    given = {"jsonl": {"path": str(path), "interval_s": 0}}
-    with LLM(model_dir, stat_loggers=["jsonl"], plugin_options=given, **settings) as made:
+    kwargs = {"jsonl": {"path": str(path), "interval_s": 0}}
+    with LLM(model_dir, stat_loggers=["jsonl"], plugin_options=kwargs, **settings) as made:
         made.generate([PROMPT, "Sphinx"], greedy())
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert sum(line["num_steps"] for line in lines) == len(lines) >= 48
@@ -139,5 +139,5 @@ def test_all_extensions_together_change_no_token(model_dir, settings, llm):
         plugin_options={"jsonl": {"interval_s": 1000}},
         **settings,
     ) as made:
-        (found,) = made.generate(PROMPT, greedy())
-    assert found.outputs[0].token_ids == want.outputs[0].token_ids
+        (actual,) = made.generate(PROMPT, greedy())
+    assert actual.outputs[0].token_ids == want.outputs[0].token_ids

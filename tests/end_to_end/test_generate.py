@@ -32,8 +32,8 @@ def readable(llm):
 
 
 def answer(llm, prompt=PROMPT, **params):
-    given = {"max_tokens": LENGTH, "temperature": 0, "ignore_eos": True} | params
-    (output,) = llm.generate(prompt, SamplingParams(**given))
+    kwargs = {"max_tokens": LENGTH, "temperature": 0, "ignore_eos": True} | params
+    (output,) = llm.generate(prompt, SamplingParams(**kwargs))
     return output.outputs[0]
 
 
@@ -143,8 +143,8 @@ def test_a_seed_gives_the_same_tokens_in_any_batch(llm, readable):
 
 
 def test_equal_prompts_without_a_seed_get_different_tokens(llm, readable):
-    one, two = llm.generate([PROMPT] * 2, readable(seed=None))
-    assert one.outputs[0].token_ids != two.outputs[0].token_ids
+    first, second = llm.generate([PROMPT] * 2, readable(seed=None))
+    assert first.outputs[0].token_ids != second.outputs[0].token_ids
 
 
 def test_two_engines_with_the_same_seed_generate_the_same_tokens(model_dir, options):

@@ -87,20 +87,20 @@ def logprobs(path, **options):
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, ignore_eos=True)
     prompt = [int(x) for x in np.random.default_rng(1).integers(3, VOCAB, 40)]
     (result,) = llm.generate([prompt], params, use_tqdm=False)
-    found = zip(prompt[1:], result.prompt_logprobs[1:], strict=True)
-    return np.array([row[token].logprob for token, row in found])
+    actual = zip(prompt[1:], result.prompt_logprobs[1:], strict=True)
+    return np.array([row[token].logprob for token, row in actual])
 
 
 def test_products_with_quantized_blocks_agree_with_dequantized_weights(path, caplog):
     """The results differ from float32 only by the rounding of activations and of bfloat16."""
     with caplog.at_level(logging.INFO):
-        found = logprobs(path)
+        actual = logprobs(path)
     assert "dequantized tensors: 1 of type Q4_1." in caplog.text  # the embedding table
     caplog.clear()
     with caplog.at_level(logging.INFO):
         exact = logprobs(path, dtype="float32", linear_method="torch")
     assert "2 of type Q6_K" in caplog.text
-    assert np.abs(found - exact).mean() < 0.05
+    assert np.abs(actual - exact).mean() < 0.05
     assert np.abs(exact - exact.mean()).mean() > 0.3  # the model is not uniform
 
 

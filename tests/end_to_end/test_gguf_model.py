@@ -34,8 +34,8 @@ TOLERANCE = 2e-3
 
 @pytest.fixture(scope="module")
 def file():
-    (found,) = fetch("smollm2").iterdir()
-    return found
+    (actual,) = fetch("smollm2").iterdir()
+    return actual
 
 
 def ask(model):
@@ -110,12 +110,12 @@ def test_float32_logits_equal_those_of_transformers_on_dequantized_weights(file)
     with torch.no_grad():
         logits_TV = reference(file)(torch.tensor([ids])).logits[0]
     expected_TV = logits_TV.log_softmax(-1)
-    for index, found in enumerate(output.prompt_logprobs[1:]):
+    for index, actual in enumerate(output.prompt_logprobs[1:]):
         best = expected_TV[index].topk(5).indices.tolist()
         margins = expected_TV[index].topk(6).values.diff().abs()
         if margins.min() > TOLERANCE:
-            assert set(best) <= set(found)
-        for token, item in found.items():
+            assert set(best) <= set(actual)
+        for token, item in actual.items():
             assert abs(item.logprob - float(expected_TV[index, token])) < TOLERANCE
 
 

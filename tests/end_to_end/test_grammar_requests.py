@@ -25,19 +25,19 @@ PLACES = {
 @pytest.fixture(scope="module", params=PLACES.values(), ids=PLACES)
 def constrained(request, model_dir):
     """An engine with the fake grammar, and so few blocks that requests are preempted."""
-    given = OPTIONS | FEW_BLOCKS | request.param
-    with LLM(model_dir, grammar_backend=FakeGrammar, **given) as made:
+    arguments = OPTIONS | FEW_BLOCKS | request.param
+    with LLM(model_dir, grammar_backend=FakeGrammar, **arguments) as made:
         yield made
 
 
 def params(form=None, text="", **changes):
-    wanted = None if form is None else StructuredOutputsParams(form=form, text=text)
-    given = {"max_tokens": 48, "temperature": 0.0, "structured_outputs": wanted}
-    return SamplingParams(**given | changes)
+    expected = None if form is None else StructuredOutputsParams(form=form, text=text)
+    kwargs = {"max_tokens": 48, "temperature": 0.0, "structured_outputs": expected}
+    return SamplingParams(**kwargs | changes)
 
 
-def plain(place):
-    changes = {"seed": 7, "temperature": 1.0} if place % 2 else {}
+def plain(index):
+    changes = {"seed": 7, "temperature": 1.0} if index % 2 else {}
     return params(ignore_eos=True, **changes)
 
 
@@ -57,13 +57,13 @@ def test_grammars_constrain_only_the_requests_that_use_them(llm, constrained):
     outputs = constrained.generate(PROMPTS, asking)
     assert constrained.llm_engine.last_stats.num_preemptions > 0
     for index, (output, before) in enumerate(zip(outputs, want, strict=True)):
-        found = output.outputs[0]
+        actual = output.outputs[0]
         if index % 3:
-            assert found.token_ids == before
+            assert actual.token_ids == before
         else:
-            assert obeys(found.token_ids, GRAMMAR)
-            assert found.finish_reason == "stop"
-            assert len(found.token_ids) == len(GRAMMAR.split()) + 1  # ends with EOS
+            assert obeys(actual.token_ids, GRAMMAR)
+            assert actual.finish_reason == "stop"
+            assert len(actual.token_ids) == len(GRAMMAR.split()) + 1  # ends with EOS
     assert constrained.reset_prefix_cache()
 
 

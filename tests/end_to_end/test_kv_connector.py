@@ -129,23 +129,23 @@ def test_blocks_are_loaded_from_the_connector_after_a_cache_reset(checkpoint, co
 
 def test_a_second_engine_of_the_process_loads_blocks_of_the_first(checkpoint):
     prompt_ids = prompts()
-    with engine(checkpoint) as one, engine(checkpoint) as two:
-        generate(one, prompt_ids)
-        generate(two, [[7]])  # the first answer contains the list of stored blocks
-        recorded(two)
-        found = generate(two, prompt_ids)
-        check_tokens(checkpoint, found, recorded(two))
-    assert [request.num_cached for request in found.values()] == list(
+    with engine(checkpoint) as first, engine(checkpoint) as second:
+        generate(first, prompt_ids)
+        generate(second, [[7]])  # the first answer contains the list of stored blocks
+        recorded(second)
+        actual = generate(second, prompt_ids)
+        check_tokens(checkpoint, actual, recorded(second))
+    assert [request.num_cached for request in actual.values()] == list(
         map(whole_blocks, PROMPT_LENS)
     )
 
 
 def test_engines_with_different_dtypes_share_no_blocks(checkpoint):
     prompt_ids = prompts()
-    with engine(checkpoint) as one, engine(checkpoint, dtype="bfloat16") as two:
-        generate(one, prompt_ids)
-        generate(two, [[7]])
-        assert not any(request.num_cached for request in generate(two, prompt_ids).values())
+    with engine(checkpoint) as first, engine(checkpoint, dtype="bfloat16") as second:
+        generate(first, prompt_ids)
+        generate(second, [[7]])
+        assert not any(request.num_cached for request in generate(second, prompt_ids).values())
 
 
 def test_blocks_that_the_connector_has_deleted_are_computed_again(checkpoint):

@@ -33,13 +33,13 @@ def start(tmp_path):
     def build(num_positions, **options):
         config = TOY | {"max_position_embeddings": num_positions}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        given = {"dtype": "bfloat16", "num_threads": 1, "platform": "cpu"}
+        kwargs = {"dtype": "bfloat16", "num_threads": 1, "platform": "cpu"}
         return LLM(
             tmp_path,
             load_format="dummy",
             skip_tokenizer_init=True,
             use_tqdm_on_load=False,
-            **(given | options),
+            **(kwargs | options),
         )
 
     return build
@@ -97,8 +97,8 @@ def test_a_growing_position_table_gives_the_same_tokens_as_a_full_table(start, d
 
 
 def num_blocks(caplog):
-    found = re.findall(r"(\d+) KV blocks of", caplog.text)
-    return int(found[-1])
+    actual = re.findall(r"(\d+) KV blocks of", caplog.text)
+    return int(actual[-1])
 
 
 def test_a_large_cache_keeps_prefixes_and_uses_no_memory_for_unused_blocks(start, caplog):

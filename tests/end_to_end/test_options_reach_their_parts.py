@@ -72,10 +72,10 @@ def test_hf_overrides_have_the_same_effect_as_config_json(model_dir, options, ov
     if "rope_theta" in override:
         config.pop("rope_parameters", None)
     (edited / "config.json").write_text(json.dumps(config | override), "utf-8")
-    given = {"rope_parameters": None, **override} if "rope_theta" in override else override
+    kwargs = {"rope_parameters": None, **override} if "rope_theta" in override else override
     plain, _ = run(model_dir, options, [PROMPT], greedy(max_tokens=12))
     from_option, _ = run(
-        model_dir, options | {"hf_overrides": given}, [PROMPT], greedy(max_tokens=12)
+        model_dir, options | {"hf_overrides": kwargs}, [PROMPT], greedy(max_tokens=12)
     )
     from_file, _ = run(edited, options, [PROMPT], greedy(max_tokens=12))
     assert from_option == from_file != plain
@@ -115,8 +115,8 @@ def test_sampling_defaults_come_from_the_configured_source(model_dir, options, s
         "override": {"override_generation_config": {"top_k": 7}},
     }[source]
     with LLM(edited, **options, **changes) as llm:
-        found = llm.get_default_sampling_params().top_k
-    assert found == {"the model's": 1, "none": SamplingParams().top_k, "override": 7}[source]
+        actual = llm.get_default_sampling_params().top_k
+    assert actual == {"the model's": 1, "none": SamplingParams().top_k, "override": 7}[source]
 
 
 # --- the start ----------------------------------------------------------------------------------
@@ -129,13 +129,13 @@ class WhereItRuns:
         return os.getpid()
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_engine_process_runs_the_model_in_another_process(model_dir, options, apart):
-    extension = f"{__name__}:WhereItRuns" if apart else WhereItRuns
-    changes = {"engine_process": apart, "worker_extension_cls": extension}
+@pytest.mark.parametrize("separate", [False, True])
+def test_engine_process_runs_the_model_in_another_process(model_dir, options, separate):
+    extension = f"{__name__}:WhereItRuns" if separate else WhereItRuns
+    changes = {"engine_process": separate, "worker_extension_cls": extension}
     with LLM(model_dir, **(options | changes)) as llm:
         (process_id,) = llm.llm_engine.collective_rpc("process_id")
-    assert (process_id != os.getpid()) == apart
+    assert (process_id != os.getpid()) == separate
 
 
 def test_the_error_of_a_failed_start_names_the_phase(model_dir, options, tmp_path):

@@ -42,9 +42,9 @@ def test_quantization_keeps_the_accuracy_of_the_demo_model(script, note, capsys)
     script.print_table([plain, *rows], 10 * PER_TASK)
     note(capsys.readouterr().out.rstrip())
     for row, (kl, top1, right) in zip(rows, LIMITS.values(), strict=True):
-        found = row["demo"]
-        assert found["num_positions"] > 1000
-        assert 0 < found["kl"] < kl, row
-        assert found["top1"] > top1, row
+        actual = row["demo"]
+        assert actual["num_positions"] > 1000
+        assert 0 < actual["kl"] < kl, row
+        assert actual["top1"] > top1, row
         assert row["right"] >= right, row
     assert rows[0]["demo"]["kl"] < rows[1]["demo"]["kl"]

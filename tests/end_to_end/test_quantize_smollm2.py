@@ -19,5 +19,5 @@ def test_a_quantized_gguf_file_answers_in_words(tmp_path, capsys):
     params = SamplingParams(temperature=0.0, max_tokens=24)
     question = [{"role": "user", "content": "Name the capital of France."}]
     with LLM(str(out), use_tqdm_on_load=False, max_model_len=512) as llm:
-        (answer,) = llm.chat([question], params, use_tqdm=False)
-    assert "Paris" in answer.outputs[0].text
+        (response,) = llm.chat([question], params, use_tqdm=False)
+    assert "Paris" in response.outputs[0].text

@@ -57,10 +57,10 @@ class ReadsGPTQ(TorchLinearMethod):
 
 @pytest.fixture
 def folder(tmp_path):
-    def write(config=(), beside=None):
+    def write(config=(), others=None):
         (tmp_path / "config.json").write_text(json.dumps(PLAIN | dict(config)))
-        if beside is not None:
-            (tmp_path / beside[0]).write_text(json.dumps(beside[1]))
+        if others is not None:
+            (tmp_path / others[0]).write_text(json.dumps(others[1]))
         return tmp_path
 
     return write

@@ -185,9 +185,9 @@ def _tokens_of(text, pieces, size):
     for token in range(size):
         piece = pieces[token]
         ids.setdefault(piece.encode() if isinstance(piece, str) else bytes(piece), token)
-    found = []
+    collected = []
     for char in text:
         whole = char.encode()
         parts = [whole] if whole in ids else [bytes([item]) for item in whole]
-        found += [ids[part] for part in parts]
-    return found
+        collected += [ids[part] for part in parts]
+    return collected

@@ -34,13 +34,13 @@ def test_the_log_of_a_demo_model_run_replays_byte_for_byte(scheduler, ahead, tmp
         with pytest.raises(RequestError):
             llm.generate("one two " * 99, params)
         llm.generate(PROMPTS[:2], params)
-    found = replay_log(LogReader(path), clock=ManualClock())
-    assert found.difference is None and not found.truncated
+    actual = replay_log(LogReader(path), clock=ManualClock())
+    assert actual.difference is None and not actual.truncated
     summary = summarize(LogReader(path), lambda plan, now_ns: None)
-    assert found.num_steps == summary.num_steps > 24 and found.num_requests == len(PROMPTS) + 2
+    assert actual.num_steps == summary.num_steps > 24 and actual.num_requests == len(PROMPTS) + 2
     assert summary.num_sampled >= sum(len(output.outputs[0].token_ids) for output in outputs)
     assert summary.num_cached_tokens, "the second round must hit prefixes of the first"
-    assert found.covered_ns > 0
+    assert actual.covered_ns > 0
     assert summary.header.limits.max_num_seqs == 3
 
 

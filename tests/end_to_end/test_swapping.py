@@ -252,8 +252,8 @@ def test_a_plugin_module_on_pythonpath_needs_no_distribution(
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    answers, calls = json.loads(done.stdout.splitlines()[-1])
-    assert answers == expected
+    results, calls = json.loads(done.stdout.splitlines()[-1])
+    assert results == expected
     counted = {name: calls.get(counter) for name, counter, _, _ in SWAPS.values()}
     times = {name: times for name, _, times, _ in SWAPS.values()} | {"MyTokenizer": None}
     assert counted == times

@@ -30,15 +30,15 @@ def start(model, backend, options, **changes):
 
 def run(engines_and_requests):
     """Add requests and step the engines alternately. Return each engine's tokens by request."""
-    answers = [{} for _ in engines_and_requests]
-    for (engine, requests_of_engine), _ in zip(engines_and_requests, answers, strict=True):
+    results = [{} for _ in engines_and_requests]
+    for (engine, requests_of_engine), _ in zip(engines_and_requests, results, strict=True):
         for number, (prompt, params) in enumerate(requests_of_engine):
             engine.add_request(str(number), prompt, params)
     while any(engine.has_unfinished_requests() for engine, _ in engines_and_requests):
-        for (engine, _), answer in zip(engines_and_requests, answers, strict=True):
+        for (engine, _), response in zip(engines_and_requests, results, strict=True):
             done = [out for out in engine.step() if out.finished]
-            answer |= {out.request_id: out.outputs[0].token_ids for out in done}
-    return answers
+            response |= {out.request_id: out.outputs[0].token_ids for out in done}
+    return results
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
@@ -68,16 +68,16 @@ def test_two_engines_together_give_the_same_tokens_as_each_engine_alone(
 
 
 def test_shutdown_of_one_engine_does_not_affect_the_other(model_dir, qwen_dir, options):
-    one, two = start(model_dir, "torch", options), start(qwen_dir, "torch", options)
-    expected = run([(two, requests(4))])
-    two.reset_prefix_cache()
+    first, second = start(model_dir, "torch", options), start(qwen_dir, "torch", options)
+    expected = run([(second, requests(4))])
+    second.reset_prefix_cache()
     for number, (prompt, params) in enumerate(requests(4)):
-        two.add_request(str(number), prompt, params)
-    two.step()
-    one.shutdown()
-    answer = {}
-    while two.has_unfinished_requests():
-        done = [out for out in two.step() if out.finished]
-        answer |= {out.request_id: out.outputs[0].token_ids for out in done}
-    assert [answer] == expected
-    two.shutdown()
+        second.add_request(str(number), prompt, params)
+    second.step()
+    first.shutdown()
+    response = {}
+    while second.has_unfinished_requests():
+        done = [out for out in second.step() if out.finished]
+        response |= {out.request_id: out.outputs[0].token_ids for out in done}
+    assert [response] == expected
+    second.shutdown()

@@ -44,7 +44,7 @@ def test_an_unsuitable_attention_backend_is_refused_before_loading(folder, quant
 
 def test_workers_do_not_start_with_an_unsuitable_attention_backend(folder, monkeypatch):
     made = []
-    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
+    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *arguments: made.append(arguments))
     options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
     with pytest.raises(ConfigError, match="heads of 8 are too many"):
         LLM(
@@ -62,7 +62,7 @@ def test_workers_do_not_start_if_the_model_does_not_support_several_ranks(
     folder, size, monkeypatch
 ):
     made = []
-    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *given: made.append(given))
+    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *arguments: made.append(arguments))
     args = {"tensor_parallel_size": size, "platform": "cpu"}
     reason = f"tensor_parallel_size={size} is not possible: num_attention_heads=4 "
     with pytest.raises(ConfigError, match=reason):

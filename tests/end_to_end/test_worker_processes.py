@@ -72,13 +72,13 @@ def test_worker_processes_return_the_same_tokens_and_logprobs(
 
 def listeners_of(pid):
     """Return the addresses at which a process listens: TCP over IPv4 and IPv6, and unix sockets."""
-    found = sorted(tcp_listeners_of(pid))
+    actual = sorted(tcp_listeners_of(pid))
     sockets = set(open_files_of(pid))
     for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
         columns = line.split()
         if int(columns[3], 16) & 0x10000 and f"socket:[{columns[6]}]" in sockets:
-            found.append(columns[-1])
-    return found
+            actual.append(columns[-1])
+    return actual
 
 
 def test_worker_processes_open_no_port_and_the_error_names_a_worker_that_is_killed(

@@ -27,6 +27,6 @@ def import_libraries() -> None:
     for name in _LIBRARIES:
         with suppress(ImportError):
             importlib.import_module(name)
-    ours = [name for name in sys.modules if name.partition(".")[0].startswith("dovetail")]
-    if ours:
-        raise RuntimeError(f"{ours[0]} is already imported; a changed copy would not be loaded")
+    own = [name for name in sys.modules if name.partition(".")[0].startswith("dovetail")]
+    if own:
+        raise RuntimeError(f"{own[0]} is already imported; a changed copy would not be loaded")

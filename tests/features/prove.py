@@ -32,12 +32,12 @@ def unproven(features: list[Feature], known: Outcomes | None) -> list[str]:
     problems = [
         f"{row.id}: {row.status}, but no test is linked" for row in claimed if not row.tests
     ]
-    found = known
-    if found is None:
-        found, _ = run_tests(sorted({test for row in claimed for test in row.tests}))
+    actual = known
+    if actual is None:
+        actual, _ = run_tests(sorted({test for row in claimed for test in row.tests}))
     for row in claimed:
         for test in row.tests:
-            seen = ", ".join(sorted(found.get(test, ()))) or "not found"
+            seen = ", ".join(sorted(actual.get(test, ()))) or "not found"
             if seen != "passed":
                 problems.append(f"{row.id}: {test}: {seen}")
     for kind in sorted({kind for row in claimed for kind in row.fakes}):

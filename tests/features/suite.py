@@ -59,9 +59,9 @@ def run_tests(
     codes = []
     for part, parallel in PARTS.items():
         chosen = tests or (() if parallel else files_with_clock_tests())
-        found, code = _run(part, *parallel, *options, *chosen, shown=shown, repeats=repeats)
+        actual, code = _run(part, *parallel, *options, *chosen, shown=shown, repeats=repeats)
         codes.append(code)
-        for test, seen in found.items():
+        for test, seen in actual.items():
             outcomes.setdefault(test, set()).update(seen)
     return outcomes, max(codes, key=abs)
 
@@ -184,7 +184,7 @@ def recorded() -> Outcomes | None:
     record = json.loads(RECORD.read_text("utf-8"))
     if not record["state"] or record["state"] != tree_state():
         return None
-    return {test: set(found) for test, found in record["outcomes"].items()}
+    return {test: set(actual) for test, actual in record["outcomes"].items()}
 
 
 def main() -> int:

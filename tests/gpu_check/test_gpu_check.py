@@ -46,8 +46,8 @@ def test_a_failing_section_affects_no_other_section(tmp_path):
         "fine": FINE,
     }
     code, run, _ = run_sections(tmp_path, sources)
-    found = run["sections"]
-    assert {name: item["state"] for name, item in found.items()} == {
+    actual = run["sections"]
+    assert {name: item["state"] for name, item in actual.items()} == {
         "machine": OK,
         "raises": BROKEN,
         "dies": DIED,
@@ -57,12 +57,14 @@ def test_a_failing_section_affects_no_other_section(tmp_path):
         "fine": OK,
     }
     assert code == 1
-    assert "KeyError: 'lost'" in found["raises"]["why"]
-    assert "exit code 7" in found["dies"]["why"] and "farewell" in found["dies"]["why"]
-    assert "a_module_that_does_not_exist is not installed" in found["lacking"]["why"]
-    assert found["wrong"]["why"] == "it is off by one" and found["wrong"]["notes"] == ["by the way"]
+    assert "KeyError: 'lost'" in actual["raises"]["why"]
+    assert "exit code 7" in actual["dies"]["why"] and "farewell" in actual["dies"]["why"]
+    assert "a_module_that_does_not_exist is not installed" in actual["lacking"]["why"]
+    assert actual["wrong"]["why"] == "it is off by one" and actual["wrong"]["notes"] == [
+        "by the way"
+    ]
     # Figures measured before the failure are kept.
-    values = [[figure["value"] for figure in item["figures"]] for item in found.values()]
+    values = [[figure["value"] for figure in item["figures"]] for item in actual.values()]
     assert values == [[], *[[42.0]] * 6]
 
 
@@ -199,7 +201,7 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
         figures = [
             {"name": name, "value": value, "unit": "", "note": ""} for name, value in values.items()
         ]
-        found = {"state": OK, "seconds": 1.0, "figures": figures, "plugins": {}, "notes": []}
+        by_name = {"state": OK, "seconds": 1.0, "figures": figures, "plugins": {}, "notes": []}
         return {
             "small": False,
             "device": {"type": "cuda", "name": "A chip"},
@@ -207,7 +209,7 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
             "commit": "abc",
             "versions": {},
             "seconds": 1.0,
-            "sections": {"small_model": found},
+            "sections": {"small_model": by_name},
         }
 
     assert not aims_missed(run(one=250.0, many=8000.0, host_ms=3.0))
@@ -218,9 +220,9 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
     assert aims_missed(run(one=float("nan"))) == ["small_model: one"]
     assert aims_missed(run(one=1.0) | {"small": True}) == []
     lines = render_table(run(one=249.0, many=9000.0)).splitlines()
-    (one,) = [line for line in lines if "one request" in line]
+    (item,) = [line for line in lines if "one request" in line]
     (many,) = [line for line in lines if "256 requests" in line]
-    assert one.endswith("≥ 250 tokens/s MISSED") and "MISSED" not in many
+    assert item.endswith("≥ 250 tokens/s MISSED") and "MISSED" not in many
     assert section("small_model").figures
 
 

@@ -94,17 +94,17 @@ def test_the_plugin_list_shows_for_device_plugins_whether_they_are_verified():
 
 def _verified(registry: PluginRegistry, plugin: str) -> str:
     kind, _, name = plugin.partition(":")
-    (found,) = [candidate for candidate in registry.candidates(kind) if candidate.name == name]
-    return registry.entry_of(found).verified
+    (candidates,) = [candidate for candidate in registry.candidates(kind) if candidate.name == name]
+    return registry.entry_of(candidates).verified
 
 
 def test_every_device_plugin_is_installed():
-    found = {
+    by_name = {
         f"{kind}:{candidate.name}"
         for kind in ("platform", "worker", "attention", "ops")
         for candidate in PluginRegistry().candidates(kind)
     }
-    assert set(DEVICE_PLUGINS) <= found
+    assert set(DEVICE_PLUGINS) <= by_name
 
 
 def test_a_section_without_results_is_shown_as_never_run():

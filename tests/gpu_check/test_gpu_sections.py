@@ -77,14 +77,16 @@ def test_a_model_shape_is_written_as_a_model_directory(name, tmp_path):
 
 def test_model_shapes_have_the_parameter_counts_of_their_names():
     for name, billions in (("qwen3-0.6b", 0.6), ("qwen3-8b", 8.2)):
-        one = SHAPES[name]
+        first = SHAPES[name]
         hidden, heads, kv_heads = (
-            one[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+            first[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
         )
         attention = hidden * 128 * (2 * heads + 2 * kv_heads)
-        layer = attention + 3 * hidden * one["intermediate_size"]
-        tables = one["vocab_size"] * hidden * (1 if one["tie_word_embeddings"] else 2)
-        assert one["num_hidden_layers"] * layer + tables == pytest.approx(billions * 1e9, rel=0.02)
+        layer = attention + 3 * hidden * first["intermediate_size"]
+        tables = first["vocab_size"] * hidden * (1 if first["tie_word_embeddings"] else 2)
+        assert first["num_hidden_layers"] * layer + tables == pytest.approx(
+            billions * 1e9, rel=0.02
+        )
 
 
 class Detector:
@@ -127,8 +129,8 @@ def test_synchronizations_of_a_step_are_counted_after_the_warm_up():
         assert worker.sample_tokens() == "tokens"
     steps, waits = worker.take_waits()
     assert steps == 3
-    ((place, count),) = waits.items()
-    assert place.startswith(__file__) and count == 6
+    ((index, count),) = waits.items()
+    assert index.startswith(__file__) and count == 6
     with pytest.raises(ValueError, match="lost"):
         worker.sample_tokens("fail")
     assert WaitingWorker.detector.mode == "default"

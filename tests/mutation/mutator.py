@@ -82,8 +82,8 @@ def _children(node: ast.AST) -> Iterator[tuple[tuple[str, int], ast.AST]]:
             yield (field, -1), value
             continue
         listed = enumerate(value if isinstance(value, list) else ())
-        nodes = ((place, child) for place, child in listed if isinstance(child, ast.AST))
-        yield from (((field, place), child) for place, child in nodes if not _is_text(child))
+        nodes = ((index, child) for index, child in listed if isinstance(child, ast.AST))
+        yield from (((field, index), child) for index, child in nodes if not _is_text(child))
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -146,9 +146,9 @@ def _is_removable(node: ast.AST) -> bool:
     return isinstance(node, (ast.Expr, ast.AugAssign, ast.Delete, ast.Continue, ast.Break))
 
 
-def _with_operator(place: int, operator: type[ast.cmpop]) -> Change:
+def _with_operator(index: int, operator: type[ast.cmpop]) -> Change:
     def change(copy: ast.AST) -> ast.AST:
-        copy.ops[place] = operator()
+        copy.ops[index] = operator()
         return copy
 
     return change
@@ -172,30 +172,30 @@ def _mutant(tree: ast.Module, path: Path, change: Change) -> Mutant:
     copy = deepcopy(tree)
     if path:
         parent = _node(copy, path[:-1])
-        field, place = path[-1]
+        field, index = path[-1]
         changed = change(_node(copy, path))
-        if place < 0:
+        if index < 0:
             setattr(parent, field, changed)
         else:
-            getattr(parent, field)[place] = changed
+            getattr(parent, field)[index] = changed
     ast.fix_missing_locations(copy)
     after = _statement(copy, path)
     return Mutant(line=before.lineno, before=_shown(before), after=_shown(after), tree=copy)
 
 
 def _node(tree: ast.AST, path: Path) -> ast.AST:
-    for field, place in path:
-        tree = getattr(tree, field) if place < 0 else getattr(tree, field)[place]
+    for field, index in path:
+        tree = getattr(tree, field) if index < 0 else getattr(tree, field)[index]
     return tree
 
 
 def _statement(tree: ast.AST, path: Path) -> ast.stmt:
     """Return the innermost statement around a node."""
-    found = tree
+    actual = tree
     for end in range(len(path) + 1):
         node = _node(tree, path[:end])
-        found = node if isinstance(node, ast.stmt) else found
-    return found
+        actual = node if isinstance(node, ast.stmt) else actual
+    return actual
 
 
 def _shown(statement: ast.stmt) -> str:

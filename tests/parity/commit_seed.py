@@ -20,10 +20,10 @@ def commit_seed() -> tuple[int, str]:
     """
     command = ["git", "rev-parse", "--verify", "HEAD"]
     try:
-        answer = subprocess.run(
+        response = subprocess.run(
             command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
         )
-        commit = answer.stdout.strip() if answer.returncode == 0 else ""
+        commit = response.stdout.strip() if response.returncode == 0 else ""
     except (OSError, subprocess.TimeoutExpired):
         commit = ""
     if commit:

@@ -36,7 +36,7 @@ class RankThreads(Executor):
     def __init__(self, context: ExecutorContext) -> None:
         size = context.config.worker.tensor_parallel_size
         self._folder = tempfile.TemporaryDirectory()
-        place = Path(self._folder.name, "store")
+        path = Path(self._folder.name, "store")
         self._threads = [ThreadPoolExecutor(1, f"rank-{rank}") for rank in range(size)]
         self.workers: list[WorkerBase] = [
             context.worker_cls(
@@ -47,7 +47,7 @@ class RankThreads(Executor):
                     rank=rank,
                     local_rank=rank,
                     world_size=size,
-                    rendezvous=f"file://{place}" if size > 1 else "",
+                    rendezvous=f"file://{path}" if size > 1 else "",
                     options=context.worker_options,
                 )
             )
@@ -72,8 +72,8 @@ class RankThreads(Executor):
     ) -> Any:
         """Call an operation in every rank's thread and return all results."""
         futures = self._begin(operation, *args, **(kwargs or {}))
-        answers = [future.result(timeout) for future in futures]
-        return answers if unique_reply_rank is None else answers[unique_reply_rank]
+        results = [future.result(timeout) for future in futures]
+        return results if unique_reply_rank is None else results[unique_reply_rank]
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
         """Run the model for `plan` on all ranks."""

@@ -102,7 +102,7 @@ def follow_ups(prompts: Prompts, answered: list[Sequenced]) -> Prompts:
     prompt, its first half with another end, and the next turn of a conversation.
     """
     source = random.Random(commit_seed()[0] + 1)
-    found = []
+    collected = []
     for index, prompt in enumerate(prompts):
         if index % 3 == 0:
             follow_up = [*answered[index].token_ids, *random_tokens(source, 5)]
@@ -110,8 +110,8 @@ def follow_ups(prompts: Prompts, answered: list[Sequenced]) -> Prompts:
             follow_up = prompt
         else:
             follow_up = prompt[: len(prompt) // 2] + random_tokens(source, 20)
-        found.append(follow_up[:MAX_PROMPT_LEN])
-    return found
+        collected.append(follow_up[:MAX_PROMPT_LEN])
+    return collected
 
 
 def answer(llm: LLM, prompts: Prompts) -> dict[str, Sequenced]:

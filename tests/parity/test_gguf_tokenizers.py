@@ -74,29 +74,29 @@ def texts_for(name):
 def test_a_vocabulary_gives_the_same_ids_texts_and_prompts_as_transformers(name, tmp_path):
     folder = fetch(name)
     path = write_vocabulary(folder, tmp_path / "model.gguf", pre=PRE[name], template=TEMPLATE)
-    ours = GGUFTokenizer.from_directory(path)
-    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
-    check_ids_and_texts(ours, theirs, texts_for(name))
+    own = GGUFTokenizer.from_directory(path)
+    other = PreTrainedTokenizerFast.from_pretrained(folder)
+    check_ids_and_texts(own, other, texts_for(name))
     source, config = (
         json.loads((folder / file).read_text(encoding="utf-8"))
         for file in ("tokenizer.json", "tokenizer_config.json")
     )
-    bos = [theirs.bos_token_id] if adds_bos(source, config) else []
-    assert ours.encode("hi") == [*bos, *theirs.encode("hi", add_special_tokens=False)]
-    assert ours.eos_token_id == theirs.eos_token_id
-    theirs.chat_template = theirs.chat_template or TEMPLATE
-    check_prompts(ours, theirs)
+    bos = [other.bos_token_id] if adds_bos(source, config) else []
+    assert own.encode("hi") == [*bos, *other.encode("hi", add_special_tokens=False)]
+    assert own.eos_token_id == other.eos_token_id
+    other.chat_template = other.chat_template or TEMPLATE
+    check_prompts(own, other)
 
 
-def check_ids_and_texts(ours, theirs, texts):
+def check_ids_and_texts(own, other, texts):
     """Compare ids, decoded texts, and texts that are decoded token by token."""
     assert len(texts) >= 300
     for text in texts:
-        ids = ours.encode(text, add_special_tokens=False)
-        assert ids == theirs.encode(text, add_special_tokens=False), text
-        decoded = theirs.decode(ids, clean_up_tokenization_spaces=False)
-        assert ours.decode(ids) == decoded
-        assert streamed(ours, ids) == decoded, text
+        ids = own.encode(text, add_special_tokens=False)
+        assert ids == other.encode(text, add_special_tokens=False), text
+        decoded = other.decode(ids, clean_up_tokenization_spaces=False)
+        assert own.decode(ids) == decoded
+        assert streamed(own, ids) == decoded, text
 
 
 def streamed(tokenizer, ids):
@@ -106,17 +106,17 @@ def streamed(tokenizer, ids):
     return "".join([detokenizer.push([token]) for token in ids]) + detokenizer.flush()
 
 
-def check_prompts(ours, theirs):
+def check_prompts(own, other):
     now = datetime.now()
     for messages in CONVERSATIONS:
         for tools in (None, TOOLS):
             for prompt in (False, True):
-                given = {"tools": tools, "add_generation_prompt": prompt}
-                expected = theirs.apply_chat_template(messages, tokenize=False, **given)
-                found = ours.apply_chat_template(messages, **given)
-                assert found == expected or now.day != datetime.now().day
+                kwargs = {"tools": tools, "add_generation_prompt": prompt}
+                expected = other.apply_chat_template(messages, tokenize=False, **kwargs)
+                actual = own.apply_chat_template(messages, **kwargs)
+                assert actual == expected or now.day != datetime.now().day
     with pytest.raises(RequestError):
-        ours.apply_chat_template(CONVERSATIONS[0], chat_template="{{ raise_exception('no') }}")
+        own.apply_chat_template(CONVERSATIONS[0], chat_template="{{ raise_exception('no') }}")
 
 
 def test_the_derived_sentencepiece_merges_equal_the_published_merges(tmp_path):
@@ -128,20 +128,20 @@ def test_the_derived_sentencepiece_merges_equal_the_published_merges(tmp_path):
 
 def test_the_tokenizer_of_smollm2_in_its_gguf_file_equals_that_of_transformers():
     (file,) = fetch("smollm2").iterdir()
-    ours = GGUFTokenizer.from_directory(file)
-    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    assert (ours.eos_token_id, ours.vocab_size) == (theirs.eos_token_id, len(theirs))
+    own = GGUFTokenizer.from_directory(file)
+    other = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert (own.eos_token_id, own.vocab_size) == (other.eos_token_id, len(other))
     # transformers uses the pattern of GPT-2 for this vocabulary, which does not split numbers.
     texts = [text for text in all_texts() if not any(item.isnumeric() for item in text)]
     for text in texts:
-        assert ours.encode(text) == theirs.encode(text), text
-    assert [ours.decode([token]) for token in ours.encode("x 1234")] == ["x", " ", *"1234"]
-    check_prompts(ours, theirs)
+        assert own.encode(text) == other.encode(text), text
+    assert [own.decode([token]) for token in own.encode("x 1234")] == ["x", " ", *"1234"]
+    check_prompts(own, other)
 
 
 @pytest.mark.soak
 def test_the_vocabulary_of_the_gguf_file_of_gemma_equals_the_published_vocabulary():
     (file,) = fetch("gemma3_270m").iterdir()
-    ours = GGUFTokenizer.from_directory(file)
-    theirs = PreTrainedTokenizerFast.from_pretrained(fetch("gemma3"))
-    check_ids_and_texts(ours, theirs, [text for text in all_texts() if SPACE not in text])
+    own = GGUFTokenizer.from_directory(file)
+    other = PreTrainedTokenizerFast.from_pretrained(fetch("gemma3"))
+    check_ids_and_texts(own, other, [text for text in all_texts() if SPACE not in text])

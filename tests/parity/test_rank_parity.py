@@ -116,13 +116,13 @@ def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], tor
     with start(checkpoint, 1) as llm:
         outputs = llm.generate(prompts, replace(GREEDY, max_tokens=1), use_tqdm=False)
         (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
-    found: dict[str, list[torch.Tensor]] = {output.request_id: [] for output in outputs}
+    by_name: dict[str, list[torch.Tensor]] = {output.request_id: [] for output in outputs}
     for part in sorted(recorded, key=lambda part: part.start):
-        found[user_request_id(part.request_id)].append(part.logits)
+        by_name[user_request_id(part.request_id)].append(part.logits)
     # The margin rule needs a row for the last token, although it does not compare this row.
     nothing = torch.zeros(1, VOCAB_SIZE)
     return {
-        token_ids: torch.cat([*found[output.request_id], nothing])
+        token_ids: torch.cat([*by_name[output.request_id], nothing])
         for token_ids, output in zip(sequences, outputs, strict=True)
     }
 
@@ -170,11 +170,11 @@ def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
 def test_bfloat16_ranks_are_as_close_to_float32_as_one_rank(
     checkpoint: Checkpoint, num_ranks: int, note: Callable[[str], None]
 ) -> None:
-    one = divergence(run(checkpoint, 1, "bfloat16"), checkpoint)
+    first = divergence(run(checkpoint, 1, "bfloat16"), checkpoint)
     several = divergence(run(checkpoint, num_ranks, "bfloat16"), checkpoint)
-    shown = " and ".join(f"KL {found[0]:.1e}, best {found[1]:.2%}" for found in (one, several))
+    shown = " and ".join(f"KL {actual[0]:.1e}, best {actual[1]:.2%}" for actual in (first, several))
     note(f"bf16 compared with float32, one rank and two: {shown} ({checkpoint.name})")
-    assert several[0] < 1.5 * one[0] and several[1] > one[1] - 0.02
+    assert several[0] < 1.5 * first[0] and several[1] > first[1] - 0.02
 
 
 @pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
@@ -208,13 +208,13 @@ def test_a_third_party_model_is_split_by_its_layers(checkpoint: Checkpoint) -> N
 
 def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
     params = replace(GREEDY, logprobs=3, prompt_logprobs=3)
-    answers = []
+    results = []
     for num_ranks in (1, 2):
         with start(checkpoint, num_ranks, **options) as llm:
-            answers.append(llm.generate(make_prompts(), params, use_tqdm=False))
+            results.append(llm.generate(make_prompts(), params, use_tqdm=False))
     num_compared = 0
-    for item, two in zip(*answers, strict=True):
-        mine, theirs = ([*out.prompt_logprobs[1:], *out.outputs[0].logprobs] for out in (item, two))
+    for item, two in zip(*results, strict=True):
+        own, other = ([*out.prompt_logprobs[1:], *out.outputs[0].logprobs] for out in (item, two))
         num_alike = common_length(item.outputs[0].token_ids, two.outputs[0].token_ids)
         if num_alike < GREEDY.max_tokens:
             best, second, *_ = sorted(
@@ -224,7 +224,7 @@ def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
             assert best - second <= MARGIN, "tokens differ where one is clearly the most likely"
         # The prefixes are equal up to the first differing token.
         num_positions = len(item.prompt_logprobs) - 1 + min(num_alike + 1, GREEDY.max_tokens)
-        pairs = zip(mine[:num_positions], theirs[:num_positions], strict=True)
+        pairs = zip(own[:num_positions], other[:num_positions], strict=True)
         for left, right in pairs:
             for token in left.keys() & right.keys():
                 assert left[token].logprob == pytest.approx(right[token].logprob, abs=TOLERANCE)
@@ -232,7 +232,7 @@ def check_log_probabilities(checkpoint: Checkpoint, **options: object) -> None:
     assert num_compared > 3 * sum(PROMPT_LENS)
 
 
-def common_length(one: Sequence[int], two: Sequence[int]) -> int:
+def common_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the number of equal tokens before the first difference."""
-    pairs = zip(one, two, strict=True)
-    return next((index for index, (a, b) in enumerate(pairs) if a != b), len(one))
+    pairs = zip(first, second, strict=True)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), len(first))

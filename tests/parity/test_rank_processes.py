@@ -65,14 +65,14 @@ def test_native_ranks_are_as_close_to_float32_as_one_rank(
     checkpoint: Checkpoint, quantization: str | None, note: Callable[[str], None]
 ) -> None:
     exact = prompt_logprobs(checkpoint.folder, dtype="float32")
-    given = {"dtype": "bfloat16", "quantization": quantization}
-    one = prompt_logprobs(checkpoint.folder, **given)
-    two = prompt_logprobs(checkpoint.folder, **given, tensor_parallel_size=2)
-    apart_one, apart_two = ((found - exact).abs().mean().item() for found in (one, two))
+    kwargs = {"dtype": "bfloat16", "quantization": quantization}
+    first = prompt_logprobs(checkpoint.folder, **kwargs)
+    second = prompt_logprobs(checkpoint.folder, **kwargs, tensor_parallel_size=2)
+    apart_one, apart_two = ((actual - exact).abs().mean().item() for actual in (first, second))
     kind = quantization or "bf16"
     note(f"{kind}: mean |Δ log p| of one rank {apart_one:.4f}, of two {apart_two:.4f}")
     assert 0 < apart_two < 1.5 * apart_one
-    assert not torch.equal(one, two), (
+    assert not torch.equal(first, second), (
         "two ranks must round differently from one rank: check that two ranks ran"
     )
 

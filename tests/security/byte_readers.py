@@ -181,9 +181,9 @@ def _call_reader(name: str, arguments: tuple[object, ...]) -> ByteReader:
 
 
 def _answer(content: bytes) -> None:
-    answer = decode_answer(content)
-    if answer.error is not None:
-        answer.error.error()
+    response = decode_answer(content)
+    if response.error is not None:
+        response.error.error()
 
 
 def _boot_record(content: bytes) -> None:
@@ -201,26 +201,26 @@ def _worker_boot(content: bytes) -> None:
 
 
 def _start_report(content: bytes) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        theirs.send(content)
-        report = receive_report(ours)
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with own, other:
+        other.send(content)
+        report = receive_report(own)
         if report is not None and report.kind == "failed":
             error_of(report)
 
 
 def _bell(content: bytes) -> None:
-    writer, (place,) = make_ring(RingShape(num_readers=1))
-    intruder = socket.socket(fileno=os.dup(place.descriptors[1]))
-    with intruder, writer, place.take():
+    writer, (index,) = make_ring(RingShape(num_readers=1))
+    intruder = socket.socket(fileno=os.dup(index.descriptors[1]))
+    with intruder, writer, index.take():
         intruder.send(content)
         writer.check_readers()
 
 
 def _ring_frame(content: bytes) -> None:
     """Send the frame through the ring, or through a separate segment if it is long."""
-    writer, (place,) = make_ring(RingShape(num_readers=1, slot_bytes=64))
-    with writer, place.take() as reader:
+    writer, (index,) = make_ring(RingShape(num_readers=1, slot_bytes=64))
+    with writer, index.take() as reader:
         writer.send(content)
         assert reader.receive(timeout_s=5) == content
         decode_plan(content)
@@ -233,11 +233,11 @@ def _ring_memory(offset: int, content: bytes) -> None:
         RingMemory.format(descriptor, SHAPE).close()
         os.pwrite(descriptor, content, offset)
         memory = RingMemory.attach(descriptor)
-        found = memory.read(0)
+        actual = memory.read(0)
         memory.close()
     finally:
         os.close(descriptor)
-    if offset and found is None:
+    if offset and actual is None:
         raise MessageError("this is not a frame")
 
 
@@ -290,14 +290,16 @@ def _engine_readers() -> dict[str, ByteReader]:
         messages.Answer(4, msgspec.msgpack.encode([{"vocab_size": 9}])),
         messages.Died(RemoteError("EngineDeadError", "a step failed", "2 runs")),
     )
-    found = {
+    by_name = {
         f"from the engine: {type(item).__name__}": ByteReader(
             good=messages.pack(item), read=_from_engine, form=wire
         )
         for item in from_engine
     }
-    found |= {f"to the engine: {name}": _call_reader(name, given) for name, given in to_engine}
-    return found | {
+    by_name |= {
+        f"to the engine: {name}": _call_reader(name, arguments) for name, arguments in to_engine
+    }
+    return by_name | {
         "a request": ByteReader(good=_request(), read=read_request, form=messagepack),
         "an engine's boot": ByteReader(good=encode(boot), read=_engine_boot, form=messagepack),
         "a configuration": ByteReader(
@@ -342,11 +344,11 @@ def _worker_readers() -> dict[str, ByteReader]:
         "an answer": (encode_answer(CallAnswer(number=1, value=[{"a": 1}])), _answer),
         "an error": (encode_answer(CallAnswer(number=1, error=error)), _answer),
     }
-    found = {
+    by_name = {
         name: ByteReader(good=good, read=read, form=columns)
         for name, (good, read) in frames.items()
     }
-    return found | {
+    return by_name | {
         "a worker's boot": ByteReader(good=encode(boot), read=_worker_boot, form=messagepack),
     }
 

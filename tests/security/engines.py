@@ -41,18 +41,18 @@ class EngineFrontEnd:
 
     def ask_all(self, requests):
         """Return each request's last output, or the exception with which it was refused."""
-        found = []
+        collected = []
         for _, request in enumerate(requests):
-            given = {"output_kind": FINAL} | request
+            kwargs = {"output_kind": FINAL} | request
             try:
-                self.engine.add_request(**given)
-                found.append(given["request_id"])
+                self.engine.add_request(**kwargs)
+                collected.append(kwargs["request_id"])
             except Exception as error:
-                found.append(error)
+                collected.append(error)
         ended = {}
         while self.engine.has_unfinished_requests():
             ended |= {item.request_id: item for item in self.engine.step() if item.finished}
-        return [item if isinstance(item, Exception) else ended[item] for item in found]
+        return [item if isinstance(item, Exception) else ended[item] for item in collected]
 
     def close(self):
         self.engine.shutdown()
@@ -71,12 +71,12 @@ class AsyncFrontEnd:
 
     async def _ask_all(self, requests):
         tasks = [self._last({"output_kind": FINAL} | request) for request in requests]
-        found = await asyncio.gather(*tasks, return_exceptions=True)
+        actual = await asyncio.gather(*tasks, return_exceptions=True)
         await self.llm.check_health()
-        return found
+        return actual
 
-    async def _last(self, given):
-        return [output async for output in self.llm.generate(**given)][-1]
+    async def _last(self, arguments):
+        return [output async for output in self.llm.generate(**arguments)][-1]
 
     def close(self):
         self.llm.shutdown()

@@ -173,8 +173,8 @@ def damage(number: int) -> bytes:
             for _ in range(random.randrange(1, 20)):
                 content[random.randrange(head)] = random.randrange(256)
         case 2:
-            place = random.randrange(head - 8)
-            content[place : place + 8] = struct.pack("<Q", random.choice(LARGE))
+            index = random.randrange(head - 8)
+            content[index : index + 8] = struct.pack("<Q", random.choice(LARGE))
     return bytes(content)
 
 
@@ -248,20 +248,20 @@ def _damage_size(random: Random, parts: Parts) -> None:
 
 
 def _damage_tensor(random: Random, parts: Parts) -> None:
-    one = random.choice(parts.tensors)
+    first = random.choice(parts.tensors)
     match random.randrange(6):
         case 0:
-            one[0] = random.choice(("", "blk.0.attn_q.weight", "x" * 300, "blk.99.ffn_up.weight"))
+            first[0] = random.choice(("", "blk.0.attn_q.weight", "x" * 300, "blk.99.ffn_up.weight"))
         case 1:
-            one[1][random.randrange(len(one[1]))] = random.choice(LARGE)
+            first[1][random.randrange(len(first[1]))] = random.choice(LARGE)
         case 2:
-            one[1] = [random.choice((1, 2, 32))] * random.choice((0, 3, 4, 5, 1000))
+            first[1] = [random.choice((1, 2, 32))] * random.choice((0, 3, 4, 5, 1000))
         case 3:
-            one[2] = random.choice((*range(45), 1 << 31))
+            first[2] = random.choice((*range(45), 1 << 31))
         case 4:
-            one[3] = random.choice((*LARGE, len(parts.data), len(parts.data) - 32))
+            first[3] = random.choice((*LARGE, len(parts.data), len(parts.data) - 32))
         case 5:
-            parts.tensors.remove(one)
+            parts.tensors.remove(first)
 
 
 def _damage_vocabulary(random: Random, parts: Parts) -> None:

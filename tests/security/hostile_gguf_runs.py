@@ -49,10 +49,10 @@ class Victim:
 
     def load(self, path: Path) -> None:
         """Use all data of the file. Raise DovetailError if the file is damaged."""
-        found = EngineArgs(str(path)).create_engine_config().model
+        actual = EngineArgs(str(path)).create_engine_config().model
         tokenizer = GGUFTokenizer.from_directory(path)
         tokenizer.decode(tokenizer.encode("hello <s> \u00e9"))
-        self._config = self._config or dict(found.hf_config)  # the first file is valid
+        self._config = self._config or dict(actual.hf_config)  # the first file is valid
         model = self._model_cls(self._context(self._config))
         context = self._make_loader_context(model_dir=path, progress=False)
         self._loader_cls(context).load(model)

@@ -77,11 +77,11 @@ def columns(good: bytes, pickled: bytes) -> Iterator[bytes]:
     yield from raw(good, pickled)
     kind = frame_kind(good)
     frame = unpack_columns(good, kind, least=0)
-    found = [bytes(column) for column in frame.columns]
+    actual = [bytes(column) for column in frame.columns]
     padded = pickled + bytes(-len(pickled) % 4)
-    for index, column in enumerate(found):
+    for index, column in enumerate(actual):
         for new in (pickled, padded, *_if_messagepack(column, pickled)):
-            changed = [*found[:index], new, *found[index + 1 :]]
+            changed = [*actual[:index], new, *actual[index + 1 :]]
             yield pack_columns(kind, changed, frame.numbers)
 
 

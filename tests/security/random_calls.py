@@ -50,7 +50,7 @@ class Panic(BaseException):
     """An error like a panic in an extension module: it is not a subclass of Exception."""
 
 
-def _panic(self, *given):
+def _panic(self, *values):
     raise Panic("hostile")
 
 
@@ -195,7 +195,7 @@ PARAM_FIELDS = {
     "prompt_logprobs": fixed(None, 0, 1, 20),
     "logit_bias": fixed({}, {5: 1}, {5: -100.0, 6: 100}, dict.fromkeys(range(VOCAB), 1.0)),
     "allowed_token_ids": st.one_of(made(_tokens), fixed([5] * 100_000, list(range(VOCAB)))),
-    "bad_words": st.one_of(made(_words), fixed([f"w{place}" for place in range(500)])),
+    "bad_words": st.one_of(made(_words), fixed([f"w{index}" for index in range(500)])),
     "truncate_prompt_tokens": fixed(None, 1, 5, 2**31 - 1),
     "detokenize": fixed(True, False),
     "skip_special_tokens": fixed(True, False),
@@ -207,10 +207,10 @@ PARAM_FIELDS = {
 
 
 @st.composite
-def _params(draw):
+def _params(rng):
     """Return a function that creates parameters with some fields. It may raise RequestError."""
-    names = draw(st.lists(st.sampled_from(sorted(PARAM_FIELDS)), max_size=4, unique=True))
-    makers = {name: draw(either(PARAM_FIELDS[name])) for name in names}
+    names = rng(st.lists(st.sampled_from(sorted(PARAM_FIELDS)), max_size=4, unique=True))
+    makers = {name: rng(either(PARAM_FIELDS[name])) for name in names}
 
     def make():
         chosen = {name: maker() for name, maker in makers.items()}
@@ -220,16 +220,16 @@ def _params(draw):
 
 
 @st.composite
-def _trait_prompt(draw):
+def _trait_prompt(rng):
     makers = {
-        "prompt": draw(either(made(_texts))),
-        "prompt_token_ids": draw(either(made(_tokens))),
-        "cache_salt": draw(either(fixed("", "salt", "é"))),
-        "tenant": draw(either(fixed("", "ada"))),
-        "deadline_s": draw(either(fixed(None, 100, 1e8, 60.5))),
-        "unknown": draw(odd),
+        "prompt": rng(either(made(_texts))),
+        "prompt_token_ids": rng(either(made(_tokens))),
+        "cache_salt": rng(either(fixed("", "salt", "é"))),
+        "tenant": rng(either(fixed("", "ada"))),
+        "deadline_s": rng(either(fixed(None, 100, 1e8, 60.5))),
+        "unknown": rng(odd),
     }
-    names = draw(st.lists(st.sampled_from(sorted(makers)), max_size=4, unique=True))
+    names = rng(st.lists(st.sampled_from(sorted(makers)), max_size=4, unique=True))
     return lambda: {name: makers[name]() for name in names}
 
 
@@ -241,13 +241,13 @@ _content = either(made(_texts))
 
 
 @st.composite
-def _conversation(draw):
+def _conversation(rng):
     several = []
-    for _ in range(draw(st.integers(1, 3))):
-        message = {"role": draw(either(fixed("user", "system", "assistant"), weight=6))}
-        message["content"] = draw(either(made(_texts), weight=4))
-        if draw(st.integers(0, 9)) == 0:
-            message["extra"] = draw(odd)
+    for _ in range(rng(st.integers(1, 3))):
+        message = {"role": rng(either(fixed("user", "system", "assistant"), weight=6))}
+        message["content"] = rng(either(made(_texts), weight=4))
+        if rng(st.integers(0, 9)) == 0:
+            message["extra"] = rng(odd)
         several.append(message)
     return lambda: [{key: maker() for key, maker in message.items()} for message in several]
 
@@ -283,10 +283,10 @@ STREAM = {
 
 
 @st.composite
-def arguments(draw, known):
+def arguments(rng, known):
     """Return a strategy that draws some arguments of `known`, as functions that create them."""
-    names = draw(st.lists(st.sampled_from(sorted(known)), max_size=2, unique=True))
-    return {name: draw(either(known[name], weight=4)) for name in names}
+    names = rng(st.lists(st.sampled_from(sorted(known)), max_size=2, unique=True))
+    return {name: rng(either(known[name], weight=4)) for name in names}
 
 
 def make(makers):

@@ -44,7 +44,7 @@ class Capable(FakeWorker):
 def hostile(base, value, error):
     """Return `value` as an object of a subclass of `base`. All its methods raise."""
 
-    def fail(self, *given):
+    def fail(self, *arguments):
         raise error("hostile")
 
     return type("Hostile", (base,), dict.fromkeys(METHODS, fail))(value)
@@ -78,12 +78,12 @@ def front_end(tmp_path_factory):
 
 def beside(llm, **changes):
     """Send a changed request between two valid requests. Return the three outputs."""
-    given = {"prompt": "b", "params": VALID, "priority": 0} | changes
+    kwargs = {"prompt": "b", "params": VALID, "priority": 0} | changes
     try:
         outputs = llm.generate(
-            [TEXT, given["prompt"], TEXT],
-            [VALID, given["params"], VALID],
-            priority=[0, given["priority"], 0],
+            [TEXT, kwargs["prompt"], TEXT],
+            [VALID, kwargs["params"], VALID],
+            priority=[0, kwargs["priority"], 0],
             on_error="return",
         )
     except DovetailError as error:
@@ -103,9 +103,9 @@ def test_objects_with_methods_that_raise_are_read_or_refused(llm, kind, error):
     beside(llm, params=value)
     beside(llm, priority=value)
     for name in PARAMS:
-        for given in (value, [value]):
+        for arguments in (value, [value]):
             try:
-                params = SamplingParams(**{"max_tokens": 2, name: given})
+                params = SamplingParams(**{"max_tokens": 2, name: arguments})
             except RequestError as refusal:
                 assert refusal.parameter == name
                 continue
@@ -117,15 +117,15 @@ def test_objects_with_methods_that_raise_are_read_or_refused(llm, kind, error):
 def test_hostile_arguments_of_a_stream_are_refused(front_end, kind, error):
     value = hostile(*HOSTILE[kind], error)
 
-    async def send(**given):
-        stream = front_end.llm.generate(**{"prompt": TEXT, "params": VALID, **given})
+    async def send(**arguments):
+        stream = front_end.llm.generate(**{"prompt": TEXT, "params": VALID, **arguments})
         return tokens_of([output async for output in stream][-1])
 
     async def send_all():
         for name in ("request_id", "cache_salt", "priority", "timeout_s", "output_kind"):
-            given = await asyncio.gather(send(), send(**{name: value}), return_exceptions=True)
-            assert isinstance(given[0], list)
-            assert isinstance(given[1], (list, DovetailError)), (name, given[1])
+            arguments = await asyncio.gather(send(), send(**{name: value}), return_exceptions=True)
+            assert isinstance(arguments[0], list)
+            assert isinstance(arguments[1], (list, DovetailError)), (name, arguments[1])
         for call in (
             lambda: front_end.llm.abort(value),
             lambda: front_end.llm.pause(value),
@@ -153,24 +153,24 @@ def test_a_prompt_key_that_cannot_be_compared_is_refused(llm):
 def test_later_changes_of_parameters_have_no_effect(llm):
     params = SamplingParams(max_tokens=4, seed=3, logit_bias={5: 100.0}, extra_args={"a": 1})
     before = tokens_of(llm.generate("b", params)[0])
-    engine, found = llm.llm_engine, {}
+    engine, by_name = llm.llm_engine, {}
     engine.add_request("changed", "b", params)
     engine.add_request("valid", TEXT, VALID)
     params.logit_bias[10**6] = "no number"
     params.extra_args["b"] = object()
     while engine.has_unfinished_requests():
-        found |= {item.request_id: item for item in engine.step()}
-    assert tokens_of(found["changed"]) == before
-    assert tokens_of(found["valid"]) == tokens_of(llm.generate(TEXT, VALID)[0])
+        by_name |= {item.request_id: item for item in engine.step()}
+    assert tokens_of(by_name["changed"]) == before
+    assert tokens_of(by_name["valid"]) == tokens_of(llm.generate(TEXT, VALID)[0])
     with pytest.raises(RequestError) as caught:  # its current values are invalid
         llm.generate("b", params)
     assert caught.value.parameter == "logit_bias"
 
 
 def test_an_empty_extra_args_mapping_is_copied():
-    given = {}
-    params = SamplingParams(extra_args=given)
-    given["a"] = object()
+    kwargs = {}
+    params = SamplingParams(extra_args=kwargs)
+    kwargs["a"] = object()
     assert params.extra_args == {}
 
 

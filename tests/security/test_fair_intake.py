@@ -36,7 +36,7 @@ LARGE = {
     "n": ("abc", SamplingParams(n=1024, max_tokens=3, ignore_eos=True)),
     "bad words": (
         "abc",
-        SamplingParams(bad_words=[f"w{place:030}" for place in range(4096)], max_tokens=2),
+        SamplingParams(bad_words=[f"w{index:030}" for index in range(4096)], max_tokens=2),
     ),
     "a text that is too long": ("word " * 2_000_000, SamplingParams(max_tokens=2)),
     "a text that fits": ("word " * 3_000, SamplingParams(max_tokens=2)),
@@ -85,12 +85,14 @@ CASES = [(case, RequestOutputKind.DELTA) for case in LARGE]
 CASES += [("n", RequestOutputKind.CUMULATIVE), ("n", RequestOutputKind.FINAL_ONLY)]
 
 
-@pytest.mark.parametrize(("case", "kind"), CASES, ids=lambda given: getattr(given, "name", given))
+@pytest.mark.parametrize(
+    ("case", "kind"), CASES, ids=lambda arguments: getattr(arguments, "name", arguments)
+)
 def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(front_end, case, kind):
     prompt, params = LARGE[case]
 
-    async def read(*given, **more):
-        return [output async for output in front_end.llm.generate(*given, **more)]
+    async def read(*arguments, **more):
+        return [output async for output in front_end.llm.generate(*arguments, **more)]
 
     async def both():
         stream = read("the victim", SamplingParams(max_tokens=100, ignore_eos=True))
@@ -139,9 +141,9 @@ class SlowCore:
         self.added.append(request.request_id)
 
 
-def wire(place):
+def wire(index):
     request = EngineCoreRequest(
-        request_id=f"r{place}",
+        request_id=f"r{index}",
         prompt_token_ids=(5,),
         sampling_params=SamplingParams(),
         max_tokens=1,
@@ -165,7 +167,7 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
         intake.go_on()
         num_turns += 1
     assert num_turns == turns
-    assert core.added == [f"r{place}" for place in range(10) if place != 5]
+    assert core.added == [f"r{index}" for index in range(10) if index != 5]
     assert [list(item) for item in rejected] == [["r5"]]
 
 
@@ -176,8 +178,8 @@ def test_the_engine_stops_admitting_requests_in_a_step_at_the_time_limit():
     intake.begin_turn()
     count = 0
     while not intake.is_over:
-        one = wire(100 + count)
-        intake.begin_batch([one], core.add_request, lambda refused: None, holds_steps=False)
+        first = wire(100 + count)
+        intake.begin_batch([first], core.add_request, lambda refused: None, holds_steps=False)
         intake.go_on()
         count += 1
     assert count == -(-INTAKE_NS // 3_000_000)

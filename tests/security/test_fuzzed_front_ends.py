@@ -193,9 +193,9 @@ class StreamCalls:
         stream = self.front_end.llm.generate(VALID_TEXT, VALID)
         return tokens_of([output async for output in stream][-1])
 
-    async def hostile(self, given):
+    async def hostile(self, arguments):
         try:
-            async for output in self.front_end.llm.generate(**given):
+            async for output in self.front_end.llm.generate(**arguments):
                 assert output.error is None or isinstance(output.error, str)
             self.num_served += 1
         except TYPED as error:
@@ -209,11 +209,11 @@ class StreamCalls:
             turns.append(time.thread_time() - last)
             last = time.thread_time()
 
-    async def both(self, given):
+    async def both(self, arguments):
         turns = []
         watcher = asyncio.create_task(self.watch(turns))
         try:
-            valid, _ = await asyncio.gather(self.valid(), self.hostile(given))
+            valid, _ = await asyncio.gather(self.valid(), self.hostile(arguments))
         finally:
             watcher.cancel()
         assert valid == self.alone
@@ -222,9 +222,9 @@ class StreamCalls:
 
     def check(self, prompt, params, more):
         collect_sometimes(self.num_refused + self.num_served)
-        given = {"prompt": prompt(), "params": make_params(params), **calls.make(more)}
+        kwargs = {"prompt": prompt(), "params": make_params(params), **calls.make(more)}
         loop = self.front_end.loop
-        loop.run_until_complete(asyncio.wait_for(self.both(given), 60))
+        loop.run_until_complete(asyncio.wait_for(self.both(kwargs), 60))
 
 
 def several(fuzzed):
@@ -300,12 +300,12 @@ def test_random_calls_use_every_parameter():
     from dovetail import AsyncLLM
 
     assert set(calls.PARAM_FIELDS) == {field.name for field in fields(SamplingParams)}
-    drawn = {
+    sampled = {
         LLM.generate: {"prompts", "sampling_params", *calls.GENERATE},
         LLM.chat: {"messages", "sampling_params", *calls.CHAT},
         AsyncLLM.generate: {"prompt", "params", *calls.STREAM},
     }
-    for method, names in drawn.items():
+    for method, names in sampled.items():
         assert set(signature(method).parameters) - {"self"} == names
 
 
@@ -336,12 +336,12 @@ FAULTS = {
     ),
     "ids are not checked": (
         "stream",
-        {"engine.front_end.check_request_id": lambda *given: given[0]},
+        {"engine.front_end.check_request_id": lambda *kwargs: kwargs[0]},
     ),
     "long texts are tokenized in the loop": (
         "stream",
         {
-            "engine.input.input_processor.InputProcessor._check_length": lambda *given: None,
+            "engine.input.input_processor.InputProcessor._check_length": lambda *kwargs: None,
             "engine.streaming.preparation.work_of": lambda checked: 0,
         },
     ),
@@ -351,8 +351,8 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("front", "changes"), FAULTS.values(), ids=FAULTS)
 def test_the_random_calls_detect_a_planted_fault(front, changes, tmp_path, monkeypatch):
-    for place, instead in changes.items():
-        monkeypatch.setattr(f"dovetail.{place}", instead)
+    for index, instead in changes.items():
+        monkeypatch.setattr(f"dovetail.{index}", instead)
     noticed = None
     try:
         FUZZERS[front](tmp_path, NUM_CALLS)

@@ -163,8 +163,8 @@ def refusals():
 
 
 def hostile_requests():
-    for name, (parameter, given) in HOSTILE_ARGUMENTS.items():
-        yield name, parameter, {"prompt": "a", "params": VALID["params"]} | given
+    for name, (parameter, arguments) in HOSTILE_ARGUMENTS.items():
+        yield name, parameter, {"prompt": "a", "params": VALID["params"]} | arguments
     for name, (parameter, prompt) in HOSTILE_PROMPTS.items():
         yield name, parameter, {"prompt": prompt, "params": VALID["params"]}
     for name, (parameter, params) in OVER_THE_LIMITS.items():
@@ -179,8 +179,8 @@ def tokens_of(output):
 def test_the_error_for_a_hostile_value_names_it_and_valid_requests_continue(front_end, refusals):
     (alone,) = front_end.ask_all([{"request_id": "alone"} | VALID])
     expected = tokens_of(alone)
-    for name, parameter, given in hostile_requests():
-        hostile = {"request_id": "hostile"} | given
+    for name, parameter, arguments in hostile_requests():
+        hostile = {"request_id": "hostile"} | arguments
         before, rejected, after = front_end.ask_all(
             [{"request_id": "before"} | VALID, hostile, {"request_id": "after"} | VALID]
         )
@@ -192,10 +192,10 @@ def test_the_error_for_a_hostile_value_names_it_and_valid_requests_continue(fron
         assert refusals.setdefault(name, str(rejected)) == str(rejected)
 
 
-@pytest.mark.parametrize(("parameter", "given"), HOSTILE_PARAMS.values(), ids=HOSTILE_PARAMS)
-def test_sampling_parameters_with_hostile_values_cannot_be_created(parameter, given):
+@pytest.mark.parametrize(("parameter", "arguments"), HOSTILE_PARAMS.values(), ids=HOSTILE_PARAMS)
+def test_sampling_parameters_with_hostile_values_cannot_be_created(parameter, arguments):
     with pytest.raises(RequestError) as rejected:
-        SamplingParams(**given)
+        SamplingParams(**arguments)
     assert rejected.value.parameter == parameter
     assert parameter in str(rejected.value) and len(str(rejected.value)) < 300
 
@@ -208,8 +208,8 @@ def test_valid_values_of_unusual_types_are_accepted(front_end):
         {"request_id": f"odd~{index}#{index}", "prompt": prompt, "params": params}
         for index, prompt in enumerate(prompts)
     ]
-    found = [tokens_of(output) for output in front_end.ask_all(requests)]
-    assert found == [found[0]] * len(prompts)
+    actual = [tokens_of(output) for output in front_end.ask_all(requests)]
+    assert actual == [actual[0]] * len(prompts)
 
 
 def test_request_ids_may_look_like_internal_ids(front_end):
@@ -217,9 +217,9 @@ def test_request_ids_may_look_like_internal_ids(front_end):
     names = ["a", "a#0", "a#1", "a~1", "a~1#0", "~1", "~2", "#", "\0", "é", "a\n", " "]
     several = SamplingParams(max_tokens=4, seed=1, n=2)
     requests = [{"request_id": name, "prompt": "p", "params": several} for name in names]
-    found = front_end.ask_all(requests)
-    assert [output.request_id for output in found] == names
-    assert [tokens_of(output) for output in found] == [tokens_of(found[0])] * len(names)
+    actual = front_end.ask_all(requests)
+    assert [output.request_id for output in actual] == names
+    assert [tokens_of(output) for output in actual] == [tokens_of(actual[0])] * len(names)
 
 
 def test_repeated_token_ids_count_once():
@@ -302,7 +302,7 @@ USER = {"role": "user", "content": "hello"}
 
 
 @pytest.mark.parametrize(
-    ("parameter", "given"),
+    ("parameter", "arguments"),
     [
         ("messages", {"messages": "hello"}),
         ("messages", {"messages": []}),
@@ -326,9 +326,9 @@ USER = {"role": "user", "content": "hello"}
     ],
     ids=shorten,
 )
-def test_invalid_conversations_are_refused(llm, parameter, given):
+def test_invalid_conversations_are_refused(llm, parameter, arguments):
     with pytest.raises(RequestError) as rejected:
-        llm.chat(**given)
+        llm.chat(**arguments)
     assert rejected.value.parameter == parameter and len(str(rejected.value)) < 400
     assert llm.chat([USER], VALID["params"])[0].error is None
 
@@ -379,10 +379,10 @@ def test_limits_of_requests_can_be_changed_by_options(tmp_path):
     }
     front_end = open_front_end("in process", options)
     try:
-        for parameter, given in rejected:
+        for parameter, arguments in rejected:
             base = {"request_id": "a", "prompt": "a", "params": SamplingParams(max_tokens=1)}
-            (error,) = front_end.ask_all([base | given])
-            assert isinstance(error, RequestError) and error.parameter == parameter, given
+            (error,) = front_end.ask_all([base | arguments])
+            assert isinstance(error, RequestError) and error.parameter == parameter, arguments
         (output,) = front_end.ask_all([{"request_id": "12345"} | served])
         assert output.finished
     finally:

@@ -22,22 +22,22 @@ def llm(request, tmp_path_factory):
 
 def in_threads(call, num=NUM_THREADS):
     """Run `call(index)` in several threads. Return each thread's result or exception."""
-    found, start = [None] * num, threading.Barrier(num)
+    actual, start = [None] * num, threading.Barrier(num)
 
-    def run(place):
+    def run(index):
         start.wait()
         try:
-            found[place] = call(place)
+            actual[index] = call(index)
         except BaseException as error:
-            found[place] = error
+            actual[index] = error
 
-    threads = [threading.Thread(target=run, args=(place,), daemon=True) for place in range(num)]
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(num)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive(), "a thread hangs"
-    return found
+    return actual
 
 
 def tokens(outputs):
@@ -45,11 +45,11 @@ def tokens(outputs):
 
 
 def test_calls_from_several_threads_are_serialized(llm):
-    def send(place):
-        params = SamplingParams(max_tokens=20, seed=place, ignore_eos=True)
-        return [tokens(llm.generate([f"{place}", f"again {place}"], params)) for _ in range(5)]
+    def send(index):
+        params = SamplingParams(max_tokens=20, seed=index, ignore_eos=True)
+        return [tokens(llm.generate([f"{index}", f"again {index}"], params)) for _ in range(5)]
 
-    alone = [send(place) for place in range(NUM_THREADS)]
+    alone = [send(index) for index in range(NUM_THREADS)]
     assert in_threads(send) == alone
 
 
@@ -57,8 +57,8 @@ def test_a_refused_call_does_not_affect_other_threads(llm):
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
     alone = tokens(llm.generate("good", params))
 
-    def send(place):
-        if place % 2:
+    def send(index):
+        if index % 2:
             with pytest.raises(RequestError):
                 llm.generate(["good", [10**6]], params)
             return alone
@@ -72,12 +72,12 @@ def test_an_engine_may_be_stepped_in_one_thread_and_read_in_others(llm):
     expected = {f"{thread}-{number}" for thread in range(3) for number in range(20)}
     ended = {}
 
-    def work(place):
-        if place < 3:
+    def work(index):
+        if index < 3:
             for number in range(20):
-                engine.add_request(f"{place}-{number}", "hello", params)
+                engine.add_request(f"{index}-{number}", "hello", params)
                 if number % 5 == 0:
-                    engine.abort_request(f"{place}-{number}")
+                    engine.abort_request(f"{index}-{number}")
             return
         while len(ended) < len(expected):
             ended.update({item.request_id: item for item in engine.step() if item.finished})
@@ -108,20 +108,20 @@ def test_an_async_engine_refuses_other_threads_and_loops(tmp_path):
         return [output async for output in llm.generate("hello", params)][-1]
 
     async def call_all():
-        found = []
+        collected = []
         calls = (last, lambda: llm.abort("a"), llm.pause, llm.resume, llm.reset_prefix_cache)
         for call in (*calls, llm.check_health, lambda: llm.collective_rpc("x")):
             with pytest.raises(UserError, match="another event loop") as rejected:
                 await call()
-            found.append(rejected.value)
-        return found
+            collected.append(rejected.value)
+        return collected
 
     async def with_strangers():
-        mine = asyncio.create_task(last())
+        own = asyncio.create_task(last())
         await asyncio.sleep(0)
-        strangers = await asyncio.to_thread(in_threads, lambda place: asyncio.run(call_all()))
-        assert all(len(found) == 7 for found in strangers)
-        return await mine
+        strangers = await asyncio.to_thread(in_threads, lambda index: asyncio.run(call_all()))
+        assert all(len(actual) == 7 for actual in strangers)
+        return await own
 
     try:
         alone = front_end.loop.run_until_complete(last())

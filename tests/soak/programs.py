@@ -62,7 +62,7 @@ class Shape:
 
     def specs(self, block_size: int) -> list[KVCacheSpec]:
         """Return one KV-cache spec for each group."""
-        found: list[KVCacheSpec] = [
+        collected: list[KVCacheSpec] = [
             FullAttentionSpec(
                 block_size=block_size,
                 num_kv_heads=1,
@@ -72,10 +72,10 @@ class Shape:
             )
             for window in self.windows
         ]
-        found += [
+        collected += [
             StateSpec(block_size=block_size, num_bytes=8, snapshots=keeps) for keeps in self.states
         ]
-        return found or [NoCacheSpec(block_size=block_size)]
+        return collected or [NoCacheSpec(block_size=block_size)]
 
 
 SHAPES = (
@@ -126,7 +126,7 @@ class Tally:
 
 def policy_names() -> list[str]:
     """Return the names of all installed policies."""
-    return [found.name for found in PluginRegistry().candidates("policy")]
+    return [candidates.name for candidates in PluginRegistry().candidates("policy")]
 
 
 def make_program(
@@ -174,8 +174,8 @@ def _make_cache(shape: Shape, block_size: int, limits: SchedulerLimits) -> KVCac
         KVCacheGroup(layer_names=(f"layers.{g}",), spec=spec) for g, spec in enumerate(specs)
     )
     longest = -(-limits.max_model_len // block_size) + 1
-    wanted = limits.max_num_seqs * shape.share * 24 / block_size
-    num_blocks = 1 + len(groups) * max(round(wanted), 3 * longest)
+    expected = limits.max_num_seqs * shape.share * 24 / block_size
+    num_blocks = 1 + len(groups) * max(round(expected), 3 * longest)
     return KVCacheConfig(num_blocks=num_blocks, groups=groups)
 
 
@@ -189,13 +189,13 @@ class SoakDriver(SchedulerDriver):
         super().__init__(scheduler_cls, long.program, policy=policy)
 
 
-def with_options(policy_cls: type[Policy], given: dict[str, Any]) -> type[Policy]:
+def with_options(policy_cls: type[Policy], kwargs: dict[str, Any]) -> type[Policy]:
     """Return the policy class with fixed options. `SchedulerDriver` passes no options."""
 
     def made(self: Any, options: Any = None) -> None:
-        policy_cls.__init__(self, given)  # type: ignore[call-arg]  # this class has options
+        policy_cls.__init__(self, kwargs)  # type: ignore[call-arg]  # this class has options
 
-    return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if given else {})
+    return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if kwargs else {})
 
 
 def play(long: LongProgram, scheduler_cls: type[SchedulerInterface] = Scheduler) -> Tally:

@@ -68,10 +68,10 @@ def count_the_drafts_of_others(record, plan, output):
 def shed_one_too_many(manager, request):
     advance(manager, request)
     for group, _ in manager._shedding:
-        place, table = request.num_dropped_blocks[group], request.blocks[group]
-        if place + 1 < len(table):
-            manager._pool.free([table[place]])
-            table[place], request.num_dropped_blocks[group] = 0, place + 1
+        index, table = request.num_dropped_blocks[group], request.blocks[group]
+        if index + 1 < len(table):
+            manager._pool.free([table[index]])
+            table[index], request.num_dropped_blocks[group] = 0, index + 1
 
 
 def forget_that_it_is_cached(pool, num_blocks):

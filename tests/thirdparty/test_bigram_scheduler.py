@@ -57,10 +57,10 @@ def run_dry(scheduler, depth=1, on_step=lambda plan: None):
         while len(out) < depth:
             out.append(scheduler.schedule())
             on_step(out[-1])
-        given = scheduler.update_from_output(out[0], answer(out.pop(0)))
-        for name, num_tokens in zip(given.request_ids, given.num_new_tokens, strict=True):
+        arguments = scheduler.update_from_output(out[0], answer(out.pop(0)))
+        for name, num_tokens in zip(arguments.request_ids, arguments.num_new_tokens, strict=True):
             tokens[name] = tokens.get(name, 0) + num_tokens
-        for end in given.finished:
+        for end in arguments.finished:
             assert end.request_id not in finished
             finished[end.request_id] = end
     return tokens, finished
@@ -146,7 +146,7 @@ def test_a_model_with_a_cache_is_rejected():
 def test_random_scheduler_calls_follow_the_contract(seed):
     rng = random.Random(seed)
     subject = scheduler(max_num_seqs=rng.choice([1, 3]), max_num_batched_tokens=rng.choice([1, 5]))
-    out, expected, given = [], {}, {}
+    out, expected, arguments = [], {}, {}
     for turn in range(300):
         if turn < 200 and rng.random() < 0.2:
             name = f"r{turn}"
@@ -155,19 +155,19 @@ def test_random_scheduler_calls_follow_the_contract(seed):
         if expected and rng.random() < 0.05:
             for name in subject.abort_requests([rng.choice(list(expected))]):
                 del expected[name]
-                given.pop(name, None)
+                arguments.pop(name, None)
         if len(out) < 2 and rng.random() < 0.6:
             out.append(subject.schedule())
         elif out:
-            take(subject, out.pop(0), given)
+            take(subject, out.pop(0), arguments)
     while alive(subject):
         plan = subject.schedule()
         out.append(plan)
-        take(subject, out.pop(0), given)
-    assert given == expected
+        take(subject, out.pop(0), arguments)
+    assert arguments == expected
 
 
-def take(subject, plan, given):
+def take(subject, plan, arguments):
     output = subject.update_from_output(plan, answer(plan))
     for name, num_tokens in zip(output.request_ids, output.num_new_tokens, strict=True):
-        given[name] = given.get(name, 0) + num_tokens
+        arguments[name] = arguments.get(name, 0) + num_tokens

@@ -160,8 +160,8 @@ def test_the_third_party_packages_import_only_public_names():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            ours = [name for name in names if name.split(".")[0].startswith("dovetail")]
-            private += [f"{path.name}: {name}" for name in ours if name not in PUBLISHED]
+            own_value = [name for name in names if name.split(".")[0].startswith("dovetail")]
+            private += [f"{path.name}: {name}" for name in own_value if name not in PUBLISHED]
             if isinstance(node, ast.Attribute) and node.attr.startswith("_"):
                 own = isinstance(node.value, ast.Name) and node.value.id == "self"
                 private += [] if own else [f"{path.name}: .{node.attr}"]

@@ -53,35 +53,35 @@ def _closure(names: Iterable[str], known: set[str]) -> Iterator[Distribution]:
             continue
         seen.add(name)
         try:
-            found = distribution(name)
+            actual = distribution(name)
         except PackageNotFoundError:
             continue  # optional on this machine, such as a library of an accelerator
-        yield found
-        waiting += [canonicalize_name(requirement) for requirement in _dependencies(found)]
+        yield actual
+        waiting += [canonicalize_name(requirement) for requirement in _dependencies(actual)]
 
 
-def _dependencies(one: Distribution) -> Iterator[str]:
+def _dependencies(first: Distribution) -> Iterator[str]:
     """Yield the names of a distribution's dependencies on this machine, without those of extras."""
-    for text in one.requires or ():
+    for text in first.requires or ():
         requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             yield requirement.name
 
 
-def _link(one: Distribution, site_packages: Path) -> None:
-    tops = {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", ".")}
+def _link(first: Distribution, site_packages: Path) -> None:
+    tops = {file.parts[0] for file in first.files or () if file.parts[0] not in ("..", ".")}
     for top in tops - {"__pycache__"}:
-        source, link = Path(str(one.locate_file(top))), site_packages / top
+        source, link = Path(str(first.locate_file(top))), site_packages / top
         if source.exists() and not link.exists():
             link.symlink_to(source)
 
 
-def _link_programs(one: Distribution, folder: Path) -> None:
+def _link_programs(first: Distribution, folder: Path) -> None:
     """Link binaries, such as ruff. Scripts would run in the environment of the tests."""
-    for file in one.files or ():
+    for file in first.files or ():
         if file.parts[0] != ".." or file.parent.name != "bin":
             continue
-        source = Path(str(one.locate_file(file))).resolve()
+        source = Path(str(first.locate_file(file))).resolve()
         link = folder / source.name
         if source.is_file() and not link.exists() and source.read_bytes()[:2] != b"#!":
             link.symlink_to(source)

@@ -24,9 +24,9 @@ def wheels(tmp_path_factory, request):
     folder.mkdir(exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = find_wheels(folder) or build_wheels(folder)
-    assert set(found) == {project_of(member)["name"] for member in members()}
-    return found
+        discovered = find_wheels(folder) or build_wheels(folder)
+    assert set(discovered) == {project_of(member)["name"] for member in members()}
+    return discovered
 
 
 def find_wheels(folder):

@@ -32,13 +32,13 @@ def needs(member, extra=()):
         re.match(r"[\w.-]+", requirement).group()
         for requirement in (*project["dependencies"], *extra)
     ]
-    ours = [
+    own = [
         name
         for requirement in requirements
         if requirement in OURS
         for name in needs(OURS[requirement])
     ]
-    return list(dict.fromkeys([project["name"], *ours]))
+    return list(dict.fromkeys([project["name"], *own]))
 
 
 def plugins_of(member):

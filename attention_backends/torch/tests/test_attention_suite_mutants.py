@@ -196,9 +196,9 @@ class TurnsByPlace(FakeAttentionLayer):
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         if rotary_args is not None:
-            places = [len(slots) - n + i for n, slots in metadata.runs for i in range(n)]
+            positions = [len(slots) - n + i for n, slots in metadata.runs for i in range(n)]
             limit = len(rotary_args.cos_sin_PR)
-            rotary_args = replace(rotary_args, positions_T=torch.tensor(places) % limit)
+            rotary_args = replace(rotary_args, positions_T=torch.tensor(positions) % limit)
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args)
 
 

@@ -55,8 +55,8 @@ def run(task: Task, report: Report) -> None:
     with ThreadPoolExecutor(at_once) as pool:
         ended = list(pool.map(lambda item: _run_kit(*item, task), runs))
     for plugin in installed:
-        mine = [how for (whose, _), how in zip(runs, ended, strict=True) if whose == plugin]
-        _report(plugin, mine, report)
+        results = [how for (owner, _), how in zip(runs, ended, strict=True) if owner == plugin]
+        _report(plugin, results, report)
 
 
 def _run_kit(plugin: str, part: str, task: Task) -> Ended:
@@ -89,8 +89,8 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
     if any(run.code is None for run in runs):
         report.fail(f"{plugin}: its suite did not finish within {_DEADLINE_S:.0f} s")
     if not is_sound(counts) or any(run.code not in _WELL for run in runs):
-        told = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-8:]
-        report.fail(f"{plugin}: {' | '.join(told[:12])}")
+        failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-8:]
+        report.fail(f"{plugin}: {' | '.join(failures[:12])}")
 
 
 def read_counts(plugin: str, output: str) -> dict[str, int]:

@@ -15,11 +15,11 @@ _MAX_TOKENS = 112
 def run(task: Task, report: Report) -> None:
     """Generate answers to all questions in one call, greedily, in the model's own dtype."""
     per_task = _SMALL_PER_TASK if task.small else _PER_TASK
-    asked = [
+    requested = [
         (item, text) for item in TASKS.values() for text, _ in held_out_set(item, per_task, _SEED)
     ]
     params = SamplingParams(temperature=0.0, max_tokens=_MAX_TOKENS)
-    chats = [[{"role": "user", "content": text}] for _, text in asked]
+    chats = [[{"role": "user", "content": text}] for _, text in requested]
     with LLM(
         "demo",
         **task.parts.options,
@@ -27,11 +27,13 @@ def run(task: Task, report: Report) -> None:
         use_tqdm_on_load=False,
     ) as llm:
         outputs = llm.chat(chats, params, use_tqdm=False)
-        found = llm.llm_engine.plugins.chosen
+        plugins = llm.llm_engine.plugins.chosen
     right = sum(
         output.outputs[0].finish_reason == "stop" and item.check(text, output.outputs[0].text)
-        for (item, text), output in zip(asked, outputs, strict=True)
+        for (item, text), output in zip(requested, outputs, strict=True)
     )
-    report.figure("right", 100 * right / len(asked), note=f"{right} of {len(asked)}")
-    parts = {item.kind: item.name for item in found if item.kind in ("attention", "ops", "worker")}
+    report.figure("right", 100 * right / len(requested), note=f"{right} of {len(requested)}")
+    parts = {
+        item.kind: item.name for item in plugins if item.kind in ("attention", "ops", "worker")
+    }
     report.note(", ".join(f"{kind} by {name}" for kind, name in sorted(parts.items())))

@@ -27,32 +27,32 @@ def run(task: Task, report: Report) -> None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
+    versions = {"Python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "absent"
-    return found
+            versions[package] = "absent"
+    return versions
 
 
-def _device(asked: str) -> dict[str, Any]:
-    wanted = _ACCELERATORS if asked == "auto" else (asked,)
-    for name in wanted:
+def _device(requested: str) -> dict[str, Any]:
+    names = _ACCELERATORS if requested == "auto" else (requested,)
+    for name in names:
         if name in STAND_INS:
             return {"type": name, "name": f"no device, but {name}", "memory_bytes": 0}
         module = getattr(torch, name, None)
         if module is not None and module.is_available():
-            facts = module.get_device_properties(0)
+            info = module.get_device_properties(0)
             return {
                 "type": name,
-                "name": facts.name,
-                "memory_bytes": facts.total_memory,
+                "name": info.name,
+                "memory_bytes": info.total_memory,
                 "capability": ".".join(map(str, _capability(module))),
             }
     return {"type": ""}
 
 
 def _capability(module: Any) -> tuple[Any, ...]:
-    told = module.get_device_capability(0)
-    return tuple(told) if isinstance(told, (tuple, list)) else ()
+    capability = module.get_device_capability(0)
+    return tuple(capability) if isinstance(capability, (tuple, list)) else ()

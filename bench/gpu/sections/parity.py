@@ -48,25 +48,25 @@ _FEW_BLOCKS = 60
 
 def run(task: Task, report: Report) -> None:
     """Run every backend on every model."""
-    found = _Found()
+    actual = _Found()
     for name in list(KINDS)[: 1 if task.small else None]:
         folder = task.folder / name.partition(":")[0]
         folder.mkdir()
         checkpoint = make_checkpoint(name, folder, task.seed, KINDS)
         for backend in task.parts.backends:
             try:
-                _compare(checkpoint, backend, task, report, found)
+                _compare(checkpoint, backend, task, report, actual)
             except PluginError as refusal:
                 report.note(f"{name}: {' '.join(str(refusal).split())}")
             except Exception as error:  # a failure must not affect the other models
                 report.fail(f"{name}, {backend}: {describe_error(error)}")
-    if not found.agreements:
+    if not actual.agreements:
         report.fail("no attention backend supports any of the models")
         return
-    report_agreement(found.agreements, report)
-    if found.distances:
-        report.figure("bf16_kl", max(kl for kl, _ in found.distances))
-        report.figure("bf16_top1", 100 * min(top1 for _, top1 in found.distances))
+    report_agreement(actual.agreements, report)
+    if actual.distances:
+        report.figure("bf16_kl", max(kl for kl, _ in actual.distances))
+        report.figure("bf16_top1", 100 * min(top1 for _, top1 in actual.distances))
 
 
 @dataclass(kw_only=True)
@@ -78,12 +78,12 @@ class _Found:
 
 
 def _compare(
-    checkpoint: Checkpoint, backend: str, task: Task, report: Report, found: _Found
+    checkpoint: Checkpoint, backend: str, task: Task, report: Report, actual: _Found
 ) -> None:
     options = {"attention_backend": backend}
-    found.agreements += _in_float32(checkpoint, task, options, report)
+    actual.agreements += _in_float32(checkpoint, task, options, report)
     if checkpoint.name in list(KINDS)[:_NUM_BFLOAT16] and not task.small:
-        found.distances.append(_in_bfloat16(checkpoint, task, options))
+        actual.distances.append(_in_bfloat16(checkpoint, task, options))
 
 
 def _in_float32(

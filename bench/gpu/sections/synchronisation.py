@@ -39,18 +39,18 @@ def run(task: Task, report: Report) -> None:
             llm.generate(prompts, _params(), use_tqdm=False)
         ((num_steps, waits),) = llm.llm_engine.collective_rpc("take_waits")
     report.figure("waits", len(waits), note=f"{num_steps} steps watched")
-    for place, count in waits.most_common():
-        report.fail(f"{place}: {count} times")
+    for location, count in waits.most_common():
+        report.fail(f"{location}: {count} times")
 
 
 def _params() -> list[SamplingParams]:
     greedy = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
-    drawn = {**greedy, "temperature": 0.8}
+    sampled = {**greedy, "temperature": 0.8}
     kinds: list[dict[str, Any]] = [
         greedy,
-        drawn,
-        {**drawn, "top_k": 20, "top_p": 0.9},
-        {**drawn, "min_p": 0.05, "seed": 7},
+        sampled,
+        {**sampled, "top_k": 20, "top_p": 0.9},
+        {**sampled, "min_p": 0.05, "seed": 7},
         {**greedy, "presence_penalty": 0.5, "frequency_penalty": 0.2},
         {**greedy, "repetition_penalty": 1.2},
         {**greedy, "logprobs": 3},
@@ -83,7 +83,7 @@ def watched_worker(base: type, module: Any) -> type:
         def _watch(self, call: Callable[[Any], Any], argument: Any) -> Any:
             if self._num_steps <= _WARM_STEPS:
                 return call(argument)
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 module.set_sync_debug_mode("warn")
                 try:
@@ -92,7 +92,7 @@ def watched_worker(base: type, module: Any) -> type:
                     module.set_sync_debug_mode("default")
                     self._waits.update(
                         f"{item.filename}:{item.lineno}"
-                        for item in told
+                        for item in caught
                         if _DETECTED in str(item.message)
                     )
 

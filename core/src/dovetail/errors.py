@@ -162,8 +162,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
         folded[close_match]
         for close_match in get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     ]
-    found = same or close
-    return f" Did you mean {found[0]!r}?" if found else ""
+    matches = same or close
+    return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
 def _letters(name: str) -> str:

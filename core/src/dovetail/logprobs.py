@@ -53,10 +53,10 @@ class LogprobSequence(Sequence[Any]):
         return self._num_positions
 
     def __getitem__(self, index: int | slice) -> Any:
-        found = range(self._num_positions)[index]  # may raise IndexError
-        if isinstance(found, range):
-            return [self._store.at(position) for position in found]
-        return self._store.at(found)
+        positions = range(self._num_positions)[index]  # may raise IndexError
+        if isinstance(positions, range):
+            return [self._store.at(position) for position in positions]
+        return self._store.at(positions)
 
     def __iter__(self) -> Iterator[TokenLogprobs | None]:
         return map(self._store.at, range(self._num_positions))
@@ -126,9 +126,9 @@ class LogprobStore:
             return None
         token_ids, logprobs, texts = self._token_ids, self._logprobs, self._texts
         first = token_ids[start]
-        found = {first: Logprob(logprobs[start], self._ranks[position], texts[first])}
+        by_token = {first: Logprob(logprobs[start], self._ranks[position], texts[first])}
         for rank in range(1, end - start):
             token = token_ids[start + rank]
-            if token not in found:
-                found[token] = Logprob(logprobs[start + rank], rank, texts[token])
-        return found
+            if token not in by_token:
+                by_token[token] = Logprob(logprobs[start + rank], rank, texts[token])
+        return by_token

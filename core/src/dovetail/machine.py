@@ -57,13 +57,13 @@ def read_cores() -> Cores:
 
 def read_memory() -> Mapping[str, int]:
     """Return bytes by "total", "available", "swap" and, if there is a limit, "limit"."""
-    facts: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for line in read_system_file("/proc/meminfo").splitlines():
         key, _, value = line.partition(":")
         if value.strip().endswith("kB"):
-            facts[key] = int(value.split()[0]) * 1024
+            sizes[key] = int(value.split()[0]) * 1024
     names = {"total": "MemTotal", "available": "MemAvailable", "swap": "SwapTotal"}
-    memory = {name: facts[key] for name, key in names.items() if key in facts}
+    memory = {name: sizes[key] for name, key in names.items() if key in sizes}
     limit = read_cgroup_limits().memory_bytes
     if limit is not None:
         memory["limit"] = limit
@@ -100,8 +100,8 @@ def read_resident_bytes() -> int:
 
 def find_compilers() -> list[tuple[str, str]]:
     """Return (command, version text) of each C++ compiler."""
-    told = [(compiler, tool_output(compiler, "--version")) for compiler in _COMPILERS]
-    return [(compiler, lines[0]) for compiler, lines in told if lines]
+    versions = [(compiler, tool_output(compiler, "--version")) for compiler in _COMPILERS]
+    return [(compiler, lines[0]) for compiler, lines in versions if lines]
 
 
 def find_devices() -> list[tuple[str, str]]:

@@ -63,10 +63,10 @@ def open_model_file(path: Path) -> Iterator[int]:
     # The type is checked before opening, because opening a device can have side effects, and again
     # afterwards, because the file may have been replaced.
     try:
-        facts = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError) as error:
         _refuse_unreadable(path, error)
-    _check_regular(path, facts)
+    _check_regular(path, status)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -171,14 +171,14 @@ def list_model_files(folder: Path, ending: str, *, at_most: int) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             named = (entry.name for entry in entries if entry.name.endswith(ending))
-            found = sorted(islice(named, at_most + 1))
+            names = sorted(islice(named, at_most + 1))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         _refuse_unreadable(folder, error)
-    if len(found) > at_most:
+    if len(names) > at_most:
         raise ModelError(f"{folder} has more than {at_most} files with the ending {ending}.")
-    return [folder / name for name in found]
+    return [folder / name for name in names]
 
 
 def _read(descriptor: int, num_bytes: int) -> bytes:
@@ -189,9 +189,9 @@ def _read(descriptor: int, num_bytes: int) -> bytes:
     return b"".join(pieces)
 
 
-def _check_regular(path: Path, facts: os.stat_result) -> None:
-    if not stat.S_ISREG(facts.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(facts.st_mode), "a special file")
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a special file")
         raise ModelError(f"{path} is {kind}; it must be a regular file.")
 
 
@@ -219,11 +219,11 @@ def _parse_constant(text: str) -> float:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the key {twice[:80]!r} occurs twice in one object")
-    return found
+    return mapping
 
 
 def _check_unicode(path: Path, value: Any) -> None:
@@ -240,11 +240,11 @@ def _texts(value: Any) -> Iterator[str]:
     """Yield every key and string of a JSON value."""
     waiting: list[Any] = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            waiting.extend(one)
-            waiting.extend(one.values())
-        elif isinstance(one, Iterable):
-            waiting.extend(one)
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            waiting.extend(item)
+            waiting.extend(item.values())
+        elif isinstance(item, Iterable):
+            waiting.extend(item)

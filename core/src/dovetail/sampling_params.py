@@ -77,7 +77,7 @@ class StructuredOutputsParams:
     form: str
     text: str
 
-    def __init__(self, *, form: object = None, text: object = None, **given: object) -> None:
+    def __init__(self, *, form: object = None, text: object = None, **params: object) -> None:
         """Accept the grammar in one of these arguments.
 
         json: a JSON schema as a mapping, as text or as a pydantic class. json_object: True, for any
@@ -85,25 +85,25 @@ class StructuredOutputsParams:
         one. grammar: a context-free grammar (Lark, GBNF or EBNF). structural_tag: a mapping or
         text: free text that contains constrained parts.
         """
-        given = {name: value for name, value in given.items() if value is not None}
+        params = {name: value for name, value in params.items() if value is not None}
         parameter = "structured_outputs"
-        if unknown := given.keys() - GRAMMAR_FORMS.keys():
+        if unknown := params.keys() - GRAMMAR_FORMS.keys():
             name = min(map(str, unknown))
-            raise refuse(f"{parameter}.{name}", given[name], f"one of {', '.join(GRAMMAR_FORMS)}")
-        if len(given) + (form is not None or text is not None) != 1:
-            names = ", ".join(given) or "none"
+            raise refuse(f"{parameter}.{name}", params[name], f"one of {', '.join(GRAMMAR_FORMS)}")
+        if len(params) + (form is not None or text is not None) != 1:
+            names = ", ".join(params) or "none"
             raise RequestError(
                 f"structured_outputs needs exactly one of {', '.join(GRAMMAR_FORMS)}, not {names}.",
                 parameter=parameter,
             )
-        for name, value in given.items():
+        for name, value in params.items():
             parameter, form = f"structured_outputs.{name}", GRAMMAR_FORMS[name]
             text = _grammar_text(parameter, name, value)
         checked = (
-            form if given else check_text(f"{parameter}.form", form, max_chars=64, min_chars=1)
+            form if params else check_text(f"{parameter}.form", form, max_chars=64, min_chars=1)
         )
         object.__setattr__(self, "form", checked)
-        named = parameter if given else f"{parameter}.text"
+        named = parameter if params else f"{parameter}.text"
         text = check_text(named, text, max_chars=MAX_GRAMMAR_CHARS, min_chars=1)
         object.__setattr__(self, "text", text)
 
@@ -317,46 +317,46 @@ _FLOAT_FIELDS = (
 _FLAG_FIELDS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
 
-def _take_section(given: object) -> StructuredOutputsParams:
+def _take_section(section: object) -> StructuredOutputsParams:
     """Return a copy of the grammar parameters. Raise RequestError if they have another type."""
-    if not isinstance(given, StructuredOutputsParams):
-        raise refuse("structured_outputs", given, "None or StructuredOutputsParams")
-    return StructuredOutputsParams(form=given.form, text=given.text)
+    if not isinstance(section, StructuredOutputsParams):
+        raise refuse("structured_outputs", section, "None or StructuredOutputsParams")
+    return StructuredOutputsParams(form=section.form, text=section.text)
 
 
-def _take_reasoning(given: object) -> ReasoningParams:
-    if not isinstance(given, ReasoningParams):
-        raise refuse("reasoning", given, "None or ReasoningParams")
-    return ReasoningParams(end=given.end, start=given.start, budget=given.budget)
+def _take_reasoning(section: object) -> ReasoningParams:
+    if not isinstance(section, ReasoningParams):
+        raise refuse("reasoning", section, "None or ReasoningParams")
+    return ReasoningParams(end=section.end, start=section.start, budget=section.budget)
 
 
-def _grammar_text(parameter: str, name: str, given: object) -> object:
-    """Return the text of a grammar: JSON for data, and the schema of a pydantic class."""
+def _grammar_text(parameter: str, name: str, value: object) -> object:
+    """Return the text of a value: JSON for data, and the schema of a pydantic class."""
     if name == "json_object":
-        if given is not True:
-            raise refuse(parameter, given, "True, or leave it out")
+        if value is not True:
+            raise refuse(parameter, value, "True, or leave it out")
         return "{}"
-    if name in {"json", "structural_tag"} and not isinstance(given, str):
-        schema_of = getattr(given, "model_json_schema", None) if isinstance(given, type) else None
-        data = given if schema_of is None else guarded(parameter, schema_of)
+    if name in {"json", "structural_tag"} and not isinstance(value, str):
+        schema_of = getattr(value, "model_json_schema", None) if isinstance(value, type) else None
+        data = value if schema_of is None else guarded(parameter, schema_of)
         if not isinstance(data, Mapping):
-            raise refuse(parameter, given, "a mapping, JSON text or a pydantic class")
+            raise refuse(parameter, value, "a mapping, JSON text or a pydantic class")
     elif name == "choice":
-        data = list(take_texts(parameter, given, MAX_CHOICES, MAX_TEXT_CHARS))
+        data = list(take_texts(parameter, value, MAX_CHOICES, MAX_TEXT_CHARS))
         if not data:
-            raise refuse(parameter, given, "a list of texts that are not empty")
+            raise refuse(parameter, value, "a list of texts that are not empty")
     else:
-        return given
+        return value
     return guarded(parameter, lambda: json.dumps(data, ensure_ascii=False))
 
 
-def _take_biases(given: object) -> dict[int, float]:
-    if not isinstance(given, Mapping):
-        raise refuse("logit_bias", given, "a mapping from token id to number")
-    if type(given) is dict and len(given) <= MAX_TOKEN_IDS:
-        biases = given.copy()
+def _take_biases(mapping: object) -> dict[int, float]:
+    if not isinstance(mapping, Mapping):
+        raise refuse("logit_bias", mapping, "a mapping from token id to number")
+    if type(mapping) is dict and len(mapping) <= MAX_TOKEN_IDS:
+        biases = mapping.copy()
     else:
-        pairs = given.items() if type(given) is dict else guarded("logit_bias", given.items)
+        pairs = mapping.items() if type(mapping) is dict else guarded("logit_bias", mapping.items)
         taken = take_items("logit_bias", pairs, MAX_TOKEN_IDS, what="token ids")
         biases = guarded("logit_bias", lambda: dict(taken))
     _check_biases(biases)
@@ -383,14 +383,14 @@ def _check_biases(biases: Mapping[int, float]) -> None:
         check_number("logit_bias", value, -MAX_BIAS, MAX_BIAS)
 
 
-def _take_extra_args(given: object) -> dict[str, object]:
-    if given is None:
+def _take_extra_args(extra_args: object) -> dict[str, object]:
+    if extra_args is None:
         return {}
-    if not isinstance(given, Mapping):
-        raise refuse("extra_args", given, "a mapping from names to plain data")
-    if type(given) is dict and not given:
+    if not isinstance(extra_args, Mapping):
+        raise refuse("extra_args", extra_args, "a mapping from names to plain data")
+    if type(extra_args) is dict and not extra_args:
         return {}
-    copied: dict[str, object] = plain_copy("extra_args", given, max_bytes=MAX_EXTRA_ARGS_BYTES)
+    copied: dict[str, object] = plain_copy("extra_args", extra_args, max_bytes=MAX_EXTRA_ARGS_BYTES)
     for key in copied:
         if not isinstance(key, str):
             raise RequestError(

@@ -68,9 +68,12 @@ def _shown_container(value: Any, depth: int) -> str:
     return f"{kind.__name__}({{{listed}}})" if kind is frozenset or not items else f"{{{listed}}}"
 
 
-def refuse(parameter: str, value: object, wanted: str) -> RequestError:
-    """Return the error for an invalid `value`. wanted: the values that are accepted, for humans."""
-    return RequestError(f"{parameter}={shorten(value)} must be {wanted}.", parameter=parameter)
+def refuse(parameter: str, value: object, expected: str) -> RequestError:
+    """Return the error for an invalid `value`.
+
+    expected: the values that are accepted, for humans.
+    """
+    return RequestError(f"{parameter}={shorten(value)} must be {expected}.", parameter=parameter)
 
 
 def check_integer(
@@ -153,20 +156,20 @@ def check_encodable(parameter: str, text: str) -> None:
 
 
 def take_items(
-    parameter: str, given: Iterable[T], max_items: int, *, what: str, limit: str = ""
+    parameter: str, items: Iterable[T], max_items: int, *, what: str, limit: str = ""
 ) -> list[T]:
     """Return the items of an iterable. Raise RequestError if there are more than `max_items`.
 
-    Reads at most `max_items` + 1 items of `given`. An exception of its iterator becomes a
+    Reads at most `max_items` + 1 items of `items`. An exception of its iterator becomes a
     RequestError. what: a noun for the items, for the message.
     """
-    built_in = type(given) in _BUILT_IN
-    if built_in and len(given) > max_items:  # type: ignore[arg-type]  # those have a length
-        raise _too_many(parameter, len(given), max_items, what, limit)  # type: ignore[arg-type]
-    found = guarded(parameter, lambda: list(islice(given, max_items + 1)))
-    if len(found) > max_items:
+    built_in = type(items) in _BUILT_IN
+    if built_in and len(items) > max_items:  # type: ignore[arg-type]  # those have a length
+        raise _too_many(parameter, len(items), max_items, what, limit)  # type: ignore[arg-type]
+    taken = guarded(parameter, lambda: list(islice(items, max_items + 1)))
+    if len(taken) > max_items:
         raise _too_many(parameter, f"more than {max_items}", max_items, what, limit)
-    return found
+    return taken
 
 
 def _too_many(parameter: str, count: int | str, most: int, what: str, limit: str) -> RequestError:
@@ -277,13 +280,13 @@ class _PlainCopy:
             )
 
 
-def take_texts(name: str, given: object, most: int, max_chars: int) -> tuple[str, ...]:
+def take_texts(name: str, strings: object, most: int, max_chars: int) -> tuple[str, ...]:
     """Return the texts of a parameter, at most `most`. Raise RequestError for other values."""
-    if given is None:
+    if strings is None:
         return ()
-    if not isinstance(given, (list, tuple)):
-        raise refuse(name, given, "a list of strings")
-    texts = take_items(name, given, most, what="strings")
+    if not isinstance(strings, (list, tuple)):
+        raise refuse(name, strings, "a list of strings")
+    texts = take_items(name, strings, most, what="strings")
     plain = tuple(plain_text(text) if isinstance(text, str) else text for text in texts)
     check_texts(name, plain, most, max_chars)
     return plain
@@ -301,13 +304,13 @@ def check_texts(name: str, texts: Sequence[str], most: int, max_chars: int) -> N
         check_text(name, text, max_chars=max_chars)
 
 
-def take_ids(name: str, given: object, most: int, max_id: int) -> tuple[int, ...] | None:
+def take_ids(name: str, token_ids: object, most: int, max_id: int) -> tuple[int, ...] | None:
     """Return the token ids of a parameter without repetitions, in their order, or None if unset."""
-    if given is None:
+    if token_ids is None:
         return None
-    if not isinstance(given, (list, tuple)):
-        raise refuse(name, given, "a list of token ids")
-    ids = take_items(name, given, most, what="token ids")
+    if not isinstance(token_ids, (list, tuple)):
+        raise refuse(name, token_ids, "a list of token ids")
+    ids = take_items(name, token_ids, most, what="token ids")
     check_ids(name, ids, max_id)
     return tuple(dict.fromkeys(ids))
 

@@ -36,12 +36,12 @@ def attached(bench, llm):
 def test_two_front_ends_can_use_the_same_request_ids(bench, llm, attached):
     async def both():
         expected = [token_ids(await read(llm, prompt)) for prompt in ("abc", "defg")]
-        found = await asyncio.gather(
+        actual = await asyncio.gather(
             *(read(llm, "abc", request_id=f"r{n}") for n in range(6)),
             *(read(attached, "defg", request_id=f"r{n}") for n in range(6)),
         )
-        assert [token_ids(item) for item in found] == [expected[0]] * 6 + [expected[1]] * 6
-        assert {item.request_id for item in found} == {f"r{n}" for n in range(6)}
+        assert [token_ids(item) for item in actual] == [expected[0]] * 6 + [expected[1]] * 6
+        assert {item.request_id for item in actual} == {f"r{n}" for n in range(6)}
         await attached.check_health()
 
     bench.run(both())
@@ -75,15 +75,15 @@ def test_a_front_end_that_shuts_down_ends_only_its_own_requests(bench, llm):
 
     async def both():
         expected = token_ids(await read(llm, "abc", LONG))
-        mine = llm.generate("abc", LONG)
-        theirs = other.generate("abc", LONG)
-        await anext(mine), await anext(theirs)
+        own = llm.generate("abc", LONG)
+        reference = other.generate("abc", LONG)
+        await anext(own), await anext(reference)
         other.shutdown()
         with pytest.raises(EngineDeadError, match="shut down"):
-            async for _ in theirs:
+            async for _ in reference:
                 pass
         last = None
-        async for output in mine:
+        async for output in own:
             last = output
         assert token_ids(last) == expected
         await llm.check_health()

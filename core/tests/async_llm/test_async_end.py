@@ -73,55 +73,57 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
 def test_all_callers_are_notified_when_the_engine_is_killed(bench, nothing_left, number):
-    one = bench.start(worker_config={"step_s": 0.01})
-    pid = one.client.process_id
-    call = one.collective_rpc("doze", 30)
-    got, took_s = bench.run(end(one, lambda: os.kill(pid, signal.SIGKILL), call))
-    check_end(bench, one, got, took_s, "SIGKILL")
+    starting = bench.start(worker_config={"step_s": 0.01})
+    pid = starting.client.process_id
+    call = starting.collective_rpc("doze", 30)
+    got, took_s = bench.run(end(starting, lambda: os.kill(pid, signal.SIGKILL), call))
+    check_end(bench, starting, got, took_s, "SIGKILL")
 
 
 def test_all_callers_are_notified_when_the_engine_shuts_down(bench, nothing_left):
-    one = bench.start(worker_config={"step_s": 0.01})
-    got, took_s = bench.run(end(one, one.shutdown))
-    check_end(bench, one, got, took_s, "was shut down")
+    starting = bench.start(worker_config={"step_s": 0.01})
+    got, took_s = bench.run(end(starting, starting.shutdown))
+    check_end(bench, starting, got, took_s, "was shut down")
 
 
 def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing_left):
-    one = bench.start(worker_config={"fails_at": 5})
+    starting = bench.start(worker_config={"fails_at": 5})
 
     async def ask():
-        pending = [collect(one.generate(word, LONG)) for word in ("secret", "words")]
+        pending = [collect(starting.generate(word, LONG)) for word in ("secret", "words")]
         return await asyncio.gather(*pending, return_exceptions=True)
 
     errors = bench.run(ask())
     assert {type(error) for error in errors} == {EngineDeadError}
     assert "the chip melted" in str(errors[0]) and "step 5" in errors[0].digest
     assert "secret" not in str(errors[0])
-    one.shutdown()
+    starting.shutdown()
 
 
 def test_a_supervised_engine_is_restarted(bench, nothing_left):
-    one = bench.start(worker_config={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05))
+    starting = bench.start(
+        worker_config={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05)
+    )
     short = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
 
     async def ask():
-        (reference,) = await collect(one.generate("a", short, output_kind=FINAL))
-        pending = [asyncio.create_task(collect(one.generate("b", LONG))) for _ in range(3)]
+        (reference,) = await collect(starting.generate("a", short, output_kind=FINAL))
+        pending = [asyncio.create_task(collect(starting.generate("b", LONG))) for _ in range(3)]
         await asyncio.sleep(0.1)
-        os.kill(one.client.process_id, signal.SIGKILL)
+        os.kill(starting.client.process_id, signal.SIGKILL)
         start_s = time.monotonic()
         lost = [outputs[-1] for outputs in await asyncio.gather(*pending)]
         lost_s = time.monotonic() - start_s
-        assert not await one.is_ready()
+        assert not await starting.is_ready()
         with pytest.raises(UnavailableError):
-            await collect(one.generate("a", short))
+            await collect(starting.generate("a", short))
         with pytest.raises(UnavailableError):
-            await one.check_health()
-        while not await one.is_ready():
+            await starting.check_health()
+        while not await starting.is_ready():
             await asyncio.sleep(0.02)
         again_s = time.monotonic() - start_s
-        assert await collect(one.generate("a", short, output_kind=FINAL)) != []
-        (again,) = await collect(one.generate("a", short, output_kind=FINAL))
+        assert await collect(starting.generate("a", short, output_kind=FINAL)) != []
+        (again,) = await collect(starting.generate("a", short, output_kind=FINAL))
         assert again.outputs == reference.outputs
         return lost, lost_s, again_s
 
@@ -130,19 +132,19 @@ def test_a_supervised_engine_is_restarted(bench, nothing_left):
     for output in lost:
         assert output.finished and "SIGKILL" in output.error
         assert output.outputs[0].finish_reason == "error" and output.outputs[0].token_ids
-    assert one.num_unfinished == 0
-    one.shutdown()
+    assert starting.num_unfinished == 0
+    starting.shutdown()
 
 
 def test_finished_outputs_are_returned_before_the_engine_error(bench, nothing_left):
-    one = bench.start(worker_config={"fails_at": 50})
+    starting = bench.start(worker_config={"fails_at": 50})
 
     async def ask():
-        stream = one.generate("a", LONG, output_kind=RequestOutputKind.DELTA)
+        stream = starting.generate("a", LONG, output_kind=RequestOutputKind.DELTA)
         num_tokens = len((await anext(stream)).outputs[0].token_ids)
         with pytest.raises(EngineDeadError):
             while True:
-                await one.check_health()
+                await starting.check_health()
                 await asyncio.sleep(0.01)
         num_tokens += len((await anext(stream)).outputs[0].token_ids)
         with pytest.raises(EngineDeadError):
@@ -150,54 +152,54 @@ def test_finished_outputs_are_returned_before_the_engine_error(bench, nothing_le
         return num_tokens
 
     assert bench.run(ask()) == 50
-    one.shutdown()
+    starting.shutdown()
 
 
 def test_an_engine_stopped_by_sigstop_is_not_ready_until_it_continues(bench, nothing_left):
-    one = bench.start(worker_config={"step_s": 0.01})
-    pid = one.client.process_id
+    starting = bench.start(worker_config={"step_s": 0.01})
+    pid = starting.client.process_id
 
     async def ask():
-        stream = one.generate("a", LONG)
+        stream = starting.generate("a", LONG)
         await anext(stream)
         await asyncio.sleep(0.9)
-        await one.check_health(max_silence_s=0.8)  # a completed step counts as a heartbeat
+        await starting.check_health(max_silence_s=0.8)  # a completed step counts as a heartbeat
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(1.1)
-        assert await one.is_ready() and not await one.is_ready(max_silence_s=0.8)
+        assert await starting.is_ready() and not await starting.is_ready(max_silence_s=0.8)
         with pytest.raises(StalledError, match="no heartbeat for 1"):
-            await one.check_health(max_silence_s=0.8)
+            await starting.check_health(max_silence_s=0.8)
         os.kill(pid, signal.SIGCONT)
         await anext(stream)
         await asyncio.sleep(0.1)
-        await one.check_health(max_silence_s=0.8)
+        await starting.check_health(max_silence_s=0.8)
         await stream.aclose()
 
     bench.run(ask())
-    one.shutdown()
+    starting.shutdown()
 
 
 def test_an_event_loop_can_be_closed_before_the_engine_is_shut_down(bench, nothing_left):
-    one = bench.start(worker_config={"step_s": 0.01})
+    starting = bench.start(worker_config={"step_s": 0.01})
 
     async def ask():
-        streams = [one.generate("a", LONG) for _ in range(3)]
+        streams = [starting.generate("a", LONG) for _ in range(3)]
         await asyncio.gather(*map(anext, streams))
-        stays = asyncio.create_task(collect(one.generate("b", LONG)))
+        stays = asyncio.create_task(collect(starting.generate("b", LONG)))
         await asyncio.sleep(0.05)
         assert not stays.done()
         return streams
 
     asyncio.run(ask())
     gc.collect()
-    one.shutdown()
+    starting.shutdown()
 
 
 def test_canceling_every_task_leaves_no_caller_waiting(bench, nothing_left):
-    one = bench.start(worker_config={"step_s": 0.01})
+    starting = bench.start(worker_config={"step_s": 0.01})
 
     async def ask():
-        stream = one.generate("a", LONG)
+        stream = starting.generate("a", LONG)
         await anext(stream)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             if task.get_name() == "engine-outputs":
@@ -206,15 +208,15 @@ def test_canceling_every_task_leaves_no_caller_waiting(bench, nothing_left):
             await collect(stream)
 
     bench.run(ask())
-    one.shutdown()
+    starting.shutdown()
 
 
 def test_leaving_a_with_block_shuts_the_engine_down(bench, nothing_left):
     async def ask():
-        async with bench.start() as one:
-            outputs = await collect(one.generate("a", SamplingParams(max_tokens=3)))
+        async with bench.start() as starting:
+            outputs = await collect(starting.generate("a", SamplingParams(max_tokens=3)))
         with pytest.raises(EngineDeadError, match="shut down"):
-            await one.check_health()
+            await starting.check_health()
         return outputs
 
     assert bench.run(ask())[-1].finished

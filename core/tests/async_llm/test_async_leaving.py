@@ -131,9 +131,9 @@ def test_a_stop_string_ends_the_request_in_the_engine_too(bench, slow):
 
     whole = bench.run(ask(max_tokens=30))
     stop = next(char for char in whole.text[5:] if char.isascii())
-    found = bench.run(ask(max_tokens=400, stop=[stop]))
-    assert found.finish_reason == "stop" and found.stop_reason == stop
-    assert found.text == whole.text.partition(stop)[0]
+    actual = bench.run(ask(max_tokens=400, stop=[stop]))
+    assert actual.finish_reason == "stop" and actual.stop_reason == stop
+    assert actual.text == whole.text.partition(stop)[0]
 
 
 def test_a_request_can_be_aborted_while_its_prompt_is_tokenized(bench, slow, monkeypatch):

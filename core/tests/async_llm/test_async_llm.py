@@ -66,20 +66,20 @@ def test_async_outputs_equal_those_of_an_in_process_engine(bench, ahead):
     with bench.direct(async_scheduling=ahead) as direct:
         prompts, params = zip(*pending, strict=True)
         expected = direct.generate(list(prompts), list(params), use_tqdm=False)
-    one = bench.start(async_scheduling=ahead)
+    starting = bench.start(async_scheduling=ahead)
 
     async def ask_all(kind):
         streams = [
-            one.generate(*ask, f"{kind}{n}", output_kind=kind) for n, ask in enumerate(pending)
+            starting.generate(*ask, f"{kind}{n}", output_kind=kind) for n, ask in enumerate(pending)
         ]
         return await asyncio.gather(*map(collect, streams))
 
     for kind in (RequestOutputKind.CUMULATIVE, FINAL):
-        found = bench.run(ask_all(kind))
-        assert [facts_of(outputs[-1]) for outputs in found] == [facts_of(out) for out in expected]
-        assert all(outputs[-1].finished for outputs in found)
-        assert not any(output.finished for outputs in found for output in outputs[:-1])
-        assert kind is not FINAL or {len(outputs) for outputs in found} == {1}
+        actual = bench.run(ask_all(kind))
+        assert [facts_of(outputs[-1]) for outputs in actual] == [facts_of(out) for out in expected]
+        assert all(outputs[-1].finished for outputs in actual)
+        assert not any(output.finished for outputs in actual for output in outputs[:-1])
+        assert kind is not FINAL or {len(outputs) for outputs in actual} == {1}
     for outputs, one_expected in zip(bench.run(ask_all(DELTA)), expected, strict=True):
         assert joined(outputs) == {
             done.index: (done.text, done.token_ids, done.logprobs or [], done.finish_reason)
@@ -89,8 +89,8 @@ def test_async_outputs_equal_those_of_an_in_process_engine(bench, ahead):
         assert all(output.prompt_logprobs is None for output in outputs[1:])
     assert any(len(out.outputs) == 3 for out in expected)
     assert len({done.finish_reason for out in expected for done in out.outputs}) > 1
-    assert one.num_unfinished == 0
-    one.shutdown()
+    assert starting.num_unfinished == 0
+    starting.shutdown()
 
 
 def test_the_time_stamps_of_a_request_are_in_order(bench, llm):
@@ -135,17 +135,17 @@ def test_the_error_for_a_rejected_request_names_the_parameter_and_affects_no_oth
 
 
 def test_a_request_that_the_engine_rejects_ends_with_the_reason(bench):
-    one = bench.start(scheduler_cls=bench.parts.RejectingScheduler)
+    starting = bench.start(scheduler_cls=bench.parts.RejectingScheduler)
 
     async def ask():
-        pending = [one.generate("say", SamplingParams(max_tokens=n, seed=1)) for n in (12, 13)]
+        pending = [starting.generate("say", SamplingParams(max_tokens=n, seed=1)) for n in (12, 13)]
         return await asyncio.gather(*map(last, pending))
 
     good, bad = bench.run(ask())
     assert bad.finished and "not thirteen" in bad.error
     assert bad.outputs[0].finish_reason == "error"
-    assert good.error is None and one.num_unfinished == 0
-    one.shutdown()
+    assert good.error is None and starting.num_unfinished == 0
+    starting.shutdown()
 
 
 def test_a_request_id_is_in_use_until_its_last_output_is_sent(bench, llm):
@@ -165,44 +165,44 @@ def test_a_request_id_is_in_use_until_its_last_output_is_sent(bench, llm):
 def test_the_number_of_waiting_requests_is_limited(bench):
     with pytest.raises(ConfigError, match="max_waiting=-1"):
         bench.start(max_waiting=-1)
-    one = bench.start(max_waiting=2, max_num_seqs=2, worker_config={"step_s": 0.002})
+    starting = bench.start(max_waiting=2, max_num_seqs=2, worker_config={"step_s": 0.002})
     params = SamplingParams(max_tokens=20)
 
     async def ask():
-        tasks = [asyncio.create_task(last(one.generate("say", params))) for _ in range(3)]
+        tasks = [asyncio.create_task(last(starting.generate("say", params))) for _ in range(3)]
         await asyncio.sleep(0.02)
         with pytest.raises(CapacityError, match=r"has 3 completions .* accept 2 more: at most 4"):
-            await collect(one.generate("say", SamplingParams(n=2)))
+            await collect(starting.generate("say", SamplingParams(n=2)))
         assert (
-            await last(one.generate("say", params))
+            await last(starting.generate("say", params))
         ).finished  # the limit allows one more waiting request
         assert all(output.finished for output in await asyncio.gather(*tasks))
-        return await last(one.generate("say", SamplingParams(n=4, max_tokens=2)))
+        return await last(starting.generate("say", SamplingParams(n=4, max_tokens=2)))
 
     assert len(bench.run(ask()).outputs) == 4
-    one.shutdown()
+    starting.shutdown()
 
 
 def test_a_request_of_higher_priority_is_served_first(bench):
-    one = bench.start(max_num_seqs=1, scheduler_cls=bench.parts.ByPriority)
+    starting = bench.start(max_num_seqs=1, scheduler_cls=bench.parts.ByPriority)
     done = []
 
     async def ask(name, priority):
-        await last(one.generate("say", SamplingParams(max_tokens=4), name, priority=priority))
+        await last(starting.generate("say", SamplingParams(max_tokens=4), name, priority=priority))
         done.append(name)
 
     async def ask_all():
-        await one.pause()
+        await starting.pause()
         pending = asyncio.gather(*(ask(f"p{n}", n) for n in (2, 0, 3, 1)))
         await asyncio.sleep(0.05)
-        assert not done and one.num_unfinished == 4
-        await one.resume()
+        assert not done and starting.num_unfinished == 4
+        await starting.resume()
         await pending
 
     assert issubclass(bench.parts.ByPriority, Policy)
     bench.run(ask_all())
     assert done == ["p0", "p1", "p2", "p3"]
-    one.shutdown()
+    starting.shutdown()
 
 
 def test_requests_with_the_same_salt_share_prefixes_until_the_cache_is_reset(bench, llm):
@@ -213,9 +213,9 @@ def test_requests_with_the_same_salt_share_prefixes_until_the_cache_is_reset(ben
         return (await last(llm.generate(prompt, params, cache_salt=salt))).num_cached_tokens
 
     async def ask():
-        found = [await num_cached(salt) for salt in ("x", "x", "y")]
+        actual = [await num_cached(salt) for salt in ("x", "x", "y")]
         assert await llm.reset_prefix_cache()
-        return [*found, await num_cached("x")]
+        return [*actual, await num_cached("x")]
 
     first, again, other, after = bench.run(ask())
     assert first == other == after == 0 and again > 30
@@ -239,22 +239,22 @@ def test_using_another_event_loop_is_refused(bench, llm):
 
 
 def test_listeners_are_notified_of_steps_and_rejections(bench):
-    one = bench.start(
+    starting = bench.start(
         stat_loggers=(bench.parts.Counting,), hooks=(bench.parts.RecordingHooks,), max_num_seqs=2
     )
-    bench.run(last(one.generate("say", SamplingParams(max_tokens=7, ignore_eos=True))))
+    bench.run(last(starting.generate("say", SamplingParams(max_tokens=7, ignore_eos=True))))
     with pytest.raises(RequestError):
-        bench.run(collect(one.generate([], None, "bad")))
-    one.shutdown()
+        bench.run(collect(starting.generate([], None, "bad")))
+    starting.shutdown()
     assert bench.parts.Counting.num_tokens == 7
     assert bench.parts.RecordingHooks.recorded == ["bad", "stop"]
 
 
 def test_the_error_for_a_model_that_cannot_generate_lists_its_tasks(bench):
-    one = bench.start(worker_config={"tasks": ["embed"]})
+    starting = bench.start(worker_config={"tasks": ["embed"]})
     with pytest.raises(UserError, match="Paced cannot generate; it supports: embed"):
-        one.generate("say")
-    one.shutdown()
+        starting.generate("say")
+    starting.shutdown()
 
 
 def test_async_llm_accepts_the_options_of_llm(bench, monkeypatch):

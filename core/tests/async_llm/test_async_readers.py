@@ -42,10 +42,10 @@ def test_a_slow_reader_gets_all_new_tokens_in_one_output(bench, llm):
     async def ask():
         (whole,) = await collect(llm.generate("a", params, output_kind=RequestOutputKind(2)))
         stream = llm.generate("a", params, output_kind=DELTA)
-        found = [await anext(stream)]
+        actual = [await anext(stream)]
         while llm.num_unfinished:
             await asyncio.sleep(0.01)
-        return whole, found + await collect(stream)
+        return whole, actual + await collect(stream)
 
     whole, (first, rest) = bench.run(ask())
     assert not first.finished and rest.finished
@@ -55,22 +55,22 @@ def test_a_slow_reader_gets_all_new_tokens_in_one_output(bench, llm):
 
 
 def test_a_reader_that_stops_reading_delays_no_other_request(bench):
-    one = bench.start(worker_config={"step_s": 0.002}, max_num_seqs=32)
+    starting = bench.start(worker_config={"step_s": 0.002}, max_num_seqs=32)
     params = SamplingParams(max_tokens=150, seed=3, ignore_eos=True)
 
     async def ask():
-        sleepers = [one.generate("a", params, output_kind=DELTA) for _ in range(20)]
+        sleepers = [starting.generate("a", params, output_kind=DELTA) for _ in range(20)]
         for stream in sleepers:
             await anext(stream)
-        outputs = await collect(one.generate("a", params, output_kind=DELTA))
+        outputs = await collect(starting.generate("a", params, output_kind=DELTA))
         late = await asyncio.gather(*map(collect, sleepers))
         return outputs, late
 
     outputs, late = bench.run(ask())
     assert len(outputs) > 75, "a fast reader receives an output per step"
-    assert all(len(found) <= 3 for found in late)
-    assert {len(text_of(found)) > 0 and found[-1].finished for found in late} == {True}
-    one.shutdown()
+    assert all(len(actual) <= 3 for actual in late)
+    assert {len(text_of(actual)) > 0 and actual[-1].finished for actual in late} == {True}
+    starting.shutdown()
 
 
 # --- heavy outputs ----------------------------------------------------------------------------
@@ -109,9 +109,9 @@ def test_many_streams_do_not_block_the_event_loop(bench, wide, no_collector):
         pending = (wide.generate("say", params, output_kind=DELTA) for _ in range(NUM_STREAMS))
         return await asyncio.gather(*map(collect, pending))
 
-    found, longest_s = bench.run(longest_hold_s(ask()))
+    actual, longest_s = bench.run(longest_hold_s(ask()))
     print(f"{NUM_STREAMS} streams blocked the loop for {1000 * longest_s:.1f} ms at most")
-    assert all(outputs[-1].finished for outputs in found)
+    assert all(outputs[-1].finished for outputs in actual)
     assert longest_s < MAX_HOLD_S
 
 
@@ -146,8 +146,8 @@ def test_many_log_probabilities_do_not_block_the_event_loop(
 
     holds_s = []
     for _ in range(NUM_TRIES if sliced else 1):  # other processes can only increase the time
-        found, longest_s = bench.run(longest_hold_s(ask()))
-        assert [len(outputs[-1].prompt_logprobs) for outputs in found] == [400] * 32
+        actual, longest_s = bench.run(longest_hold_s(ask()))
+        assert [len(outputs[-1].prompt_logprobs) for outputs in actual] == [400] * 32
         holds_s.append(longest_s)
     least_s = min(holds_s)
     print(f"sliced={sliced}: the loop was blocked for {1000 * least_s:.1f} ms at most")

@@ -50,9 +50,9 @@ def test_the_latency_benchmark_runs_one_request_at_a_time(
     assert output["case"] == {"input_len": 9, "output_len": 5, "warmup": 2, "repeats": 3}
     measures = output["measures"]
     assert set(measures) == {"time_to_first_token", "whole_request", "between_tokens", "decode"}
-    for found in measures.values():
-        assert len(found["values"]) == 3
-        assert 0 < found["min"] <= found["median"] <= found["max"]
+    for actual in measures.values():
+        assert len(actual["values"]) == 3
+        assert 0 < actual["min"] <= actual["median"] <= actual["max"]
     assert measures["time_to_first_token"]["max"] <= measures["whole_request"]["max"]
     shown = capsys.readouterr().out
     for words in ("time to first token", "median", "IQR", "ms", "scheduler fcfs"):
@@ -63,8 +63,8 @@ def test_the_report_names_the_selected_platform(spell, tmp_path, capsys, monkeyp
     """The report does not name a platform that was only probed."""
     file = tmp_path / "out.json"
     options = spell()
-    place = options.index("--platform")
-    del options[place : place + 2]
+    index = options.index("--platform")
+    del options[index : index + 2]
     command = bench("latency", options, "--repeats", "1", "--warmup", "0", "--json", str(file))
     assert main(command) == 0
     assert "platform cpu," in capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_the_throughput_benchmark_submits_all_requests_together(spell, requested
         seconds = measures["whole_run"]["values"][index]
         assert measures["output"]["values"][index] == pytest.approx(4 * 5 / seconds)
         assert measures["input"]["values"][index] == pytest.approx(4 * 9 / seconds)
-    kinds = {found["kind"]: found["name"] for found in output["engine"]["plugins"]}
+    kinds = {actual["kind"]: actual["name"] for actual in output["engine"]["plugins"]}
     assert (kinds["scheduler"], kinds["worker"]) == ("fcfs", "BigramWorker")
 
 
@@ -124,8 +124,8 @@ def test_requests_that_exceed_the_engines_limits_are_rejected(spell, requested, 
 
 
 def test_the_benchmark_summary_contains_median_and_spread() -> None:
-    found = summarize("s", [4.0, 1.0, 2.0, 3.0, 100.0])
-    assert (found.median, found.min, found.max, found.iqr) == (3.0, 1.0, 100.0, 2.0)
+    actual = summarize("s", [4.0, 1.0, 2.0, 3.0, 100.0])
+    assert (actual.median, actual.min, actual.max, actual.iqr) == (3.0, 1.0, 100.0, 2.0)
     assert summarize("s", [5.0]).iqr == 0.0
 
 

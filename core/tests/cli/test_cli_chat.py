@@ -120,9 +120,9 @@ def test_an_interrupted_answer_is_kept_in_the_chat_history(session) -> None:
 
 def test_closing_the_stream_of_an_answer_aborts_its_request(session) -> None:
     chat = session("abcdefgh", loop=True)
-    answer = chat.answer("one", interrupted=never)
-    assert next(answer) == "a"
-    answer.close()
+    response = chat.answer("one", interrupted=never)
+    assert next(response) == "a"
+    response.close()
     assert chat.messages[-1]["content"] == "a"
     assert "".join(chat.answer("two", interrupted=after(2))) == "ab"
 

@@ -150,11 +150,11 @@ def test_omitted_flags_keep_the_defaults() -> None:
 
 
 def test_flags_set_the_engine_options() -> None:
-    given = EngineOptions(
+    arguments = EngineOptions(
         model="m", max_num_seqs=3, enforce_eager=True, plugin_options='{"a": {"b": 1}}'
     )
     expected = EngineArgs("m", max_num_seqs=3, enforce_eager=True, plugin_options={"a": {"b": 1}})
-    assert engine_args(given) == expected
+    assert engine_args(arguments) == expected
     with pytest.raises(ConfigError, match="--plugin-options"):
         engine_args(EngineOptions(model="m", plugin_options="nonsense"))
 

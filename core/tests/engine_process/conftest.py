@@ -45,7 +45,7 @@ def engine_config(tmp_path, parts):
             "max_position_embeddings": 512,
         }
         (tmp_path / "config.json").write_text(json.dumps(config | worker_config))
-        given = {
+        kwargs = {
             "worker_cls": parts.ControlledWorker,
             "scheduler_cls": Scheduler,
             "max_num_seqs": 8,
@@ -55,7 +55,7 @@ def engine_config(tmp_path, parts):
             platform=FakePlatform,
             skip_tokenizer_init=True,
             async_scheduling=async_scheduling,
-            **(given | (options or {})),
+            **(kwargs | (options or {})),
         )
         return args.create_engine_config()
 

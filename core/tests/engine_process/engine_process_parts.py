@@ -138,7 +138,7 @@ class EndlessSide:
     def take_instructions(self):
         return b""
 
-    def update(self, answer):
+    def update(self, response):
         return KVOutcome()
 
     def shutdown(self):

@@ -62,14 +62,14 @@ def run_engine(model, executor, result):
 def serve(client, result):
     for number in range(6):
         try:
-            answers = serve_one(client, number)
+            results = serve_one(client, number)
         except UnavailableError as error:
             result["message"] += f" {error}"
             client.wait_until_ready(WAIT_S)
             continue
-        result["message"] += "".join(f" {message}" for _, message in answers.ends.values())
-        if answers.ends.get(f"r{number}", ("", ""))[0] is FinishReason.LENGTH:
-            result["tokens"] = answers.tokens[f"r{number}"]
+        result["message"] += "".join(f" {message}" for _, message in results.ends.values())
+        if results.ends.get(f"r{number}", ("", ""))[0] is FinishReason.LENGTH:
+            result["tokens"] = results.tokens[f"r{number}"]
 
 
 def serve_one(client, number):
@@ -78,12 +78,12 @@ def serve_one(client, number):
     client.add_request(request(f"aborted{number}", max_tokens=300))
     client.call_workers("echo", (number,))
     client.abort_requests([f"aborted{number}"])
-    answers = Answers()
+    outputs = Answers()
     for _ in range(40):
-        if f"r{number}" in answers.ends:
+        if f"r{number}" in outputs.ends:
             break
-        answers.take(client.get_outputs(WAIT_S / 20) or EMPTY)
-    return answers
+        outputs.take(client.get_outputs(WAIT_S / 20) or EMPTY)
+    return outputs
 
 
 def main():

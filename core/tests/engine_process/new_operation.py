@@ -53,28 +53,28 @@ def main():
 
 def use_sync(client):
     client.add_request(request("a", max_tokens=400))
-    found = [client.count_requests(), client.count_requests(["a", "b"], scale=2.5)]
+    actual = [client.count_requests(), client.count_requests(["a", "b"], scale=2.5)]
     client.pause(PauseScope.ALL)
     try:
         client.count_requests()
     except UserError as error:
-        found.append(str(error))
+        actual.append(str(error))
     client.resume()
     client.abort_requests(["a"])
-    return found
+    return actual
 
 
 async def use_async(client):
     await client.add_request(request("a", max_tokens=400))
-    found = [await client.count_requests(), await client.count_requests(["a", "b"], scale=2.5)]
+    actual = [await client.count_requests(), await client.count_requests(["a", "b"], scale=2.5)]
     await client.pause(PauseScope.ALL)
     try:
         await client.count_requests()
     except UserError as error:
-        found.append(str(error))
+        actual.append(str(error))
     await client.resume()
     await client.abort_requests(["a"])
-    return found
+    return actual
 
 
 if __name__ == "__main__":

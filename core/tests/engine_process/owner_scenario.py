@@ -249,10 +249,10 @@ finals = []
 
 
 def use_in_a_finalizer(having):
-    one = type(having)(sys.argv[1])
-    one.serve()
-    User(one)
-    del one
+    first = type(having)(sys.argv[1])
+    first.serve()
+    User(first)
+    del first
     gc.collect()
     return finals
 
@@ -281,8 +281,8 @@ def in_a_fork(child, having):
         child(having)
         sys.exit(0)
     for _ in range(1000):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        actual, status = os.waitpid(pid, os.WNOHANG)
+        if actual:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.02)
     os.kill(pid, 9)
@@ -336,8 +336,8 @@ def outlive(having):
 
 
 def descendants_of(pid):
-    found = sorted(children_of(pid))
-    return found + [below for item in found for below in descendants_of(item)]
+    actual = sorted(children_of(pid))
+    return actual + [below for item in actual for below in descendants_of(item)]
 
 
 def without_directory(having):

@@ -27,9 +27,9 @@ from dovetail.request import FinishReason
 from dovetail.transport.remote_error import RemoteError
 
 
-def named_facts(facts):
+def named_facts(info):
     """Return the engine facts with each class replaced by its name."""
-    return facts.config.model_dump_json(), facts.model_info, facts.max_model_len
+    return info.config.model_dump_json(), info.model_info, info.max_model_len
 
 
 @pytest.mark.sampled(2)
@@ -41,13 +41,13 @@ def test_all_kinds_of_engine_clients_return_the_same_outputs(client_of, ahead, t
         traffic.request("bad", [97]),
     ]
     requests += [traffic.request("twice"), traffic.request("twice")]
-    found = []
+    collected = []
     for kind in ("inproc", "sync"):
         client = client_of(kind, async_scheduling=ahead)
         assert isinstance(client, EngineClient)
         rejected = client.add_requests(requests)
         assert client.progress.num_refused == 0
-        found.append(
+        collected.append(
             (traffic.Answers().collect(client, 22), refusals(rejected), named_facts(client.facts))
         )
         client.shutdown()
@@ -55,12 +55,12 @@ def test_all_kinds_of_engine_clients_return_the_same_outputs(client_of, ahead, t
     async def serve():
         client = client_of("async", async_scheduling=ahead)
         rejected = await client.add_requests(requests)
-        given = await traffic.Answers().collect_async(client, 22)
-        return given, refusals(rejected), named_facts(client.facts)
+        arguments = await traffic.Answers().collect_async(client, 22)
+        return arguments, refusals(rejected), named_facts(client.facts)
 
-    found.append(asyncio.run(serve()))
-    assert found[0] == found[1] == found[2]
-    (tokens, ends), rejected, _ = found[0]
+    collected.append(asyncio.run(serve()))
+    assert collected[0] == collected[1] == collected[2]
+    (tokens, ends), rejected, _ = collected[0]
     assert len(tokens) == len(ends) == 22 and len(tokens["long"]) > 100
     assert set(rejected) == {"bad", "twice"}
     assert rejected["bad"][1] == "prompt" and "97" in rejected["bad"][0]
@@ -138,9 +138,9 @@ def test_an_aborted_request_gets_no_more_outputs(client_of, kind, traffic):
     )
 
 
-def tokens_alone(traffic, client, one):
-    client.add_request(one)
-    return traffic.Answers().collect(client, 1)[0][one.request_id]
+def tokens_alone(traffic, client, first):
+    client.add_request(first)
+    return traffic.Answers().collect(client, 1)[0][first.request_id]
 
 
 def test_engine_progress_contains_steps_and_missing_heartbeats(client_of, traffic):

@@ -29,14 +29,14 @@ def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
     for number in range(num_rounds):
         child = client.call_workers("child_pid")[0]
         kill_mid_decode(client, traffic, 0.01 * (number % 7))
-        for call, *given in (
+        for call, *arguments in (
             (client.get_outputs,),
             (client.resume,),
             (client.add_request, standard),
             (client.call_workers, "echo"),
         ):
             with pytest.raises(EngineDeadError):
-                call(*given)
+                call(*arguments)
         client.abort_requests(["r0"])
         assert not traffic.is_running(child), "processes started by the engine must end with it"
         client.shutdown()
@@ -88,9 +88,9 @@ def test_every_waiting_caller_gets_the_error(client_of, traffic):
         await asyncio.sleep(0.05)
         os.kill(client.process_id, signal.SIGKILL)
         start = time.monotonic()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
+        actual = await asyncio.gather(*tasks, return_exceptions=True)
         assert time.monotonic() - start < 2
-        assert [type(item) for item in found] == [EngineDeadError] * 6
+        assert [type(item) for item in actual] == [EngineDeadError] * 6
         assert isinstance(client.error, EngineDeadError)
         with pytest.raises(EngineDeadError):
             await client.add_request(traffic.request("b"))

@@ -53,13 +53,13 @@ def mutated(rng, content):
     elif kind == 1:
         del changed[rng.randrange(len(changed)) :]
     elif kind == 2:
-        place = rng.randrange(len(changed))
-        changed[place:place] = changed[place : place + rng.randint(1, 40)]
+        index = rng.randrange(len(changed))
+        changed[index:index] = changed[index : index + rng.randint(1, 40)]
     elif kind == 3:
         changed[2] = rng.choice([0, 1, *range(3, 256)])
     else:
-        place = rng.randrange(3, len(changed))
-        changed[place : place + 1] = rng.choice(HUGE)
+        index = rng.randrange(3, len(changed))
+        changed[index : index + 1] = rng.choice(HUGE)
     return bytes(changed)
 
 

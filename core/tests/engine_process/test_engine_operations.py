@@ -116,8 +116,10 @@ def test_the_types_of_operation_arguments_and_results_are_checked():
     with pytest.raises(TypeError):
         pause.bind()
     rejected = OPERATIONS["add_requests"]
-    found = rejected.decode_result(rejected.encode_result({"a": RequestError("no", parameter="n")}))
-    assert (str(found["a"]), found["a"].parameter) == ("no", "n")
+    decoded = rejected.decode_result(
+        rejected.encode_result({"a": RequestError("no", parameter="n")})
+    )
+    assert (str(decoded["a"]), decoded["a"].parameter) == ("no", "n")
     with pytest.raises(MessageError):
         OPERATIONS["reset_prefix_cache"].decode_result(rejected.encode_result({}))
 

@@ -58,9 +58,9 @@ def front_end_process(client, name):
         process.stdout.close()
 
 
-def serve(client, traffic, one):
-    client.add_request(one)
-    return traffic.Answers().collect_until(client, one.request_id)
+def serve(client, traffic, first):
+    client.add_request(first)
+    return traffic.Answers().collect_until(client, first.request_id)
 
 
 def await_stats(client, condition, timeout_s=5):
@@ -89,13 +89,13 @@ def test_two_front_ends_can_use_the_same_ids_and_get_their_own_outputs(
         for name, p in prompts.items()
     }
     assert owner.add_requests(requests) == {} == other.add_requests(others)
-    found = (
+    actual = (
         traffic.Answers().collect(owner, len(requests)),
         traffic.Answers().collect(other, len(others)),
     )
-    assert found[0] == alone
-    assert found[1][0] == expected
-    assert {reason for reason, _ in found[1][1].values()} == {FinishReason.LENGTH}
+    assert actual[0] == alone
+    assert actual[1][0] == expected
+    assert {reason for reason, _ in actual[1][1].values()} == {FinishReason.LENGTH}
     assert owner.facts.front_end == 0 and other.facts.front_end == 1
     assert other.process_id == owner.process_id and other.address == owner.address
 
@@ -106,14 +106,14 @@ def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of
     owner.add_request(traffic.request("a", max_tokens=60))
     first.add_request(traffic.request("a", [5, 5], max_tokens=60))
     second.add_request(traffic.request("mine", [5, 5], max_tokens=5))
-    answers = [traffic.Answers() for _ in range(2)]
+    results = [traffic.Answers() for _ in range(2)]
     names = ("a", "a\x1f0", "a\x1f1", "a\x1f2", "a\x1f1\x1f2")
     for name in names:
         second.abort_requests([name])
         first.abort_requests([f"{name}\x1f1"])
     owner.abort_requests(["a\x1f1", "a\x1f0"])
-    assert len(answers[0].collect(owner, 1)[0]["a"]) == 60
-    assert len(answers[1].collect(first, 1)[0]["a"]) == 60
+    assert len(results[0].collect(owner, 1)[0]["a"]) == 60
+    assert len(results[1].collect(first, 1)[0]["a"]) == 60
     tokens, ends = traffic.Answers().collect(second, 1)
     assert set(tokens) == set(ends) == {"mine"}
     while (
@@ -170,7 +170,7 @@ def test_a_front_end_that_does_not_read_does_not_delay_other_front_ends(client_o
         tokens, _ = serve(fast, traffic, traffic.request("f", [number, 3], max_tokens=100))
         assert len(tokens["f"]) == 100
     tokens, _ = traffic.Answers().collect(slow, 2)  # no output was lost
-    assert {name: len(given) for name, given in tokens.items()} == {"s0": 400, "s1": 400}
+    assert {name: len(arguments) for name, arguments in tokens.items()} == {"s0": 400, "s1": 400}
 
 
 def test_the_requests_of_a_front_end_that_reads_too_slowly_are_ended(

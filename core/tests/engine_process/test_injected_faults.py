@@ -103,11 +103,11 @@ def communicate(process, faults):
 def survivors(mark):
     """Return the processes of a scenario that still exist five seconds after its end."""
     for _ in range(50):
-        found = [pid for pid in os.listdir("/proc") if pid.isdecimal() and has_mark(pid, mark)]
-        if not found:
+        actual = [pid for pid in os.listdir("/proc") if pid.isdecimal() and has_mark(pid, mark)]
+        if not actual:
             return []
         time.sleep(0.1)
-    return found
+    return actual
 
 
 def has_mark(pid, mark):
@@ -141,27 +141,27 @@ def test_a_run_without_injected_faults_succeeds(healthy):
 
 @pytest.mark.parametrize(("point", "action"), CASES)
 def test_every_fault_is_reported_without_hangs_or_leaks(run_scenario, healthy, point, action):
-    found = run_scenario(executor_of(point), f"{point}:{action}")
-    assert found.survivors == [], found
-    assert found.took_s < LIMIT_S + healthy.took_s, found
+    actual = run_scenario(executor_of(point), f"{point}:{action}")
+    assert actual.survivors == [], actual
+    assert actual.took_s < LIMIT_S + healthy.took_s, actual
     of_the_front_end = point.startswith(FRONT_END)
     if of_the_front_end and action in ("kill", "stop", "exit=3"):
         # The folder remains if the process is killed before it starts the process for its removal.
-        assert found.folders == [] or point in ("client.boot", "client.spawn"), found
+        assert actual.folders == [] or point in ("client.boot", "client.spawn"), actual
         return
-    assert found.folders == [] == found.result["left"], found
+    assert actual.folders == [] == actual.result["left"], actual
     phase = point.partition(".")[2] + ")" if point.startswith("start.") else ""
     named = [f"injected at {point}", f"(startup phase: {phase}"]
     named += ["SIGKILL", "status 3", "no heartbeat", "within", "ended", "InjectedError"]
-    message = found.result["message"]
+    message = actual.result["message"]
     if message.strip():
-        assert any(name in message for name in named), found
+        assert any(name in message for name in named), actual
     else:
         # The engine recovered, or the fault occurred when no caller was waiting.
-        assert found.result["outcome"] == "served"
-        assert found.result["tokens"] == healthy.result["tokens"], found
-    if found.result["tokens"]:
-        assert found.result["tokens"] == healthy.result["tokens"], found
+        assert actual.result["outcome"] == "served"
+        assert actual.result["tokens"] == healthy.result["tokens"], actual
+    if actual.result["tokens"]:
+        assert actual.result["tokens"] == healthy.result["tokens"], actual
 
 
 def test_every_fault_point_is_reached(run_scenario, tmp_path):

@@ -67,16 +67,18 @@ def make(request, parts, tmp_path, monkeypatch):
         item.shutdown()
 
 
-def greedy(max_tokens=6, **given):
-    return SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True, seed=1, **given)
+def greedy(max_tokens=6, **arguments):
+    return SamplingParams(
+        max_tokens=max_tokens, temperature=0, ignore_eos=True, seed=1, **arguments
+    )
 
 
 SEEN = {}
 
 
-def same_as_before(name, found):
+def same_as_before(name, actual):
     """Check that both kinds of engines give the same result for the test `name`."""
-    assert SEEN.setdefault(name, found) == found
+    assert SEEN.setdefault(name, actual) == actual
 
 
 def plain(output):
@@ -142,14 +144,14 @@ def test_stop_strings_and_aborts_end_requests_in_the_engine(make):
     engine.add_request("a", "say", greedy(50, stop=[stop]), output_kind=RequestOutputKind.DELTA)
     engine.add_request("b", "other", greedy(40))
     engine.add_request("c", "third", greedy(50))
-    found = []
+    collected = []
     while engine.has_unfinished_requests():
-        found += engine.step()
-        if any(out.request_id == "b" for out in found):
+        collected += engine.step()
+        if any(out.request_id == "b" for out in collected):
             engine.abort_request("c")
-    last = {out.request_id: out.outputs[0].finish_reason for out in found if out.finished}
+    last = {out.request_id: out.outputs[0].finish_reason for out in collected if out.finished}
     assert last == {"a": "stop", "b": "length", "c": "abort"}
-    assert "".join(out.outputs[0].text for out in found if out.request_id == "a") == text[:5]
+    assert "".join(out.outputs[0].text for out in collected if out.request_id == "a") == text[:5]
     engine.add_request("a", "say", greedy(9))  # the id of the finished request can be used again
     (*_, again) = run(engine)
     assert len(again.outputs[0].token_ids) == 9 and text.startswith(again.outputs[0].text)

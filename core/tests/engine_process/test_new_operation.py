@@ -65,7 +65,7 @@ def test_two_edits_add_an_engine_operation_to_every_client(tmp_path):
     )
     assert process.returncode == 0, process.stderr
     results = json.loads(process.stdout)
-    assert len(results) == 6 and all(found == EXPECTED for found in results.values()), results
+    assert len(results) == 6 and all(actual == EXPECTED for actual in results.values()), results
 
 
 def test_every_operation_is_implemented_by_the_engine_core():

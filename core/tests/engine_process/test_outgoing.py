@@ -43,12 +43,12 @@ def log_probabilities(rng, num_positions, num_entries):
 
 def joined(parts):
     """Join the log-probabilities of chunks by request."""
-    found = {}
+    by_name = {}
     for name, item in parts:
-        tokens, ranks = found.setdefault(name, ([], []))
+        tokens, ranks = by_name.setdefault(name, ([], []))
         tokens += list(zip(item.token_ids, item.logprobs, strict=True))
         ranks += list(zip(item.counts, item.ranks, strict=True))
-    return found
+    return by_name
 
 
 @pytest.mark.parametrize("heavy", ["prompt", "rows", "endings", "ids"])
@@ -73,9 +73,9 @@ def test_outputs_of_any_size_are_split_into_messages_within_the_limit(monkeypatc
     frames = list(pack_outputs(outputs, (Answer(7, b"yes"),)))
     assert len(frames) > 2 and max(map(len, frames)) <= 4096
     reader = front_end_reader()
-    found = [reader.read(frame) for frame in frames]
-    assert [answer.number for entry in found for answer in entry.answers] == [7]
-    pieces = [entry.columns() for entry in found]
+    actual = [reader.read(frame) for frame in frames]
+    assert [response.number for entry in actual for response in entry.answers] == [7]
+    pieces = [entry.columns() for entry in actual]
     assert [piece.stats for piece in pieces][-1] == STATS
     assert sum(piece.stats is not None for piece in pieces) == 1
     assert [name for piece in pieces for name in piece.request_ids] == names
@@ -111,16 +111,16 @@ def test_unacknowledged_messages_are_limited_in_number_and_size(monkeypatch):
     assert not window.is_full
 
 
-def collect_all(answers, client, num_ends):
+def collect_all(results, client, num_ends):
     """Return tokens, finish reasons and log-probabilities of prompts."""
     prompts = []
-    while len(answers.ends) < num_ends:
+    while len(results.ends) < num_ends:
         outputs = client.get_outputs(5)
         assert outputs is not None or client.error is None
         if outputs is not None:
-            answers.take(outputs)
+            results.take(outputs)
             prompts += outputs.prompt_logprobs.items()
-    return answers.tokens, answers.ends, joined(prompts)
+    return results.tokens, results.ends, joined(prompts)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def test_requests_continue_if_their_outputs_exceed_the_message_limit(
         traffic.request("rows", range(30), 30, logprobs=20),
         *traffic.random_requests(),
     ]
-    found = []
+    collected = []
     for kind, worker in (("inproc", parts.ControlledWorker), ("sync", parts.Tight)):
         config = engine_config(async_scheduling=kind == "sync")
         changed = config.model_copy(
@@ -149,9 +149,9 @@ def test_requests_continue_if_their_outputs_exceed_the_message_limit(
         )
         with closing(make_client(changed, kind)) as client:
             assert client.add_requests(requests) == {}
-            found.append(collect_all(traffic.Answers(), client, len(requests)))
-    assert found[0] == found[1]
-    assert len(found[1][2]["prompt"][1]) == 89
+            collected.append(collect_all(traffic.Answers(), client, len(requests)))
+    assert collected[0] == collected[1]
+    assert len(collected[1][2]["prompt"][1]) == 89
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
@@ -174,21 +174,21 @@ def test_the_engine_waits_for_a_blocked_event_loop_and_loses_no_output(client_of
         names = [f"r{n}" for n in range(8)]
         for name in names:
             await client.add_request(traffic.request(name, max_tokens=400))
-        answers = traffic.Answers()
-        answers.take(await asyncio.wait_for(client.get_outputs(), 10))
+        results = traffic.Answers()
+        results.take(await asyncio.wait_for(client.get_outputs(), 10))
         time.sleep(0.8)  # this call blocks the event loop
         queued = len(client._outputs)
         assert client.progress.age_s < 0.5
         assert queued <= outgoing.MAX_UNREAD_MESSAGES + 1, "the engine did not wait"
         while (outputs := client.get_queued_outputs()) is not None:
-            answers.take(outputs)
+            results.take(outputs)
         await client.abort_requests(["r0"])
-        await answers.collect_async(client, 7)
-        return queued, answers
+        await results.collect_async(client, 7)
+        return queued, results
 
-    queued, answers = asyncio.run(serve())
+    queued, results = asyncio.run(serve())
     assert queued >= outgoing.ACKNOWLEDGE_EVERY
-    assert {name: len(answers.tokens[name]) for name in answers.ends} == {
+    assert {name: len(results.tokens[name]) for name in results.ends} == {
         f"r{n}": 400 for n in range(1, 8)
     }
 

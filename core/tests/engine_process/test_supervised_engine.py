@@ -72,11 +72,11 @@ def test_receive_reports_the_requests_of_an_engine_that_died_before_the_call(
     client.add_request(traffic.request("standard", range(20), 12))
     os.kill(client.process_id, signal.SIGKILL)
     assert link.has_ended(5)
-    found = [client.channel.receive(20) for _ in range(2)]
-    (reply,) = (item for item in found if isinstance(item, Reply))
+    actual = [client.channel.receive(20) for _ in range(2)]
+    (reply,) = (item for item in actual if isinstance(item, Reply))
     with pytest.raises(UnavailableError):
         reply.result()
-    (outputs,) = (item for item in found if isinstance(item, EngineCoreOutputs))
+    (outputs,) = (item for item in actual if isinstance(item, EngineCoreOutputs))
     assert [end.request_id for end in outputs.finished] == ["standard"]
 
 
@@ -90,18 +90,18 @@ def test_a_restarted_engine_gives_the_same_outputs(supervised, traffic, num_roun
         names = {f"r{number}-{n}" for n in range(4)}
         for name in sorted(names):
             client.add_request(traffic.request(name, max_tokens=400))
-        answers = traffic.Answers()
-        while not answers.tokens:
-            answers.take(client.get_outputs(5))
+        outputs = traffic.Answers()
+        while not outputs.tokens:
+            outputs.take(client.get_outputs(5))
         engine = client.process_id
         (worker,) = children_of(engine)
         os.kill(engine if victim == "engine" else worker, signal.SIGKILL)
         begun = time.monotonic()
-        while len(answers.ends) < len(names):
-            answers.take(client.get_outputs(5))
+        while len(outputs.ends) < len(names):
+            outputs.take(client.get_outputs(5))
         assert time.monotonic() - begun < 2
-        assert set(answers.ends) == names
-        for reason, message in answers.ends.values():
+        assert set(outputs.ends) == names
+        for reason, message in outputs.ends.values():
             assert reason is FinishReason.ERROR
             assert "EngineDeadError" in message and "SIGKILL" in message
         assert client.wait_until_ready(WAIT_S)
@@ -130,9 +130,9 @@ def test_requests_of_an_event_loop_are_served_after_a_restart(supervised, traffi
         while client.state is not EngineState.READY:
             await asyncio.sleep(0.02)
         await client.add_request(traffic.request("standard", range(20), 12))
-        answers = traffic.Answers()
-        answers.take(await asyncio.wait_for(waiting, 10))
-        assert (await answers.collect_async(client, 1))[0] == tokens
+        outputs = traffic.Answers()
+        outputs.take(await asyncio.wait_for(waiting, 10))
+        assert (await outputs.collect_async(client, 1))[0] == tokens
         assert client.num_restarts == 1 and client.error is None
         client.shutdown()
         with pytest.raises(EngineDeadError):
@@ -251,13 +251,13 @@ def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, traffic):
             await asyncio.sleep(0.02)
         assert client.paused is PauseScope.ALL
         await client.add_request(traffic.request("held", max_tokens=2))
-        answers = traffic.Answers()
+        outputs = traffic.Answers()
         with pytest.raises(asyncio.TimeoutError):
             while True:
-                answers.take(await asyncio.wait_for(client.get_outputs(), 0.3))
-        assert not answers.tokens and not answers.ends
+                outputs.take(await asyncio.wait_for(client.get_outputs(), 0.3))
+        assert not outputs.tokens and not outputs.ends
         await client.resume()
-        assert (await answers.collect_async(client, 1))[1]["held"][0] is FinishReason.LENGTH
+        assert (await outputs.collect_async(client, 1))[1]["held"][0] is FinishReason.LENGTH
 
     asyncio.run(serve())
 
@@ -335,19 +335,19 @@ def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic
     burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
     try:
         begun = time.monotonic()
-        answers = traffic.Answers()
+        results = traffic.Answers()
         for number in range(8):
             client.add_request(traffic.request(f"r{number}", max_tokens=400))
         while time.monotonic() - begun < seconds:
             assert client.state is EngineState.READY, client.progress
             outputs = client.get_outputs(0.05)
             if outputs is not None:
-                answers.take(outputs)
+                results.take(outputs)
     finally:
         for burner in burners:
             burner.kill()
             burner.wait()
-    assert client.num_restarts == 0 and answers.tokens
+    assert client.num_restarts == 0 and results.tokens
 
 
 def test_a_failed_start_is_reported_and_leaves_no_process_or_file(supervised):

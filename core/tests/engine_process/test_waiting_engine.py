@@ -68,22 +68,22 @@ def test_a_waiting_request_delays_no_other_request_and_can_be_aborted(waiting, t
     for _ in range(20):
         client.get_outputs(0.01)
     client.add_request(traffic.request("other", [7, 8, 9], 60))
-    answers, steps = traffic.Answers(), client.progress.num_steps
-    answers.collect(client, 1)
-    assert len(answers.tokens["other"]) == 60
+    outputs, steps = traffic.Answers(), client.progress.num_steps
+    outputs.collect(client, 1)
+    assert len(outputs.tokens["other"]) == 60
     assert client.progress.num_steps - steps <= 70  # nearly every step produces one token
     client.abort_requests(["held"])
     client.add_request(traffic.request("other", [7, 8, 9], 60))
-    assert traffic.Answers().collect(client, 1)[0] == {"other": answers.tokens["other"]}
+    assert traffic.Answers().collect(client, 1)[0] == {"other": outputs.tokens["other"]}
 
 
 def test_blocks_are_computed_if_their_load_never_ends(waiting, traffic):
     client = waiting("load", timeout_s=0.2)
-    answers, end = traffic.Answers(), time.monotonic() + 20
-    while not answers.ends and time.monotonic() < end:
+    results, end = traffic.Answers(), time.monotonic() + 20
+    while not results.ends and time.monotonic() < end:
         if (outputs := client.get_outputs(0.05)) is not None:
-            answers.take(outputs)
-    assert answers.tokens["held"] == client.expected
+            results.take(outputs)
+    assert results.tokens["held"] == client.expected
 
 
 def test_an_in_process_engine_does_not_spin_during_a_pause_of_all_requests(client_of, traffic):

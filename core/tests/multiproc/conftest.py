@@ -46,8 +46,8 @@ def make(parts, tmp_path, tmp_path_factory, monkeypatch):
         context = make_executor_context(
             model_dir, worker_cls, tensor_parallel_size=world_size, **dict(config)
         )
-        given = {"options": dict(limits), "worker_options": worker_options}
-        made.append(MultiprocExecutor(replace(context, **given)))
+        kwargs = {"options": dict(limits), "worker_options": worker_options}
+        made.append(MultiprocExecutor(replace(context, **kwargs)))
         return made[-1]
 
     yield build

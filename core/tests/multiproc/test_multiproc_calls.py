@@ -38,8 +38,8 @@ def test_the_multiproc_executor_meets_its_contract(case):
 
 def test_values_and_arrays_keep_their_types_across_processes(make):
     executor = make()
-    given = [1, 2.5, "ü", b"\0", None, True, [1, [2]], {"a": {"b": 1}}]
-    assert executor.collective_rpc("echo", args=given, kwargs={"k": 1}) == [[given, {"k": 1}]]
+    values = [1, 2.5, "ü", b"\0", None, True, [1, [2]], {"a": {"b": 1}}]
+    assert executor.collective_rpc("echo", args=values, kwargs={"k": 1}) == [[values, {"k": 1}]]
     weights = NDArray("bfloat16", (4, 1), bytes(range(8)))
     (turned,) = executor.collective_rpc("turned", args=(weights,))
     assert turned == NDArray("bfloat16", (1, 4), bytes(range(8))[::-1])
@@ -85,8 +85,8 @@ def test_more_calls_than_fit_into_the_rings_do_not_block(make):
         for number in range(100)
     ]
     for number in (99, 0, 50):
-        answers = handles[number].result(PATIENCE_S)
-        assert [answer[0][0] for answer in answers] == [number, number]
+        results = handles[number].result(PATIENCE_S)
+        assert [response[0][0] for response in results] == [number, number]
 
 
 def test_a_call_that_times_out_does_not_affect_later_calls(make):
@@ -201,11 +201,11 @@ def test_the_error_for_plugins_that_differ_between_ranks_names_them():
 def test_the_error_for_plugins_that_differ_from_the_engines_names_them(monkeypatch):
     registry = PluginRegistry()
     registry.load("executor", "uniproc")
-    (mine,) = registry.resolutions
-    given = {"kind": mine.kind, "name": mine.name, "target": mine.target, "distribution": "x"}
-    check_plugins(registry, [reported(mine)])
+    (own,) = registry.resolutions
+    kwargs = {"kind": own.kind, "name": own.name, "target": own.target, "distribution": "x"}
+    check_plugins(registry, [reported(own)])
     with pytest.raises(PluginError, match=r"the workers have executor 'uniproc' of x"):
-        check_plugins(registry, [reported(Resolution(version="9", **given))])
+        check_plugins(registry, [reported(Resolution(version="9", **kwargs))])
 
 
 def test_result_sizes_above_the_limit_are_rejected_at_startup(make):

@@ -43,11 +43,11 @@ def is_dead(executor):
     return False
 
 
-def wait_until(found, timeout_s):
+def wait_until(actual, timeout_s):
     end = time.monotonic() + timeout_s
-    while not found() and time.monotonic() < end:
+    while not actual() and time.monotonic() < end:
         time.sleep(0.01)
-    return found()
+    return actual()
 
 
 @pytest.mark.sampled(2)

@@ -32,17 +32,17 @@ class Worker:
 
 def test_a_worker_uses_little_cpu_time_while_its_device_computes():
     writer, (commands_end,) = make_ring(RingShape(num_readers=1, slot_bytes=256))
-    answers, (results_end,) = make_ring(RingShape(num_readers=1, slot_bytes=256))
+    responses, (results_end,) = make_ring(RingShape(num_readers=1, slot_bytes=256))
     used = []
 
     def serve():
         start_s = time.thread_time()
         with commands_end.take() as commands:
-            WorkerHost(Worker(), 0, commands, answers).serve()
+            WorkerHost(Worker(), 0, commands, responses).serve()
         used.append(time.thread_time() - start_s)
 
     thread = threading.Thread(target=serve)
-    with answers, results_end.take() as results:
+    with responses, results_end.take() as results:
         thread.start()
         with writer:
             writer.send(encode_sample(None))

@@ -66,8 +66,8 @@ KINDS = {"engine": Engine, "worker": Worker, "sandbox": Sandbox}
 def running_children():
     """Return the running children of this process."""
     gc.collect()
-    found = [item for item in gc.get_objects() if type(item) is ChildProcess]
-    return [item for item in found if not item.is_closed]
+    actual = [item for item in gc.get_objects() if type(item) is ChildProcess]
+    return [item for item in actual if not item.is_closed]
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ NOTICE_S = 2.0
 every_kind = pytest.mark.parametrize("name", ["engine", "worker", "sandbox"])
 
 
-def wait_until(found, timeout_s=NOTICE_S):
+def wait_until(actual, timeout_s=NOTICE_S):
     end = time.monotonic() + timeout_s
-    while not found() and time.monotonic() < end:
+    while not actual() and time.monotonic() < end:
         time.sleep(0.01)
-    return found()
+    return actual()
 
 
 @every_kind
@@ -59,12 +59,12 @@ def test_the_error_for_a_child_process_that_fails_at_startup_names_the_cause(
     kinds, clean, model_dir, monkeypatch, name, how, message
 ):
     kind = kinds.KINDS[name]
-    given = {"handler": f"child_handlers:{how}"} if name == "sandbox" else {}
+    kwargs = {"handler": f"child_handlers:{how}"} if name == "sandbox" else {}
     if name != "sandbox":
         action = {"exits": "exit=3", "raises": "raise"}[how]
         monkeypatch.setenv(VARIABLE, f"{kind.boot_fault}:{action}")
     with pytest.raises(DovetailError, match=message):
-        kind(model_dir, **given)
+        kind(model_dir, **kwargs)
 
 
 @every_kind

@@ -65,7 +65,7 @@ def random_result(rng, num_runs):
     )
 
 
-def join(**given):
+def join(**arguments):
     message = {
         "request_id": "a",
         "row": 3,
@@ -80,7 +80,7 @@ def join(**given):
         "seed": 2**64 - 1,
         "encoder_inputs": (EncoderInput(position=0, num_tokens=2, content_hash=b"\xff"),),
     }
-    return NewRequest(**message | given)
+    return NewRequest(**message | arguments)
 
 
 def full_plan():
@@ -165,9 +165,9 @@ def test_a_corrupted_frame_is_rejected_or_decodes_to_valid_data(encoded, decode)
 
 
 def forged(change):
-    found = unpack_columns(encode_plan(full_plan()), PLAN, least=9)
-    columns = [bytes(column) for column in found.columns]
-    numbers = list(found.numbers)
+    actual = unpack_columns(encode_plan(full_plan()), PLAN, least=9)
+    columns = [bytes(column) for column in actual.columns]
+    numbers = list(actual.numbers)
     change(columns, numbers)
     return pack_columns(PLAN, columns, tuple(numbers))
 
@@ -176,8 +176,8 @@ def ints(*values):
     return array("i", values).tobytes()
 
 
-def set_to(place, content):
-    return lambda columns, numbers: columns.__setitem__(place, content)
+def set_to(index, content):
+    return lambda columns, numbers: columns.__setitem__(index, content)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_an_inconsistent_plan_is_rejected(change):
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"row": -1},
         {"num_prompt_tokens": 8},
@@ -218,9 +218,9 @@ def test_an_inconsistent_plan_is_rejected(change):
         {"token_ids": array("i", [1, -1, 1, 1, 1, 1, 1])},
     ],
 )
-def test_inconsistent_data_of_a_joining_request_is_rejected(given):
+def test_inconsistent_data_of_a_joining_request_is_rejected(arguments):
     builder = StepBuilder()
-    builder.join(join(**given))
+    builder.join(join(**arguments))
     with pytest.raises(MessageError):
         decode_plan(encode_plan(builder.build()))
 
@@ -269,7 +269,7 @@ def test_a_pickle_in_a_frame_is_never_loaded(tmp_path):
     assert created.exists(), "the test pickle must create its file"
 
 
-def request(**given):
+def request(**arguments):
     message = {
         "request_id": "one",
         "prompt_token_ids": array("i", [1, 2, 3]),
@@ -280,7 +280,7 @@ def request(**given):
         "tenant": "t",
         "priority": -(2**63),
     }
-    return EngineCoreRequest(**message | given)
+    return EngineCoreRequest(**message | arguments)
 
 
 def test_requests_in_frames_round_trip():
@@ -309,7 +309,7 @@ def test_every_field_of_sampling_params_round_trips():
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"prompt_token_ids": ["a"]},
         {"prompt_token_ids": [2**31]},
@@ -317,9 +317,9 @@ def test_every_field_of_sampling_params_round_trips():
         {"seed": 2**64},
     ],
 )
-def test_the_error_for_a_request_that_cannot_be_serialized_names_it(given):
+def test_the_error_for_a_request_that_cannot_be_serialized_names_it(arguments):
     with pytest.raises(RequestError):
-        wire_request(request(**given))
+        wire_request(request(**arguments))
 
 
 def test_a_request_is_validated_when_its_frame_is_read():

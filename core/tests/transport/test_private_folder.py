@@ -47,6 +47,6 @@ def test_the_path_of_a_socket_fits_into_every_accepted_folder(place):
                 folder = make_private_folder()
             except ConfigError:
                 break
-            with socket.socket(socket.AF_UNIX) as one:
-                one.bind(str(folder / ("s" * MAX_NAME_BYTES)))
+            with socket.socket(socket.AF_UNIX) as bound:
+                bound.bind(str(folder / ("s" * MAX_NAME_BYTES)))
     assert 50 < length < 98

@@ -154,12 +154,12 @@ def test_worker_messages_round_trip():
     call = WorkerCall(number=7, operation="a:b", args=[1, FULL], kwargs={"x": b""}, reply_rank=2)
     assert decode_call(encode_call(call)) == call
     assert decode_call(encode_call(WorkerCall(number=1, operation="f"))).reply_rank is None
-    for answer in (
+    for response in (
         CallAnswer(number=3, value={"y": [1]}),
         CallAnswer(number=4),
         CallAnswer(number=5, error=RemoteError.of(CapacityError("full"))),
     ):
-        assert decode_answer(encode_answer(answer)) == answer
+        assert decode_answer(encode_answer(response)) == response
     kinds = (encode_sample(None), encode_call(call), encode_answer(CallAnswer(number=3)))
     assert [frame_kind(frame) for frame in kinds] == [SAMPLE, CALL, ANSWER]
 

@@ -68,6 +68,6 @@ def read_choice(config: Config, field: str, known: tuple[str, ...]) -> str:
     return str(value)
 
 
-def _wrong(field: str, value: object, wanted: str) -> ModelError:
-    found = "is absent" if value is None else f"is {shorten(value)}"
-    return ModelError(f"config.json: {field} {found}; it must be {wanted}")
+def _wrong(field: str, value: object, expected: str) -> ModelError:
+    description = "is absent" if value is None else f"is {shorten(value)}"
+    return ModelError(f"config.json: {field} {description}; it must be {expected}")

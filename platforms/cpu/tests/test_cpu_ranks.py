@@ -175,11 +175,11 @@ def join_all(folder, size):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tensors_are_summed_in_rank_order(tmp_path, size, dtype):
     generator = torch.Generator().manual_seed(8)
-    given = [torch.randn(6, 33, generator=generator).to(dtype) for _ in range(size)]
-    total = sum(given[1:], given[0])
+    tensors = [torch.randn(6, 33, generator=generator).to(dtype) for _ in range(size)]
+    total = sum(tensors[1:], tensors[0])
 
     def work(ranks):
-        own = given[ranks.rank]
+        own = tensors[ranks.rank]
         return (
             ranks.all_reduce(own.clone()),
             ranks.all_reduce(own.T),
@@ -188,11 +188,11 @@ def test_tensors_are_summed_in_rank_order(tmp_path, size, dtype):
             ranks.broadcast(own.clone()),
         )
 
-    wanted = (total, total.T, total[3:5, 7:9], torch.cat(given, dim=1), given[0])
+    expected = (total, total.T, total[3:5, 7:9], torch.cat(tensors, dim=1), tensors[0])
     all_ranks = join_all(tmp_path, size)
     with ThreadPoolExecutor(size) as pool:
-        for found in pool.map(work, all_ranks):
-            for got, sought in zip(found, wanted, strict=True):
+        for results in pool.map(work, all_ranks):
+            for got, sought in zip(results, expected, strict=True):
                 assert torch.equal(got, sought) and got.dtype == dtype
     assert all(ranks.batch_invariant for ranks in all_ranks)
 
@@ -273,7 +273,7 @@ def shared_worker(folder):
 
 def test_the_runtime_counts_the_ranks_that_share_the_machine(tmp_path, monkeypatch):
     worker = shared_worker(tmp_path)
-    monkeypatch.setattr("dovetail_torch.worker.join_ranks", lambda *given: OneRank(size=2))
+    monkeypatch.setattr("dovetail_torch.worker.join_ranks", lambda *args: OneRank(size=2))
     worker.init_device()
     assert worker._runtime.num_sharing == 2
 

@@ -48,8 +48,8 @@ def tokens(llm):
     return [output.outputs[0].token_ids for output in generate(llm)]
 
 
-def kept(place, **more):
-    options = {"packed_cache": str(place), "packed_cache_min_mib": 0} | more
+def kept(index, **more):
+    options = {"packed_cache": str(index), "packed_cache_min_mib": 0} | more
     return {"plugin_options": {"worker:cpu": options}}
 
 
@@ -91,11 +91,11 @@ def test_an_environment_variable_moves_or_disables_the_packed_cache(
 
 
 def test_small_models_and_random_weights_are_not_cached(checkpoint, tmp_path):
-    place = tmp_path / "cache"
-    start(checkpoint, **kept(place, packed_cache_min_mib=64)).shutdown()
-    start(checkpoint, **kept(place), load_format="dummy").shutdown()
-    start(checkpoint, **kept(place), linear_method="torch").shutdown()
-    assert not place.exists()
+    directory = tmp_path / "cache"
+    start(checkpoint, **kept(directory, packed_cache_min_mib=64)).shutdown()
+    start(checkpoint, **kept(directory), load_format="dummy").shutdown()
+    start(checkpoint, **kept(directory), linear_method="torch").shutdown()
+    assert not directory.exists()
 
 
 def test_invalid_worker_options_are_refused(checkpoint):

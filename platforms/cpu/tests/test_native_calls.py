@@ -65,12 +65,12 @@ class Counted:
 @pytest.fixture
 def calls(monkeypatch):
     """Counts of native calls by name, since the last `clear`."""
-    found, library = Counter(), find_library()
+    counter, library = Counter(), find_library()
     for name in {name for counts in PER_STEP.values() for name in counts} | {"linear_int8"}:
         function = getattr(library, f"dk_{name}")
-        counted = Counted(function, lambda name=name: found.update([name]))
+        counted = Counted(function, lambda name=name: counter.update([name]))
         monkeypatch.setattr(library, f"dk_{name}", counted)
-    return found
+    return counter
 
 
 def forbid(*_, **__):

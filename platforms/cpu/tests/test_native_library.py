@@ -22,9 +22,9 @@ from dovetail_cpu.native_library import find_library, probe_any, probe_fast
 EXPLAIN = "from dovetail.cli import main; main()"
 
 
-def pretend(monkeypatch, **facts):
+def pretend(monkeypatch, **info):
     status = SimpleNamespace(available=True, level="avx2", reason="", compiler="c++")
-    vars(status).update(facts)
+    vars(status).update(info)
     kernels = SimpleNamespace(status=lambda: status, library=lambda: "the library")
     monkeypatch.setitem(sys.modules, "dovetail_cpu_kernels", kernels)
     monkeypatch.delenv(native_library.LEVEL_VARIABLE, raising=False)
@@ -34,8 +34,8 @@ def test_native_kernels_of_a_supported_instruction_set_are_usable(monkeypatch):
     pretend(monkeypatch)
     for probe in (probe_any(), probe_fast()):
         assert probe.usable
-        for fact in ("bfloat16", "avx2", "one thread"):
-            assert fact in probe.reasons[0]
+        for requirement in ("bfloat16", "avx2", "one thread"):
+            assert requirement in probe.reasons[0]
     assert find_library() == "the library"
 
 
@@ -74,9 +74,9 @@ def test_explain_says_that_a_library_of_another_version_was_refused(tmp_path, ki
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["chosen"] == [instead]
-    rejected = [item for item in told["verdicts"] if "ABI version" in " ".join(item["reasons"])]
+    report = json.loads(done.stdout)
+    assert report["chosen"] == [instead]
+    rejected = [item for item in report["verdicts"] if "ABI version" in " ".join(item["reasons"])]
     assert rejected and all("install dovetail-cpu-kernels again" in str(item) for item in rejected)
 
 
@@ -87,10 +87,10 @@ def test_torch_replaces_unusable_native_kernels_and_explain_says_why(kind, inste
     platform = choose_platform(registry, "cpu")
     chosen = choose(registry, platform, kind, "auto")
     criteria = Criteria(references=("auto",), platform=platform)
-    told = explain(registry, kind, criteria)
-    assert told.chosen[0].name == instead
-    assert told.chosen[0].target.endswith(chosen.__name__)
-    (native,) = [verdict for verdict in told.verdicts if verdict.name == "native"]
+    report = explain(registry, kind, criteria)
+    assert report.chosen[0].name == instead
+    assert report.chosen[0].target.endswith(chosen.__name__)
+    (native,) = [verdict for verdict in report.verdicts if verdict.name == "native"]
     assert "the compiler failed" in native.reasons[0]
     with pytest.raises(PluginError, match="the compiler failed"):
         choose(registry, platform, kind, "native")

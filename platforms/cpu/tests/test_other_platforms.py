@@ -16,7 +16,7 @@ def platform(device_type, runtime=None):
 
 
 @pytest.mark.parametrize(
-    ("platform_cls", "told"),
+    ("platform_cls", "report"),
     [
         (platform("npu"), "worker 'cpu' was requested on the platform 'npu', .* it supports cpu"),
         (platform("cpu"), r"CPUWorker cannot run on the platform 'npu': its runtime\(\) returned"),
@@ -24,9 +24,9 @@ def platform(device_type, runtime=None):
     ],
 )
 def test_the_error_for_a_worker_of_another_platform_names_the_worker_and_the_platform(
-    platform_cls, told, tmp_path
+    platform_cls, report, tmp_path
 ):
     options = {**SMALL_ENGINE, "worker_cls": "cpu", "skip_tokenizer_init": True}
     options["scheduler_cls"] = "dovetail.scheduling:Scheduler"
-    with pytest.raises(PluginError, match=told):
+    with pytest.raises(PluginError, match=report):
         LLM(write_tiny_llama(tmp_path), platform=platform_cls, **options)

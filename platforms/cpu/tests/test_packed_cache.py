@@ -138,9 +138,9 @@ def start(checkpoint, tmp_path, tied, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     folder = PackedFolder(path=tmp_path / "cache", max_bytes=1 << 20)
 
-    def begin(where=checkpoint, **facts):
+    def begin(where=checkpoint, **info):
         caplog.clear()
-        return Started(where, facts.pop("folder", folder), monkeypatch, tied=tied, **facts)
+        return Started(where, info.pop("folder", folder), monkeypatch, tied=tied, **info)
 
     return begin
 
@@ -179,12 +179,12 @@ def test_a_moved_checkpoint_uses_the_cached_file_but_changed_weights_do_not(
 def test_a_change_of_one_weight_value_is_detected(start, checkpoint):
     start()
     file = checkpoint / "model.safetensors"
-    facts = file.stat()
+    status = file.stat()
     content = bytearray(file.read_bytes())
     content[-3] ^= 1
     file.write_bytes(content)
     assert not start().is_restored
-    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     # All bytes of this small file are sampled; a change of a large file might only change the time.
     assert not start().is_restored
 
@@ -196,12 +196,12 @@ def test_packed_formats_are_cached_separately(start, tmp_path):
     assert len(files(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("place", [3, 20, 60, -1])
-def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, place):
+@pytest.mark.parametrize("path", [3, 20, 60, -1])
+def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, path):
     first = start()
     (file,) = files(tmp_path)
     content = bytearray(file.read_bytes())
-    content[place] ^= 255
+    content[path] ^= 255
     file.write_bytes(content)
     damaged = start()
     assert not damaged.is_restored and torch.equal(damaged.logits_TV, first.logits_TV)
@@ -212,10 +212,10 @@ def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, 
 
 def test_a_packed_file_under_the_name_of_another_file_is_refused(start, tmp_path, caplog):
     start()
-    (one,) = files(tmp_path)
+    (packed_file,) = files(tmp_path)
     start(version=2)
-    (other,) = [file for file in files(tmp_path) if file != one]
-    other.write_bytes(one.read_bytes())
+    (other,) = [file for file in files(tmp_path) if file != packed_file]
+    other.write_bytes(packed_file.read_bytes())
     assert not start(version=2).is_restored
     assert "another checkpoint or format" in warnings(caplog)[0]
 

@@ -50,10 +50,10 @@ def test_every_damaged_byte_is_detected(path):
     whole = path.read_bytes()
     begin = whole.find(FORMS["a"])
     # These are bytes of the header, of the index and of entries; bytes between entries are padding.
-    places = [0, 17, 21, 25, 40, 120, begin, begin + len(FORMS["a"]) - 1, len(whole) - 1]
-    for place in places:
+    offsets = [0, 17, 21, 25, 40, 120, begin, begin + len(FORMS["a"]) - 1, len(whole) - 1]
+    for offset in offsets:
         damaged = bytearray(whole)
-        damaged[place] ^= 1
+        damaged[offset] ^= 1
         path.write_bytes(damaged)
         with pytest.raises(PackedFileError):
             read(path)

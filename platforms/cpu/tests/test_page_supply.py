@@ -72,12 +72,12 @@ def test_no_page_is_allocated_before_use_or_after_close(buffers, make):
 
 
 def test_an_unsupported_system_allocates_pages_on_first_use(buffers, make, monkeypatch):
-    asked = []
+    calls = []
 
     class Refusing:
         @staticmethod
         def madvise(*about):
-            asked.append(about)
+            calls.append(about)
             ctypes.set_errno(22)
             return -1
 
@@ -86,5 +86,5 @@ def test_an_unsupported_system_allocates_pages_on_first_use(buffers, make, monke
     for row in range(NUM_ROWS):
         supply.use(row)
     until(lambda: supply._thread is not None and not supply._thread.is_alive())
-    assert len(asked) == 1
+    assert len(calls) == 1
     assert torch.equal(buffers[0], torch.zeros_like(buffers[0]))

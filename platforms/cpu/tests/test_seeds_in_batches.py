@@ -88,15 +88,15 @@ def test_padded_heads_give_the_same_tokens_as_torch(make_checkpoint):
     path = make_checkpoint(20)
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
     prompts = [[(11 * i + 5 * j) % V for j in range(3 + 17 * i)] for i in range(4)]
-    found = {}
+    tokens = {}
     for backend in ("cpu", "torch"):
         with start(path, attention_backend=backend) as llm:
             outputs = llm.generate(prompts, params)
-        found[backend] = [
+        tokens[backend] = [
             {token: item.logprob for token, item in out.outputs[0].logprobs[0].items()}
             for out in outputs
         ]
-    for native, reference in zip(found["cpu"], found["torch"], strict=True):
+    for native, reference in zip(tokens["cpu"], tokens["torch"], strict=True):
         shared = native.keys() & reference.keys()
         assert len(shared) >= 4
         assert max(abs(native[token] - reference[token]) for token in shared) < 0.05

@@ -61,7 +61,7 @@ def start(model, worker_cls, options):
 
 @pytest.mark.parametrize("worker_cls", ["cpu", Plain, More])
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "report"),
     [
         ({"packed_cache_gib": "many"}, "packed_cache_gib"),
         ({"packed_cache_gib": -1}, "packed_cache_gib"),
@@ -69,8 +69,10 @@ def start(model, worker_cls, options):
         ({"packed_cache_min_mib": [1]}, "packed_cache_min_mib"),
     ],
 )
-def test_the_error_for_an_invalid_option_names_worker_and_option(model, worker_cls, options, told):
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_the_error_for_an_invalid_option_names_worker_and_option(
+    model, worker_cls, options, report
+):
+    with pytest.raises(ConfigError, match=report) as caught:
         start(model, worker_cls, options)
     assert "plugin_options" in str(caught.value) and "worker" in str(caught.value)
     assert "executor" not in str(caught.value)

@@ -117,9 +117,9 @@ def parts_of(blocks):
     _, num_bytes = linear.BLOCK_BYTES[name]
     total = torch.zeros_like(blocks.exact)
     for zeroed in (0, 2):
-        one = rows.reshape(len(rows), -1, num_bytes).copy()
-        one[..., zeroed : zeroed + 2] = 0
-        values = dequantize(one.reshape(rows.shape), gguf.GGMLQuantizationType[name])
+        as_bytes = rows.reshape(len(rows), -1, num_bytes).copy()
+        as_bytes[..., zeroed : zeroed + 2] = 0
+        values = dequantize(as_bytes.reshape(rows.shape), gguf.GGMLQuantizationType[name])
         total += torch.from_numpy(values.astype(np.float64)).abs()
     return total
 

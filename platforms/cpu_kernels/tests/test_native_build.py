@@ -159,8 +159,8 @@ def test_a_library_with_other_structs_or_packed_bytes_is_refused(
 @needs_library
 def test_every_struct_of_the_headers_has_its_ctypes_definition_checked():
     texts = [path.read_text("utf-8") for path in (MEMBER / "include").glob("*.h")]
-    found = {name for text in texts for name in re.findall(r"^} (dk_\w+);", text, re.M)}
-    assert found - {"dk_call"} == set(STRUCTS)
+    struct_names = {name for text in texts for name in re.findall(r"^} (dk_\w+);", text, re.M)}
+    assert struct_names - {"dk_call"} == set(STRUCTS)
     assert native.library().dk_struct_bytes(b"dk_call") == 0
 
 
@@ -193,8 +193,8 @@ def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path)
     objects = [item for item in setup["plan"](tmp_path) if item.path.name.endswith("_level.avx2.o")]
     setup["compile_all"](["c++"], objects, (*setup["FLAGS"], setup["OPTIMISATION"]))
     for item in objects:
-        told = subprocess.run(["nm", "-C", item.path], capture_output=True, text=True).stdout
-        shared = re.findall(r"^\w* +[WVu] (.*)$", told, re.M)
+        symbols = subprocess.run(["nm", "-C", item.path], capture_output=True, text=True).stdout
+        shared = re.findall(r"^\w* +[WVu] (.*)$", symbols, re.M)
         assert not shared, f"{item.source.name}: always inline these, or avoid them: {shared}"
     assert bool(objects) == setup["is_x86"]()
 

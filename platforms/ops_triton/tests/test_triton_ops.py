@@ -110,12 +110,12 @@ def test_no_triton_op_waits_or_allocates_more_than_its_result():
 def gpu_columns(num_rows, device, **settings):
     from dovetail.interfaces.ops import DrawColumns
 
-    asked = DrawParams(**settings)
+    params = DrawParams(**settings)
     return DrawColumns(
-        temperature_R=torch.full((num_rows,), asked.temperature, device=device),
-        top_k_R=torch.full((num_rows,), asked.top_k or 1 << 30, device=device, dtype=torch.int32),
-        top_p_R=torch.full((num_rows,), asked.top_p, device=device),
-        min_p_R=torch.full((num_rows,), asked.min_p, device=device),
+        temperature_R=torch.full((num_rows,), params.temperature, device=device),
+        top_k_R=torch.full((num_rows,), params.top_k or 1 << 30, device=device, dtype=torch.int32),
+        top_p_R=torch.full((num_rows,), params.top_p, device=device),
+        min_p_R=torch.full((num_rows,), params.min_p, device=device),
         seeds_R=torch.arange(num_rows, device=device),
         positions_R=torch.arange(num_rows, device=device) % 7,
     )
@@ -130,6 +130,6 @@ def test_the_frequencies_of_many_samples_follow_the_distribution(settings):
     device, num_rows, vocab_size = torch.device("cuda"), 1 << 16, 100
     logits = torch.randn(vocab_size, generator=torch.Generator().manual_seed(3)) * 2
     rows = logits.to(device).expand(num_rows, -1).contiguous()
-    drawn = TritonOps().draw_tokens(rows, gpu_columns(num_rows, device, **settings))
-    counts = drawn.bincount(minlength=vocab_size).tolist()
+    sampled = TritonOps().draw_tokens(rows, gpu_columns(num_rows, device, **settings))
+    counts = sampled.bincount(minlength=vocab_size).tolist()
     assert abs(chi_squared(counts, probabilities(logits.tolist(), DrawParams(**settings)))) < 4

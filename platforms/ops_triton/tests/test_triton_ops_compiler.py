@@ -6,12 +6,12 @@ from dovetail_ops_triton import availability
 
 
 @pytest.mark.parametrize(
-    ("variables", "found", "usable"),
+    ("variables", "actual", "usable"),
     [({}, None, False), ({}, "gcc", True), ({}, "clang", True), ({"CC": "cc1"}, None, True)],
 )
-def test_triton_is_refused_without_a_c_compiler(monkeypatch, variables, found, usable):
+def test_triton_is_refused_without_a_c_compiler(monkeypatch, variables, actual, usable):
     monkeypatch.setattr(availability, "find_spec", lambda name: object())
-    monkeypatch.setattr(availability, "which", lambda name: name if name == found else None)
+    monkeypatch.setattr(availability, "which", lambda name: name if name == actual else None)
     monkeypatch.delenv("CC", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

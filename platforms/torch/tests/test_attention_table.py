@@ -54,8 +54,8 @@ def test_an_index_selects_the_layer_and_its_cache_and_metadata(qkv):
     assert [cache.tolist() for cache in caches] == [[1, 1], [2, 2], [3, 3]]
     assert [layer.calls[0][3] for layer in layers] == ["first", "second", "first"]
     for layer in layers:
-        given = layer.calls[0][:3]
-        assert all(torch.equal(item, two) for item, two in zip(given, qkv, strict=True))
+        inputs = layer.calls[0][:3]
+        assert all(torch.equal(item, two) for item, two in zip(inputs, qkv, strict=True))
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_the_ops_apply_rope_for_layers_that_do_not_apply_it(qkv, rotary_args):
     turned = rotary_args.apply(*qkv[:2])
     assert (turned[0] - qkv[0]).abs().max() > 0.5
     assert torch.equal(table.attend(0, *qkv, rotary_args), turned[0] + 1)
-    given = layers[0].calls[0]
-    assert torch.equal(given[0], turned[0]) and torch.equal(given[1], turned[1])
+    inputs = layers[0].calls[0]
+    assert torch.equal(inputs[0], turned[0]) and torch.equal(inputs[1], turned[1])
 
 
 def test_rope_without_a_kv_cache_uses_the_same_amount_of_memory(qkv, rotary_args):

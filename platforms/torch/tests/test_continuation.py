@@ -15,8 +15,8 @@ counting = pytest.mark.parametrize("runner", [CountingBackend], indirect=True)
 def test_step_columns_are_incremented_until_the_end_of_a_block(steps, model):
     expected = model.answer(PROMPT, 9)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 4, True))[1]]
-    for place, num_gathered in zip(range(4, 12), (2, 2, 2, 2, 3, 3, 3, 3), strict=True):
-        got.append(steps.run((1, place, 1, True))[1])
+    for position, num_gathered in zip(range(4, 12), (2, 2, 2, 2, 3, 3, 3, 3), strict=True):
+        got.append(steps.run((1, position, 1, True))[1])
         assert len(Builder.seen) == num_gathered
     assert got == expected
 
@@ -25,8 +25,8 @@ def test_step_columns_are_incremented_until_the_end_of_a_block(steps, model):
 def test_sampled_tokens_are_written_before_the_next_step_is_gathered(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(2, PROMPT, [3, 4])
     steps.run((2, 0, 4, True), (0, 0, 4, True))
-    for place in (4, 5, 6):
-        steps.run((2, place, 1, True), (0, place, 1, True))
+    for position in (4, 5, 6):
+        steps.run((2, position, 1, True), (0, position, 1, True))
     assert len(Builder.seen) == 2
     steps.builder.leave(2)
     steps.join(1, [8], [9])
@@ -65,17 +65,17 @@ def test_step_inputs_are_gathered_again_after_a_change_other_than_one_token_per_
 
 
 def test_sampled_tokens_do_not_depend_on_whether_a_step_continues(steps):
-    drawn = {"temperature": 2.0, "seed": 5}
-    steps.join(0, [3], [7], **drawn)
-    together = [steps.run((0, place, 1, True))[0] for place in range(4)]
+    sampling = {"temperature": 2.0, "seed": 5}
+    steps.join(0, [3], [7], **sampling)
+    together = [steps.run((0, position, 1, True))[0] for position in range(4)]
     steps.builder.leave(0)
-    steps.join(0, [3], [7], **drawn)
-    apart = []
-    for place in range(4):
+    steps.join(0, [3], [7], **sampling)
+    separate = []
+    for position in range(4):
         steps.join(1, [5], [2])  # a request joins and leaves in every step
-        apart.append(steps.run((0, place, 1, True), (1, 0, 1, True))[0])
+        separate.append(steps.run((0, position, 1, True), (1, 0, 1, True))[0])
         steps.builder.leave(1)
-    assert together == apart
+    assert together == separate
 
 
 @counting

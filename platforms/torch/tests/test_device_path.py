@@ -93,10 +93,10 @@ def test_warm_up_steps_change_no_state(runner_of):
 
 
 def test_the_op_provider_samples_the_tokens_of_all_rows_in_one_call(runner_of):
-    asked = []
+    calls = []
 
     def draw_tokens(logits_RV, columns: DrawColumns):
-        asked.append(columns)
+        calls.append(columns)
         return logits_RV.argmin(-1)
 
     runner = runner_of(Model(), Backend, late_parts(draw_tokens=draw_tokens))
@@ -114,7 +114,7 @@ def test_the_op_provider_samples_the_tokens_of_all_rows_in_one_call(runner_of):
     tokens = runner.sample_tokens().result().token_ids
     logits = torch.stack([Model().logits(PROMPT[: n + 1]) for n in range(3)])
     assert list(tokens) == logits.argmin(-1).tolist()
-    (columns,) = asked
+    (columns,) = calls
     assert columns.temperature_R.tolist() == [0.0, 0.5, 1.0]
     assert columns.top_k_R.tolist() == [V, 4, V] and columns.top_k_R.dtype == torch.int32
     assert columns.top_p_R.tolist() == [1.0, 1.0, 0.5]
@@ -124,15 +124,15 @@ def test_the_op_provider_samples_the_tokens_of_all_rows_in_one_call(runner_of):
 
 
 def test_the_measured_memory_of_a_step_includes_sampling(runner_of):
-    asked = []
+    calls = []
 
     def draw_tokens(logits_RV, columns: DrawColumns):
-        asked.append(columns)
+        calls.append(columns)
         return logits_RV.argmax(-1)
 
     runner = runner_of(Model(), Backend, late_parts(draw_tokens=draw_tokens))
     runner.loaded.dummy_run(8, 3)
-    (columns,) = asked
+    (columns,) = calls
     assert len(columns.top_p_R) == 3 and bool((columns.top_p_R < 1).all())
 
 

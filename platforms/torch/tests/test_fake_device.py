@@ -71,9 +71,9 @@ def program(x, indices, mask):
     attended = nn.functional.scaled_dot_product_attention(
         z[None, None], y[None, None], x[None, None], is_causal=True
     )
-    best, places = logits.topk(2)
+    best, indexes = logits.topk(2)
     order = torch.where(mask, logits, 0.0).sort(dim=-1, stable=True).indices
-    return y, z, attended, best, places, order.gather(1, places), logits.softmax(-1).cumsum(-1)
+    return y, z, attended, best, indexes, order.gather(1, indexes), logits.softmax(-1).cumsum(-1)
 
 
 def test_torch_operations_give_the_same_bits_on_the_device_as_on_the_host(device):

@@ -160,9 +160,9 @@ class NeverWaiting(ReadingEarly):
 def run_steps(worker_cls, context):
     worker = worker_cls(context)
     try:
-        rig = WorkerRig(worker, bring_up(worker)[1])
-        rig.join(0, [1, 2, 3])
-        tokens = rig.generate(0, 8)
+        harness = WorkerRig(worker, bring_up(worker)[1])
+        harness.join(0, [1, 2, 3])
+        tokens = harness.generate(0, 8)
         DEVICE.check()
         return tokens
     finally:
@@ -173,13 +173,13 @@ def run_ahead(context):
     """Launch all steps of a request, then read their results. Return the tokens."""
     worker = FakeDeviceWorker(context)
     try:
-        rig = WorkerRig(worker, bring_up(worker)[1])
-        rig.join(0, [1, 2, 3])
+        harness = WorkerRig(worker, bring_up(worker)[1])
+        harness.join(0, [1, 2, 3])
         steps = []
         for _ in range(8):
-            rig.run(0)
-            steps.append(rig.launch())
-        tokens = [rig.settle(step)[0] for step in steps]
+            harness.run(0)
+            steps.append(harness.launch())
+        tokens = [harness.settle(step)[0] for step in steps]
         DEVICE.check()
         return tokens
     finally:
@@ -213,10 +213,10 @@ def test_a_result_that_is_read_before_its_copy_is_complete_is_wrong(checkpoint, 
     expected = run_steps(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.reset()
     try:
-        found = planted(checkpoint, monkeypatch, ReadingEarly)
+        mutant = planted(checkpoint, monkeypatch, ReadingEarly)
     except FlightError:
         return  # the memory of the result was reused
-    assert found != expected
+    assert mutant != expected
 
 
 def test_shutdown_frees_all_memory(checkpoint):
@@ -239,22 +239,24 @@ def start(context):
 
 
 def test_the_worker_does_not_exceed_its_fraction_of_the_memory(checkpoint):
-    found = {}
+    available = {}
     for share in (0.5, 0.75):
         worker = start(context_of(checkpoint, gpu_memory_utilization=share))
-        found[share] = worker.determine_available_memory()
+        available[share] = worker.determine_available_memory()
         worker.shutdown()
-    assert found[0.75] - found[0.5] == pytest.approx(DEVICE.memory.total_bytes * 0.25, abs=4096)
-    assert found[0.5] < DEVICE.memory.total_bytes * 0.5
+    assert available[0.75] - available[0.5] == pytest.approx(
+        DEVICE.memory.total_bytes * 0.25, abs=4096
+    )
+    assert available[0.5] < DEVICE.memory.total_bytes * 0.5
 
 
 def test_memory_in_use_includes_libraries_but_not_memory_used_before_startup(checkpoint):
     def left(outside_bytes):
         worker = start(context_of(checkpoint, gpu_memory_utilization=0.5))
         DEVICE.memory.outside_bytes += outside_bytes
-        found = worker.determine_available_memory()
+        available = worker.determine_available_memory()
         worker.shutdown()
-        return found
+        return available
 
     alone = left(0)
     assert alone - left(5 * MIB) == pytest.approx(5 * MIB, abs=4096)
@@ -330,8 +332,8 @@ MANY = [
 
 def generate(checkpoint, **options):
     sizes = {"max_model_len": 64, "block_size": 4, "max_num_seqs": 3, "dtype": "float32"}
-    given = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 40, "num_threads": 1}
-    llm = LLM(str(checkpoint), **(sizes | given | PARTS | options))
+    settings = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 40, "num_threads": 1}
+    llm = LLM(str(checkpoint), **(sizes | settings | PARTS | options))
     try:
         outputs = llm.generate(PROMPTS, MANY, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]

@@ -11,9 +11,9 @@ from dovetail_torch.fake_device import DEVICE, NAME, FlightError, HiddenWaitErro
 
 @pytest.fixture(autouse=True)
 def module():
-    found = install()
+    device_module = install()
     DEVICE.reset()
-    yield found
+    yield device_module
     DEVICE.reset()
 
 
@@ -60,8 +60,8 @@ def test_operations_that_make_the_host_wait_are_detected(name, mode, x):
     with torch.inference_mode(mode):
         DEVICE.watch.forget()
         WAITS[name](x.clone())
-        places = list(DEVICE.watch.synchronisations)
-        assert places and all(place.startswith(__file__) for place in places)
+        locations = list(DEVICE.watch.synchronisations)
+        assert locations and all(location.startswith(__file__) for location in locations)
         with DEVICE.strict(), pytest.raises(HiddenWaitError, match="keep the value"):
             WAITS[name](x.clone())
         WAITS[name](x.clone())  # waiting is allowed again
@@ -229,11 +229,11 @@ def test_an_asynchronous_copy_to_the_host_is_not_complete_immediately(x):
 def test_fake_events_complete_after_some_operations_if_a_lag_is_set(x, queues, pinned):
     DEVICE.reset(lag=4, seed=1)
     event = queues.fetch([x], [pinned])
-    asked = 0
+    num_queries = 0
     while not event.query():
-        assert asked < 5
+        assert num_queries < 5
         torch.zeros(1, device=NAME)
-        asked += 1
+        num_queries += 1
     assert pinned.tolist() == list(range(8))
 
 

@@ -39,8 +39,8 @@ class Provider:
     """A fake provider that replays a graph by running the model again. answer: fields of its
     captures."""
 
-    def __init__(self, **answer):
-        self.answer, self.captured = answer, []
+    def __init__(self, **response):
+        self.answer, self.captured = response, []
 
     def key(self, descriptor):
         if descriptor.num_tokens > MAX:

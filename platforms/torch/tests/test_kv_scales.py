@@ -62,9 +62,9 @@ def with_scales(folder, scales):
     (size,) = struct.unpack("<Q", raw[:8])
     header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
     for name, values in scales.items():
-        given = values if isinstance(values, list) else [values]
-        added = struct.pack(f"<{len(given)}f", *given)
-        shape = [len(given)] if isinstance(values, list) else []
+        as_list = values if isinstance(values, list) else [values]
+        added = struct.pack(f"<{len(as_list)}f", *as_list)
+        shape = [len(as_list)] if isinstance(values, list) else []
         offsets = [len(data), len(data) + len(added)]
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": offsets}
         data += added
@@ -74,8 +74,8 @@ def with_scales(folder, scales):
 
 
 def start(checkpoint, **options):
-    given = {"attention_backend": ScaledBackend, "dtype": "float32"} | CACHE | options
-    worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **given))
+    engine_args = {"attention_backend": ScaledBackend, "dtype": "float32"} | CACHE | options
+    worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **engine_args))
     bring_up(worker)
     return worker
 
@@ -93,7 +93,10 @@ def test_the_layers_get_the_scales_of_the_checkpoint(tmp_path, names, dtype):
     }
     worker = start(with_scales(tmp_path, scales), kv_cache_dtype=dtype)
     values = [10.5, 11.5] if names[1] else [1.0, 1.0]
-    assert [seen.tolist() for seen in ScaledBackend.seen] == [[0.5, values[0]], [1.5, values[1]]]
+    assert [scales.tolist() for scales in ScaledBackend.seen] == [
+        [0.5, values[0]],
+        [1.5, values[1]],
+    ]
     spec = next(iter(worker.get_kv_cache_spec().values()))
     assert (spec.dtype, spec.scale_bytes) == (dtype, 0)
     worker.shutdown()
@@ -101,7 +104,7 @@ def test_the_layers_get_the_scales_of_the_checkpoint(tmp_path, names, dtype):
 
 def test_layers_without_scales_in_the_checkpoint_use_one(tmp_path):
     worker = start(write_tiny_llama(tmp_path))
-    assert [seen.tolist() for seen in ScaledBackend.seen] == [[1.0, 1.0]] * 2
+    assert [scales.tolist() for scales in ScaledBackend.seen] == [[1.0, 1.0]] * 2
     worker.shutdown()
 
 

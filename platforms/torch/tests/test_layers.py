@@ -78,18 +78,18 @@ def test_rotary_embedding_equals_that_of_transformers(rope: str, head_size: int)
         rope_parameters={"rope_theta": 10000.0} | ROPES[rope],
     )
     assert rope.startswith(("default", "large")) or ROPES[rope]["rope_type"] in ROPE_INIT_FUNCTIONS
-    theirs = LlamaRotaryEmbedding(config)
-    ours = RotaryEmbedding(make_context(hf_config=config.to_dict()), head_size)
+    llama_rotary = LlamaRotaryEmbedding(config)
+    rotary = RotaryEmbedding(make_context(hf_config=config.to_dict()), head_size)
     generator = torch.Generator().manual_seed(1)
     q_THS = torch.randn(9, 4, head_size, generator=generator)
     k_TKS = torch.randn(9, 2, head_size, generator=generator)
     positions_T = torch.tensor([0, 1, 2, 255, 17, 64, 63, 128, 3])
     q_before = q_THS.clone()
-    cos, sin = theirs(q_THS, positions_T[None])
+    cos, sin = llama_rotary(q_THS, positions_T[None])
     expected = apply_rotary_pos_emb(
         q_THS.transpose(0, 1)[None], k_TKS.transpose(0, 1)[None], cos, sin
     )
-    for turned, reference in zip(ours(q_THS, k_TKS, positions_T), expected, strict=True):
+    for turned, reference in zip(rotary(q_THS, k_TKS, positions_T), expected, strict=True):
         torch.testing.assert_close(turned, reference[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
     assert torch.equal(q_THS, q_before)
 

@@ -57,14 +57,14 @@ def one_thread():
 
 
 def new_request(row=0, tokens=(1, 2, 3), *, num_prompt=None, stop=(), **params):
-    given = {"temperature": 0, "extra_args": ASKING} | params
+    settings = {"temperature": 0, "extra_args": ASKING} | params
     return NewRequest(
         request_id=f"r{row}",
         row=row,
         generation=1,
         token_ids=array("i", tokens),
         num_prompt_tokens=len(tokens) if num_prompt is None else num_prompt,
-        sampling_params=SamplingParams(**given),
+        sampling_params=SamplingParams(**settings),
         stop_token_ids=frozenset(stop),
         bad_words_token_ids=(),
         seed=row,
@@ -124,7 +124,7 @@ def test_a_processor_gets_the_tokens_of_its_row(dtype):
         [6, 0, 11],
     ]
     assert ("accept", (0, 1), (4, 9)) in processor.calls
-    assert all(seen.dtype == torch.float32 for seen in processor.seen)
+    assert all(logits.dtype == torch.float32 for logits in processor.seen)
 
 
 def test_a_processor_is_not_called_in_a_step_without_its_rows(monkeypatch):
@@ -161,10 +161,10 @@ def test_processors_run_after_penalties_and_before_the_temperature():
         temperature=0.5,
     )
     sample(new_sampler(request, processors=[processor]), 0)
-    (seen,) = processor.seen[0].tolist()
+    (logits,) = processor.seen[0].tolist()
     best = falling()[0].tolist()
-    assert [index for index, value in enumerate(seen) if value != -torch.inf] == [1, 2, 6]
-    assert (seen[1], seen[2], seen[6]) == (best[1] / 2, best[2] + 3, best[6])
+    assert [index for index, value in enumerate(logits) if value != -torch.inf] == [1, 2, 6]
+    assert (logits[1], logits[2], logits[6]) == (best[1] / 2, best[2] + 3, best[6])
 
 
 def test_processors_run_in_the_configured_order():

@@ -15,7 +15,7 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 def test_a_row_uses_its_sampled_tokens_as_the_next_inputs(steps, model):
     expected = model.answer(PROMPT, 4)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 6, True))[1]]
-    got += [steps.run((1, place, 1, True))[1] for place in (6, 7, 8)]
+    got += [steps.run((1, position, 1, True))[1] for position in (6, 7, 8)]
     assert got == expected
     assert model.forwards[0] == (PROMPT, [0, 1, 2, 3, 4, 5])
     assert model.forwards[2] == ([expected[1]], [7])
@@ -96,10 +96,10 @@ def test_a_plan_without_runs_releases_rows(steps, model):
 def test_blocks_are_appended_as_a_row_grows(steps, model):
     expected = model.answer(PROMPT[:4], 7)
     got = [steps.join(1, PROMPT[:4], [7]).run((1, 0, 4, True))[1]]
-    for place in range(4, 10):
-        if place % SIZE == 0:
-            steps.builder.grow(1, [place // SIZE * 2])
-        got.append(steps.run((1, place, 1, True))[1])
+    for position in range(4, 10):
+        if position % SIZE == 0:
+            steps.builder.grow(1, [position // SIZE * 2])
+        got.append(steps.run((1, position, 1, True))[1])
     assert got == expected
     assert Builder.seen[-1].block_table_RM.tolist() == [[7, 2, 4]]
 
@@ -169,17 +169,17 @@ def test_only_runs_that_requested_logprobs_get_them(steps, model):
 @pytest.mark.parametrize("cuts", [(), (4,), (1, 5)])
 def test_prompt_logprobs_cover_each_position_once(steps, model, cuts):
     steps.join(0, PROMPT, [7, 2], prompt_logprobs=0).join(1, [8], [3])
-    found, borders = [], [0, *cuts, 6]
+    pairs, borders = [], [0, *cuts, 6]
     for start, end in pairwise(borders):
         steps.run((1, 0, 1, True), (0, start, end - start, end == 6))
         columns = steps.output.prompt_logprobs.get(1)
         assert set(steps.output.prompt_logprobs) <= {1}
-        found += zip(columns.token_ids, columns.logprobs, strict=True) if columns else []
+        pairs += zip(columns.token_ids, columns.logprobs, strict=True) if columns else []
     expected = [
         (PROMPT[n], float(model.logits(PROMPT[:n]).log_softmax(-1)[PROMPT[n]])) for n in range(1, 6)
     ]
-    assert [token for token, _ in found] == [token for token, _ in expected]
-    assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=1e-5)
+    assert [token for token, _ in pairs] == [token for token, _ in expected]
+    assert [p for _, p in pairs] == pytest.approx([p for _, p in expected], abs=1e-5)
 
 
 def test_a_dummy_run_changes_no_state(steps, runner, model):

@@ -33,10 +33,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("who", SHORTAGES)
-def test_an_out_of_memory_error_is_reported_with_the_remedy(who):
+@pytest.mark.parametrize("caller", SHORTAGES)
+def test_an_out_of_memory_error_is_reported_with_the_remedy(caller):
     with pytest.raises(CapacityError, match=r"memory for the test.*Free memory, or run another\.$"):
-        run(SHORTAGES[who])
+        run(SHORTAGES[caller])
 
 
 @pytest.mark.parametrize("what", OTHERS)

@@ -133,9 +133,9 @@ def test_ranks_exchange_tensors(make_context, size, dtype):
     zero = torch.arange(6).view(3, 2).to(dtype)
     total = sum(zero + rank for rank in range(size))
     side_by_side = torch.cat([zero + rank for rank in range(size)], dim=1)
-    for found in on_ranks([make_context(rank, size) for rank in range(size)], work):
-        for got, wanted in zip(found, (total, total.T, side_by_side, zero), strict=True):
-            assert torch.equal(got, wanted) and got.dtype == dtype
+    for results in on_ranks([make_context(rank, size) for rank in range(size)], work):
+        for got, expected in zip(results, (total, total.T, side_by_side, zero), strict=True):
+            assert torch.equal(got, expected) and got.dtype == dtype
 
 
 def test_engines_in_one_process_do_not_share_a_group(make_context, tmp_path):
@@ -144,8 +144,8 @@ def test_engines_in_one_process_do_not_share_a_group(make_context, tmp_path):
         for engine in "ab"
         for rank in range(2)
     ]
-    found = on_ranks(contexts, lambda ranks: ranks.all_reduce(torch.ones(2)))
-    assert all(torch.equal(x, torch.full((2,), 2.0)) for x in found)
+    sums = on_ranks(contexts, lambda ranks: ranks.all_reduce(torch.ones(2)))
+    assert all(torch.equal(x, torch.full((2,), 2.0)) for x in sums)
     assert not distributed.is_initialized()
 
 
@@ -195,20 +195,21 @@ def test_sums_that_depend_on_the_batch_are_refused_with_batch_invariant(make_con
         options = {"batch_invariant": True, "rendezvous": f"file://{tmp_path}/{size}"}
         contexts = [make_context(rank, size, **options) for rank in range(size)]
         with ThreadPoolExecutor(size) as pool:
-            found = list(pool.map(outcome, contexts))
+            outcomes = list(pool.map(outcome, contexts))
         if size == 2:
-            assert found == [2, 2]
+            assert outcomes == [2, 2]
         else:
             assert all(
-                "sums over more than two ranks depend on the batch" in text for text in found
+                "sums over more than two ranks depend on the batch" in text for text in outcomes
             )
 
 
 def test_a_number_of_workers_other_than_tensor_parallel_size_is_refused(make_context):
-    for rank, size, asked in ((0, 1, 2), (0, 2, 1), (2, 2, 2), (-1, 2, 2)):
-        context = make_context(rank, size, tensor_parallel_size=asked)
+    for rank, size, tensor_parallel_size in ((0, 1, 2), (0, 2, 1), (2, 2, 2), (-1, 2, 2)):
+        context = make_context(rank, size, tensor_parallel_size=tensor_parallel_size)
         with pytest.raises(
-            ConfigError, match=f"={asked} was requested, but .* rank {rank} of {size}:"
+            ConfigError,
+            match=f"={tensor_parallel_size} was requested, but .* rank {rank} of {size}:",
         ):
             join(context)
 

@@ -71,9 +71,9 @@ class ThreadRanks:
     def exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         self._table[self.rank] = x.clone()
         self._barrier.wait(10)
-        found = list(self._table)
+        gathered = list(self._table)
         self._barrier.wait(10)
-        return found
+        return gathered
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return x.copy_(torch.stack(self.exchange(x)).sum(0))
@@ -275,7 +275,7 @@ def test_shards_cover_each_entry_of_a_dimension_once() -> None:
     for size, count in ((12, 3), (13, 2), (13, 4), (257, 8)):
         ranks = [OneRank(rank=rank, size=count) for rank in range(count)]
         shards = [divide_unevenly(size, item, "it") for item in ranks]
-        covered = [place for shard in shards for place in range(size)[shard.slice]]
+        covered = [index for shard in shards for index in range(size)[shard.slice]]
         assert covered == list(range(size))
         assert len({shard.size for shard in shards[:-1]}) == 1 >= shards[-1].size / shards[0].size
     assert divide(12, OneRank(rank=2, size=3), "it") == Shard(start=8, size=4, whole=12)

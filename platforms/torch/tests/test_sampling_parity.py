@@ -144,12 +144,12 @@ def test_penalties_equal_their_formulas_in_every_step(dtype):
         got = sampler.distribution(logits.clone(), rows)
         for i, row in enumerate(rows):
             params, x = SamplingParams(**all_settings[row]), logits[i].float()
-            seen = torch.zeros(vocab, dtype=torch.bool)
-            seen[prompt + outputs[row]] = True
+            was_generated = torch.zeros(vocab, dtype=torch.bool)
+            was_generated[prompt + outputs[row]] = True
             scaled = torch.where(
                 x > 0, x / params.repetition_penalty, x * params.repetition_penalty
             )
-            x = torch.where(seen, scaled, x)
+            x = torch.where(was_generated, scaled, x)
             count = torch.bincount(torch.tensor(outputs[row], dtype=torch.int64), minlength=vocab)
             x = x - params.frequency_penalty * count - params.presence_penalty * (count > 0)
             if params.top_k:

@@ -151,8 +151,8 @@ def test_too_little_host_memory_for_level_1_releases_nothing(checkpoint, monkeyp
 
 
 def test_a_step_of_a_sleeping_worker_is_detected(checkpoint):
-    given = {name: OPTIONS[name] for name in ("attention_backend", "enable_sleep_mode")}
-    worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **given))
+    engine_args = {name: OPTIONS[name] for name in ("attention_backend", "enable_sleep_mode")}
+    worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **engine_args))
     bring_up(worker)
     worker.sleep(1)
     with pytest.raises(FlightError, match="not mapped"):
@@ -168,8 +168,10 @@ def test_a_step_of_a_sleeping_worker_is_detected(checkpoint):
 def test_the_memory_of_the_weights_is_not_available_for_the_cache(checkpoint):
     left = []
     for enabled in (False, True):
-        given = {"attention_backend": GraphAttentionBackend, "enable_sleep_mode": enabled}
-        worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **given))
+        engine_args = {"attention_backend": GraphAttentionBackend, "enable_sleep_mode": enabled}
+        worker = FakeDeviceWorker(
+            make_worker_context(checkpoint, FakeDevicePlatform(), **engine_args)
+        )
         worker.init_device()
         worker.load_model()
         left.append(worker.determine_available_memory())
@@ -206,10 +208,12 @@ def test_the_cpu_platform_rejects_sleep_mode(checkpoint):
 
 def test_parameters_keep_their_strides_and_their_sharing(tmp_path):
     write_tiny_llama(tmp_path, tie_word_embeddings=True)
-    given = {"attention_backend": GraphAttentionBackend, "enable_sleep_mode": True}
+    engine_args = {"attention_backend": GraphAttentionBackend, "enable_sleep_mode": True}
     for linear_method in (Packing, "torch"):
-        given["linear_method"] = linear_method
-        worker = FakeDeviceWorker(make_worker_context(tmp_path, FakeDevicePlatform(), **given))
+        engine_args["linear_method"] = linear_method
+        worker = FakeDeviceWorker(
+            make_worker_context(tmp_path, FakeDevicePlatform(), **engine_args)
+        )
         bring_up(worker)
         model = worker.get_model()
         if linear_method is Packing:

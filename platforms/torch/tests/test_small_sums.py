@@ -60,8 +60,8 @@ def test_only_small_tensors_of_floats_use_small_sums(name):
     def work(ranks):
         sums = OverGloo(ranks)
         fast = use_small_sums(ranks, sums, "", HOST)
-        given = x * (ranks.rank + 1)
-        return fast.all_reduce(given), sums.num_calls
+        scaled = x * (ranks.rank + 1)
+        return fast.all_reduce(scaled), sums.num_calls
 
     for total, num_calls in on_two_ranks(work):
         assert torch.equal(total, x * 3) and num_calls == is_small

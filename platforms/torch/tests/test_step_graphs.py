@@ -48,9 +48,9 @@ def checkpoint(tmp_path_factory):
 def generate(checkpoint, attention=GraphAttentionBackend, **options):
     """Return the tokens and log-probabilities of all prompts, and the counts of steps."""
     sizes = {"max_model_len": 64, "block_size": 4, "max_num_seqs": 3, "dtype": "float32"}
-    given = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 60, "num_threads": 1}
+    engine_args = {"skip_tokenizer_init": True, "num_gpu_blocks_override": 60, "num_threads": 1}
     parts = {"platform": FakeDevicePlatform, "worker_cls": FakeDeviceWorker}
-    llm = LLM(checkpoint, **sizes, **given, **parts, attention_backend=attention, **options)
+    llm = LLM(checkpoint, **sizes, **engine_args, **parts, attention_backend=attention, **options)
     with llm:
         outputs = [item.outputs[0] for item in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
         counts = llm.llm_engine.client.core.executor._worker._runner.graph_counts

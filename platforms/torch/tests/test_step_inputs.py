@@ -112,8 +112,8 @@ def test_the_device_computes_the_same_columns_as_the_host(block_sizes, seed):
     assert torch.equal(gatherer._rows.token_ids_RL, device._rows.token_ids_RL[:NUM_ROWS])
 
 
-def same(one, other):
-    assert one.dtype == other.dtype and one.tolist() == other.tolist()
+def same(tensor, other):
+    assert tensor.dtype == other.dtype and tensor.tolist() == other.tolist()
 
 
 def test_a_row_cannot_be_reused_without_a_higher_generation():

@@ -169,7 +169,7 @@ def write_config(folder, **changes):
 def make(model_dir):
     def build(**options):
         platform = Somewhere()
-        given = {
+        engine_args = {
             "max_num_batched_tokens": 64,
             "max_num_seqs": 4,
             "block_size": 4,
@@ -177,7 +177,7 @@ def make(model_dir):
             "gpu_memory_utilization": 0.5,
             "num_threads": 1,
         }
-        args = EngineArgs(model=model_dir, **(given | options))
+        args = EngineArgs(model=model_dir, **(engine_args | options))
         config = resolve(args.create_engine_config(), platform).worker_config()
         context = WorkerContext(config=config, platform=platform, plugins=Registry(), local_rank=3)
         return TorchWorker(context), platform.given
@@ -354,10 +354,10 @@ def test_the_error_for_an_unknown_plugin_contains_its_name(loaded):
         loaded(ops="tosch")
 
 
-@pytest.mark.parametrize("found", [None, "many", 1.5])
-def test_a_model_config_without_an_integer_vocab_size_is_refused(loaded, model_dir, found):
-    write_config(model_dir, vocab_size=found)
-    with pytest.raises((ConfigError, ModelError), match=rf"vocab_size.*{found!r}"):
+@pytest.mark.parametrize("actual", [None, "many", 1.5])
+def test_a_model_config_without_an_integer_vocab_size_is_refused(loaded, model_dir, actual):
+    write_config(model_dir, vocab_size=actual)
+    with pytest.raises((ConfigError, ModelError), match=rf"vocab_size.*{actual!r}"):
         loaded()
 
 

@@ -65,9 +65,9 @@ def weights():
 
     The matrices of c_attn and c_proj are stored as [in, out].
     """
-    found = {}
+    tensors = {}
     for index in range(2):
-        found |= {
+        tensors |= {
             f"h.{index}.c_attn.weight": torch.randn(SIZE, 2 * SIZE),
             f"h.{index}.c_attn.bias": torch.randn(2 * SIZE),
             f"h.{index}.c_proj.weight": torch.randn(SIZE, SIZE),
@@ -75,7 +75,7 @@ def weights():
             f"h.{index}.mask": torch.ones(4, 4),
             f"h.{index}.fc.weight": torch.randn(2 * SIZE, SIZE),
         }
-    return found
+    return tensors
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_dummy_weights_fill_a_model_with_weight_mappings(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "report"),
     [
         ({"h.0.c_attn.weight": None}, r"missing 1 weight \(h\.0\.c_attn\.weight\)"),
         ({"h.0.odd": torch.ones(1)}, r"does not have 1 weight \(h\.0\.odd\)"),
@@ -130,12 +130,12 @@ def test_dummy_weights_fill_a_model_with_weight_mappings(tmp_path):
         ({"h.0.up.weight": torch.ones(2 * SIZE, SIZE)}, r"does not have .*\(h\.0\.\w+\.weight\)"),
     ],
 )
-def test_errors_contain_the_names_of_weights_in_the_checkpoint(load, weights, change, told):
+def test_errors_contain_the_names_of_weights_in_the_checkpoint(load, weights, change, report):
     for name, weight in change.items():
         weights.pop(name, None)
         if weight is not None:
             weights[name] = weight
-    with pytest.raises(WeightError, match=told):
+    with pytest.raises(WeightError, match=report):
         load(Mapped())
 
 
@@ -147,19 +147,19 @@ def test_infinite_values_are_reported_with_the_name_of_the_checkpoint(load, weig
 
 
 @pytest.mark.parametrize(
-    ("mapping", "told"),
+    ("mapping", "report"),
     [
         (WeightMapping(source="h.{}.a", targets=("b",)), "must contain the same number of {}"),
         (WeightMapping(source="a", targets=("b.{}",)), "'b.{}' and the source 'a' must contain"),
         (("a", "b"), "expected WeightMapping objects, got"),
     ],
 )
-def test_the_error_for_an_invalid_mapping_names_the_model(mapping, told):
+def test_the_error_for_an_invalid_mapping_names_the_model(mapping, report):
     model = Mapped()
     model.weight_mappings = (mapping,)
     with pytest.raises(ModelError) as caught:
         build_weight_table(model)
-    assert told in str(caught.value) and "Mapped" in str(caught.value)
+    assert report in str(caught.value) and "Mapped" in str(caught.value)
 
 
 def test_weight_names_map_in_both_directions_and_the_first_matching_mapping_applies():

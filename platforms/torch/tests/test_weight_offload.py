@@ -104,8 +104,8 @@ def test_packed_weights_are_offloaded(checkpoint):
 
 def started(checkpoint, **options):
     gc.collect()
-    given = {"attention_backend": GraphAttentionBackend} | options
-    worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **given))
+    engine_args = {"attention_backend": GraphAttentionBackend} | options
+    worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **engine_args))
     worker.init_device()
     worker.load_model()
     return worker

@@ -375,14 +375,15 @@ class Terminal:
 
 
 @pytest.mark.parametrize(
-    ("terminal", "asked", "shown"), [(True, True, True), (False, True, False), (True, False, False)]
+    ("terminal", "requested", "shown"),
+    [(True, True, True), (False, True, False), (True, False, False)],
 )
 def test_progress_is_shown_only_on_a_terminal_if_enabled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, asked: bool, shown: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, requested: bool, shown: bool
 ) -> None:
     stderr = Terminal(terminal=terminal)
     monkeypatch.setattr("sys.stderr", stderr)
     save_file(make_weights(), tmp_path / SINGLE)
-    context = WeightLoaderContext(model_dir=tmp_path, progress=asked)
+    context = WeightLoaderContext(model_dir=tmp_path, progress=requested)
     SafetensorsLoader(context).load(SmallModel())
     assert bool(stderr.text) is shown

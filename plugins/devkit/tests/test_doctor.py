@@ -82,8 +82,8 @@ FAULTS = {
 def trials(install):
     for name, source in FAULTS.items():
         install(f"acme-{name}", name, source)
-    mine = [c for c in PluginRegistry().candidates("policy") if c.name in FAULTS]
-    return {trial.plugin.name: trial for trial in try_plugins(mine, deadline_s=DEADLINE_S)}
+    candidates = [c for c in PluginRegistry().candidates("policy") if c.name in FAULTS]
+    return {trial.plugin.name: trial for trial in try_plugins(candidates, deadline_s=DEADLINE_S)}
 
 
 def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(trials):
@@ -110,7 +110,7 @@ def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(tria
     }
     assert verdicts.pop("noisy") == verdicts.pop("slow") == [OK, WARNING]
     assert verdicts.pop("healthy") == verdicts.pop("lingers") == [OK]
-    assert all(found == [BROKEN] for found in verdicts.values()), verdicts
+    assert all(verdict == [BROKEN] for verdict in verdicts.values()), verdicts
     (finding,) = judge_trial(trials["ends"])
     assert "'farewell'" in finding.text
     assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
@@ -125,8 +125,8 @@ def test_after_a_plugin_that_exits_a_new_process_loads_the_remaining_plugins(
     install("dovetail-zz-a", "first", POLICY)
     install("dovetail-zz-b", "second", FAULTS["ends"])
     install("dovetail-zz-c", "third", POLICY)
-    mine = [c for c in PluginRegistry().candidates("policy") if "-zz-" in c.distribution]
-    trials = try_plugins(mine, deadline_s=20.0)
+    candidates = [c for c in PluginRegistry().candidates("policy") if "-zz-" in c.distribution]
+    trials = try_plugins(candidates, deadline_s=20.0)
     assert [bool(trial.error) for trial in trials] == [False, True, False]
 
 
@@ -145,8 +145,8 @@ class Mine(Platform):
         return 1
 """
     install("acme-box", "mine", source, kind="platform")
-    (mine,) = [c for c in PluginRegistry().candidates("platform") if c.name == "mine"]
-    (trial,) = try_plugins([mine], deadline_s=20.0)
+    (candidate,) = [c for c in PluginRegistry().candidates("platform") if c.name == "mine"]
+    (trial,) = try_plugins([candidate], deadline_s=20.0)
     (finding,) = judge_trial(trial)
     assert finding.verdict == NOTE
     assert "no such chip" in finding.text
@@ -306,10 +306,10 @@ def accelerator_trial(install, **how):
     )
     install("acme-chip", "chip", kind="platform", manifest=manifest)
     registry = PluginRegistry()
-    (mine,) = [
+    (chip,) = [
         candidate for candidate in registry.candidates("platform") if candidate.name == "chip"
     ]
-    return Trial(plugin=mine, **how), registry
+    return Trial(plugin=chip, **how), registry
 
 
 def test_a_device_without_a_platform_is_reported(monkeypatch):

@@ -37,15 +37,15 @@ ILL = [
 
 @pytest.fixture
 def patient(monkeypatch):
-    asked = {}
+    settings = {}
 
     def lie_down(findings):
         def examine(*, deadline_s, progress, no_plugins):
-            asked.update(deadline_s=deadline_s)
+            settings.update(deadline_s=deadline_s)
             return findings
 
         monkeypatch.setattr(doctor_command, "examine", examine)
-        return asked
+        return settings
 
     return lie_down
 
@@ -78,12 +78,12 @@ def test_a_broken_plugin_is_reported_with_a_remedy_and_exit_code_1(patient, caps
 
 
 def test_the_json_output_is_an_array_of_findings(patient, capsys):
-    asked = patient(ILL)
+    settings = patient(ILL)
     assert main(["plugins", "doctor", "--json", "--deadline", "7"]) == 1
     output = json.loads(capsys.readouterr().out)
     assert [item["verdict"] for item in output].count(BROKEN) == 1
     assert set(output[0]) == {"area", "subject", "verdict", "text", "remedy"}
-    assert asked["deadline_s"] == 7
+    assert settings["deadline_s"] == 7
 
 
 def test_a_deadline_of_0_seconds_is_rejected(patient, capsys):

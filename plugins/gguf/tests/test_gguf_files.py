@@ -97,8 +97,8 @@ def test_the_error_for_a_gguf_field_of_a_wrong_type_names_it(tmp_path):
     file = write_file(tmp_path / "wrong.gguf", changes={"block_count": 1 << 31})
     GGUFFormat().describe(file)
     data = bytearray(file.read_bytes())
-    place = data.index(b"llama.block_count") + len(b"llama.block_count")
-    data[place : place + 4] = (5).to_bytes(4, "little")  # read as int32, so the value is negative
+    index = data.index(b"llama.block_count") + len(b"llama.block_count")
+    data[index : index + 4] = (5).to_bytes(4, "little")  # read as int32, so the value is negative
     file.write_bytes(data)
     with pytest.raises(ModelError, match=r"llama\.block_count"):
         GGUFFormat().describe(file)
@@ -114,8 +114,8 @@ def test_dequantized_values_equal_those_of_the_gguf_package(kind):
     rows = generator.integers(0, 256, (3, 2 * kind.num_bytes), dtype=np.uint8)
     with np.errstate(all="ignore"):  # random bytes contain infinite scales
         expected = reference_dequantize(rows, GGMLQuantizationType(kind.number))
-    found = dequantize(torch.from_numpy(rows), kind).numpy()
-    assert np.array_equal(found, expected.astype(np.float32), equal_nan=True)
+    actual = dequantize(torch.from_numpy(rows), kind).numpy()
+    assert np.array_equal(actual, expected.astype(np.float32), equal_nan=True)
 
 
 def test_the_rows_of_rotary_weights_are_restored():

@@ -16,7 +16,7 @@ from dovetail_gguf.tokenizer import GGUFTokenizer
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 ALPHABET = [
     *map(chr, PRINTABLE),
-    *(chr(0x100 + place) for place in range(256 - len(PRINTABLE))),
+    *(chr(0x100 + index) for index in range(256 - len(PRINTABLE))),
 ]
 """The characters that stand for the 256 bytes in byte-level vocabularies."""
 MERGES = ("h i", "\u0120 hi", "h e", "l l", "he ll", "hell o")
@@ -55,7 +55,7 @@ def write_pieces_vocabulary(path, *, omit=(), **changes):
         "model": "llama",
         "tokens": tokens,
         "token_type": types,
-        "scores": [0.0] * len(PIECES) + [-float(place) for place in range(len(PIECES_OF_TEXT))],
+        "scores": [0.0] * len(PIECES) + [-float(index) for index in range(len(PIECES_OF_TEXT))],
     }
     return write(path, {**values, **changes}, omit)
 

@@ -48,9 +48,9 @@ def output(*completions, error=None):
 
 def test_a_row_may_have_a_text_prompt_or_token_ids_or_messages():
     chat = [{"role": "user", "content": "hi"}]
-    found = prompts([{"prompt": "say"}, {"prompt_token_ids": [4, 5]}, {"messages": chat}])
+    actual = prompts([{"prompt": "say"}, {"prompt_token_ids": [4, 5]}, {"messages": chat}])
     rendered = b"user: hi\nassistant: "
-    assert [item.prompt for item in found] == [
+    assert [item.prompt for item in actual] == [
         "say",
         {"prompt_token_ids": [4, 5]},
         {"prompt_token_ids": list(rendered)},
@@ -79,7 +79,7 @@ def test_rows_are_read_from_files_strings_and_lists(tmp_path):
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     assert prompts(path) == prompts(rows) == prompts(text)
     assert prompts("") == ()
-    assert sorted(found.name for found in tmp_path.iterdir()) == ["rows.jsonl"]
+    assert sorted(actual.name for actual in tmp_path.iterdir()) == ["rows.jsonl"]
 
 
 def test_result_rows_have_the_id_text_and_finish_reason(tmp_path):
@@ -92,16 +92,16 @@ def test_result_rows_have_the_id_text_and_finish_reason(tmp_path):
         output(error="too long"),
         output(completion(0, "two"), completion(1, "three")),
     ]
-    found = processor.post_process(IOResult(request=request, batch=batch, outputs=outputs))
-    assert found == [
+    actual = processor.post_process(IOResult(request=request, batch=batch, outputs=outputs))
+    assert actual == [
         {"id": 0, "text": "one", "finish_reason": "length"},
         {"id": "b", "error": "too long"},
         {"id": 9, "index": 0, "text": "two", "finish_reason": "stop"},
         {"id": 9, "index": 1, "text": "three", "finish_reason": "stop"},
     ]
-    write_rows(tmp_path / "out.jsonl", found)
+    write_rows(tmp_path / "out.jsonl", actual)
     lines = (tmp_path / "out.jsonl").read_text("utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == found
+    assert [json.loads(line) for line in lines] == actual
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def context(folder, *, groups=1, rank=0, options=None, **changes):
     )
 
 
-def sharing(one, other):
+def sharing(first, other):
     """Return whether a worker with one context finds the blocks of a worker with the other."""
-    sides = [MemoryConnector.create_worker_side(one), MemoryConnector.create_worker_side(other)]
-    scheduler = MemoryConnector.create_scheduler_side(one)
+    sides = [MemoryConnector.create_worker_side(first), MemoryConnector.create_worker_side(other)]
+    scheduler = MemoryConnector.create_scheduler_side(first)
     scheduler.store(KVTransfer(transfer_id=1, request_id="r", keys=(b"k",), block_ids=(1,)))
     for side in sides:
         side.register([torch.zeros((3, PAGE), dtype=torch.uint8)])
@@ -129,9 +129,9 @@ def test_invalid_options_are_rejected(options):
 
 
 def test_an_asynchronous_load_is_reported_when_it_has_ended(tmp_path):
-    asked = context(tmp_path, options={"asynchronous": True})
-    scheduler = MemoryConnector.create_scheduler_side(asked)
-    worker = MemoryConnector.create_worker_side(asked)
+    requested = context(tmp_path, options={"asynchronous": True})
+    scheduler = MemoryConnector.create_scheduler_side(requested)
+    worker = MemoryConnector.create_worker_side(requested)
     cache = torch.arange(3 * PAGE, dtype=torch.uint8).view(3, PAGE)
     worker.register([cache])
     scheduler.store(KVTransfer(transfer_id=1, request_id="r", keys=(b"k",), block_ids=(1,)))

@@ -51,13 +51,13 @@ def by_hand(tokens, size):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_the_tokens_that_would_repeat_an_ngram_are_forbidden(size):
-    draw = random.Random(size)
+    rng = random.Random(size)
     processor = make()
-    tokens = [draw.randrange(4) for _ in range(3)]
+    tokens = [rng.randrange(4) for _ in range(3)]
     assert join(processor, 1, tokens, size)
     for _ in range(60):
         assert banned(processor, 1) == by_hand(tokens, size)
-        token = draw.randrange(4)
+        token = rng.randrange(4)
         tokens.append(token)
         processor.accept([1], torch.tensor([token]))
 

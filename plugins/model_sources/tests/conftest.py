@@ -195,8 +195,8 @@ class Handler(BaseHTTPRequestHandler):
         content = self.hub.bodies.get(name, self.hub.files[name]) if with_body else b""
         stated = self.hub.files[name]
         start = 0
-        if with_body and (wanted := self.headers.get("Range")):
-            start, status = int(wanted.removeprefix("bytes=").rstrip("-")), 206
+        if with_body and (expected := self.headers.get("Range")):
+            start, status = int(expected.removeprefix("bytes=").rstrip("-")), 206
         headers = {"X-Repo-Commit": self.hub.commit, "ETag": f'"{git_sha1(stated)}"'}
         if with_body and name in self.hub.zipped:
             content, headers["Content-Encoding"] = gzip.compress(content), "gzip"
@@ -274,10 +274,10 @@ def hub(hub_cache_folder, monkeypatch):
 class FakeChild:
     """Stands in for the child process of a download: runs it in a thread of this process."""
 
-    def __init__(self, wanted, endpoint, cache):
+    def __init__(self, expected, endpoint, cache):
         read, write = os.pipe()
         self.stdout = os.fdopen(read, "rb")
-        request = {**vars(wanted), "endpoint": endpoint, "cache": str(cache)}
+        request = {**vars(expected), "endpoint": endpoint, "cache": str(cache)}
         self._thread = threading.Thread(target=self._run, args=(request, os.fdopen(write, "w")))
         self._thread.start()
 

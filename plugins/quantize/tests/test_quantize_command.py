@@ -84,7 +84,7 @@ def test_gptq_writes_a_checkpoint_of_four_bits_that_is_served(tmp_path, text, ca
 @pytest.mark.slow
 def test_gptq_and_awq_are_more_accurate_than_rounding_to_nearest(tmp_path, text, capsys):
     model = str(demo.model_dir())
-    found = {}
+    by_name = {}
     for method in ("rtn", "gptq", "awq"):
         quantize(
             model,
@@ -94,9 +94,9 @@ def test_gptq_and_awq_are_more_accurate_than_rounding_to_nearest(tmp_path, text,
             evaluate=text,
             output=tmp_path / method,
         )
-        _, found[method] = figures(capsys.readouterr().out)
-    assert found["gptq"] < 0.9 * found["rtn"]
-    assert found["awq"] < found["rtn"]
+        _, by_name[method] = figures(capsys.readouterr().out)
+    assert by_name["gptq"] < 0.9 * by_name["rtn"]
+    assert by_name["awq"] < by_name["rtn"]
     assert all(answers(tmp_path / "awq"))
 
 

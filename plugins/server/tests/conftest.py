@@ -37,9 +37,9 @@ class Reply:
     @property
     def events(self):
         """The payloads of server-sent events. The end of the stream is the text "[DONE]"."""
-        found = [part for part in self.content.decode().split("\n\n") if part]
-        assert all(part.startswith("data: ") for part in found), found
-        payloads = [part.removeprefix("data: ") for part in found]
+        decoded = [part for part in self.content.decode().split("\n\n") if part]
+        assert all(part.startswith("data: ") for part in decoded), decoded
+        payloads = [part.removeprefix("data: ") for part in decoded]
         return [payload if payload == "[DONE]" else json.loads(payload) for payload in payloads]
 
 
@@ -120,8 +120,8 @@ class RunningServer:
 
     def chat(self, text="reverse: robot, bank, window", **body):
         messages = [{"role": "user", "content": text}]
-        given = {"messages": messages, "temperature": 0, "max_tokens": 8} | body
-        return self.post("/v1/chat/completions", given)
+        kwargs = {"messages": messages, "temperature": 0, "max_tokens": 8} | body
+        return self.post("/v1/chat/completions", kwargs)
 
     def connect(self):
         return socket.create_connection((self.host, self.port), timeout=ANSWER_S)

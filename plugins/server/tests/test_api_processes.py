@@ -32,10 +32,10 @@ def shared(serving):
 
 def wait_until(condition):
     deadline = time.monotonic() + WAIT_S
-    while not (found := condition()):
+    while not (actual := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return actual
 
 
 def command_of(pid):
@@ -100,9 +100,9 @@ def wait_until_all_serve(server):
     answered = set()
 
     def ask():
-        one = Held(server)
-        answered.add(wait_until(lambda: one.server_of(server)))
-        return one.read() and len(answered & api_processes(server)) == NUM_PROCESSES
+        first = Held(server)
+        answered.add(wait_until(lambda: first.server_of(server)))
+        return first.read() and len(answered & api_processes(server)) == NUM_PROCESSES
 
     wait_until(ask)
 
@@ -163,7 +163,7 @@ def test_a_killed_api_process_ends_only_its_own_requests_and_is_restarted(shared
     contents = [item.read() for item in held]
     for owner, content in zip(owners, contents, strict=True):
         assert content.endswith(b"data: [DONE]\n\n") == (owner != killed)
-    after = wait_until(lambda: len(found := api_processes(shared)) == NUM_PROCESSES and found)
+    after = wait_until(lambda: len(actual := api_processes(shared)) == NUM_PROCESSES and actual)
     assert killed not in after and before - {killed} < after
     shared.wait_for("API process . ended by SIGKILL")
     assert wait_until(lambda: load_of(shared)["kv_cache_usage"] == 0)

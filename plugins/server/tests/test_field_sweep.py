@@ -35,9 +35,9 @@ def resolve(document, schema):
 
 def types_of(document, schema):
     schema = resolve(document, schema)
-    given = schema.get("type", [])
-    found = {given} if isinstance(given, str) else set(given)
-    return found.union(*(types_of(document, item) for item in schema.get("anyOf", ())))
+    arguments = schema.get("type", [])
+    by_name = {arguments} if isinstance(arguments, str) else set(arguments)
+    return by_name.union(*(types_of(document, item) for item in schema.get("anyOf", ())))
 
 
 def fields_of(document, path):
@@ -54,14 +54,14 @@ def fields_of(document, path):
 def wrong_values(allowed):
     """Return the values that no allowed type accepts."""
     values = itertools.chain.from_iterable(WRONG[item] for item in sorted(allowed & WRONG.keys()))
-    found = []
+    collected = []
     for value in values:
         kind = TYPES.get(type(value), "object")
         fits = kind in allowed or (kind == "integer" and "number" in allowed)
         in_range = not isinstance(value, int) or abs(value) < 2**63
-        if not (fits and in_range) and value not in found:
-            found.append(value)
-    return found
+        if not (fits and in_range) and value not in collected:
+            collected.append(value)
+    return collected
 
 
 def check_refusal(reply, field, value):

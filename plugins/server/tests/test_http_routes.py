@@ -45,9 +45,9 @@ def test_the_included_routes_meet_their_contract():
 
 
 def test_the_route_plugin_of_this_package_is_used_only_if_it_is_enabled(server):
-    facts = server.get("/props").json
-    assert facts["model_alias"] == "demo"
-    assert facts["default_generation_settings"]["n_ctx"] == 512
+    info = server.get("/props").json
+    assert info["model_alias"] == "demo"
+    assert info["default_generation_settings"]["n_ctx"] == 512
 
 
 def test_a_handler_gets_a_request_without_its_api_key_and_can_stream_the_response():
@@ -82,8 +82,8 @@ def test_an_error_of_a_handler_becomes_an_error_response(error, status):
         raise error
 
     route = HTTPRoute(method="GET", path="/v1/x", handler=handle)
-    found, body = asyncio.run(call(application_of(route), "/v1/x"))
-    assert found == status and b"secret" not in body
+    actual, body = asyncio.run(call(application_of(route), "/v1/x"))
+    assert actual == status and b"secret" not in body
 
 
 def test_a_path_that_is_already_served_is_refused():

@@ -113,21 +113,21 @@ try {
 def install(*command, folder):
     """Run a package manager. Skip the test with its reason if it fails."""
     try:
-        found = subprocess.run(
+        completed = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S, check=False
         )
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         pytest.skip(f"the client cannot be installed: {error}")
-    if found.returncode:
-        pytest.skip(f"the client cannot be installed: {found.stderr.strip()[-300:]}")
+    if completed.returncode:
+        pytest.skip(f"the client cannot be installed: {completed.stderr.strip()[-300:]}")
 
 
 def check_program(command, server):
     address = f"http://{server.host}:{server.port}/v1"
-    found = subprocess.run(
+    completed = subprocess.run(
         [*command, address], capture_output=True, text=True, timeout=RUN_S, check=False
     )
-    assert found.returncode == 0 and found.stdout.endswith("done\n"), found.stderr
+    assert completed.returncode == 0 and completed.stdout.endswith("done\n"), completed.stderr
 
 
 @pytest.mark.timeout(INSTALL_S + RUN_S)
@@ -160,7 +160,7 @@ def test_schemathesis_finds_no_failure(server, tmp_path):
         *("--phases", "coverage,fuzzing", "--mode", "all", "--continue-on-failure"),
         *("--max-examples", "500", "--max-time", str(SCHEMATHESIS_S), "--seed", "1"),
     ]
-    found = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=tmp_path,
         capture_output=True,
@@ -168,7 +168,7 @@ def test_schemathesis_finds_no_failure(server, tmp_path):
         timeout=2 * SCHEMATHESIS_S,
         check=False,
     )
-    assert found.returncode == 0, found.stdout[-5000:]
+    assert completed.returncode == 0, completed.stdout[-5000:]
     assert server.complete(prompt="Anna").json["choices"] == expected
 
 

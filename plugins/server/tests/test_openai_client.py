@@ -22,13 +22,13 @@ def client(server):
 
 
 def complete(client, **fields):
-    given = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
-    return client.completions.create(**(given | fields))
+    kwargs = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 8}
+    return client.completions.create(**(kwargs | fields))
 
 
 def chat(client, **fields):
-    given = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_tokens": 8}
-    return client.chat.completions.create(**(given | fields))
+    kwargs = {"model": "demo", "messages": MESSAGES, "temperature": 0, "max_tokens": 8}
+    return client.chat.completions.create(**(kwargs | fields))
 
 
 def test_the_client_lists_the_model(client):
@@ -37,18 +37,18 @@ def test_the_client_lists_the_model(client):
 
 
 def test_a_completion_and_its_stream_have_the_same_text(client):
-    answer = complete(client)
-    assert answer.usage.completion_tokens == 8
-    assert answer.choices[0].finish_reason == "length"
+    response = complete(client)
+    assert response.usage.completion_tokens == 8
+    assert response.choices[0].finish_reason == "length"
     parts = list(complete(client, stream=True, stream_options={"include_usage": True}))
     text = "".join(choice.text for part in parts for choice in part.choices)
-    assert text == answer.choices[0].text
-    assert parts[-1].usage.total_tokens == answer.usage.total_tokens
+    assert text == response.choices[0].text
+    assert parts[-1].usage.total_tokens == response.usage.total_tokens
 
 
 def test_a_chat_and_its_stream_have_the_same_text(client):
-    answer = chat(client, user="anna", seed=1)
-    message = answer.choices[0].message
+    response = chat(client, user="anna", seed=1)
+    message = response.choices[0].message
     assert message.role == "assistant" and message.content
     parts = list(chat(client, stream=True, user="anna", seed=1))
     deltas = [choice.delta for part in parts for choice in part.choices]
@@ -73,14 +73,14 @@ def test_a_completion_has_log_probabilities_of_the_prompt(client):
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_several_choices_have_their_indices(client, streamed):
-    answer = chat(client, n=3, temperature=1, seed=5, stream=streamed)
-    parts = answer if streamed else [answer]
+    response = chat(client, n=3, temperature=1, seed=5, stream=streamed)
+    parts = response if streamed else [response]
     assert {choice.index for part in parts for choice in part.choices} == {0, 1, 2}
 
 
 def test_fields_of_extra_body_that_openai_lacks_take_effect(client):
-    answer = complete(client, extra_body={"top_k": 1, "min_tokens": 4, "ignore_eos": True})
-    assert answer.usage.completion_tokens == 8
+    response = complete(client, extra_body={"top_k": 1, "min_tokens": 4, "ignore_eos": True})
+    assert response.usage.completion_tokens == 8
 
 
 def test_a_stream_that_is_closed_early_ends_its_request(client, server):
@@ -101,8 +101,8 @@ def test_the_stream_helper_of_the_client_collects_the_whole_message(client):
 
 
 def test_the_raw_response_has_the_request_id(client):
-    answer = chat(client, extra_headers={"X-Request-Id": "mine-1"})
-    assert answer._request_id == "mine-1"
+    response = chat(client, extra_headers={"X-Request-Id": "mine-1"})
+    assert response._request_id == "mine-1"
 
 
 def test_many_requests_of_the_asynchronous_client_run_together(server):
@@ -110,10 +110,10 @@ def test_many_requests_of_the_asynchronous_client_run_together(server):
         async with openai.AsyncOpenAI(
             base_url=address_of(server), api_key="any", max_retries=0
         ) as client:
-            answers = await asyncio.gather(*(chat(client) for _ in range(16)))
+            results = await asyncio.gather(*(chat(client) for _ in range(16)))
             stream = await chat(client, stream=True)
             parts = [part async for part in stream]
-            return [answer.choices[0].message.content for answer in answers], parts
+            return [response.choices[0].message.content for response in results], parts
 
     texts, parts = asyncio.run(ask())
     assert len(set(texts)) == 1

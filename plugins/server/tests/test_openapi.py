@@ -10,6 +10,6 @@ def test_the_document_has_every_route_and_field(server):
         assert set(schemas[kind.__name__]["properties"]) == set(kind.__struct_fields__)
     for path, operations in document["paths"].items():
         for method in operations:
-            found = server.send(method.upper(), path.replace("{name}", "demo"), "")
-            assert found.status not in (404, 405), (method, path)
+            actual = server.send(method.upper(), path.replace("{name}", "demo"), "")
+            assert actual.status not in (404, 405), (method, path)
     assert {"/v1/completions", "/v1/models/{name}", "/live"} <= document["paths"].keys()

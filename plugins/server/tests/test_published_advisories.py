@@ -40,8 +40,8 @@ def chat(text="Anna", **fields):
     return CHATS, {"messages": messages, "max_tokens": 2} | fields
 
 
-def parts(*given):
-    return CHATS, {"messages": [{"role": "user", "content": list(given)}], "max_tokens": 2}
+def parts(*arguments):
+    return CHATS, {"messages": [{"role": "user", "content": list(arguments)}], "max_tokens": 2}
 
 
 def grammar(schema):
@@ -147,8 +147,10 @@ ACCEPTED = {
 @pytest.fixture(scope="module")
 def templated(serving):
     """A server that accepts templates in requests, whose attacks have their own limits."""
-    with serving("--model", "demo", "--max-model-len", "512", "--allow-request-templates") as one:
-        yield one.wait_until_ready()
+    with serving(
+        "--model", "demo", "--max-model-len", "512", "--allow-request-templates"
+    ) as server:
+        yield server.wait_until_ready()
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +207,9 @@ def test_very_long_headers_are_refused(unharmed, size):
 
 def test_the_engine_does_not_use_the_request_ids_of_clients(unharmed):
     """Covers CVE-2026-105755 and CVE-2026-112266: the engine does not use ids of clients."""
-    given = {"X-Request-Id": "same"}
-    first = unharmed.post(*prompt(prompt="Anna and Ben"), **given)
-    second = unharmed.post(*prompt(prompt="Ben and Anna"), **given)
+    kwargs = {"X-Request-Id": "same"}
+    first = unharmed.post(*prompt(prompt="Anna and Ben"), **kwargs)
+    second = unharmed.post(*prompt(prompt="Ben and Anna"), **kwargs)
     assert first.status == second.status == 200
     assert first.json["id"] != second.json["id"]
     assert first.headers["x-request-id"] == second.headers["x-request-id"] == "same"
@@ -249,12 +251,12 @@ def test_a_hostile_request_does_not_change_a_concurrent_request(unharmed, canary
         {"allowed_token_ids": [5]},
         {"logit_bias": {"9": -100}},
     ):
-        one = http.client.HTTPConnection(unharmed.host, unharmed.port, timeout=60)
+        first = http.client.HTTPConnection(unharmed.host, unharmed.port, timeout=60)
         body = json.dumps(CANARY | fields | {"max_tokens": 32, "ignore_eos": True})
-        one.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
-        connections.append(one)
+        first.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
+        connections.append(first)
     for _ in range(5):
         assert unharmed.complete(**CANARY).json["choices"] == canary
-    for one in connections:
-        assert one.getresponse().status == 200
-        one.close()
+    for first in connections:
+        assert first.getresponse().status == 200
+        first.close()

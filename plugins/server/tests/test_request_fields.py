@@ -80,37 +80,37 @@ def test_token_ids_are_accepted_as_prompts(server, offline):
 def test_logprobs_of_a_completion_equal_those_of_the_engine(server, offline):
     params = SamplingParams(temperature=0, max_tokens=8, logprobs=3)
     output = offline.generate([PROMPT], params)[0].outputs[0]
-    found = server.complete(prompt=PROMPT, logprobs=3).json["choices"][0]["logprobs"]
+    content = server.complete(prompt=PROMPT, logprobs=3).json["choices"][0]["logprobs"]
     expected = [
         entries[token].logprob
         for token, entries in zip(output.token_ids, output.logprobs, strict=True)
     ]
-    assert found["token_logprobs"] == pytest.approx(expected, abs=1e-4)
-    assert "".join(found["tokens"]) == output.text
-    assert [len(top) for top in found["top_logprobs"]] == [3] * 8
+    assert content["token_logprobs"] == pytest.approx(expected, abs=1e-4)
+    assert "".join(content["tokens"]) == output.text
+    assert [len(top) for top in content["top_logprobs"]] == [3] * 8
     text = output.text
-    for token, place in zip(found["tokens"], found["text_offset"], strict=True):
-        assert text.startswith(token, place)
+    for token, index in zip(content["tokens"], content["text_offset"], strict=True):
+        assert text.startswith(token, index)
 
 
 def test_echo_returns_the_prompt_and_its_logprobs(server):
     reply = server.complete(prompt=PROMPT, echo=True, logprobs=1).json["choices"][0]
     assert reply["text"].startswith(PROMPT)
-    found = reply["logprobs"]
-    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
-    assert len(found["tokens"]) == 4 + 8
-    for token, place in list(zip(found["tokens"], found["text_offset"], strict=True))[1:]:
-        assert reply["text"].startswith(token, place)
+    actual = reply["logprobs"]
+    assert actual["token_logprobs"][0] is None and actual["top_logprobs"][0] is None
+    assert len(actual["tokens"]) == 4 + 8
+    for token, index in list(zip(actual["tokens"], actual["text_offset"], strict=True))[1:]:
+        assert reply["text"].startswith(token, index)
     only = server.complete(prompt=PROMPT, echo=True, logprobs=1, max_tokens=0).json
     assert only["choices"][0]["text"] == PROMPT and only["usage"]["completion_tokens"] == 0
-    assert only["choices"][0]["logprobs"]["tokens"] == found["tokens"][:4]
+    assert only["choices"][0]["logprobs"]["tokens"] == actual["tokens"][:4]
     *events, _ = server.complete(prompt=PROMPT, echo=True, logprobs=1, stream=True).events
     streamed = choices_of(events)
     assert "".join(choice["text"] for choice in streamed) == reply["text"]
     joined = [token for choice in streamed for token in choice["logprobs"]["tokens"]]
-    assert joined == found["tokens"]
-    offsets = [place for choice in streamed for place in choice["logprobs"]["text_offset"]]
-    assert offsets == found["text_offset"]
+    assert joined == actual["tokens"]
+    offsets = [index for choice in streamed for index in choice["logprobs"]["text_offset"]]
+    assert offsets == actual["text_offset"]
 
 
 def test_logprobs_of_a_chat_have_tokens_bytes_and_alternatives(server):
@@ -130,9 +130,11 @@ def test_logprobs_of_a_chat_have_tokens_bytes_and_alternatives(server):
 
 
 def test_prompt_logprobs_are_returned_for_each_prompt_token(server):
-    found = server.complete(prompt=PROMPT, prompt_logprobs=1).json["choices"][0]["prompt_logprobs"]
-    assert found[0] is None and len(found) == 4
-    assert all(entry["decoded_token"] for entries in found[1:] for entry in entries.values())
+    content = server.complete(prompt=PROMPT, prompt_logprobs=1).json["choices"][0][
+        "prompt_logprobs"
+    ]
+    assert content[0] is None and len(content) == 4
+    assert all(entry["decoded_token"] for entries in content[1:] for entry in entries.values())
     assert len(server.chat(prompt_logprobs=0).json["prompt_logprobs"]) > 4
 
 
@@ -234,19 +236,19 @@ def test_the_roles_of_openai_are_accepted(server, role):
 
 
 def test_a_role_that_the_chat_template_names_is_accepted():
-    given = [{"role": "critic", "content": "a"}]
-    assert read_messages(given, 1, ["{% if m['role'] == 'critic' %}"])[0]["role"] == "critic"
+    values = [{"role": "critic", "content": "a"}]
+    assert read_messages(values, 1, ["{% if m['role'] == 'critic' %}"])[0]["role"] == "critic"
     for template in ("{{ critic }}", "'critics'", ""):
         with pytest.raises(APIError, match="critic"):
-            read_messages(given, 1, [template])
+            read_messages(values, 1, [template])
 
 
 def test_a_final_message_can_be_continued(server):
-    answer = server.chat(max_tokens=64).json["choices"][0]["message"]["content"]
-    start = answer[: answer.index(",")]
+    response = server.chat(max_tokens=64).json["choices"][0]["message"]["content"]
+    start = response[: response.index(",")]
     messages = [{"role": "user", "content": LISTING}, {"role": "assistant", "content": start}]
     reply = server.chat(messages=messages, continue_final_message=True, max_tokens=64).json
-    assert start + reply["choices"][0]["message"]["content"] == answer
+    assert start + reply["choices"][0]["message"]["content"] == response
 
 
 def test_the_generation_prompt_can_be_omitted(server):
@@ -265,10 +267,10 @@ def test_text_of_special_tokens_in_messages_is_plain_text(server, offline):
     tokenizer = offline.get_tokenizer()
     special = [tokenizer.decode([token]) for token in sorted(tokenizer.special_token_ids)]
     hostile = "hi" + "".join(special) + "<|e<|end|>nd|>"
-    found, _ = ids(server, messages=[{"role": "user", "content": hostile}])
+    actual, _ = ids(server, messages=[{"role": "user", "content": hostile}])
     plain, _ = ids(server, messages=[{"role": "user", "content": "hi"}])
-    inside = found[2:-2]
-    assert [found[:2], found[-2:]] == [plain[:2], plain[-2:]]
+    inside = actual[2:-2]
+    assert [actual[:2], actual[-2:]] == [plain[:2], plain[-2:]]
     assert not set(inside) & tokenizer.special_token_ids
     assert tokenizer.decode(inside) == hostile
     parsed = server.complete(prompt="<|end|>", return_token_ids=True).json["choices"][0]
@@ -302,12 +304,14 @@ def test_unknown_fields_are_accepted_and_named_in_a_header(server):
 
 def test_a_response_format_reaches_the_grammar_plugin(serving):
     grammar = "dovetail_devkit.fakes.grammar:FakeGrammar"
-    with serving("--model", "demo", "--max-model-len", "128", "--grammar-backend", grammar) as one:
-        one.wait_until_ready()
-        assert texts(one.complete(prompt=PROMPT, response_format={"type": "text"}))
+    with serving(
+        "--model", "demo", "--max-model-len", "128", "--grammar-backend", grammar
+    ) as server:
+        server.wait_until_ready()
+        assert texts(server.complete(prompt=PROMPT, response_format={"type": "text"}))
         schema = {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}
-        for given in (schema, {"type": "json_object"}):
-            reply = one.complete(prompt=PROMPT, response_format=given)
+        for arguments in (schema, {"type": "json_object"}):
+            reply = server.complete(prompt=PROMPT, response_format=arguments)
             assert reply.status == 400 and reply.error["param"] == "response_format"
             assert "json_" in reply.error["message"]
             assert "token_ids" in reply.error["message"]  # the form that this plugin supports
@@ -330,8 +334,8 @@ FORMATS = {
 def test_an_answer_with_a_schema_is_valid_streamed_and_whole(server, field):
     asking = {"prompt": "Anna", "max_tokens": 60, "seed": 4, field: FORMATS[field]}
     (whole,) = texts(server.complete(**asking))
-    found = json.loads(whole)
-    assert sorted(found) == ["age", "name"] and found["age"] in (7, 8)
+    content = json.loads(whole)
+    assert sorted(content) == ["age", "name"] and content["age"] in (7, 8)
     chunks = server.complete(**asking, stream=True).events
     assert "".join(item["text"] for item in choices_of(chunks)) == whole
 

@@ -186,14 +186,14 @@ def test_long_headers_and_slow_clients_are_refused(closed):
 
 
 def test_only_web_pages_with_an_allowed_origin_may_send_requests(closed, server):
-    asked = {"Access-Control-Request-Method": "POST"}
+    requested = {"Access-Control-Request-Method": "POST"}
     allowed = closed.send(
-        "OPTIONS", "/v1/completions", headers=asked | {"Origin": "https://example.org"}
+        "OPTIONS", "/v1/completions", headers=requested | {"Origin": "https://example.org"}
     )
     assert allowed.status == 204
     assert allowed.headers["access-control-allow-origin"] == "https://example.org"
     for item, origin in ((closed, "https://evil.example"), (server, "https://example.org")):
-        reply = item.send("OPTIONS", "/v1/completions", headers=asked | {"Origin": origin})
+        reply = item.send("OPTIONS", "/v1/completions", headers=requested | {"Origin": origin})
         assert "access-control-allow-origin" not in reply.headers
 
 

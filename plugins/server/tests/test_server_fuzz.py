@@ -72,11 +72,11 @@ def resolve(document, schema):
 def kinds_of(document, schema):
     """Return the JSON types that a schema allows."""
     schema = resolve(document, schema)
-    given = schema.get("type", [])
-    found = [given] if isinstance(given, str) else list(given)
+    arguments = schema.get("type", [])
+    actual = [arguments] if isinstance(arguments, str) else list(arguments)
     for part in schema.get("anyOf", ()):
-        found += kinds_of(document, part)
-    return found
+        actual += kinds_of(document, part)
+    return actual
 
 
 def fields_of(document, path):
@@ -95,8 +95,8 @@ def conforms(document, schema, value):
     """Whether a value has the type and the required fields of a schema of the document."""
     schema = resolve(document, schema)
     types = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
-    given = schema.get("type", [])
-    named = [types[item] for item in ([given] if isinstance(given, str) else given)]
+    arguments = schema.get("type", [])
+    named = [types[item] for item in ([arguments] if isinstance(arguments, str) else arguments)]
     if named and type(value) not in named:
         return False
     if isinstance(value, dict):
@@ -151,8 +151,8 @@ def fuzz_bodies(server, document, num_examples):
         headers = {"Content-Type": "application/json", "X-Request-Timeout": "5"}
         content = body.encode(errors="surrogatepass")
         if data.draw(st.integers(0, 15)) == 0:
-            place = data.draw(st.integers(0, len(content)))
-            content = content[:place] + b"\xff\xc0" + content[place:]
+            index = data.draw(st.integers(0, len(content)))
+            content = content[:index] + b"\xff\xc0" + content[index:]
         check(document, path, server.send("POST", path, content, headers))
 
     run()
@@ -247,10 +247,10 @@ def fuzz_bytes(server, num_examples):
             sent += end.join(lines) + 2 * end + data.draw(st.sampled_from(BODIES))
         size = data.draw(st.sampled_from((7, 100, len(sent))))
         pieces = [sent[start : start + size] for start in range(0, min(len(sent), 500), size)]
-        answer = exchange_bytes(server, pieces if size < len(sent) else [sent], silence_s=0.1)
-        for status in STATUS.findall(answer):
-            assert int(status) < 500 or int(status) == 503, (sent, answer)
-        assert not SECRET.search(answer.decode("latin-1"))
+        response = exchange_bytes(server, pieces if size < len(sent) else [sent], silence_s=0.1)
+        for status in STATUS.findall(response):
+            assert int(status) < 500 or int(status) == 503, (sent, response)
+        assert not SECRET.search(response.decode("latin-1"))
 
     run()
 
@@ -279,20 +279,20 @@ SECOND = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n
     ],
 )
 def test_a_request_with_two_content_lengths_starts_no_second_request(server, head):
-    answer = exchange_bytes(server, [POST + head + b"\r\n0\r\n\r\n" + SECOND])
-    statuses = [int(item) for item in STATUS.findall(answer)]
+    response = exchange_bytes(server, [POST + head + b"\r\n0\r\n\r\n" + SECOND])
+    statuses = [int(item) for item in STATUS.findall(response)]
     assert len(statuses) <= 1 and all(400 <= statuse < 500 for statuse in statuses)
-    assert b'"version"' not in answer
+    assert b'"version"' not in response
 
 
 def test_pipelined_requests_are_answered_in_order(server):
     first = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-    answer = exchange_bytes(server, [first + first + SECOND])
-    assert STATUS.findall(answer) == [b"200"] * 3
-    assert answer.rstrip().endswith(b"}") and b'"version"' in answer.rpartition(b"HTTP/1.1")[2]
+    response = exchange_bytes(server, [first + first + SECOND])
+    assert STATUS.findall(response) == [b"200"] * 3
+    assert response.rstrip().endswith(b"}") and b'"version"' in response.rpartition(b"HTTP/1.1")[2]
 
 
 def test_a_body_that_arrives_byte_by_byte_is_read(server):
     content = POST + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
-    answer = exchange_bytes(server, [bytes([item]) for item in content])
-    assert STATUS.findall(answer) == [b"200"]
+    response = exchange_bytes(server, [bytes([item]) for item in content])
+    assert STATUS.findall(response) == [b"200"]

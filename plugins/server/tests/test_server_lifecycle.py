@@ -32,10 +32,10 @@ def small(serving):
 
 def wait_until(condition):
     deadline = time.monotonic() + WAIT_S
-    while not (found := condition()):
+    while not (actual := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found
+    return actual
 
 
 def port_of(server):

@@ -36,10 +36,10 @@ REFUSED = -1  # instead of a status: the server no longer accepted connections
 
 def wait_until(condition):
     deadline = time.monotonic() + WAIT_S
-    while not (found := condition()):
+    while not (actual := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found
+    return actual
 
 
 def is_idle(server):
@@ -304,8 +304,8 @@ def test_an_overloaded_server_keeps_its_throughput_and_refuses_at_once(serving, 
         rounds, memory = [], []
         for _ in range(4):
             peak, _ = completions_per_second(server, 2 * NUM_RUNNING)
-            found, refusals = completions_per_second(server, OVERLOAD * NUM_RUNNING)
-            rounds.append((found / peak, statistics.quantiles(refusals, n=20)[-1]))
+            actual, refusals = completions_per_second(server, OVERLOAD * NUM_RUNNING)
+            rounds.append((actual / peak, statistics.quantiles(refusals, n=20)[-1]))
             memory.append(sum(map(rss_of, processes)))
         ratio = statistics.median(item for item, _ in rounds[1:])
         refused_s = statistics.median(item for _, item in rounds[1:])

@@ -26,12 +26,12 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 def samples_of(text):
     """The values by (name, labels without the model)."""
-    found = {}
+    by_name = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = {k: v for k, v in sample.labels.items() if k not in ("model", "model_name")}
-            found[sample.name, tuple(sorted(labels.items()))] = sample.value
-    return found
+            by_name[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return by_name
 
 
 def scrape(server):
@@ -120,19 +120,19 @@ def test_the_metrics_count_the_answers_of_the_server(observed):
     assert 0 <= after["dovetail_kv_cache_usage_ratio", ()] <= 1
 
 
-def aliases_of(values, ours, name):
+def aliases_of(values, own, name):
     """Yield (key of our value, key of the same value under the name of vLLM)."""
-    exact = {ours, *(f"{ours}{end}" for end in ("_total", "_sum", "_count"))}
+    exact = {own, *(f"{own}{end}" for end in ("_total", "_sum", "_count"))}
     for key in [key for key in values if key[0] in exact]:
         labels = [("finished_reason", v) if k == "reason" else (k, v) for k, v in key[1]]
-        yield key, (name + key[0].removeprefix(ours), tuple(sorted(labels)))
+        yield key, (name + key[0].removeprefix(own), tuple(sorted(labels)))
 
 
-@pytest.mark.parametrize("ours", VLLM_NAMES)
-def test_a_metric_with_a_name_of_vllm_has_the_value_of_dovetails_metric(observed, ours):
+@pytest.mark.parametrize("own", VLLM_NAMES)
+def test_a_metric_with_a_name_of_vllm_has_the_value_of_dovetails_metric(observed, own):
     observed.complete(prompt="reverse: robot")
     values = scrape(observed)
-    pairs = [pair for name in VLLM_NAMES[ours] for pair in aliases_of(values, ours, name)]
+    pairs = [pair for name in VLLM_NAMES[own] for pair in aliases_of(values, own, name)]
     assert pairs
     for key, alias in pairs:
         assert values[alias] == values[key], alias
@@ -206,26 +206,26 @@ def spans():
 
 
 def test_a_request_has_spans_for_queue_prefill_and_decode(spans):
-    found = spans(record_of())
-    assert set(found) == {"request", "queue", "prefill", "decode"}
-    request = found["request"]
+    actual = spans(record_of())
+    assert set(actual) == {"request", "queue", "prefill", "decode"}
+    request = actual["request"]
     start = request.start_time
     assert request.end_time - start == 9_500 - 900
-    times = {n: (s.start_time - start + 900, s.end_time - start + 900) for n, s in found.items()}
+    times = {n: (s.start_time - start + 900, s.end_time - start + 900) for n, s in actual.items()}
     assert times["queue"] == (1_000, 2_000)
     assert times["prefill"] == (2_000, 5_000)
     assert times["decode"] == (5_000, 9_000)
     for name in ("queue", "prefill", "decode"):
-        assert found[name].parent.span_id == request.context.span_id
+        assert actual[name].parent.span_id == request.context.span_id
     assert request.attributes["gen_ai.usage.input_tokens"] == 3
     assert request.attributes["gen_ai.usage.output_tokens"] == 5
     assert request.attributes["gen_ai.response.model"] == "tiny"
 
 
 def test_the_traceparent_header_selects_the_parent_of_a_request(spans):
-    found = spans(record_of(traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01"))
-    assert f"{found['decode'].context.trace_id:032x}" == TRACE_ID
-    assert f"{found['request'].parent.span_id:016x}" == "b7ad6b7169203331"
+    actual = spans(record_of(traceparent=f"00-{TRACE_ID}-b7ad6b7169203331-01"))
+    assert f"{actual['decode'].context.trace_id:032x}" == TRACE_ID
+    assert f"{actual['request'].parent.span_id:016x}" == "b7ad6b7169203331"
 
 
 @pytest.mark.parametrize("header", ["", "x" * 100, "00-0-0-00", f"00-{'0' * 32}-{'0' * 16}-01"])
@@ -234,6 +234,6 @@ def test_an_invalid_traceparent_header_starts_a_new_trace(spans, header):
 
 
 def test_a_failed_request_has_an_error_status(spans):
-    found = spans(record_of(status="error", code="engine_failed", outputs=(), num_tokens=()))
-    assert set(found) == {"request"}
-    assert found["request"].status.description == "engine_failed"
+    actual = spans(record_of(status="error", code="engine_failed", outputs=(), num_tokens=()))
+    assert set(actual) == {"request"}
+    assert actual["request"].status.description == "engine_failed"

@@ -111,8 +111,8 @@ def unusable(files, tmp_path):
     locked, text = tmp_path / "locked.pem", tmp_path / "text.pem"
     openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", str(locked))
     text.write_text("not a certificate")
-    found = {"made": made, "key": key, "other": other, "locked": str(locked), "text": str(text)}
-    return found | {"missing": str(tmp_path / "missing.pem"), "folder": str(tmp_path)}
+    by_name = {"made": made, "key": key, "other": other, "locked": str(locked), "text": str(text)}
+    return by_name | {"missing": str(tmp_path / "missing.pem"), "folder": str(tmp_path)}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def unusable(files, tmp_path):
 def test_the_startup_error_for_an_unusable_file_names_it(
     unusable, capsys, certificate, key, authority, named, reason
 ):
-    given = {"--ssl-certfile": certificate, "--ssl-keyfile": key, "--ssl-ca-certs": authority}
-    options = [part for name, item in given.items() if item for part in (name, unusable[item])]
+    kwargs = {"--ssl-certfile": certificate, "--ssl-keyfile": key, "--ssl-ca-certs": authority}
+    options = [part for name, item in kwargs.items() if item for part in (name, unusable[item])]
     assert main(["serve", "--model", "demo", "--port", "0", *options]) == 2
     error = capsys.readouterr().err
     assert reason in error and len(error.splitlines()) <= 3

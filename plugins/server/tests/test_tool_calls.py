@@ -32,16 +32,16 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments":
 @pytest.fixture(scope="module")
 def tools_server(serving):
     options = ("--tool-parser", "hermes", "--reasoning-parser", "none")
-    with serving(*MODEL, *options) as one:
-        yield one.wait_until_ready()
+    with serving(*MODEL, *options) as server:
+        yield server.wait_until_ready()
 
 
 @pytest.fixture(scope="module")
 def thinking_server(serving):
     """A server whose model reasons from its first token until "</think>"."""
     options = ("--tool-parser", "hermes", "--reasoning-parser", "deepseek_r1")
-    with serving(*MODEL, *options) as one:
-        yield one.wait_until_ready()
+    with serving(*MODEL, *options) as server:
+        yield server.wait_until_ready()
 
 
 def ask(server, **body):
@@ -75,9 +75,9 @@ def joined(reply):
 
 
 def calls_of(choice):
-    found = choice["message"].get("tool_calls", [])
-    assert len({item["id"] for item in found}) == len(found)
-    return [[item["function"]["name"], item["function"]["arguments"]] for item in found]
+    collected = choice["message"].get("tool_calls", [])
+    assert len({item["id"] for item in collected}) == len(collected)
+    return [[item["function"]["name"], item["function"]["arguments"]] for item in collected]
 
 
 def check_calls(choice):
@@ -110,8 +110,8 @@ def test_without_parallel_calls_a_message_has_one_call(tools_server):
 
 def test_several_completions_have_their_own_calls(tools_server):
     reply = ask(tools_server, tools=TOOLS, tool_choice="required", n=3, temperature=1, seed=3)
-    found = [check_calls(choice) for choice in reply.json["choices"]]
-    assert len(found) == 3
+    content = [check_calls(choice) for choice in reply.json["choices"]]
+    assert len(content) == 3
 
 
 def test_arguments_are_streamed_as_they_are_generated(tools_server):
@@ -221,9 +221,9 @@ def test_a_wrong_field_is_refused_by_name(tools_server, body, param):
 
 
 def test_tools_need_a_parser_for_the_format_of_the_model(serving):
-    with serving(*MODEL, "--tool-parser", "none") as one:
-        one.wait_until_ready()
-        reply = ask(one, tools=TOOLS)
+    with serving(*MODEL, "--tool-parser", "none") as server:
+        server.wait_until_ready()
+        reply = ask(server, tools=TOOLS)
         assert reply.status == 400 and reply.error["param"] == "tools"
         assert "tool parser" in reply.error["message"]
 

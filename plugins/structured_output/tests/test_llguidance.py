@@ -61,10 +61,10 @@ def allowed(matcher):
 
 def write(matcher, seed, most=400):
     """Return a text of random allowed tokens, and whether it ended by itself."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     tokens = []
     while len(tokens) < most:
-        token = draw.choice(allowed(matcher))
+        token = rng.choice(allowed(matcher))
         assert matcher.accept([token]) == 1
         if token == END:
             return TOKENIZER.decode(tokens), True
@@ -171,16 +171,16 @@ def test_masks_of_a_batch_equal_masks_of_single_requests(backend):
     backend.fill_bitmasks(matchers, memoryview(words))
     for index, matcher in enumerate(matchers):
         row = words[index * size : (index + 1) * size]
-        found = [token for token in range(WIDTH) if row[token // 8] >> token % 8 & 1]
-        assert found == allowed(matcher)
+        actual = [token for token in range(WIDTH) if row[token // 8] >> token % 8 & 1]
+        assert actual == allowed(matcher)
 
 
 def test_a_compiled_grammar_is_found_again_and_starts_anew(backend):
-    given = spec("regex", "found[0-9]")
-    assert backend.find(given) is None
-    first = backend.compile(given)
+    arguments = spec("regex", "found[0-9]")
+    assert backend.find(arguments) is None
+    first = backend.compile(arguments)
     first.accept(TOKENIZER.encode("found", add_special_tokens=False))
-    again = backend.find(given)
+    again = backend.find(arguments)
     assert [chr(token) for token in allowed(again)] == ["f"]
 
 

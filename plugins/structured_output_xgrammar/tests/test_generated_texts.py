@@ -96,15 +96,15 @@ def compiled(backend, form, text):
     )
 
 
-def generate(matcher, draw, soon=40, most=3000):
+def generate(matcher, rng, soon=40, most=3000):
     """Return a text of random allowed tokens, which ends soon, or None if it is too long."""
     tokens = []
     while len(tokens) < most:
         words = bytearray(4 * ((WIDTH + 31) // 32))
         matcher.fill_bitmask(memoryview(words))
-        found = [token for token in range(WIDTH) if words[token // 8] >> token % 8 & 1]
-        closing = [token for token in found if token in (END, *b'"]}0e')]
-        token = draw.choice(closing if closing and len(tokens) > soon else found)
+        actual = [token for token in range(WIDTH) if words[token // 8] >> token % 8 & 1]
+        closing = [token for token in actual if token in (END, *b'"]}0e')]
+        token = rng.choice(closing if closing and len(tokens) > soon else actual)
         assert matcher.accept([token]) == 1
         if token == END:
             return TOKENIZER.decode(tokens)
@@ -115,35 +115,35 @@ def generate(matcher, draw, soon=40, most=3000):
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
 def test_every_text_that_ends_is_valid_for_its_schema(backend, schema):
     validator = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
-    draw = random.Random(7)
-    texts = [generate(compiled(backend, "json_schema", schema), draw) for _ in range(NUM_TEXTS)]
+    rng = random.Random(7)
+    texts = [generate(compiled(backend, "json_schema", schema), rng) for _ in range(NUM_TEXTS)]
     ended = [text for text in texts if text is not None]
     assert len(ended) >= NUM_TEXTS // 2
     for text in ended:
         validator.validate(json.loads(text))
 
 
-def random_expression(draw, depth=0):
+def random_expression(rng, depth=0):
     """Return a random regular expression that JavaScript, Python and Rust read in the same way."""
     atoms = [*"abc01é,", ".", r"\d", r"\W", r"\S", r"\.", "[^a-c_]", "[a^]", r"[\^b-d]", "[é0-9-]"]
     counts = ["", "", "", "*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "*?"]
     options = []
-    for _ in range(draw.choice([1, 1, 2])):
+    for _ in range(rng.choice([1, 1, 2])):
         parts = []
-        for _ in range(draw.randint(1, 3)):
-            is_group = depth < 2 and draw.random() < 0.3
-            atom = f"({random_expression(draw, depth + 1)})" if is_group else draw.choice(atoms)
-            parts.append(atom + draw.choice(counts))
+        for _ in range(rng.randint(1, 3)):
+            is_group = depth < 2 and rng.random() < 0.3
+            atom = f"({random_expression(rng, depth + 1)})" if is_group else rng.choice(atoms)
+            parts.append(atom + rng.choice(counts))
         options.append("".join(parts))
     return "|".join(options)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_expressions_match_the_texts_that_python_matches(backend, seed):
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     num_checked = 0
     for _ in range(60):
-        pattern = random_expression(draw)
+        pattern = random_expression(rng)
         try:
             plain = compiled(backend, "regex", pattern)
             quoted = compiled(
@@ -153,7 +153,7 @@ def test_expressions_match_the_texts_that_python_matches(backend, seed):
             continue  # for example a repetition of an expression that may be empty
         for matcher, read in ((plain, str), (quoted, json.loads)):
             for _ in range(6):
-                text = "".join(draw.choice("abc01é") for _ in range(draw.randint(0, 4)))
+                text = "".join(rng.choice("abc01é") for _ in range(rng.randint(0, 4)))
                 tokens = [
                     *(text if read is str else json.dumps(text, ensure_ascii=False)).encode(),
                     END,
@@ -162,6 +162,6 @@ def test_expressions_match_the_texts_that_python_matches(backend, seed):
                 matcher.rollback(count)
                 assert (count == len(tokens)) == bool(re.fullmatch(pattern, text)), pattern
                 num_checked += 1
-            text = generate(matcher, draw, soon=10, most=100)
+            text = generate(matcher, rng, soon=10, most=100)
             assert text is None or re.fullmatch(pattern, read(text)), (pattern, text)
     assert num_checked > 200

@@ -218,8 +218,8 @@ def test_a_grammar_bomb_is_refused_or_ends_its_request_in_bounded_time(backend, 
         for _ in range(200):
             words = bytearray(4 * ((WIDTH + 31) // 32))
             matcher.fill_bitmask(memoryview(words))
-            found = [token for token in range(256) if words[token // 8] >> token % 8 & 1]
-            if not found or not matcher.accept(found[-1:]):
+            actual = [token for token in range(256) if words[token // 8] >> token % 8 & 1]
+            if not actual or not matcher.accept(actual[-1:]):
                 break
     except ValueError as refusal:
         assert len(str(refusal)) < 1000

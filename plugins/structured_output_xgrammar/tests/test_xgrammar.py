@@ -60,10 +60,10 @@ def accepts(matcher, text):
 
 def write(matcher, seed, most=400):
     """Return a text of random allowed tokens, and whether it ended by itself."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     tokens = []
     while len(tokens) < most:
-        token = draw.choice(allowed(matcher))
+        token = rng.choice(allowed(matcher))
         assert matcher.accept([token]) == 1
         if token == END:
             return TOKENIZER.decode(tokens), True
@@ -188,18 +188,18 @@ def test_masks_of_a_batch_equal_masks_of_single_requests(backend):
 
 
 def test_a_compiled_grammar_is_found_again_and_starts_anew(backend):
-    given = spec("regex", "found[0-9]")
-    assert backend.find(given) is None
-    first = backend.compile(given)
+    arguments = spec("regex", "found[0-9]")
+    assert backend.find(arguments) is None
+    first = backend.compile(arguments)
     first.accept(b"found")
-    assert [chr(token) for token in allowed(backend.find(given))] == ["f"]
+    assert [chr(token) for token in allowed(backend.find(arguments))] == ["f"]
 
 
 def test_kept_grammars_are_limited_in_bytes(monkeypatch):
     pytest.importorskip("xgrammar", reason=MISSING)
     monkeypatch.setattr("dovetail_structured_output_xgrammar.backend.MAX_CACHED_BYTES", 100_000)
     backend = XGrammar(GrammarContext(tokenizer=TOKENIZER, vocab_size=WIDTH))
-    given = [spec("choice", [f"{number}" + "x" * 300]) for number in range(20)]
-    for item in given:
+    values = [spec("choice", [f"{number}" + "x" * 300]) for number in range(20)]
+    for item in values:
         backend.compile(item)
-    assert backend.find(given[0]) is None and backend.find(given[-1]) is not None
+    assert backend.find(values[0]) is None and backend.find(values[-1]) is not None

@@ -28,7 +28,9 @@ OPTIONS = {
     "vtc": [{"weights": {"a": 3.0}}],
 }
 NAMES = ["dlpm", "edf", "hrrn", "lpm", "mlfq", "orca", "prefill_first", "sarathi", "sjf", "srpt"]
-CASES = [(name, given) for name in [*NAMES, "static", "vtc"] for given in OPTIONS.get(name, [{}])]
+CASES = [
+    (name, arguments) for name in [*NAMES, "static", "vtc"] for arguments in OPTIONS.get(name, [{}])
+]
 
 
 @pytest.fixture(autouse=True)
@@ -49,19 +51,19 @@ def richer_requests(monkeypatch):
     monkeypatch.setattr(scheduler_program, "random_request", rich)
 
 
-def with_options(policy_cls, given):
+def with_options(policy_cls, arguments):
     """Return a subclass with fixed options, because `SchedulerDriver` creates policies without
     options."""
 
     def made(self, options=None):
-        policy_cls.__init__(self, given)
+        policy_cls.__init__(self, arguments)
 
-    return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if given else {})
+    return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if arguments else {})
 
 
-@pytest.mark.parametrize(("name", "given"), CASES)
-def test_every_policy_meets_its_contract_in_random_scheduler_calls(name, given):
-    policy_cls = with_options(PluginRegistry().load("policy", name), given)
+@pytest.mark.parametrize(("name", "arguments"), CASES)
+def test_every_policy_meets_its_contract_in_random_scheduler_calls(name, arguments):
+    policy_cls = with_options(PluginRegistry().load("policy", name), arguments)
     num_preemptions = play_all(policy_cls)
     assert not num_preemptions or name not in ("orca", "static")
 

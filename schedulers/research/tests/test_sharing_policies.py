@@ -146,9 +146,9 @@ def dlpm_the_service_of_tenants_differs_by_at_most_a_quantum(policy, lab):
 
 def dlpm_within_a_quantum_requests_with_cached_prefixes_run_first(policy, lab):
     jobs = groups(lab, tenants=("a", "b"))
-    ours = hit_rate(lab.play(policy, jobs, **ONE_GROUP))
-    assert ours > 0.6
-    assert ours > 2 * hit_rate(lab.play(VTCPolicy, jobs, **ONE_GROUP))
+    own_rate = hit_rate(lab.play(policy, jobs, **ONE_GROUP))
+    assert own_rate > 0.6
+    assert own_rate > 2 * hit_rate(lab.play(VTCPolicy, jobs, **ONE_GROUP))
 
 
 class ChargesNoOutput(VTCPolicy):

@@ -8,7 +8,9 @@ from dovetail_cpu_kernels import status
 
 def probe() -> Probe:
     """Return whether the native library can be loaded, and if not, why."""
-    found = status()
-    if found.available:
+    kernel_status = status()
+    if kernel_status.available:
         return Probe(usable=True)
-    return Probe(usable=False, reasons=(f"the native library cannot be loaded: {found.reason}",))
+    return Probe(
+        usable=False, reasons=(f"the native library cannot be loaded: {kernel_status.reason}",)
+    )

@@ -24,11 +24,11 @@ def rejections(providers: Sequence[Provider], needs: Needs, *, load: bool) -> li
 
 
 def select_provider(
-    providers: Sequence[Provider], needs: Needs, requested: str, whose: str
+    providers: Sequence[Provider], needs: Needs, requested: str, owner: str
 ) -> Provider:
     """Return the selected provider, with its kernels imported.
 
-    requested: the option `provider`. whose: what needs the provider, for the error. Raises
+    requested: the option `provider`. owner: what needs the provider, for the error. Raises
     ConfigError if no provider meets `needs`, or the requested one does not.
     """
     if requested != AUTO:
@@ -41,5 +41,5 @@ def select_provider(
         reasons.append(reason)
     option = "" if requested == AUTO else f" with the option provider={requested!r}"
     raise ConfigError(
-        f"the attention backend 'flash_attn'{option} cannot compute {whose}: {' | '.join(reasons)}"
+        f"the attention backend 'flash_attn'{option} cannot compute {owner}: {' | '.join(reasons)}"
     )

@@ -246,5 +246,5 @@ def visible(
 
     window: number of tokens that a token sees, including itself; 0 for no limit.
     """
-    seen = key_positions <= query_positions
-    return seen & (key_positions > query_positions - window) if window else seen
+    is_visible = key_positions <= query_positions
+    return is_visible & (key_positions > query_positions - window) if window else is_visible

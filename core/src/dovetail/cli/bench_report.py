@@ -56,7 +56,7 @@ def print_report(report: Report, engine: LLMEngine) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    parts = {found.kind: found.name for found in engine.plugins.chosen}
+    parts = {plugin.kind: plugin.name for plugin in engine.plugins.chosen}
     model = engine.config.model
     chosen = ", ".join(f"{kind} {parts[kind]}" for kind in _SHOWN_KINDS if kind in parts)
     case = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in report.case.items())
@@ -65,9 +65,9 @@ def print_report(report: Report, engine: LLMEngine) -> None:
     for heading in ("median", "min", "max", "IQR"):
         table.add_column(heading, justify="right")
     table.add_column("unit")
-    for name, found in report.measures.items():
-        spread = (found.median, found.min, found.max, found.iqr)
-        table.add_row(name, *(_rounded(value) for value in spread), found.unit)
+    for name, measure in report.measures.items():
+        spread = (measure.median, measure.min, measure.max, measure.iqr)
+        table.add_row(name, *(_rounded(value) for value in spread), measure.unit)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{model.served_model_name} in {model.dtype}: {chosen}", markup=False)
     console.print(f"{case}\n", markup=False)
@@ -80,7 +80,7 @@ def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
     Raises ConfigError if the file cannot be written.
     """
     config = engine.config
-    facts = {
+    document = {
         "command": report.command,
         "model": config.model.served_model_name,
         "case": dict(report.case),
@@ -88,7 +88,7 @@ def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
             **config.model_dump(mode="json", include={"cache", "scheduler", "parallel", "compute"}),
             "dtype": config.model.dtype,
             "load_format": config.load.model_dump(mode="json")["load_format"],
-            "plugins": [asdict(found) for found in engine.plugins.chosen],
+            "plugins": [asdict(plugin) for plugin in engine.plugins.chosen],
         },
         "machine": {
             "architecture": platform.machine(),
@@ -96,11 +96,11 @@ def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
             "python": platform.python_version(),
         },
         "measures": {
-            name.replace(" ", "_"): asdict(found) for name, found in report.measures.items()
+            name.replace(" ", "_"): asdict(measure) for name, measure in report.measures.items()
         },
     }
     try:
-        file.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--json {file} cannot be written: {error.strerror}.") from None
 

@@ -95,8 +95,8 @@ def measure(
     runs = []
     for number in range(options.warmup + options.repeats):
         counted = number >= options.warmup
-        place = number - options.warmup if counted else number
-        note(f"{'run' if counted else 'warm-up'} {place + 1}")
+        index = number - options.warmup if counted else number
+        note(f"{'run' if counted else 'warm-up'} {index + 1}")
         source = random.Random(f"{engine.config.model.seed}:{number}")
         prompts = [
             [source.randrange(engine.vocab_size) for _ in range(options.input_len)]
@@ -126,8 +126,10 @@ def _run(engine: LLMEngine, prompts: list[list[int]], output_len: int, clock: Cl
         if not outputs:
             continue
         times_ns.append(clock.now_ns())
-        num_tokens += sum(len(answer.token_ids) for out in outputs for answer in out.outputs)
-    wanted = output_len * len(prompts)
-    if num_tokens != wanted:
-        raise EngineDeadError(f"the engine generated {num_tokens} tokens instead of {wanted}.")
+        num_tokens += sum(
+            len(completion.token_ids) for out in outputs for completion in out.outputs
+        )
+    expected = output_len * len(prompts)
+    if num_tokens != expected:
+        raise EngineDeadError(f"the engine generated {num_tokens} tokens instead of {expected}.")
     return Run(start_ns=start_ns, token_times_ns=tuple(times_ns))

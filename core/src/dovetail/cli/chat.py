@@ -142,8 +142,8 @@ def _converse(session: Session, ask: Ask) -> None:
 
 def _respond(session: Session, text: str) -> bool:
     """Answer a message or execute a command. Return False if the command ends the session."""
-    if found := _COMMAND.match(text):
-        return _execute(session, found[0], text[found.end() :].strip())
+    if match := _COMMAND.match(text):
+        return _execute(session, match[0], text[match.end() :].strip())
     if text.strip():
         _answer(session, text)
     return True

@@ -71,14 +71,14 @@ def _os_name() -> str:
 
 
 def _processor() -> Section:
-    facts: dict[str, str] = {}
+    info: dict[str, str] = {}
     for line in read_system_file("/proc/cpuinfo").splitlines():
         key, colon, value = line.partition(":")
         if colon:
-            facts.setdefault(key.strip().lower(), value.strip())
-    flags = (facts.get("flags") or facts.get("features") or "").split()
+            info.setdefault(key.strip().lower(), value.strip())
+    flags = (info.get("flags") or info.get("features") or "").split()
     present = sorted(_CPU_FLAGS.intersection(flags))
-    model = facts.get("model name") or platform.processor() or platform.machine()
+    model = info.get("model name") or platform.processor() or platform.machine()
     cores = read_cores()
     rows = [
         ("model", model),

@@ -72,9 +72,9 @@ def demo(
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     with demo_subject(model) as subject:
-        asked = {name: pick for name, pick in vars(second).items() if pick is not None}
+        requested = {name: pick for name, pick in vars(second).items() if pick is not None}
         # Report an unknown name before the first run.
-        args = EngineArgs(subject.model, trust_local_code=trust_local_code, **asked)
+        args = EngineArgs(subject.model, trust_local_code=trust_local_code, **requested)
         config = args.create_engine_config()
         check_plugin_choices(config, make_registry(config))
         console.print(f"[bold]Dovetail[/] {subject.description}.\n")
@@ -82,7 +82,7 @@ def demo(
         _print_answers(console, first)
         others = [
             run_demo(subject, options, trust_local_code=trust_local_code)
-            for options in ([asked] if asked else _other_options(first))
+            for options in ([requested] if requested else _other_options(first))
         ]
         _print_comparison(console, first, others)
     _print_parts(console, first, others)
@@ -94,7 +94,9 @@ def _other_options(first: DemoRun) -> list[dict[str, str]]:
     """Return the options of more runs, each with one plugin that the first run did not use."""
     registry = PluginRegistry()
     used = first.parts["scheduler"].resolution.name
-    schedulers = [found.name for found in registry.automatic("scheduler") if found.name != used]
+    schedulers = [
+        candidate.name for candidate in registry.automatic("scheduler") if candidate.name != used
+    ]
     options = [{"scheduler_cls": name} for name in schedulers[:1]]
     if "attention" in first.parts:
         options.append({"attention_backend": _other_attention(registry, first.parts["attention"])})
@@ -108,7 +110,7 @@ def _other_attention(registry: PluginRegistry, first: Part) -> str:
     """
     preferred = list(preferred_names(choose_platform(registry, AUTO), "attention"))
     able = registry.automatic("attention", preferred)
-    targets = {found.name: found.target for found in reversed(able)}
+    targets = {plugin.name: plugin.target for plugin in reversed(able)}
     chosen = first.resolution.name
     others = preferred[preferred.index(chosen) + 1 :] if chosen in preferred else preferred
     return next((targets[name] for name in others if name in targets), first.resolution.target)
@@ -141,11 +143,11 @@ def _print_comparison(console: Console, first: DemoRun, others: list[DemoRun]) -
     for run in others:
         changed = "\n".join(f"{name} = {value}" for name, value in run.options.items())
         num_equal, count = first.num_equal(run), len(run.outputs)
-        answers = (
+        equality = (
             f"all {count} are equal" if num_equal == count else f"{num_equal} of {count} are equal"
         )
         speed = f"{run.rate / first.rate:.2f}"
-        table.add_row(_plain(changed), answers, f"{run.rate:,.0f}", speed)
+        table.add_row(_plain(changed), equality, f"{run.rate:,.0f}", speed)
     console.print(table)
     console.print(
         f"\nEach figure is the median of {NUM_ROUNDS} rounds after a warm-up round, with an empty "
@@ -170,12 +172,12 @@ def _print_parts(console: Console, first: DemoRun, others: list[DemoRun]) -> Non
     for column in table.columns[:3]:
         column.no_wrap = True
     for kind, part in first.parts.items():
-        found = part.resolution
+        resolution = part.resolution
         changed = [run.parts[kind].resolution for run in others if kind in run.changed_kinds(first)]
         table.add_row(
             kind,
-            found.name,
-            found.distribution or found.target,
+            resolution.name,
+            resolution.distribution or resolution.target,
             part.reason,
             _plain(", ".join(other.name for other in changed)),
         )

@@ -123,9 +123,9 @@ def _installed_tasks() -> dict[str, Any]:
 
 def _question(task: Any) -> Question:
     prompt, _ = task.draw(random.Random(f"{task.name}:{_SEED}"), held_out=True)
-    return Question(text=prompt, is_right=lambda answer: bool(task.check(prompt, answer)))
+    return Question(text=prompt, is_right=lambda reply: bool(task.check(prompt, reply)))
 
 
 def _any_of(words: str) -> Callable[[str], bool]:
     """Return a function that checks whether an answer contains one of `words`."""
-    return lambda answer: any(word.lower() in answer.lower() for word in words.split())
+    return lambda reply: any(word.lower() in reply.lower() for word in words.split())

@@ -77,7 +77,8 @@ class DemoRun:
         """Return how many answers have the same tokens in both runs."""
         pairs = zip(self.outputs, other.outputs, strict=True)
         return sum(
-            ours.outputs[0].token_ids == theirs.outputs[0].token_ids for ours, theirs in pairs
+            actual.outputs[0].token_ids == expected.outputs[0].token_ids
+            for actual, expected in pairs
         )
 
 
@@ -95,8 +96,10 @@ def run_demo(
         seconds = [_time_round(llm, subject) for _ in range(NUM_ROUNDS)]
         engine = llm.llm_engine
         parts = {
-            found.kind: Part(resolution=found, reason=_reason(found, engine.config, set(options)))
-            for found in engine.plugins.chosen
+            resolution.kind: Part(
+                resolution=resolution, reason=_reason(resolution, engine.config, set(options))
+            )
+            for resolution in engine.plugins.chosen
         }
         return DemoRun(
             subject=subject,
@@ -147,19 +150,19 @@ def summary_of(resolution: Resolution) -> str:
     return (inspect.getdoc(loaded) or resolution.target).partition("\n")[0]
 
 
-def _reason(found: Resolution, config: EngineConfig, requested: set[str]) -> str:
+def _reason(resolution: Resolution, config: EngineConfig, requested: set[str]) -> str:
     """Return why a plugin was selected: by the user, a configuration rule or the platform."""
-    if found.kind == "model":
+    if resolution.kind == "model":
         return "named in config.json"
-    kind = get_kind(found.kind)
+    kind = get_kind(resolution.kind)
     field = kind.field
     if field.rpartition(".")[2] in requested:
         return "requested"
     for change in config.explain():
         if change.field == field:
             return change.reason
-    if found.kind == "platform":
+    if resolution.kind == "platform":
         return "the best for this machine"
     if kind.is_automatic:
         return "the chat template of the model" if kind.name != "grammar" else "it is installed"
-    return "the default" if found.kind == "tokenizer" else "the platform prefers it"
+    return "the default" if resolution.kind == "tokenizer" else "the platform prefers it"

@@ -45,13 +45,15 @@ def generate(
 ) -> int:
     """Generate text for prompts."""
     forgive_encodings()
-    asked = [*prompts, *_read_prompts(prompts_file)]
-    if not asked:
+    all_prompts = [*prompts, *_read_prompts(prompts_file)]
+    if not all_prompts:
         raise ConfigError(
             "No prompt was given; write prompts after the options, or use --prompts-file FILE."
         )
-    outputs = _answer(engine_args(engine), sampling, asked, chat=chat)
-    shown = [replace(output, prompt=text) for output, text in zip(outputs, asked, strict=True)]
+    outputs = _answer(engine_args(engine), sampling, all_prompts, chat=chat)
+    shown = [
+        replace(output, prompt=text) for output, text in zip(outputs, all_prompts, strict=True)
+    ]
     if as_json:
         for output in shown:
             print(json.dumps(_facts(output), ensure_ascii=False))
@@ -101,17 +103,17 @@ def _show(outputs: Sequence[RequestOutput]) -> None:
 
 def _facts(output: RequestOutput) -> dict[str, Any]:
     """Return one output as a JSON object, with times in seconds."""
-    facts: dict[str, Any] = {"prompt": output.prompt}
+    record: dict[str, Any] = {"prompt": output.prompt}
     if output.error is not None or not output.outputs:
-        return {**facts, "error": output.error}
-    answer, metrics = output.outputs[0], output.metrics
+        return {**record, "error": output.error}
+    completion, metrics = output.outputs[0], output.metrics
     first, last = metrics.first_token_ns, metrics.finished_ns
     return {
-        **facts,
-        "text": answer.text,
-        "token_ids": answer.token_ids,
-        "finish_reason": answer.finish_reason,
-        "stop_reason": answer.stop_reason,
+        **record,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
         "num_prompt_tokens": len(output.prompt_token_ids),
         "num_cached_tokens": output.num_cached_tokens,
         "ttft_s": None if first is None else (first - metrics.arrival_ns) / 1e9,
@@ -121,7 +123,7 @@ def _facts(output: RequestOutput) -> dict[str, Any]:
 
 def _print_refusals(outputs: Sequence[RequestOutput]) -> int:
     rejected = [(index, out.error) for index, out in enumerate(outputs, 1) if out.error is not None]
-    for place, error in rejected:
-        where = f"prompt {place}: " if len(outputs) > 1 else ""
+    for position, error in rejected:
+        where = f"prompt {position}: " if len(outputs) > 1 else ""
         tell(f"dovetail: {where}{error}")
     return 2 if rejected else 0

@@ -139,5 +139,5 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     reasons = [re.sub(r"\s*\n\s*", " ", reason).rstrip(".") for reason in verdict.reasons]
     why = "; ".join(part for part in (verdict.standing, rank, *reasons) if part)
     distribution = f"{verdict.distribution} {verdict.version}".strip() or "–"
-    place = str(verdict.place) if verdict.place else "–"
-    return place, verdict.state, verdict.name, distribution, why
+    rank_text = str(verdict.place) if verdict.place else "–"
+    return rank_text, verdict.state, verdict.name, distribution, why

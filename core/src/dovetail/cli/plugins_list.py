@@ -34,17 +34,19 @@ def list_plugins(
     """
     registry = PluginRegistry()
     kinds = list(KINDS) if kind is None else [kind]
-    found = [
+    candidates = [
         candidate for name in kinds if name != COMMAND for candidate in registry.candidates(name)
     ]
     if kind in (None, COMMAND):
-        found += [command.plugin for command in find_commands(()).usable]
+        candidates += [command.plugin for command in find_commands(()).usable]
     registry.check_manifests()
     if as_json:
-        facts = [asdict(item) | {"verified": registry.entry_of(item).verified} for item in found]
-        print(json.dumps(facts, indent=2))
-    elif found:
-        _show(found, [registry.entry_of(item).verified for item in found])
+        records = [
+            asdict(item) | {"verified": registry.entry_of(item).verified} for item in candidates
+        ]
+        print(json.dumps(records, indent=2))
+    elif candidates:
+        _show(candidates, [registry.entry_of(item).verified for item in candidates])
     else:
         print(f"No {kind or 'plugin'} is installed.")
     for sentence in registry.set_aside:
@@ -54,12 +56,12 @@ def list_plugins(
     return 0
 
 
-def _show(found: Sequence[Candidate], verified: Sequence[str]) -> None:
+def _show(candidates: Sequence[Candidate], verified: Sequence[str]) -> None:
     """Print one line per plugin. Omit the column `verified` if it is empty for all plugins."""
     headings = ("kind", "name", "distribution", "target", "verified")
     rows = [
         (item.kind, item.name, f"{item.distribution} {item.version}", item.target, text)
-        for item, text in zip(found, verified, strict=True)
+        for item, text in zip(candidates, verified, strict=True)
     ]
     width = len(headings) if any(verified) else len(headings) - 1
     print_table(headings[:width], [row[:width] for row in rows])

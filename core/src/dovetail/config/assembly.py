@@ -125,10 +125,10 @@ def _replace_aliases(values: dict[str, Any]) -> None:
 
 
 def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> RequestedModel:
-    asked = _path_text("model", values["model"])
+    path_text = _path_text("model", values["model"])
     overrides = _optional_mapping("hf_overrides", values["hf_overrides"])
     directory = ModelDirectory.open(
-        asked, revision=_revision(values["revision"]), hf_overrides=overrides, plugins=plugins
+        path_text, revision=_revision(values["revision"]), hf_overrides=overrides, plugins=plugins
     )
     for note in directory.notes:
         logger.info(note)
@@ -139,7 +139,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
     name = values["served_model_name"]
     plain = "tokenizer_mode skip_tokenizer_init dtype max_model_len seed max_logprobs enforce_eager"
     return RequestedModel(
-        model=asked,
+        model=path_text,
         model_dir=directory.path,
         tokenizer_dir=_tokenizer_directory(values["tokenizer"], directory),
         architecture=directory.architecture,
@@ -147,7 +147,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
         generation_config=generation,
         quantization=directory.quantization,
         defaults=_defaults(values, directory),
-        served_model_name=asked if name is None else name,
+        served_model_name=path_text if name is None else name,
         **{key: values[key] for key in plain.split()},
     )
 

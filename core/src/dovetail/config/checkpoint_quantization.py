@@ -34,8 +34,8 @@ def read_quantization(directory: Path, config: Mapping[str, Any]) -> dict[str, A
     and field, for values of a wrong type and for a table without a method.
     """
     part = config.get("text_config")
-    places = [("", config)] + ([("text_config.", part)] if isinstance(part, Mapping) else [])
-    for prefix, table in places:
+    sections = [("", config)] + ([("text_config.", part)] if isinstance(part, Mapping) else [])
+    for prefix, table in sections:
         for name in _IN_CONFIG:
             if table.get(name) is not None:
                 default = "compressed-tensors" if name == "compression_config" else ""
@@ -69,9 +69,10 @@ def _describe(table: Any, file: str, field: str, default: str) -> dict[str, Any]
         if method == "":
             return {}
     if not isinstance(method, str) or not _METHOD_NAME.fullmatch(method):
-        found = "is absent" if method is None else f"is {shorten(method)}"
+        description = "is absent" if method is None else f"is {shorten(method)}"
         raise ModelError(
-            f"{file}: {prefix}quant_method {found}; it must be the name of a quantization method, "
+            f"{file}: {prefix}quant_method {description}; it must be the name of a quantization "
+            "method, "
             'such as "gptq".'
         )
     source = f"{field} in {file}" if field else file

@@ -143,26 +143,26 @@ def _describe(located: Path, plugins: PluginRegistry) -> _Described:
             )
         file = chosen
     reader = _make_format(_suffix(file), plugins)
-    whose = f"model format {_suffix(file)!r}"
-    found = call_plugin(whose, "description of a model", lambda: reader.describe(file))
-    if not isinstance(found, ModelDescription):
+    owner = f"model format {_suffix(file)!r}"
+    description = call_plugin(owner, "description of a model", lambda: reader.describe(file))
+    if not isinstance(description, ModelDescription):
         raise ModelError(
-            f"The {whose} returned {shorten(found)}; it must return a ModelDescription."
+            f"The {owner} returned {shorten(description)}; it must return a ModelDescription."
         )
-    quantization = dict(found.quantization)
+    quantization = dict(description.quantization)
     if quantization:
-        quantization["dequantizes"] = found.dequantizes
+        quantization["dequantizes"] = description.dequantizes
     return _Described(
         path=file,
         file=file,
-        config=found.config,
-        generation_config=found.generation_config,
+        config=description.config,
+        generation_config=description.generation_config,
         quantization=quantization,
         defaults={
-            "load.load_format": found.load_format,
-            "model.tokenizer_mode": found.tokenizer_mode,
+            "load.load_format": description.load_format,
+            "model.tokenizer_mode": description.tokenizer_mode,
         },
-        notes=found.notes,
+        notes=description.notes,
     )
 
 
@@ -181,8 +181,8 @@ def _suffix(file: Path) -> str:
 
 
 def _format_names(plugins: PluginRegistry) -> list[str]:
-    found = plugins.candidates(FORMAT_KIND)
-    return sorted({item.name for item in found if not plugins.denial(item)})
+    candidates = plugins.candidates(FORMAT_KIND)
+    return sorted({item.name for item in candidates if not plugins.denial(item)})
 
 
 def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
@@ -246,15 +246,15 @@ def default_sampling_params(generation_config: Mapping[str, Any]) -> dict[str, A
     return stated
 
 
-def _locate(asked: str, plugins: PluginRegistry, revision: str | None) -> Path:
+def _locate(model: str, plugins: PluginRegistry, revision: str | None) -> Path:
     """Return the absolute path of a local model, or of the model that a model source provides."""
-    if not os.path.isabs(asked):
+    if not os.path.isabs(model):
         check_working_directory()
-    path = Path(asked).expanduser().absolute()
-    found = None if os.path.lexists(path) else find_model(asked, plugins, revision=revision)
-    path = found or path
-    _check_path(asked, path, plugins)
-    if revision is not None and found is None:
+    path = Path(model).expanduser().absolute()
+    source_path = None if os.path.lexists(path) else find_model(model, plugins, revision=revision)
+    path = source_path or path
+    _check_path(model, path, plugins)
+    if revision is not None and source_path is None:
         raise ConfigError(
             f"revision={shorten(revision)} is not valid for the local path {path}.\n"
             "Only models on the hub have revisions; remove the option."
@@ -262,13 +262,13 @@ def _locate(asked: str, plugins: PluginRegistry, revision: str | None) -> Path:
     return path
 
 
-def check_model_path(asked: str) -> None:
-    """Raise ModelError if the path `asked` is neither a directory nor a model file."""
-    _check_path(asked, Path(asked).expanduser().absolute(), PluginRegistry())
+def check_model_path(model: str) -> None:
+    """Raise ModelError if the path `model` is neither a directory nor a model file."""
+    _check_path(model, Path(model).expanduser().absolute(), PluginRegistry())
 
 
-def _check_path(asked: str, path: Path, plugins: PluginRegistry) -> None:
-    if asked and os.path.isdir(path):
+def _check_path(model: str, path: Path, plugins: PluginRegistry) -> None:
+    if model and os.path.isdir(path):
         return
     formats = _format_names(plugins)
     if os.path.isfile(path):
@@ -276,21 +276,21 @@ def _check_path(asked: str, path: Path, plugins: PluginRegistry) -> None:
             return
         known = ", ".join(f"*.{name}" for name in formats) or "none"
         raise ModelError(
-            f"model={asked!r} is a file that no installed model format reads (installed: "
+            f"model={model!r} is a file that no installed model format reads (installed: "
             f"{known}).\nGive the directory that holds config.json and weights, perhaps "
             f"{str(path.parent)!r}."
         )
     sources = source_names(plugins)
     hint = nearest(path.name, [*_sibling_directories(path), *sources])
-    if is_hub_name(asked) and HUB not in sources:
+    if is_hub_name(model) and HUB not in sources:
         raise ModelError(
-            f"model={asked!r} is not a local directory, and no model source for the hub is "
+            f"model={model!r} is not a local directory, and no model source for the hub is "
             "installed.\nRun: pip install 'dovetail-model-sources[hub]'"
         )
     advice = "Give the path of a local model directory or file"
     if sources:
         advice = f"{advice}, or the name of a model source: {', '.join(sources)}"
-    raise ModelError(f"model={asked!r} does not exist.{hint}\n{advice}.")
+    raise ModelError(f"model={model!r} does not exist.{hint}\n{advice}.")
 
 
 def _sibling_directories(directory: Path) -> list[str]:
@@ -306,11 +306,11 @@ def _check_architectures(file: Path, config: Mapping[str, Any]) -> None:
     names = config.get("architectures")
     good = isinstance(names, (list, tuple)) and bool(names)
     if not good or not all(isinstance(name, str) and name for name in names or ()):
-        found = (
+        description = (
             f"architectures={_shown(names)}" if "architectures" in config else "no architectures"
         )
         raise ModelError(
-            f"{file} has {found}; it must have a list of names.\n"
+            f"{file} has {description}; it must have a list of names.\n"
             'Set it with, for example, hf_overrides={"architectures": ["LlamaForCausalLM"]}.'
         )
 

@@ -27,37 +27,42 @@ MAX_LIST = 1_000_000
 
 
 def _integer(low: int, high: int) -> Check:
-    wanted = f"an integer from {low} to {high}"
+    expected = f"an integer from {low} to {high}"
 
     def check(value: Any) -> str:
-        return "" if type(value) is int and low <= value <= high else wanted
+        return "" if type(value) is int and low <= value <= high else expected
 
     return check
 
 
 def _per_layer(low: int, high: int) -> Check:
     """Accept an integer or a list of integers. Some architectures have one for each layer."""
-    one = _integer(low, high)
+    check_integer = _integer(low, high)
 
     def check(value: Any) -> str:
         if isinstance(value, (list, tuple)) and 0 < len(value) <= MAX_LAYERS:
             return next(
-                (f"a list with {one(item)} for each layer" for item in value if one(item)), ""
+                (
+                    f"a list with {check_integer(item)} for each layer"
+                    for item in value
+                    if check_integer(item)
+                ),
+                "",
             )
-        return one(value)
+        return check_integer(value)
 
     return check
 
 
 def _number(low: float, high: float, *, open_low: bool = False) -> Check:
-    wanted = f"a number {'above' if open_low else 'from'} {low:g} {'and' if open_low else 'to'} "
-    wanted += f"at most {high:g}" if open_low else f"{high:g}"
+    expected = f"a number {'above' if open_low else 'from'} {low:g} {'and' if open_low else 'to'} "
+    expected += f"at most {high:g}" if open_low else f"{high:g}"
 
     def check(value: Any) -> str:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         # Comparisons with NaN are False.
         good = is_number and low <= value <= high and not (open_low and value == low)
-        return "" if good else wanted
+        return "" if good else expected
 
     return check
 
@@ -79,18 +84,18 @@ def _texts(value: Any) -> str:
 
 
 def _token_ids(value: Any) -> str:
-    one = _integer(-1, MAX_LENGTH)
+    check_integer = _integer(-1, MAX_LENGTH)
     if isinstance(value, (list, tuple)):
-        good = len(value) <= MAX_LIST and not any(one(item) for item in value)
+        good = len(value) <= MAX_LIST and not any(check_integer(item) for item in value)
     else:
-        good = not one(value)
+        good = not check_integer(value)
     return "" if good else f"a token id (at most {MAX_LENGTH}) or a list of them"
 
 
 def _numbers(value: Any) -> str:
-    one = _number(-MAX_NUMBER, MAX_NUMBER)
+    check_number = _number(-MAX_NUMBER, MAX_NUMBER)
     good = isinstance(value, (list, tuple)) and len(value) <= MAX_LIST
-    return "" if good and not any(one(item) for item in value) else "a list of numbers"
+    return "" if good and not any(check_number(item) for item in value) else "a list of numbers"
 
 
 _SIZE = _per_layer(1, MAX_SIZE)
@@ -192,12 +197,12 @@ def _check_table(table: Mapping[str, Any], checks: Mapping[str, Check], prefix: 
         value = table.get(name)
         if value is None:
             continue
-        if wanted := check(value):
-            raise _wrong(prefix + name, value, wanted)
+        if expected := check(value):
+            raise _wrong(prefix + name, value, expected)
 
 
-def _wrong(name: str, value: Any, wanted: str) -> ModelError:
+def _wrong(name: str, value: Any, expected: str) -> ModelError:
     return ModelError(
-        f"config.json: {name} is {shorten(value)}, but it must be {wanted}; correct the file or "
+        f"config.json: {name} is {shorten(value)}, but it must be {expected}; correct the file or "
         "use hf_overrides."
     )

@@ -101,11 +101,11 @@ def local_models(plugins: PluginRegistry) -> Iterator[tuple[str, LocalModel]]:
     """
     for name in source_names(plugins):
         try:
-            found = list(_make_source(plugins, name, logger.info).local_models())
+            models = list(_make_source(plugins, name, logger.info).local_models())
         except Exception as error:  # a plugin may raise anything; continue with the next
             logger.warning("The model source %r cannot list its models: %s", name, error)
             continue
-        yield from ((name, model) for model in found)
+        yield from ((name, model) for model in models)
 
 
 def _make_source(plugins: PluginRegistry, name: str, report: Callable[[str], None]) -> ModelSource:

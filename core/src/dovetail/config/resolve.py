@@ -96,15 +96,15 @@ def _choose_grammar_backend(draft: Draft, plugins: PluginRegistry) -> None:
 
     Without a tokenizer no grammar can be used, and a decision log cannot record a gate.
     """
-    asked = draft.requested
-    if asked.extensions.grammar_backend == NO_PLUGIN:
+    requested = draft.requested
+    if requested.extensions.grammar_backend == NO_PLUGIN:
         draft.put(GRAMMAR_FIELD, None, f'grammar_backend is "{NO_PLUGIN}"')
-    if asked.extensions.grammar_backend is not None:
+    if requested.extensions.grammar_backend is not None:
         return
-    if asked.model.skip_tokenizer_init or asked.observability.decision_log is not None:
+    if requested.model.skip_tokenizer_init or requested.observability.decision_log is not None:
         return
-    for found in plugins.automatic("grammar")[:1]:
-        draft.put(GRAMMAR_FIELD, found.name, "the installed grammar plugin")
+    for plugin in plugins.automatic("grammar")[:1]:
+        draft.put(GRAMMAR_FIELD, plugin.name, "the installed grammar plugin")
 
 
 def request_of(config: EngineConfig) -> RequestedConfig:
@@ -113,61 +113,61 @@ def request_of(config: EngineConfig) -> RequestedConfig:
     for name, field in RequestedConfig.model_fields.items():
         value = getattr(config, name)
         if isinstance(value, ConfigNode) and isinstance(field.annotation, type):
-            given = {key: item for key, item in dict(value).items() if item is not None}
-            value = field.annotation(**given)
+            values_set = {key: item for key, item in dict(value).items() if item is not None}
+            value = field.annotation(**values_set)
         values[name] = value
     return RequestedConfig(**values)
 
 
 def _check_with_platform(config: EngineConfig, platform: Platform) -> None:
-    whose = f"platform {platform.info.name!r}"
-    answer = call_plugin(whose, "problems", lambda: platform.problems(config))
-    problems = check_problems(platform, answer)
+    owner = f"platform {platform.info.name!r}"
+    problem_list = call_plugin(owner, "problems", lambda: platform.problems(config))
+    problems = check_problems(platform, problem_list)
     if problems:
-        raise ConfigError(f"The {whose} cannot run this configuration: {' '.join(problems)}")
+        raise ConfigError(f"The {owner} cannot run this configuration: {' '.join(problems)}")
 
 
 def _take_platform_values(draft: Draft, platform: Platform) -> None:
     name = platform.info.name
-    whose = f"platform {name!r}"
-    patch: object = call_plugin(whose, "defaults", lambda: platform.defaults(draft.requested))
+    owner = f"platform {name!r}"
+    patch: object = call_plugin(owner, "defaults", lambda: platform.defaults(draft.requested))
     if not isinstance(patch, ConfigPatch):
         raise ContractError(
-            f"The {whose} returned {shorten(patch)} for defaults; it must return a ConfigPatch."
+            f"The {owner} returned {shorten(patch)} for defaults; it must return a ConfigPatch."
         )
     for path, entry in patch.changes.items():
         if path not in draft.paths:
             raise ContractError(
-                f"The {whose} sets a default for {path!r}, which is not a field that a platform "
+                f"The {owner} sets a default for {path!r}, which is not a field that a platform "
                 f"may set.{nearest(path, draft.paths)}"
             )
-        value, reason = _read_entry(whose, path, entry)
+        value, reason = _read_entry(owner, path, entry)
         if path in draft.open:
-            checked = _check_value(draft, path, value, whose)
+            checked = _check_value(draft, path, value, owner)
             draft.put(path, checked, f"platform {name}: {reason}")
 
 
-def _read_entry(whose: str, path: str, entry: object) -> tuple[object, str]:
+def _read_entry(owner: str, path: str, entry: object) -> tuple[object, str]:
     """Return the default's value and reason. Raise ContractError if one of them is missing."""
     if isinstance(entry, tuple) and len(entry) == 2:
         value, reason = entry
         if isinstance(reason, str) and reason.strip():
             return value, reason
     raise ContractError(
-        f"The {whose} sets the default of {path} to {shorten(entry)}; it must be a tuple (value, "
+        f"The {owner} sets the default of {path} to {shorten(entry)}; it must be a tuple (value, "
         "reason), with a reason for the user."
     )
 
 
-def _check_value(draft: Draft, path: str, value: object, whose: str) -> object:
+def _check_value(draft: Draft, path: str, value: object, owner: str) -> object:
     """Return the default's normalized value. Raise ContractError if it is invalid."""
     section_name, field = path.split(".")
     section = draft.section(section_name)
-    beside = dict(section) if section_name == "model" else {}
+    other_fields = dict(section) if section_name == "model" else {}
     try:
-        return getattr(type(section)(**{**beside, field: value}), field)
+        return getattr(type(section)(**{**other_fields, field: value}), field)
     except ConfigError as error:
-        raise ContractError(f"The {whose} sets an invalid default: {error}") from None
+        raise ContractError(f"The {owner} sets an invalid default: {error}") from None
 
 
 def _resolve_dtype(draft: Draft, platform: Platform) -> None:
@@ -176,11 +176,11 @@ def _resolve_dtype(draft: Draft, platform: Platform) -> None:
     ]
     # A platform that declares no dtypes accepts any.
     usable = [name for name in MODEL_DTYPES if name in declared or not declared]
-    given = draft.get(_DTYPE)
-    if given != AUTO:
-        if given not in usable:
+    requested = draft.get(_DTYPE)
+    if requested != AUTO:
+        if requested not in usable:
             raise ConfigError(
-                f"dtype={given!r}: the platform {platform.info.name!r} supports "
+                f"dtype={requested!r}: the platform {platform.info.name!r} supports "
                 f'{", ".join(sorted(declared))}; use one of these or dtype="auto".'
             )
         return
@@ -207,12 +207,12 @@ def _resolve_dtype(draft: Draft, platform: Platform) -> None:
 
 def _resolve_max_model_len(draft: Draft) -> None:
     stated = stated_max_model_len(draft.requested.model.hf_config)
-    given = draft.count(_LENGTH)
+    requested = draft.count(_LENGTH)
     if stated is None:
         reason = "config.json states no length; set max_model_len to change this default"
         draft.fill(_LENGTH, DEFAULT_MAX_MODEL_LEN, reason)
         return
-    if given is None or (given > stated.most and _LENGTH in draft.open):
+    if requested is None or (requested > stated.most and _LENGTH in draft.open):
         if not 2 <= stated.tokens <= MAX_INT:
             raise ModelError(
                 f"config.json: {stated.source} gives a maximum length of {stated.tokens:.6g} "
@@ -220,30 +220,32 @@ def _resolve_max_model_len(draft: Draft) -> None:
                 "or set max_model_len."
             )
         draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
-    elif given > stated.most:
+    elif requested > stated.most:
         advice = "Lower max_model_len."
         if stated.can_be_raised:
             raised = ", ".join(
-                f'"{name}": {given}' for name, tokens in stated.fields.items() if tokens < given
+                f'"{name}": {requested}'
+                for name, tokens in stated.fields.items()
+                if tokens < requested
             )
             advice += (
                 " If the model supports longer sequences, raise its maximum length with "
                 f"hf_overrides={{{raised}}}."
             )
         raise ConfigError(
-            f"max_model_len={given} is more than the model's maximum length of {stated.most} "
+            f"max_model_len={requested} is more than the model's maximum length of {stated.most} "
             f"tokens ({stated.source}). {advice}"
         )
 
 
 def _resolve_kv_scales(draft: Draft) -> None:
     """Resolve the scales of the KV cache. Called after its dtype is resolved."""
-    dtype, given = str(draft.get("cache.kv_cache_dtype")), draft.get(_SCALES)
+    dtype, requested = str(draft.get("cache.kv_cache_dtype")), draft.get(_SCALES)
     usable = [name for name, dtypes in _SCALED_DTYPES.items() if dtype in dtypes]
-    if given not in (None, *usable):
+    if requested not in (None, *usable):
         allowed = " or ".join(map(repr, usable)) or "None"
         raise ConfigError(
-            f"kv_cache_scales={given!r} is not supported with kv_cache_dtype={dtype!r}; use "
+            f"kv_cache_scales={requested!r} is not supported with kv_cache_dtype={dtype!r}; use "
             f"{allowed}."
         )
     if usable:
@@ -278,25 +280,25 @@ def _resolve_executor(draft: Draft) -> None:
 def _resolve_step(draft: Draft) -> None:
     """Resolve the limits of a step. Called after max_model_len is resolved."""
     draft.fill(_CHUNKED, True, "the default")
-    given = None if _BUDGET in draft.open else draft.count(_BUDGET)
+    requested = None if _BUDGET in draft.open else draft.count(_BUDGET)
     seqs = draft.count(_SEQS) or DEFAULT_MAX_NUM_SEQS
-    if _SEQS in draft.open and given is not None and given < seqs:
-        reason = f"a step has at most max_num_batched_tokens={given} tokens, one per request"
-        draft.put(_SEQS, given, reason)
-        seqs = given
+    if _SEQS in draft.open and requested is not None and requested < seqs:
+        reason = f"a step has at most max_num_batched_tokens={requested} tokens, one per request"
+        draft.put(_SEQS, requested, reason)
+        seqs = requested
     draft.fill(_SEQS, seqs, "the default")
     budget = draft.count(_BUDGET) or DEFAULT_MAX_NUM_BATCHED_TOKENS
     length = draft.count(_LENGTH) or 0
     if draft.get(_CHUNKED) or budget >= length:
         need, reason = seqs, f"each of max_num_seqs={seqs} requests needs a token in each step"
-    elif given is None:
+    elif requested is None:
         need, reason = max(seqs, length), "a prompt must fit in a step without chunked prefill"
     else:
         raise ConfigError(
-            f"max_num_batched_tokens={shorten(given)} is less than max_model_len={length}, but "
+            f"max_num_batched_tokens={shorten(requested)} is less than max_model_len={length}, but "
             "with enable_chunked_prefill=False a prompt must fit in one step; raise the former, "
             "lower the latter, or enable chunked prefill."
         )
-    if budget < need and given is None:
+    if budget < need and requested is None:
         draft.put(_BUDGET, need, reason)
     draft.fill(_BUDGET, budget, "the default")

@@ -61,14 +61,14 @@ class Codebooks:
 def encode_request(request: EngineCoreRequest, codes: Codebooks) -> bytes:
     """Return the fields of a request that a scheduler uses, as JSON with codes."""
     params, tokens = request.sampling_params, codes.tokens
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         item.name: getattr(request, item.name)
         for item in fields(request)
         if item.name not in ("sampling_params", "bad_words_token_ids", "encoder_inputs")
     }
-    told["prompt_token_ids"] = tokens.codes(request.prompt_token_ids).tolist()
-    told["stop_token_ids"] = sorted(tokens.codes(sorted(request.stop_token_ids)))
-    told["encoder_inputs"] = [
+    record["prompt_token_ids"] = tokens.codes(request.prompt_token_ids).tolist()
+    record["stop_token_ids"] = sorted(tokens.codes(sorted(request.stop_token_ids)))
+    record["encoder_inputs"] = [
         [
             encoder_input.position,
             encoder_input.num_tokens,
@@ -77,28 +77,28 @@ def encode_request(request: EngineCoreRequest, codes: Codebooks) -> bytes:
         for encoder_input in request.encoder_inputs
     ]
     if request.cache_salt:
-        told["cache_salt"] = f"salt {codes.salts.code(request.cache_salt)}"
+        record["cache_salt"] = f"salt {codes.salts.code(request.cache_salt)}"
     shown = {
         item.name: getattr(params, item.name) for item in fields(params) if item.name not in _TEXTS
     }
     if params.stop_token_ids:
         shown["stop_token_ids"] = tokens.codes(params.stop_token_ids).tolist()
     shown["extra_args"] = _plain(params.extra_args)
-    told["sampling_params"] = shown
-    return json.dumps(told).encode()
+    record["sampling_params"] = shown
+    return json.dumps(record).encode()
 
 
 def decode_request(payload: bytes) -> EngineCoreRequest:
     """Return the request of an ADD record. Its tokens are codes."""
-    told = json.loads(payload)
-    told["sampling_params"] = SamplingParams(**told["sampling_params"])
-    told["prompt_token_ids"] = array("i", told["prompt_token_ids"])
-    told["stop_token_ids"] = frozenset(told["stop_token_ids"])
-    told["encoder_inputs"] = tuple(
+    record = json.loads(payload)
+    record["sampling_params"] = SamplingParams(**record["sampling_params"])
+    record["prompt_token_ids"] = array("i", record["prompt_token_ids"])
+    record["stop_token_ids"] = frozenset(record["stop_token_ids"])
+    record["encoder_inputs"] = tuple(
         EncoderInput(position=position, num_tokens=length, content_hash=b"%d" % code)
-        for position, length, code in told["encoder_inputs"]
+        for position, length, code in record["encoder_inputs"]
     )
-    return EngineCoreRequest(**told)
+    return EngineCoreRequest(**record)
 
 
 def encode_output(output: ModelRunnerOutput, tokens: Codebook | Plain) -> bytes:

@@ -68,8 +68,8 @@ class LogHeader:
 
     def encode(self) -> bytes:
         """Return the header as JSON."""
-        told = asdict(self)
-        told["kv_cache"]["groups"] = [
+        record = asdict(self)
+        record["kv_cache"]["groups"] = [
             {
                 "layer_names": group.layer_names,
                 "layers_per_page": group.layers_per_page,
@@ -77,14 +77,14 @@ class LogHeader:
             }
             for group in self.kv_cache.groups
         ]
-        return json.dumps(told).encode()
+        return json.dumps(record).encode()
 
     @classmethod
     def decode(cls, payload: bytes) -> LogHeader:
         """Return the header of a HEADER record. Raise UserError if this version cannot read it."""
         try:
-            told = json.loads(payload)
-            cache = told["kv_cache"]
+            record = json.loads(payload)
+            cache = record["kv_cache"]
             cache["groups"] = tuple(
                 KVCacheGroup(
                     layer_names=tuple(group["layer_names"]),
@@ -93,9 +93,9 @@ class LogHeader:
                 )
                 for group in cache["groups"]
             )
-            told["kv_cache"] = KVCacheConfig(**cache)
-            told["limits"] = SchedulerLimits(**told["limits"])
-            return cls(**told)
+            record["kv_cache"] = KVCacheConfig(**cache)
+            record["limits"] = SchedulerLimits(**record["limits"])
+            return cls(**record)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"the log's header cannot be read by this version: {error}") from error
 
@@ -111,9 +111,9 @@ def reference(cls: type) -> str:
     return f"{module}:{cls.__qualname__}"
 
 
-def _make_spec(told: dict[str, Any]) -> KVCacheSpec:
+def _make_spec(record: dict[str, Any]) -> KVCacheSpec:
     kind: type[KVCacheSpec] = {
         item.__name__: item
         for item in (specs.FullAttentionSpec, specs.StateSpec, specs.NoCacheSpec)
-    }[told.pop("kind")]
-    return kind(**told)
+    }[record.pop("kind")]
+    return kind(**record)

@@ -89,8 +89,8 @@ class PlanEncoder:
 
     def _join(self, join: NewRequest) -> tuple[array[int], ...]:
         name = array("B", join.request_id.encode(errors="surrogatepass"))
-        facts = array("q", (join.row, join.generation, join.num_prompt_tokens))
-        return name, facts, self._tokens.codes(join.token_ids)
+        numbers = array("q", (join.row, join.generation, join.num_prompt_tokens))
+        return name, numbers, self._tokens.codes(join.token_ids)
 
     def _content(self, name: bytes) -> int:
         return int(name) if self._contents is None else self._contents.code(name)

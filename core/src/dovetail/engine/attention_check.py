@@ -40,12 +40,12 @@ def check_attention(
     if DESCRIBES_ATTENTION not in declared_ids(worker_cls, "provides"):
         return
     try:
-        facts = described_attention(worker_cls, plugins, config, platform)
+        description = described_attention(worker_cls, plugins, config, platform)
     except AttentionUnknownError:
         return
-    if facts is not None:
+    if description is not None:
         device_type = platform.info.device_type
-        required = attention_requirements(facts, config.worker_config(), device_type)
+        required = attention_requirements(description, config.worker_config(), device_type)
         choose_attention(plugins, platform, reference, required)
 
 
@@ -63,11 +63,13 @@ def described_attention(
         world_size=config.parallel.tensor_parallel_size,
         options=plugins.options_of("worker", worker_cls),
     )
-    whose = f"worker {worker_cls.__module__}:{worker_cls.__qualname__}"
-    answer: object = call_plugin(whose, "attention", lambda: worker_cls.describe_attention(context))
-    if answer is None or isinstance(answer, AttentionFacts):
-        return answer
+    owner = f"worker {worker_cls.__module__}:{worker_cls.__qualname__}"
+    description: object = call_plugin(
+        owner, "attention", lambda: worker_cls.describe_attention(context)
+    )
+    if description is None or isinstance(description, AttentionFacts):
+        return description
     raise ContractError(
-        f"The {whose} returned {type(answer).__name__!r} for describe_attention; it must return "
-        "AttentionFacts, or None for a model without attention."
+        f"The {owner} returned {type(description).__name__!r} for describe_attention; it must "
+        "return AttentionFacts, or None for a model without attention."
     )

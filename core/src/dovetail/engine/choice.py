@@ -150,30 +150,30 @@ def _criteria_of_parser(
         tokenizer = load_tokenizer(config, plugins)
     except ModelError as error:
         return replace(criteria, why=f"the model has no usable tokenizer: {error}".rstrip("."))
-    found = choose_parser(kind, config, plugins, tokenizer)
-    if found is None:
+    parser = choose_parser(kind, config, plugins, tokenizer)
+    if parser is None:
         return replace(criteria, why="the model has no chat template of a known format")
-    return replace(criteria, references=(found.name,), why=found.why)
+    return replace(criteria, references=(parser.name,), why=parser.why)
 
 
 def _explain_attention(
     registry: PluginRegistry, config: EngineConfig, platform: Platform, criteria: Criteria
 ) -> Explanation:
     """Explain the backend choice for the model's requirements, as the worker reports them."""
-    facts, problem, unknown = read_attention_facts(config.model.hf_config), "", ""
+    attention, problem, unknown = read_attention_facts(config.model.hf_config), "", ""
     try:
         worker_cls = choose(registry, platform, "worker", config.parallel.worker_cls or AUTO)
         if DESCRIBES_ATTENTION in declared_ids(worker_cls, "provides"):
-            facts = described_attention(worker_cls, registry, config, platform)
-            if facts is None:
+            attention = described_attention(worker_cls, registry, config, platform)
+            if attention is None:
                 criteria = replace(criteria, references=(), why="the model has no attention layers")
     except AttentionUnknownError as error:
-        facts, unknown = None, str(error)
+        attention, unknown = None, str(error)
     except DovetailError as error:
         problem = str(error)
-    if facts is not None:
+    if attention is not None:
         required = attention_requirements(
-            facts, config.worker_config(), platform.info.device_type, platform.assumed
+            attention, config.worker_config(), platform.info.device_type, platform.assumed
         )
         criteria = replace(criteria, requirements=required)
     explanation = explain(registry, "attention", criteria)

@@ -136,12 +136,12 @@ class EngineClient(BaseClient):
 
         Does nothing if the engine is dead.
         """
-        gone = frozenset(request_ids)
-        if not gone or self.error is not None:
+        aborted = frozenset(request_ids)
+        if not aborted or self.error is not None:
             return
         with suppress(EngineDeadError, UnavailableError):  # the next call raises the error
-            self.call(EnginePort.abort_requests, (tuple(gone),))
-        self._outputs = deque(without(output, gone) for output in self._outputs)
+            self.call(EnginePort.abort_requests, (tuple(aborted),))
+        self._outputs = deque(without(output, aborted) for output in self._outputs)
 
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
         """Return the outputs of a step, or None if none arrived within `timeout_s` seconds.
@@ -337,10 +337,10 @@ class _OutputThread:
             del client
             self._hand_over(AsyncEngineClient._take, message)
 
-    def _hand_over(self, method: Callable[..., None], given: object) -> None:
+    def _hand_over(self, method: Callable[..., None], argument: object) -> None:
         client = self._client()
         # If the client was collected, or its loop closed, no caller waits.
-        if client is None or not self.call_in_loop(method, client, given):
+        if client is None or not self.call_in_loop(method, client, argument):
             self._wanted = False
 
 
@@ -368,5 +368,5 @@ def without(outputs: EngineCoreOutputs, request_ids: Collection[str]) -> EngineC
     )
 
 
-def _others(told: Mapping[str, V], request_ids: Collection[str]) -> dict[str, V]:
-    return {name: value for name, value in told.items() if name not in request_ids}
+def _others(by_request: Mapping[str, V], request_ids: Collection[str]) -> dict[str, V]:
+    return {name: value for name, value in by_request.items() if name not in request_ids}

@@ -304,8 +304,8 @@ class EngineCore:
                 f"operation={shorten(operation)} must be the name of a worker's method, or a "
                 "callable whose first argument is the worker."
             )
-        answers: list[Any] = self.executor.collective_rpc(operation, args=args, kwargs=kwargs)
-        return answers
+        results: list[Any] = self.executor.collective_rpc(operation, args=args, kwargs=kwargs)
+        return results
 
     def get_stats(self) -> SchedulerStats | None:
         """Return the scheduler's statistics of the latest step, None before the first."""
@@ -345,7 +345,11 @@ class EngineCore:
             self._last_stats = outputs.stats
             if structured is not None:
                 structured.accept(outputs)
-            if plan.empty and self._unsampled is None and all(one.empty for one, _ in self._out):
+            if (
+                plan.empty
+                and self._unsampled is None
+                and all(output.empty for output, _ in self._out)
+            ):
                 self._idle.extend()
             return outputs
         except DovetailError:

@@ -99,43 +99,43 @@ class FrontEndParts:
         return cls(plugins=plugins, hooks=hooks, tokenizer=load_tokenizer(config, plugins))
 
     @classmethod
-    def of_engine(cls, facts: EngineFacts) -> FrontEndParts:
+    def of_engine(cls, info: EngineFacts) -> FrontEndParts:
         """Return the parts for another front end of a running engine."""
-        return cls.of(request_of(facts.config))
+        return cls.of(request_of(info.config))
 
 
 class FrontEnd:
     """The front end of a started core. Not thread-safe. The owner stops the listeners."""
 
-    def __init__(self, prepared: FrontEndParts, facts: EngineFacts, clock: Clock) -> None:
+    def __init__(self, prepared: FrontEndParts, info: EngineFacts, clock: Clock) -> None:
         """Create the processors and listeners. Raise a DovetailError if one fails."""
-        self.facts = facts
+        self.facts = info
         self.tokenizer = prepared.tokenizer
         self._plugins = prepared.plugins
-        model = facts.config.model
+        model = info.config.model
         self._clock = clock
         self._num_checked = 0
-        vocab_size = facts.model_info.vocab_size
+        vocab_size = info.model_info.vocab_size
         known = eos_token_ids(model.hf_config, model.generation_config)
         own = self.tokenizer.eos_token_id if self.tokenizer is not None else None
         self.inputs = InputProcessor(
             InputFacts(
                 vocab_size=vocab_size,
-                max_model_len=facts.max_model_len,
+                max_model_len=info.max_model_len,
                 eos_token_ids=usable_eos_token_ids(known, own, vocab_size),
                 max_logprobs=model.max_logprobs,
                 default_sampling=default_sampling_params(model.generation_config),
-                seed=model.seed + (facts.front_end << 64),  # each front end uses different seeds
-                limits=facts.config.limits,
+                seed=model.seed + (info.front_end << 64),  # each front end uses different seeds
+                limits=info.config.limits,
             ),
             tokenizer=self.tokenizer,
             clock=clock,
         )
         self.outputs = OutputProcessor(self.tokenizer, clock=clock)
-        self.parsers = MessageParsers.of(facts.config, self._plugins, self.tokenizer)
+        self.parsers = MessageParsers.of(info.config, self._plugins, self.tokenizer)
         self.io_processor = self._make_io_processor()
-        config = facts.config
-        if facts.front_end:  # only the owner of the engine runs stat loggers
+        config = info.config
+        if info.front_end:  # only the owner of the engine runs stat loggers
             none = config.extensions.model_copy(update={"stat_loggers": ()})
             config = config.model_copy(update={"extensions": none})
         self.listeners = Listeners(config, prepared.plugins, prepared.hooks, clock)

@@ -56,23 +56,23 @@ class Listeners:
             return step
 
         def watched() -> EngineCoreOutputs | None:
-            given = step()
-            if given is not None:
-                self.notify(given)
-            return given
+            outputs = step()
+            if outputs is not None:
+                self.notify(outputs)
+            return outputs
 
         return watched
 
-    def notify(self, given: EngineCoreOutputs) -> None:
+    def notify(self, outputs: EngineCoreOutputs) -> None:
         """Notify the listeners of outputs and, with a step's last message, of the step."""
-        failed = [end for end in given.finished if end.reason is FinishReason.ERROR]
-        self._num_new_tokens += len(given.token_ids)
-        self._num_finished += len(given.finished)
+        failed = [end for end in outputs.finished if end.reason is FinishReason.ERROR]
+        self._num_new_tokens += len(outputs.token_ids)
+        self._num_finished += len(outputs.finished)
         self._num_failed += len(failed)
-        if given.stats is not None:
+        if outputs.stats is not None:
             self._notify_step(
                 StepStats(
-                    scheduler=given.stats,
+                    scheduler=outputs.stats,
                     now_ns=self._clock.now_ns(),
                     num_new_tokens=self._num_new_tokens,
                     num_finished=self._num_finished,

@@ -63,15 +63,15 @@ class LLMEngine:
         self.client: EngineClient = make_client(
             config, "sync" if config.parallel.engine_process else "inproc", plugins=self.plugins
         )
-        facts = self.client.facts
-        self.config = facts.config
-        self.max_model_len = facts.max_model_len
-        self.vocab_size = facts.model_info.vocab_size
+        info = self.client.facts
+        self.config = info.config
+        self.max_model_len = info.max_model_len
+        self.vocab_size = info.model_info.vocab_size
         self.last_stats: SchedulerStats | None = None
         self._ended_early: list[RequestOutput] = []
         self._settling = False
         try:
-            self.front = FrontEnd(prepared, facts, MonotonicClock())
+            self.front = FrontEnd(prepared, info, MonotonicClock())
         except BaseException:
             self.client.shutdown()
             raise
@@ -139,11 +139,11 @@ class LLMEngine:
         _check_different(user_request)
         rejected: dict[str, RequestError] = {}
         made: list[tuple[CheckedRequest, list[EngineCoreRequest]]] = []
-        for one in user_request:
+        for core_request in user_request:
             try:
-                made.append(self.front.make(one))
+                made.append(self.front.make(core_request))
             except RequestError as error:
-                rejected[one.request_id] = error
+                rejected[core_request.request_id] = error
         ready = [request for _, requests in made for request in requests]
         with self._aborting_on_error(ready):
             late = self.client.add_requests(ready)
@@ -168,10 +168,10 @@ class LLMEngine:
         With `engine_process` the engine steps on its own: wait briefly for its next outputs.
         """
         outputs, self._ended_early = self._ended_early, []
-        given = self._next_outputs()
-        if given is not None:
-            self.last_stats = given.stats or self.last_stats
-            processed = self._outputs.process(given)
+        core_outputs = self._next_outputs()
+        if core_outputs is not None:
+            self.last_stats = core_outputs.stats or self.last_stats
+            processed = self._outputs.process(core_outputs)
             if processed.to_abort:
                 self._abort(processed.to_abort)
             elif not self._outputs.num_unfinished and not _is_idle(self.last_stats):
@@ -272,12 +272,16 @@ class LLMEngine:
         self._settling = True
         try:
             for _ in range(_MAX_LATE_STEPS):
-                given = self._next_outputs()
-                if given is None or not (given.stats and given.stats.num_scheduled_tokens):
+                core_outputs = self._next_outputs()
+                if core_outputs is None or not (
+                    core_outputs.stats and core_outputs.stats.num_scheduled_tokens
+                ):
                     num_empty += 1
-                if given is not None:
-                    self.last_stats = given.stats or self.last_stats
-                if num_empty > _MAX_EMPTY or (given is not None and _is_idle(given.stats)):
+                if core_outputs is not None:
+                    self.last_stats = core_outputs.stats or self.last_stats
+                if num_empty > _MAX_EMPTY or (
+                    core_outputs is not None and _is_idle(core_outputs.stats)
+                ):
                     break
         except DovetailError:
             pass  # the next call raises the error
@@ -300,17 +304,17 @@ class LLMEngine:
 
 def _check_different(user_request: Sequence[UserRequest]) -> None:
     """Raise RequestError unless the ids are strings, each given once."""
-    seen: set[str] = set()
-    for one in user_request:
-        if not isinstance(one.request_id, str):
-            raise refuse("request_id", one.request_id, "a string")
-        if one.request_id in seen:
+    request_ids: set[str] = set()
+    for request in user_request:
+        if not isinstance(request.request_id, str):
+            raise refuse("request_id", request.request_id, "a string")
+        if request.request_id in request_ids:
             raise RequestError(
-                f"request_id={shorten(one.request_id)} is given twice in one call; use a "
+                f"request_id={shorten(request.request_id)} is given twice in one call; use a "
                 "different id for each request.",
                 parameter="request_id",
             )
-        seen.add(one.request_id)
+        request_ids.add(request.request_id)
 
 
 def _is_idle(stats: SchedulerStats | None) -> bool:

@@ -155,8 +155,8 @@ class Operation(Generic[P, R]):
         """Call the core's method. Raises UserError if it is not allowed while paused."""
         if core.paused is not None and not self.while_paused:
             raise UserError(f"{self.name} cannot be called while the engine is paused; resume it.")
-        given = dict(zip(self._names, arguments, strict=True))
-        result: R = getattr(core, self.name)(**given)
+        named_arguments = dict(zip(self._names, arguments, strict=True))
+        result: R = getattr(core, self.name)(**named_arguments)
         return result
 
 

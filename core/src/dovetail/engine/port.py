@@ -102,6 +102,6 @@ class EnginePort:
 
 
 OPERATIONS: dict[str, Operation[..., Any]] = {
-    name: found for name, found in vars(EnginePort).items() if isinstance(found, Operation)
+    name: member for name, member in vars(EnginePort).items() if isinstance(member, Operation)
 }
 """All operations by name."""

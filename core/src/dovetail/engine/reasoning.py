@@ -29,9 +29,9 @@ class ReasoningMatcher:
     """
 
     def __init__(
-        self, answer: GrammarMatcher | None, params: ReasoningParams, tokenizer: Tokenizer
+        self, matcher: GrammarMatcher | None, params: ReasoningParams, tokenizer: Tokenizer
     ) -> None:
-        self.answer = answer
+        self.answer = matcher
         self._params = params
         self._tokenizer = tokenizer
         self._start_ids = tokenizer.encode(params.start, add_special_tokens=False)

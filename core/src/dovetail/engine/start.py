@@ -74,7 +74,8 @@ class StartedEngine:
     def phase_facts(self) -> tuple[tuple[str, float, int], ...]:
         """The phases as plain data: name, seconds, growth of this process's memory in bytes."""
         return tuple(
-            (one.name, one.took_s, one.after_bytes - one.before_bytes) for one in self.phases
+            (phase.name, phase.took_s, phase.after_bytes - phase.before_bytes)
+            for phase in self.phases
         )
 
 
@@ -130,7 +131,7 @@ def _start_parts(
     executor.initialize_cache(kv_cache)
     start.enter("scheduler")
     structured = _structured_output(start, config, plugins, scheduler_cls, info)
-    given = SchedulerContext(
+    context = SchedulerContext(
         limits=make_limits(config, max_model_len),
         kv_cache=kv_cache,
         clock=clock,
@@ -143,7 +144,7 @@ def _start_parts(
         kv_transfer_timeout_s=config.extensions.kv_transfer_timeout_s,
         admission_timeout_s=config.scheduler.admission_timeout_s,
     )
-    scheduler = _make_scheduler(scheduler_cls, given, config.observability.decision_log)
+    scheduler = _make_scheduler(scheduler_cls, context, config.observability.decision_log)
     start.undo(scheduler.shutdown)
     start.enter("core")
     _log_start(config, platform, kv_cache, max_model_len)
@@ -291,9 +292,9 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
         max_step_tokens=scheduler.max_num_batched_tokens + scheduler.num_lookahead_tokens,
     )
     specs = executor.get_kv_cache_specs()
-    for one in specs:
-        if not isinstance(one, Mapping):
-            raise _wrong_answer("get_kv_cache_spec", one, "a mapping of layers to KVCacheSpec")
+    for spec in specs:
+        if not isinstance(spec, Mapping):
+            raise _wrong_answer("get_kv_cache_spec", spec, "a mapping of layers to KVCacheSpec")
     groups = group_layers(
         specs,
         block_size=cache.block_size,
@@ -309,19 +310,19 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
     return size_cache(groups, load, available_bytes=available, num_blocks=num_blocks)
 
 
-def _wrong_answer(method: str, answer: object, due: str) -> ContractError:
-    return ContractError(f"A worker returned {shorten(answer)} for {method}; it must return {due}.")
+def _wrong_answer(method: str, result: object, due: str) -> ContractError:
+    return ContractError(f"A worker returned {shorten(result)} for {method}; it must return {due}.")
 
 
 def _model_len(
     config: EngineConfig, requested: RequestedConfig, info: ModelInfo, kv_cache: KVCacheConfig
 ) -> int:
     """Return the longest request allowed by the configuration, the model and the cache."""
-    asked, limit = requested.model.max_model_len, info.max_model_len
-    if asked is not None and limit and asked > limit:
+    requested_len, limit = requested.model.max_model_len, info.max_model_len
+    if requested_len is not None and limit and requested_len > limit:
         raise ConfigError(
-            f"max_model_len={asked} is more than the {limit} positions that the loaded model "
-            f"{config.model.architecture} supports; reduce it to {limit}."
+            f"max_model_len={requested_len} is more than the {limit} positions that the loaded "
+            f"model {config.model.architecture} supports; reduce it to {limit}."
         )
     maximum = config.model.max_model_len
     if limit and maximum > limit:
@@ -334,7 +335,7 @@ def _model_len(
         max_model_len=maximum,
         max_step_tokens=config.scheduler.max_num_batched_tokens
         + config.scheduler.num_lookahead_tokens,
-        asked_by_user=asked is not None,
+        asked_by_user=requested_len is not None,
     )
     if reason:
         logger.warning("max_model_len is %d instead of %d: %s.", length, maximum, reason)

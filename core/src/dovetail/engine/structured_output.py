@@ -102,23 +102,24 @@ def check_structured_output(
 ) -> None:
     """Raise RequestError if the engine does not support the request's structured output."""
     params = request.sampling_params
-    wanted = params.structured_outputs
-    if wanted is None and params.reasoning is None:
+    structured = params.structured_outputs
+    if structured is None and params.reasoning is None:
         return
     if structured_output is None:
-        name = "reasoning" if wanted is None else "structured_outputs"
+        name = "reasoning" if structured is None else "structured_outputs"
         raise RequestError(
             f"{name} needs a grammar plugin, but this engine has none. Set grammar_backend when "
             f"you start the engine, or leave {name} out.",
             parameter=name,
         )
-    if wanted is None:
+    if structured is None:
         return
     forms = structured_output.backend_cls.forms
-    if wanted.form not in forms:
+    if structured.form not in forms:
         raise RequestError(
-            f"structured_outputs.form={shorten(wanted.form)} is not a form of the grammar plugin "
-            f"{structured_output.backend_cls.__name__}; use one of {', '.join(sorted(forms))}.",
+            f"structured_outputs.form={shorten(structured.form)} is not a form of the grammar "
+            f"plugin {structured_output.backend_cls.__name__}; use one of "
+            f"{', '.join(sorted(forms))}.",
             parameter="structured_outputs.form",
         )
     if not request.stop_token_ids:
@@ -184,10 +185,10 @@ class StructuredOutput(AdmissionGate):
     def holds(self, request: EngineCoreRequest) -> bool:
         """Start to compile the request's grammar. Return whether it has one to wait for."""
         params = request.sampling_params
-        wanted, spec = params.structured_outputs, None
-        if wanted is not None:
+        structured, spec = params.structured_outputs, None
+        if structured is not None:
             spec = GrammarSpec(
-                form=wanted.form, text=wanted.text, stop_token_ids=request.stop_token_ids
+                form=structured.form, text=structured.text, stop_token_ids=request.stop_token_ids
             )
             if params.reasoning is None and (matcher := self._find(spec)) is not None:
                 self._matchers[request.request_id] = matcher

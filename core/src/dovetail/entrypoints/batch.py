@@ -62,12 +62,12 @@ def run_batch(
 def _first_refusal(
     requests: Sequence[UserRequest], refused: Mapping[str, RequestError]
 ) -> RequestError:
-    place, error = next(
+    position, error = next(
         (index, refused[request.request_id])
         for index, request in enumerate(requests)
         if request.request_id in refused
     )
-    where = f"prompt {place}: " if len(requests) > 1 else ""
+    where = f"prompt {position}: " if len(requests) > 1 else ""
     return RequestError(f"{where}{error}", parameter=error.parameter)
 
 

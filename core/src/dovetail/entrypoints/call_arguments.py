@@ -37,14 +37,14 @@ def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> l
     if not head:
         return []
     if not _is_token(head[0]):
-        found = take_items(
+        taken = take_items(
             "prompts",
             chain(head, items),
             limits.max_prompts,
             what="prompts",
             limit="max_prompts",
         )
-        return _one_or_several(found)
+        return _one_or_several(taken)
     # One token more than the limit shows that the prompt is too long.
     return _one_or_several(guarded("prompts", lambda: head + list(islice(items, max_model_len))))
 
@@ -56,11 +56,11 @@ def one_each(value: Any, count: int, name: str) -> list[Any]:
     items: list[Any] = guarded(name, lambda: list(islice(value, count + 1)))
     if len(items) != count:
         # Only the length of a built-in type is trusted.
-        given: object = len(items) if len(items) < count else f"more than {count}"
+        num_items: object = len(items) if len(items) < count else f"more than {count}"
         if type(value) in (list, tuple):
-            given = len(value)
+            num_items = len(value)
         raise RequestError(
-            f"{given} {name} were given for {count} prompts; give one, or one for each prompt.",
+            f"{num_items} {name} were given for {count} prompts; give one, or one for each prompt.",
             parameter=name,
         )
     return items
@@ -77,8 +77,8 @@ def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
 
     The conversations are not checked yet.
     """
-    given = _items(messages, max(limits.max_prompts, limits.max_chat_messages))
-    return [given] if not given or isinstance(given[0], Mapping) else given
+    items = _items(messages, max(limits.max_prompts, limits.max_chat_messages))
+    return [items] if not items or isinstance(items[0], Mapping) else items
 
 
 def check_template_arguments(
@@ -105,10 +105,10 @@ def check_template_arguments(
 
 
 def read_conversation(
-    given: Any, *, limits: LimitsConfig, max_prompt_chars: int
+    conversation: Any, *, limits: LimitsConfig, max_prompt_chars: int
 ) -> list[dict[str, Any]]:
     """Return a conversation as messages of plain data. Raise RequestError if it is invalid."""
-    messages = _items(given, limits.max_chat_messages, limit="max_chat_messages")
+    messages = _items(conversation, limits.max_chat_messages, limit="max_chat_messages")
     if not messages:
         raise RequestError("messages is empty; give at least one message.", parameter="messages")
     for message in messages:
@@ -130,10 +130,10 @@ def read_conversation(
     return copied
 
 
-def _items(given: Any, most: int, limit: str = "") -> list[Any]:
-    if isinstance(given, _ONE_PROMPT) or not isinstance(given, Iterable):
-        raise refuse("messages", given, "a list of messages, or a list of such lists")
-    return take_items("messages", given, most, what="messages", limit=limit)
+def _items(messages: Any, most: int, limit: str = "") -> list[Any]:
+    if isinstance(messages, _ONE_PROMPT) or not isinstance(messages, Iterable):
+        raise refuse("messages", messages, "a list of messages, or a list of such lists")
+    return take_items("messages", messages, most, what="messages", limit=limit)
 
 
 def _begins_with_token(prompts: Sequence[Any]) -> bool:

@@ -42,9 +42,9 @@ def constrain_chat(
         return params  # `generate` refuses it
     if parsers.make(use.offered, text) is None and not use.offered:
         return params
-    given = engine.default_sampling_params() if params is None else params
+    sampling = engine.default_sampling_params() if params is None else params
     constrained = constrain(
-        given,
+        sampling,
         use,
         parser_cls=parsers.tool_parser_cls,
         markers=parsers.markers(text),

@@ -125,23 +125,23 @@ class LLM:
         params = one_each(sampling_params, len(conversations), "sampling_params")
         prompts: dict[int, Prompt] = {}
         rejected: dict[int, RequestOutput] = {}
-        for place, conversation in enumerate(conversations):
+        for index, conversation in enumerate(conversations):
             try:
-                prompts[place] = render(conversation)
-                params[place] = constrain_chat(self.llm_engine, params[place], use, prompts[place])
+                prompts[index] = render(conversation)
+                params[index] = constrain_chat(self.llm_engine, params[index], use, prompts[index])
             except RequestError as error:
                 if on_error == "raise":
                     raise
-                rejected[place] = refused_output(f"refused-{place}", None, error)
+                rejected[index] = refused_output(f"refused-{index}", None, error)
         outputs = self.generate(
             list(prompts.values()),
-            [params[place] for place in prompts],
+            [params[index] for index in prompts],
             use_tqdm=use_tqdm,
             on_error=on_error,
         )
         read_outputs(self.llm_engine.front.parsers, use, outputs)
         answered = dict(zip(prompts, outputs, strict=True)) | rejected
-        return [answered[place] for place in range(len(conversations))]
+        return [answered[index] for index in range(len(conversations))]
 
     def _chat_renderer(
         self,
@@ -180,8 +180,8 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 **variables,
             )
-            told: Any = {"prompt": text, "prompt_token_ids": inputs.encode_chat(text)}
-            prompt: Prompt = told
+            rendered: Any = {"prompt": text, "prompt_token_ids": inputs.encode_chat(text)}
+            prompt: Prompt = rendered
             return prompt
 
         return render
@@ -208,12 +208,12 @@ class LLM:
             raise ConfigError("This engine has no IO processor; start it with io_processor='…'.")
         request = IORequest(data=data, sampling_params=sampling_params)
         batch = processor.pre_process(request)
-        params = [one.sampling_params or sampling_params for one in batch.prompts]
+        params = [prompt.sampling_params or sampling_params for prompt in batch.prompts]
         outputs = self.generate(
-            [one.prompt for one in batch.prompts],
-            [one or self.get_default_sampling_params() for one in params],
+            [prompt.prompt for prompt in batch.prompts],
+            [param or self.get_default_sampling_params() for param in params],
             use_tqdm=use_tqdm,
-            priority=[one.priority for one in batch.prompts],
+            priority=[prompt.priority for prompt in batch.prompts],
             on_error=on_error,
         )
         return processor.post_process(IOResult(request=request, batch=batch, outputs=outputs))

@@ -62,8 +62,8 @@ class SoleReply:
 
     __slots__ = ("_answer", "_rank")
 
-    def __init__(self, answer: Handle[Any], rank: int | None) -> None:
-        self._answer = answer
+    def __init__(self, handle: Handle[Any], rank: int | None) -> None:
+        self._answer = handle
         self._rank = rank
 
     def done(self) -> bool:
@@ -72,20 +72,20 @@ class SoleReply:
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the answer, in a list unless a rank was given."""
-        answer = self._answer.result(timeout)
-        return [answer] if self._rank is None else answer
+        result = self._answer.result(timeout)
+        return [result] if self._rank is None else result
 
 
 def _function(operation: str) -> Callable[..., Any]:
     module_name, _, name = operation.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), name, None)
+        function = getattr(importlib.import_module(module_name), name, None)
     except (ImportError, ValueError) as error:
         raise ContractError(
             f"the operation {operation!r} is in a module that cannot be imported: {error}."
         ) from error
-    if not inspect.isfunction(found) or found.__module__ != module_name:
+    if not inspect.isfunction(function) or function.__module__ != module_name:
         raise ContractError(
             f"the operation {operation!r} is not a function that {module_name} defines."
         )
-    return found
+    return function

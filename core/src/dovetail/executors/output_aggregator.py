@@ -28,26 +28,26 @@ def aggregate_outputs(outputs: Sequence[ModelRunnerOutput]) -> ModelRunnerOutput
     Returns rank 0's result with the `kv_transfer` of all ranks. Executors of several ranks call it
     for each step of an engine with a KV connector; only `kv_transfer` of other ranks is read.
     """
-    answers = [output.kv_transfer for output in outputs]
-    return replace(outputs[0], kv_transfer=_gather(answers)) if any(answers) else outputs[0]
+    reports = [output.kv_transfer for output in outputs]
+    return replace(outputs[0], kv_transfer=_gather(reports)) if any(reports) else outputs[0]
 
 
-def _gather(answers: Sequence[bytes]) -> bytes:
-    return _MARK + msgspec.msgpack.encode(answers)
+def _gather(reports: Sequence[bytes]) -> bytes:
+    return _MARK + msgspec.msgpack.encode(reports)
 
 
 def _split(gathered: bytes, num_ranks: int) -> list[bytes]:
     """Return the reports by rank. Raise ContractError if the executor has not gathered all."""
-    answers: list[bytes] = []
+    reports: list[bytes] = []
     if gathered.startswith(_MARK):
-        answers = msgspec.msgpack.decode(gathered[len(_MARK) :], type=list[bytes])
-    if len(answers) != num_ranks:
+        reports = msgspec.msgpack.decode(gathered[len(_MARK) :], type=list[bytes])
+    if len(reports) != num_ranks:
         raise ContractError(
-            f"the executor returned the KV-connector reports of {max(1, len(answers))} of "
+            f"the executor returned the KV-connector reports of {max(1, len(reports))} of "
             f"{num_ranks} ranks. It must pass the results of all ranks to `aggregate_outputs`, "
             "because a block is complete only when all ranks have transferred their part."
         )
-    return answers
+    return reports
 
 
 class OutcomeAggregator:
@@ -108,11 +108,11 @@ class RankedSide:
         """Return the message to all ranks that is sent with the next plan."""
         return self._side.take_instructions()
 
-    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+    def update(self, report: bytes, rank: int = 0) -> KVOutcome:
         """Read the gathered reports. Return transfers that have ended on all ranks."""
         done: list[int] = []
         failed: dict[int, tuple[int, ...]] = {}
-        for index, item in enumerate(_split(answer, self._num_ranks)):
+        for index, item in enumerate(_split(report, self._num_ranks)):
             whole = self._outcomes.add(index, self._side.update(item, index))
             done += whole.done
             failed |= whole.failed

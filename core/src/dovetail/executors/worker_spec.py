@@ -147,14 +147,14 @@ def check_plugins(engine: PluginLookup, per_rank: Sequence[bytes]) -> None:
 
     per_rank: what `describe_plugins` returned in each worker's process.
     """
-    found = [_unpack_resolutions(content) for content in per_rank]
-    problems = compare_resolutions(found)
-    for ours in engine.resolutions:
-        for theirs in found[0]:
-            same = (ours.kind, ours.target) == (theirs.kind, theirs.target)
-            options = {name: repr(value) for name, value in ours.options.items()}
-            if same and (ours.version, options) != (theirs.version, theirs.options):
-                problems.append(f"The engine has {ours}; the workers have {theirs}.")
+    per_worker = [_unpack_resolutions(content) for content in per_rank]
+    problems = compare_resolutions(per_worker)
+    for own in engine.resolutions:
+        for other in per_worker[0]:
+            same = (own.kind, own.target) == (other.kind, other.target)
+            options = {name: repr(value) for name, value in own.options.items()}
+            if same and (own.version, options) != (other.version, other.options):
+                problems.append(f"The engine has {own}; the workers have {other}.")
     if problems:
         raise PluginError(
             "The workers have loaded other plugins than the engine:"
@@ -162,9 +162,11 @@ def check_plugins(engine: PluginLookup, per_rank: Sequence[bytes]) -> None:
         )
 
 
-def _pack_resolution(one: Resolution) -> dict[str, Any]:
-    shown = {name: repr(value) for name, value in one.options.items()}
-    return {field.name: getattr(one, field.name) for field in fields(one)} | {"options": shown}
+def _pack_resolution(resolution: Resolution) -> dict[str, Any]:
+    shown = {name: repr(value) for name, value in resolution.options.items()}
+    return {field.name: getattr(resolution, field.name) for field in fields(resolution)} | {
+        "options": shown
+    }
 
 
 def _unpack_resolutions(content: bytes) -> list[Resolution]:
@@ -184,10 +186,10 @@ def _unpack_resolution(packed: Mapping[str, Any]) -> Resolution:
 
 def _reference(plugins: PluginLookup, kind: str, cls: type) -> str:
     """Return a reference by which another process can import a plugin class loaded here."""
-    found = plugins.resolution_of(kind, cls)
-    if found is not None and found.distribution:
-        return f"{found.name}@{found.distribution}"
-    target = f"{cls.__module__}:{cls.__qualname__}" if found is None else found.target
+    resolution = plugins.resolution_of(kind, cls)
+    if resolution is not None and resolution.distribution:
+        return f"{resolution.name}@{resolution.distribution}"
+    target = f"{cls.__module__}:{cls.__qualname__}" if resolution is None else resolution.target
     if "<locals>" in target or target.startswith("__main__:"):
         raise ContractError(
             f"The {kind} {target} cannot be imported by another process; define the class at "

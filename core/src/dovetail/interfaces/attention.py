@@ -117,8 +117,8 @@ class AttentionCapabilities:
         return reasons
 
 
-def _reason(what: str, asked: object, known: frozenset[Any]) -> str:
-    return f"{what} {asked} is not supported; supported: {', '.join(map(str, sorted(known)))}"
+def _reason(what: str, value: object, known: frozenset[Any]) -> str:
+    return f"{what} {value} is not supported; supported: {', '.join(map(str, sorted(known)))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,7 @@ def reference_name(value: object) -> object:
 
 def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
     """Accept an integer in [low, high] but not a bool. Also None if `optional`."""
-    wanted = f"must be {'None or ' if optional else ''}an integer from {low} to {high}"
+    expected = f"must be {'None or ' if optional else ''}an integer from {low} to {high}"
 
     def check(value: Any) -> int | None:
         if optional and value is None:
@@ -93,9 +93,9 @@ def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
         try:
             number = operator.index(value)
         except TypeError:
-            raise ValueError(wanted) from None
+            raise ValueError(expected) from None
         if isinstance(value, bool) or not low <= number <= high:
-            raise ValueError(wanted)
+            raise ValueError(expected)
         return number
 
     return BeforeValidator(check)
@@ -116,12 +116,12 @@ def dtype_name(names: tuple[str, ...], *, resolved: bool = False) -> BeforeValid
     """Accept one of `names` or a synonym, and "auto" unless `resolved`."""
     accepted = names if resolved else (AUTO, *names)
     listed = ", ".join(names)
-    wanted = f"must be one of {listed}" if resolved else f'must be "auto" or one of {listed}'
+    expected = f"must be one of {listed}" if resolved else f'must be "auto" or one of {listed}'
 
     def check(value: object) -> str:
         name = normal_dtype_name(value)
         if name not in accepted:
-            raise ValueError(wanted)
+            raise ValueError(expected)
         return name
 
     return BeforeValidator(check)
@@ -129,13 +129,13 @@ def dtype_name(names: tuple[str, ...], *, resolved: bool = False) -> BeforeValid
 
 def one_of(*names: str, optional: bool = False) -> BeforeValidator:
     """Accept one of `names`; also None if `optional`."""
-    wanted = f"must be {'None or ' if optional else ''}one of {', '.join(names)}"
+    expected = f"must be {'None or ' if optional else ''}one of {', '.join(names)}"
 
     def check(value: object) -> str | None:
         if optional and value is None:
             return None
         if not isinstance(value, str) or value not in names:
-            raise ValueError(wanted)
+            raise ValueError(expected)
         return value
 
     return BeforeValidator(check)
@@ -143,19 +143,19 @@ def one_of(*names: str, optional: bool = False) -> BeforeValidator:
 
 def flag(*, optional: bool = False) -> BeforeValidator:
     """Accept a bool. Also None if `optional`."""
-    wanted = f"must be {'None, ' if optional else ''}True or False"
+    expected = f"must be {'None, ' if optional else ''}True or False"
 
     def check(value: object) -> object:
         if isinstance(value, bool) or (optional and value is None):
             return value
-        raise ValueError(wanted)
+        raise ValueError(expected)
 
     return BeforeValidator(check)
 
 
 def share(*, optional: bool = False) -> BeforeValidator:
     """Accept a number in (0, 1] but not a bool. Also None if `optional`."""
-    wanted = (
+    expected = (
         f"must be {'None or ' if optional else ''}a fraction above 0 and at most 1, such as 0.9"
     )
 
@@ -165,7 +165,7 @@ def share(*, optional: bool = False) -> BeforeValidator:
         real = isinstance(value, (int, float)) and not isinstance(value, bool)
         # The comparison is also False for NaN.
         if not real or not 0.0 < value <= 1.0:
-            raise ValueError(wanted)
+            raise ValueError(expected)
         return float(value)
 
     return BeforeValidator(check)
@@ -221,7 +221,7 @@ def _references(value: object) -> object:
 
 
 def _rules(value: object) -> object:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
         raise ValueError("must be a list of rules, each as 'kind:name@distribution'")
     return tuple(value)
 
@@ -259,10 +259,10 @@ PluginReferences = Annotated[tuple[PluginReference, ...], BeforeValidator(_refer
 
 def _translate(error: ValidationError, node: type[ConfigNode]) -> ConfigError:
     """Return a ConfigError with one line for each of pydantic's errors."""
-    found = error.errors(include_url=False)
-    lines = [_sentence(detail, node) for detail in found[:MAX_ERRORS_SHOWN]]
-    if len(found) > MAX_ERRORS_SHOWN:
-        lines[-1] += f" (and {len(found) - MAX_ERRORS_SHOWN} more)"
+    details = error.errors(include_url=False)
+    lines = [_sentence(detail, node) for detail in details[:MAX_ERRORS_SHOWN]]
+    if len(details) > MAX_ERRORS_SHOWN:
+        lines[-1] += f" (and {len(details) - MAX_ERRORS_SHOWN} more)"
     return ConfigError("\n".join(lines))
 
 

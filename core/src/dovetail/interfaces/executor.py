@@ -165,14 +165,14 @@ class Executor(ABC):
 
     def determine_available_memory(self) -> int:
         """Return the bytes available for the KV cache: the minimum over all workers."""
-        answers: list[int] = self.collective_rpc("determine_available_memory")
-        for answer in answers:
-            if type(answer) is not int:
+        sizes: list[int] = self.collective_rpc("determine_available_memory")
+        for size in sizes:
+            if type(size) is not int:
                 raise ContractError(
-                    f"A worker returned {shorten(answer)} for determine_available_memory; it must "
+                    f"A worker returned {shorten(size)} for determine_available_memory; it must "
                     "return the number of bytes, an int."
                 )
-        return min(answers)
+        return min(sizes)
 
     def initialize_cache(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocate the KV cache in all workers, then warm them up."""

@@ -49,18 +49,18 @@ class BlockPool:
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks of the longest cached prefix of `hashes`. Changes nothing."""
-        found = []
+        blocks = []
         for key in hashes:
             block = self._index.get(key)
             if block is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def num_leading(self, hashes: Sequence[bytes], most: int) -> int:
         """Return how many of the first `most` hashes are cached, assuming no gap between them."""
         index = self._index
-        return bisect_left(range(most), True, key=lambda place: hashes[place] not in index)
+        return bisect_left(range(most), True, key=lambda position: hashes[position] not in index)
 
     def each(self, hashes: Iterable[bytes], suffix: bytes) -> list[int]:
         """Return the block of each key (a hash followed by `suffix`), or 0 for an unknown key."""

@@ -91,16 +91,20 @@ class PrefixHasher:
         """Return how many leading blocks of both requests have the same known hash."""
         size = self._block_size
         maximum = min(num_blocks, len(last.block_hashes))
-        ours, theirs = request.token_ids, last.token_ids
-        if maximum < _MIN_COMMON or ours[:size] != theirs[:size] or _differ(request, last):
+        token_ids, last_token_ids = request.token_ids, last.token_ids
+        if (
+            maximum < _MIN_COMMON
+            or token_ids[:size] != last_token_ids[:size]
+            or _differ(request, last)
+        ):
             return 0
-        if ours[: maximum * size] == theirs[: maximum * size]:
+        if token_ids[: maximum * size] == last_token_ids[: maximum * size]:
             return maximum
         low, high = 1, maximum  # the first `low` blocks are equal, the first `high` are not
         while high - low > 1:
             middle = (low + high) // 2
             part = slice(low * size, middle * size)
-            low, high = (middle, high) if ours[part] == theirs[part] else (low, middle)
+            low, high = (middle, high) if token_ids[part] == last_token_ids[part] else (low, middle)
         return low
 
 
@@ -109,11 +113,11 @@ _MIN_COMMON = 4
 """Minimum number of blocks for which comparing prompts is faster than hashing."""
 
 
-def _differ(one: Request, other: Request) -> bool:
+def _differ(request: Request, other: Request) -> bool:
     """Return whether the two requests may have different hashes for equal tokens."""
-    if one.encoder_inputs or other.encoder_inputs:
+    if request.encoder_inputs or other.encoder_inputs:
         return True
-    return (one.cache_salt, one.lora_id) != (other.cache_salt, other.lora_id)
+    return (request.cache_salt, request.lora_id) != (other.cache_salt, other.lora_id)
 
 
 def _root(request: Request, block_size: int) -> bytes:

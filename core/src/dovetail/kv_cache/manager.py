@@ -92,8 +92,8 @@ class KVCacheManager:
         self._hasher.extend(request, num_blocks)
         keys = request.block_hashes[:num_blocks]
         if self._plain and elsewhere is None:
-            found = self._pool.find(keys)
-            return Hit(len(found) * self.block_size, (found,))
+            blocks = self._pool.find(keys)
+            return Hit(len(blocks) * self.block_size, (blocks,))
         return self._coordinator.lookup(keys, self._pool.each, elsewhere)
 
     def prepare_lookup(self, request: Request, most: int) -> int:
@@ -120,8 +120,8 @@ class KVCacheManager:
         while len(keys) < total and num_hashed < most:
             if keys and not self._pool.find(keys[-1:]):
                 break
-            wanted = min(total, max(_FIRST_HASHES, 2 * len(keys)))
-            num_hashed += self._hasher.extend(request, wanted, most - num_hashed)
+            num_hashes = min(total, max(_FIRST_HASHES, 2 * len(keys)))
+            num_hashed += self._hasher.extend(request, num_hashes, most - num_hashed)
         total = min(total, len(keys))
         if not self._plain:
             hit = self._coordinator.lookup(keys[:total], self._pool.each, None)
@@ -155,7 +155,7 @@ class KVCacheManager:
         of the hit, and no block is committed before `loaded` is called.
         """
         held = [block for blocks in hit.blocks for block in blocks if block]
-        wanted, num_new = self._demand(hit, num_tokens, reserve)
+        target, num_new = self._demand(hit, num_tokens, reserve)
         pool = self._pool
         if sum(num_new) + len(hit.missing) + pool.num_free_among(held) > pool.num_free:
             return False
@@ -173,7 +173,7 @@ class KVCacheManager:
                 position * self._kinds[group].block_size for group, position in hit.missing
             )
             num_hit //= self.block_size
-        request.capacity = capacity(request.blocks, self._kinds, wanted)
+        request.capacity = capacity(request.blocks, self._kinds, target)
         request.num_committed_blocks = num_hit
         request.num_dropped_blocks = [kind.first_needed(hit.num_tokens) for kind in self._kinds]
         if self._caching and not request.num_preemptions:
@@ -196,9 +196,9 @@ class KVCacheManager:
         """
         _, num_new = self._demand(hit, num_tokens, reserve)
         held = [block for blocks in hit.blocks for block in blocks if block]
-        given = Counter(block for other in leaving for row in other.blocks for block in row)
+        releases = Counter(block for other in leaving for row in other.blocks for block in row)
         pool = self._pool
-        freed = {block for block, count in given.items() if pool.ref_count(block) == count}
+        freed = {block for block, count in releases.items() if pool.ref_count(block) == count}
         taken = pool.num_free_among(held) + sum(block in freed for block in held)
         return sum(num_new) + len(hit.missing) + taken <= pool.num_free + len(freed)
 
@@ -244,17 +244,17 @@ class KVCacheManager:
 
     def _commit_next(self, request: Request) -> None:
         """Commit the full blocks that are not committed yet. Usually this is one block."""
-        place, hashes, size = request.num_committed_blocks, request.block_hashes, self.block_size
-        start, end = place * size, place * size + size
+        index, hashes, size = request.num_committed_blocks, request.block_hashes, self.block_size
+        start, end = index * size, index * size + size
         num_sure = min(request.num_computed_tokens, len(request.token_ids))
-        is_usual = len(hashes) == place > 0 and end <= num_sure < end + size
+        is_usual = len(hashes) == index > 0 and end <= num_sure < end + size
         if not is_usual or request.encoder_inputs or self._loading:
             self.commit(request)
             return
         key = block_hash(hashes[-1], request.token_ids[start:end])
         hashes.append(key)
-        self._pool.commit(request.blocks[0][place], key)
-        request.num_committed_blocks = place + 1
+        self._pool.commit(request.blocks[0][index], key)
+        request.num_committed_blocks = index + 1
 
     def commit(self, request: Request) -> None:
         """Add the request's full blocks of computed, known tokens to the prefix cache."""
@@ -378,12 +378,12 @@ class KVCacheManager:
 
     def _demand(self, hit: Hit, num_tokens: int, reserve: int) -> tuple[int, list[int]]:
         """Return the tokens to allocate at an admission, and the new blocks of each group."""
-        wanted = max(hit.num_tokens, num_tokens if self._shedding else max(num_tokens, reserve))
+        target = max(hit.num_tokens, num_tokens if self._shedding else max(num_tokens, reserve))
         num_new = [
-            kind.num_positions(wanted) - len(blocks)
+            kind.num_positions(target) - len(blocks)
             for kind, blocks in zip(self._kinds, hit.blocks, strict=True)
         ]
-        return wanted, num_new
+        return target, num_new
 
     def _grow_groups(self, request: Request, num_tokens: int) -> list[list[int]] | None:
         self.advance(request)

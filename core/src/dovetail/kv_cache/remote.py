@@ -90,11 +90,11 @@ class RemoteCache:
         self._num_offered[request.request_id] = end
         named = self._kv_cache.named_blocks(request, start, end)
         there = self._side.has([key for _, key in named])
-        wanted = [pair for pair, is_there in zip(named, there, strict=True) if not is_there]
-        if not wanted:
+        missing = [pair for pair, is_there in zip(named, there, strict=True) if not is_there]
+        if not missing:
             return
-        blocks = [block for block, _ in wanted]
-        transfer = self._begin(request, blocks, [key for _, key in wanted])
+        blocks = [block for block, _ in missing]
+        transfer = self._begin(request, blocks, [key for _, key in missing])
         if not self._side.store(transfer):
             self._end(transfer.transfer_id)
 

@@ -77,8 +77,8 @@ class Admission:
     def _admit(
         self, resolution: Resolution, reference: str | type, about: Description, *, shared: bool
     ) -> Plugin:
-        whose, kind = str(about), about.kind
-        earlier = check_api(kind, about.entry.api, whose, self._adapters)
+        owner, kind = str(about), about.kind
+        earlier = check_api(kind, about.entry.api, owner, self._adapters)
         loaded: object = reference
         notes = list(resolution.notes)
         if isinstance(reference, str):
@@ -112,12 +112,12 @@ class Admission:
             return Probe(usable=True)
         function: Any = self._named(about.entry.probe, about)
         try:
-            answer = function()
+            result = function()
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise probe_failure(str(about), error) from error
-        return check_probe(str(about), answer)
+        return check_probe(str(about), result)
 
     def _options_model(self, about: Description, cls: type[Any]) -> object:
         if about.entry.options:
@@ -132,8 +132,8 @@ class Admission:
 
     def _import(self, resolution: Resolution, text: str) -> tuple[object, str, list[str]]:
         """Return the object of a resolution, its exact target, and notes on the import."""
-        whose = f"{resolution.distribution} {resolution.version}".strip()
-        origin = Origin(asked=text, distribution=whose)
+        owner = f"{resolution.distribution} {resolution.version}".strip()
+        origin = Origin(asked=text, distribution=owner)
         parsed = parse_reference(text)
         if isinstance(parsed, FileReference):
             return self._import_file(parsed, origin), resolution.target, []
@@ -153,11 +153,11 @@ class Admission:
 
 
 def check_needed(
-    whose: str, needs: frozenset[str], provided: frozenset[str], platform: str
+    owner: str, needs: frozenset[str], provided: frozenset[str], platform: str
 ) -> None:
     """Raise PluginError if a plugin needs capabilities that core and platform do not provide.
 
-    whose: the plugin, for the message. provided: the capabilities of the core and the platform.
+    owner: the plugin, for the message. provided: the capabilities of the core and the platform.
     """
     missing = sorted(needs - provided)
     if missing:
@@ -166,34 +166,34 @@ def check_needed(
         hints = "".join(nearest(item, provided) for item in hinted)
         offered = ", ".join(sorted(provided - CORE_CAPABILITIES)) or "nothing"
         raise PluginError(
-            f"The {whose} needs {', '.join(missing)}, which neither the core nor the platform "
+            f"The {owner} needs {', '.join(missing)}, which neither the core nor the platform "
             f"{platform!r} provides.{hints}\nThe platform provides: {offered}. "
             "Choose another plugin, or another platform."
         )
 
 
-def check_probe(whose: str, answer: object) -> Probe:
+def check_probe(owner: str, result: object) -> Probe:
     """Return the answer of a probe. Raise ContractError if it is not a Probe."""
-    if not isinstance(answer, Probe):
+    if not isinstance(result, Probe):
         raise ContractError(
-            f"The probe of the {whose} returned {shorten(answer)}; a probe must return a Probe."
+            f"The probe of the {owner} returned {shorten(result)}; a probe must return a Probe."
         )
-    is_list = isinstance(answer.reasons, (list, tuple))
+    is_list = isinstance(result.reasons, (list, tuple))
     if (
-        type(answer.usable) is not bool
+        type(result.usable) is not bool
         or not is_list
-        or not all(isinstance(reason, str) for reason in answer.reasons)
+        or not all(isinstance(reason, str) for reason in result.reasons)
     ):
         raise ContractError(
-            f"The probe of the {whose} returned {shorten(answer)}; `usable` must be a bool and "
+            f"The probe of the {owner} returned {shorten(result)}; `usable` must be a bool and "
             "`reasons` a tuple of sentences."
         )
-    return answer
+    return result
 
 
-def probe_failure(whose: str, error: BaseException) -> PluginLoadError:
+def probe_failure(owner: str, error: BaseException) -> PluginLoadError:
     """Return the error for a probe that raised an exception."""
     return PluginLoadError(
-        f"The probe of the {whose} failed, so it is unknown whether it can be used here: "
+        f"The probe of the {owner} failed, so it is unknown whether it can be used here: "
         f"{describe_failure(error)}.\nFix the reported cause, or request another plugin by name."
     )

@@ -19,16 +19,16 @@ _WINDOWED = "sliding_attention"
 
 
 def attention_requirements(
-    facts: AttentionFacts, config: WorkerConfig, device_type: str, architecture: str = ""
+    attention: AttentionFacts, config: WorkerConfig, device_type: str, architecture: str = ""
 ) -> AttentionRequirements:
     """Return the requirements on an attention backend.
 
     device_type: torch's name, such as "cpu". architecture: of an assumed device, or "".
     """
     features = {
-        "sliding_window": facts.sliding_window,
-        "soft_cap": facts.soft_cap,
-        "sinks": facts.sinks,
+        "sliding_window": attention.sliding_window,
+        "soft_cap": attention.soft_cap,
+        "sinks": attention.sinks,
         "batch_invariant": config.compute.batch_invariant,
         KV_LAYER_SCALES: config.cache.kv_cache_scales == "layer",
     }
@@ -36,12 +36,12 @@ def attention_requirements(
         device_type=device_type,
         dtype=config.model.dtype,
         kv_cache_dtype=config.cache.kv_cache_dtype,
-        head_size=facts.head_size,
-        num_heads=facts.num_heads,
-        num_kv_heads=facts.num_kv_heads,
+        head_size=attention.head_size,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
         block_size=config.cache.block_size,
         architecture=architecture,
-        features=frozenset(name for name, asked in features.items() if asked),
+        features=frozenset(name for name, is_required in features.items() if is_required),
     )
 
 

@@ -19,7 +19,7 @@ Options = Mapping[str, object]
 T = TypeVar("T")
 
 
-def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
+def call_plugin(owner: str, what: str, question: Callable[[], T]) -> T:
     """Call a method of a plugin during engine startup. Convert its exceptions to PluginLoadError.
 
     whose, what: the plugin and the purpose of the call, for messages. A DovetailError is raised
@@ -31,7 +31,7 @@ def call_plugin(whose: str, what: str, question: Callable[[], T]) -> T:
         raise
     except BaseException as error:
         raise PluginLoadError(
-            f"The {whose} failed when the engine called it for its {what}: "
+            f"The {owner} failed when the engine called it for its {what}: "
             f"{describe_failure(error)}."
         ) from error
 

@@ -78,8 +78,10 @@ class HookPlugins:
 
     def subscribers(self, hook: str) -> tuple[Subscriber, ...]:
         """Return the implementations of `hook`, in the order of the calls."""
-        found = getattr(self._manager.hook, hook).get_hookimpls()
-        return tuple(_subscriber(hook, implementation) for implementation in reversed(found))
+        implementations = getattr(self._manager.hook, hook).get_hookimpls()
+        return tuple(
+            _subscriber(hook, implementation) for implementation in reversed(implementations)
+        )
 
     def notify(self, hook: str, **values: object) -> None:
         """Call all implementations. Raise PluginError, naming the plugin, at the first failure."""
@@ -145,12 +147,12 @@ def _subscriber(hook: str, implementation: pluggy.HookImpl) -> Subscriber:
             "not "
             "supported: define a plain method."
         )
-    function, wanted = implementation.function, implementation.argnames
+    function, names = implementation.function, implementation.argnames
     specified = list(inspect.signature(getattr(HookSpecs, hook)).parameters)[1:]
-    if list(wanted) != specified:
+    if list(names) != specified:
 
         def call(**values: object) -> object:
-            return function(*(values[name] for name in wanted))
+            return function(*(values[name] for name in names))
 
         return Subscriber(plugin=implementation.plugin_name, hook=hook, call=call)
     return Subscriber(plugin=implementation.plugin_name, hook=hook, call=function)

@@ -108,17 +108,17 @@ def find_attribute(module: ModuleType, attribute: str, origin: Origin) -> object
 
     Raises the errors of `load_target` if the attribute does not exist.
     """
-    found: object = module
+    value: object = module
     for part in attribute.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except AttributeError:
-            raise _missing_attribute(module, found, part, origin) from None
+            raise _missing_attribute(module, value, part, origin) from None
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise _import_failure(f"{module.__name__}.{part}", origin, error) from error
-    return found
+    return value
 
 
 def _import_module(name: str, origin: Origin) -> ModuleType:

@@ -25,8 +25,8 @@ class PluginOptions:
     given: options by plugin name, by "kind:name" if several kinds have that name, or by class path.
     """
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
-        self._given: Mapping[str, Any] = freeze(given or {})
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        self._given: Mapping[str, Any] = freeze(options or {})
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -69,17 +69,17 @@ class PluginOptions:
         plugin, option and remedy if an option is not valid, ContractError if the model is not.
         """
         key = self._key(description)
-        given: Mapping[str, Any] = self._given.get(key, _NONE)
+        options: Mapping[str, Any] = self._given.get(key, _NONE)
         if model is not None:
-            return _validated(given, model, description)
+            return _validated(options, model, description)
         if shared and key == description.name:
             return _NONE
-        if given and (description.in_manifest or not get_kind(description.kind).takes_context):
+        if options and (description.in_manifest or not get_kind(description.kind).takes_context):
             raise ConfigError(
-                f"plugin_options: the {description} takes no options, but {shorten(dict(given))} "
+                f"plugin_options: the {description} takes no options, but {shorten(dict(options))} "
                 f"were given. Remove {key!r} from plugin_options."
             )
-        return given
+        return options
 
     def _key(self, description: Description) -> str:
         """Return the key of a plugin's options, or "" if the user set none."""
@@ -106,7 +106,7 @@ def unused_options(kind: str, key: str, used: Sequence[str]) -> ConfigError:
     return ConfigError(f"plugin_options: {key!r} has options, but {instead}. {remedy}.")
 
 
-def _validated(given: Any, model: Any, description: Description) -> Mapping[str, Any]:
+def _validated(options: Any, model: Any, description: Description) -> Mapping[str, Any]:
     from pydantic import BaseModel, ValidationError  # listing plugins does not need pydantic
 
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
@@ -117,7 +117,7 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
         )
     fields = model.model_fields
     known = [*fields, *(f.alias for f in fields.values() if f.alias)]
-    for key in given:
+    for key in options:
         if key not in known:
             hint = renamed_hint(key, getattr(model, "retired_options", {})) or nearest(key, known)
             raise ConfigError(
@@ -125,7 +125,7 @@ def _validated(given: Any, model: Any, description: Description) -> Mapping[str,
                 f"Options: {', '.join(fields) or 'none'}."
             )
     try:
-        checked = model.model_validate(dict(given))
+        checked = model.model_validate(dict(options))
     except ValidationError as error:
         lines = [
             f"{'.'.join(map(str, item['loc']))}={shorten(item['input'])}: {item['msg']}"

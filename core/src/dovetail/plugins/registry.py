@@ -104,9 +104,9 @@ class PluginRegistry:
 
     def note_choice(self, kind: str, cls: type[Any] | None) -> None:
         """Record which of the loaded plugins of `kind` is used. cls: None if none is used."""
-        found = self.resolution_of(kind, cls)
-        if found is not None or cls is None:
-            target = "" if found is None else found.target
+        resolution = self.resolution_of(kind, cls)
+        if resolution is not None or cls is None:
+            target = "" if resolution is None else resolution.target
             self._chosen = {item for item in self._chosen if item[0] != kind} | {(kind, target)}
 
     @property
@@ -151,9 +151,9 @@ class PluginRegistry:
         if the user's rules deny it, if the reference is malformed, or if it is a file and local
         code is not trusted. A class path is not checked before it is loaded.
         """
-        found = self._resolver.resolve(kind, reference)
+        resolution = self._resolver.resolve(kind, reference)
         self._warn(self._namesakes(kind, {reference}))
-        return found
+        return resolution
 
     def describe(self, kind: str, reference: str | type) -> Description:
         """Return the description of a plugin without importing it.
@@ -217,11 +217,11 @@ class PluginRegistry:
             self._loaded[key] = plugin
         return self._loaded[key].cls
 
-    def put_aside(self, whose: str, error: PluginError) -> None:
-        """Record the failure of an automatic candidate and warn once. whose: "kind name@dist"."""
-        if whose not in self._failures:
-            self._failures[whose] = f"The {whose} is skipped in automatic selection: {error}"
-            logger.warning("%s", self._failures[whose])
+    def put_aside(self, owner: str, error: PluginError) -> None:
+        """Record the failure of an automatic candidate and warn once. owner: "kind name@dist"."""
+        if owner not in self._failures:
+            self._failures[owner] = f"The {owner} is skipped in automatic selection: {error}"
+            logger.warning("%s", self._failures[owner])
 
     def automatic(self, kind: str, preferred: Sequence[str] = ()) -> list[Candidate]:
         """Return the plugins that may be selected automatically, in the order to try them.
@@ -235,13 +235,13 @@ class PluginRegistry:
 
     def options_of(self, kind: str, cls: type[Any] | None) -> Mapping[str, object]:
         """Return the validated options of a loaded class. Empty if it takes none."""
-        found = self.resolution_of(kind, cls)
-        return {} if found is None else found.options
+        resolution = self.resolution_of(kind, cls)
+        return {} if resolution is None else resolution.options
 
     def resolution_of(self, kind: str, cls: type[Any] | None) -> Resolution | None:
         """Return the resolution of a class that this registry has loaded, or None."""
-        found = (p for (k, _), p in self._loaded.items() if k == kind and p.cls is cls)
-        plugin = next(found, None)
+        resolutions = (p for (k, _), p in self._loaded.items() if k == kind and p.cls is cls)
+        plugin = next(resolutions, None)
         return None if plugin is None else plugin.resolution
 
     def check_option_names(self, chosen: Iterable[tuple[str, str | type]]) -> None:
@@ -305,8 +305,8 @@ class PluginRegistry:
             if candidate.first_party
         }
         for candidate in self.candidates(kind):
-            wanted = candidate.name in kept and (names is None or candidate.name in names)
-            if wanted and not candidate.first_party and not self._resolver.denial(candidate):
+            is_selected = candidate.name in kept and (names is None or candidate.name in names)
+            if is_selected and not candidate.first_party and not self._resolver.denial(candidate):
                 yield namesake_note(kept[candidate.name], candidate)
 
     def warn(self, sentence: str) -> None:

@@ -117,8 +117,8 @@ class ChildGroup:
 
     def _slowest_phase(self) -> int:
         """Return the index of the earliest phase that a child is in."""
-        places = [self._phases.index(item.phase) for item in self.children if item.content is None]
-        return min(places, default=len(self._phases))
+        phases = [self._phases.index(item.phase) for item in self.children if item.content is None]
+        return min(phases, default=len(self._phases))
 
     def _is_beyond(self, phase: int) -> bool:
         return self.failure is not None or self._slowest_phase() > phase

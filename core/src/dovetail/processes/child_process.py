@@ -78,13 +78,13 @@ def start_child(
     with ExitStack() as undo, ExitStack() as passed:
         liveness = LivenessReader(clock or MonotonicClock())
         passed.callback(os.close, liveness.descriptor)
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         undo.callback(control.close)
-        passed.callback(theirs.close)
+        passed.callback(child_end.close)
         boot = Boot(
             entry=entry,
             parent_pid=os.getpid(),
-            control=theirs.fileno(),
+            control=child_end.fileno(),
             liveness=liveness.descriptor,
             folder=folder,
             sys_path=import_path() if isolation is None else [],
@@ -204,10 +204,12 @@ class ChildProcess:
         """
         status = self._process.returncode
         if status is None:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            if found is None:
+            exit_info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            if exit_info is None:
                 return "with an unknown exit status"
-            status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            status = (
+                exit_info.si_status if exit_info.si_code == os.CLD_EXITED else -exit_info.si_status
+            )
         return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
 
     def dismiss(self) -> None:
@@ -246,9 +248,9 @@ class ChildProcess:
         self._process.returncode = 0
 
 
-def error_of(report: StartReport, whose: str = "") -> DovetailError:
-    """Return the error of a "failed" report. whose: a prefix of its text."""
-    return RemoteError(report.name, report.text, report.detail).error(whose)
+def error_of(report: StartReport, owner: str = "") -> DovetailError:
+    """Return the error of a "failed" report. owner: a prefix of its text."""
+    return RemoteError(report.name, report.text, report.detail).error(owner)
 
 
 def import_path() -> list[str]:
@@ -265,7 +267,9 @@ def wait_readable(descriptors: Sequence[int], timeout_s: float | None) -> list[i
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return [found for found, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)]
+    return [
+        descriptor for descriptor, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)
+    ]
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:

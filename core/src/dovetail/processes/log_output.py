@@ -49,9 +49,9 @@ def configure_logs(level: str, form: str, *, more: Sequence[str] = ()) -> None:
     LogOutput.for_children = f"{level} {form}"
 
 
-def configure_logs_of_child(given: str) -> None:
-    """Configure the logs of a child process. given: `LogOutput.for_children` of its parent."""
-    level, _, form = given.partition(" ")
+def configure_logs_of_child(spec: str) -> None:
+    """Configure the logs of a child process. spec: `LogOutput.for_children` of its parent."""
+    level, _, form = spec.partition(" ")
     if level in LEVELS and form in FORMATS:
         configure_logs(level, form)
 

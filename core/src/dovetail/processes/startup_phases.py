@@ -143,8 +143,8 @@ class StartUp:
         # Code that creates a plugin reports every error raised there as the plugin's failure.
         overdue = error if isinstance(error, _Overdue) else error.__cause__
         if isinstance(overdue, _Overdue):
-            found = [*getattr(overdue, "__notes__", ()), *getattr(error, "__notes__", ())]
-            notes = "".join(f" {note}" for note in dict.fromkeys(found))
+            all_notes = [*getattr(overdue, "__notes__", ()), *getattr(error, "__notes__", ())]
+            notes = "".join(f" {note}" for note in dict.fromkeys(all_notes))
             raise self._start_error(
                 f"A startup phase has not ended within {self._deadline_s:g} s: "
                 f"{overdue}.{notes} Find the cause of the delay, or raise start_timeout_s.",
@@ -203,20 +203,20 @@ class StartUp:
 
     def _run_watch(self) -> None:
         """Run in the thread: log a phase that takes long, and interrupt it at its deadline."""
-        seen: _Running | None = None
+        phase: _Running | None = None
         next_s = 0.0
         with self._changed:
             while self._watch_until_done:
-                if self._running is not seen:
-                    seen, next_s = self._running, min(self._report_s, self._deadline_s)
-                if seen is None:
+                if self._running is not phase:
+                    phase, next_s = self._running, min(self._report_s, self._deadline_s)
+                if phase is None:
                     self._changed.wait()
                     continue
-                taken_s = (self._clock.now_ns() - seen.begun_ns) / 1e9
+                taken_s = (self._clock.now_ns() - phase.begun_ns) / 1e9
                 if taken_s < next_s:
                     self._changed.wait(next_s - taken_s)
                     continue
-                self._report(seen, taken_s)
+                self._report(phase, taken_s)
                 next_s = taken_s + self._report_s
                 if taken_s < self._deadline_s:
                     next_s = min(next_s, self._deadline_s)

@@ -81,10 +81,10 @@ class BoundedChild:
         self._limits = limits
         self._clock: Clock = clock or MonotonicClock()
         self.is_usable = True
-        self._connection, theirs = socket.socketpair()
+        self._connection, child_end = socket.socketpair()
         try:
-            with theirs:
-                self._child = _start(task, limits, theirs.fileno())
+            with child_end:
+                self._child = _start(task, limits, child_end.fileno())
         except (OSError, DovetailError) as error:
             self._connection.close()
             raise StartError(
@@ -112,15 +112,15 @@ class BoundedChild:
         wait = self._deadline(self._limits.timeout_s if timeout_s is None else timeout_s)
         try:
             self._guard(lambda: send_frame(self._connection, text, blob, before_wait=wait))
-            answer = self._receive(wait)
+            reply = self._receive(wait)
         except BaseException:
             self.close()
             raise
-        if answer.get("last", False):
+        if reply.get("last", False):
             self.close()
-        if "error" in answer:
-            raise HandlerError(*answer["error"])
-        return answer["value"]
+        if "error" in reply:
+            raise HandlerError(*reply["error"])
+        return reply["value"]
 
     def close(self) -> None:
         """Kill the process and wait for its end. May be called twice."""
@@ -137,10 +137,10 @@ class BoundedChild:
             limit = self._limits.max_answer_bytes
             return receive_frame(self._connection, max_bytes=limit, before_wait=wait)[0]
 
-        answer = self._guard(receive)
-        if not isinstance(answer, dict) or not ({"value", "error"} & answer.keys()):
+        reply = self._guard(receive)
+        if not isinstance(reply, dict) or not ({"value", "error"} & reply.keys()):
             raise ChildFailure("the child process sent an invalid answer")
-        return answer
+        return reply
 
     def _guard(self, action: Callable[[], Any]) -> Any:
         """Call `action`, which sends or receives. Convert its errors to ChildFailure."""
@@ -213,6 +213,6 @@ def _end(child: ChildProcess, connection: socket.socket) -> None:
 def _folders_of(packages: Sequence[str]) -> list[str]:
     """Return the folders of the packages. The child's import path has no other folders."""
     specs = [find_spec(package) for package in packages]
-    found = [Path(spec.origin).absolute() for spec in specs if spec is not None and spec.origin]
-    folders = (path.parents[1] if path.stem == "__init__" else path.parent for path in found)
+    paths = [Path(spec.origin).absolute() for spec in specs if spec is not None and spec.origin]
+    folders = (path.parents[1] if path.stem == "__init__" else path.parent for path in paths)
     return list(dict.fromkeys(map(str, folders)))

@@ -33,12 +33,12 @@ def serve(context: ChildContext) -> int:
     The settings are JSON: `descriptor`, `handler` ("module:function"), `memory_bytes`, `timeout_s`,
     `ends_when_large`.
     """
-    given = json.loads(context.settings)
+    settings = json.loads(context.settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    connection = socket.socket(fileno=given["descriptor"])
-    module, _, name = given["handler"].partition(":")
+    connection = socket.socket(fileno=settings["descriptor"])
+    module, _, name = settings["handler"].partition(":")
     handler: Handler = getattr(importlib.import_module(module), name)
-    _limit(resource.RLIMIT_AS, given["memory_bytes"])
+    _limit(resource.RLIMIT_AS, settings["memory_bytes"])
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_NOFILE, _NUM_FILES)
@@ -46,23 +46,23 @@ def serve(context: ChildContext) -> int:
     os.dup2(nothing, 2)
     os.close(nothing)
     context.ready()
-    return _serve(given, connection, handler)
+    return _serve(settings, connection, handler)
 
 
-def _serve(given: dict[str, Any], connection: socket.socket, handler: Handler) -> int:
+def _serve(settings: dict[str, Any], connection: socket.socket, handler: Handler) -> int:
     limit_kib = _peak_kib() + _RETIRE_KIB
     while True:
         try:
             request, blob = receive_frame(connection, max_bytes=MAX_REQUEST_BYTES)
         except (FrameError, OSError):
             return 0
-        _limit_cpu(given["timeout_s"])
-        answer = _answer(handler, request, blob)
-        answer["last"] = given["ends_when_large"] and _peak_kib() > limit_kib
-        send_frame(connection, encode(answer))
-        if answer["last"]:
+        _limit_cpu(settings["timeout_s"])
+        reply = _answer(handler, request, blob)
+        reply["last"] = settings["ends_when_large"] and _peak_kib() > limit_kib
+        send_frame(connection, encode(reply))
+        if reply["last"]:
             return 0
-        del request, blob, answer
+        del request, blob, reply
 
 
 def _answer(handler: Handler, request: Any, blob: bytes) -> dict[str, Any]:

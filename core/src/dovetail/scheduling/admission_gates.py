@@ -87,9 +87,9 @@ class AdmissionGates:
         limit_ns = now_ns - int(self._timeout_s * 1e9)
         for request_id in [name for name, since in self._since_ns.items() if since <= limit_ns]:
             request, gates = self._held[request_id]
-            whose = ", ".join(type(gate).__name__ for gate in gates)
+            gate_names = ", ".join(type(gate).__name__ for gate in gates)
             self.discard(request)
-            failed.append((request, self._timeout_message(whose)))
+            failed.append((request, self._timeout_message(gate_names)))
         return failed
 
     def shutdown(self) -> None:
@@ -97,9 +97,9 @@ class AdmissionGates:
         for gate in self._gates:
             gate.shutdown()
 
-    def _timeout_message(self, whose: str) -> str:
+    def _timeout_message(self, gate_names: str) -> str:
         return (
-            f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: {whose} "
-            "was not ready for the request. Send a request with a smaller grammar or adapter, or "
-            "raise admission_timeout_s."
+            f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: "
+            f"{gate_names} was not ready for the request. Send a request with a smaller grammar or "
+            "adapter, or raise admission_timeout_s."
         )

@@ -45,9 +45,9 @@ class StepRecord:
     def requests(self) -> list[Request]:
         """All requests, in plan order. Dropped requests are replaced by ended placeholders."""
         members = self.decode_record.members if self.decode_record else []
-        gone = self.decode_record.gone if self.decode_record else ()
-        for place in gone:
-            members = [*members[:place], _ended_request(), *members[place + 1 :]]
+        left_indexes = self.decode_record.gone if self.decode_record else ()
+        for index in left_indexes:
+            members = [*members[:index], _ended_request(), *members[index + 1 :]]
         return [*members, *self.counts]
 
     def void(self, request: Request) -> None:
@@ -63,8 +63,8 @@ class StepRecord:
 
     def drop(self, request: Request) -> None:
         """Drop the step's result for `request`, which has ended."""
-        if self.decode_record is not None and (place := self.decode_record.place(request)) >= 0:
-            self.decode_record.gone[place] = request
+        if self.decode_record is not None and (index := self.decode_record.place(request)) >= 0:
+            self.decode_record.gone[index] = request
 
     @property
     def grants(self) -> Iterator[tuple[Request, int]]:

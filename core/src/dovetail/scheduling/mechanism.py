@@ -90,9 +90,9 @@ class Mechanism:
 
     def _continue_full(self, requests: Sequence[Request]) -> None:
         """Allocate one more block for each member of the decode batch whose last block is full."""
-        given = self._state.kv_cache.next_blocks(requests)
-        if given is not None:
-            self._state.draft.grow_each(*given)
+        new_blocks = self._state.kv_cache.next_blocks(requests)
+        if new_blocks is not None:
+            self._state.draft.grow_each(*new_blocks)
             return
         for request in requests:
             end = request.num_computed_tokens + 1
@@ -101,24 +101,24 @@ class Mechanism:
 
     def _continue_outside_batch(self) -> None:
         """Continue the requests outside of the decode batch one by one."""
-        apart = tuple(self._decode_batch.outside)
+        outside = tuple(self._decode_batch.outside)
         decoding: list[Request] = []
         if not self._lookahead:  # with drafts, decoding requests cannot be distinguished
-            decoding = [request for request in apart if decodes(request)]
+            decoding = [request for request in outside if decodes(request)]
         if decoding:
             earlier = tuple(self._state.draft.counts)
             self._continue_each(decoding)
             self._state.draft.move_back(earlier)
-        if len(decoding) < len(apart):
-            self._continue_each(apart)  # decoding requests were granted or denied before
+        if len(decoding) < len(outside):
+            self._continue_each(outside)  # decoding requests were granted or denied before
 
     def _continue_each(self, requests: Sequence[Request]) -> None:
         draft = self._state.draft
         for request in requests:
             if not draft.tokens_left:
                 break
-            wanted = request.num_uncomputed_tokens
-            if not wanted or request.row < 0 or request in draft.counts or request in draft.held:
+            num_left = request.num_uncomputed_tokens
+            if not num_left or request.row < 0 or request in draft.counts or request in draft.held:
                 continue
             start = request.num_computed_tokens
             num_tokens = self._piece(request, start, 0, whole=False)
@@ -271,10 +271,10 @@ class Mechanism:
 
     def _first_piece(self, request: Request, hit: Hit, max_tokens: int, whole: bool) -> int:
         """Return the number of tokens that an admission would compute in its first step."""
-        wanted = request.num_tokens - hit.num_tokens
+        num_left = request.num_tokens - hit.num_tokens
         # A preempted request with more tokens than a step must be split.
-        keep_whole = not self._chunks and wanted <= self.max_piece
-        if keep_whole and 0 < max_tokens < wanted:
+        keep_whole = not self._chunks and num_left <= self.max_piece
+        if keep_whole and 0 < max_tokens < num_left:
             self._denial = Denied.BUDGET
             return 0
         return self._piece(request, hit.num_tokens, max_tokens, whole or keep_whole)
@@ -284,8 +284,8 @@ class Mechanism:
 
         If the number is 0, `_denial` has the reason. whole: compute all of `max_tokens` or nothing.
         """
-        wanted = request.num_uncomputed_tokens + request.num_computed_tokens - start
-        requested = min(wanted, max_tokens) if max_tokens else wanted
+        num_left = request.num_uncomputed_tokens + request.num_computed_tokens - start
+        requested = min(num_left, max_tokens) if max_tokens else num_left
         limit = min(self._state.draft.tokens_left, self.max_piece)
         num_tokens = 0 if whole and requested > limit else min(requested, limit)
         self._denial = Denied.BUDGET

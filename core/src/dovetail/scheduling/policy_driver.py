@@ -57,7 +57,7 @@ class PolicyDriver:
         host = self._host
         policy = host.policy
         maximum = 64 + _ACTIONS_PER_REQUEST * len(self._state.requests)
-        answer: Grant | None = None
+        grant: Grant | None = None
         try:
             send = policy.plan(host.view).send
         except Exception as error:
@@ -65,13 +65,13 @@ class PolicyDriver:
             return
         for _ in range(maximum):
             try:
-                action = send(answer)  # type: ignore[arg-type]  # None begins a generator
+                action = send(grant)  # type: ignore[arg-type]  # None begins a generator
             except StopIteration:
                 return
             except Exception as error:
                 host.fail("planning a step", error)
                 return
-            answer = self._answer(action)
+            grant = self._answer(action)
             if host.policy is not policy:
                 return
         endless = PolicyError(f"the policy {host.name} yielded {maximum} actions in one step")

@@ -102,8 +102,8 @@ class PolicyHost:
         """Return the requests in `running` whose rank is worse than that of `request`."""
         rank, view = self.policy.rank, self.view
         try:
-            mine = rank(request, view)
-            return [item for item in running if mine < rank(item, view)]
+            own_rank = rank(request, view)
+            return [item for item in running if own_rank < rank(item, view)]
         except Exception as error:
             self.fail("it ranked", error)
             return []

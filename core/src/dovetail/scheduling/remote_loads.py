@@ -69,9 +69,9 @@ class RemoteLoads:
             self._under_way[request] = hit.num_tokens
         return waits
 
-    def add(self, answer: bytes) -> list[tuple[Request, bool]]:
+    def add(self, report: bytes) -> list[tuple[Request, bool]]:
         """Process a worker's report. Return (request, whether its load succeeded) for each load."""
-        return [] if self._remote is None else self._remote.update(answer)
+        return [] if self._remote is None else self._remote.update(report)
 
     def cancel_late_loads(self) -> list[tuple[Request, bool]]:
         """Cancel loads that exceed their timeout. Return them in the form that `add` returns."""

@@ -116,9 +116,9 @@ def _process_decode_batch(
     if decode_record.gone:
         members, request_ids, own_ids = members[:], request_ids[:], own_ids[:]
         token_ids = token_ids[:]
-        for place in sorted(decode_record.gone, reverse=True):
+        for index in sorted(decode_record.gone, reverse=True):
             for column in (members, request_ids, own_ids, token_ids):
-                del column[place]
+                del column[index]
     deque(map(array.append, own_ids, token_ids), maxlen=0)
     step_result.advanced += members
     step_result.request_ids += request_ids
@@ -192,13 +192,13 @@ def _sort_logprobs(record: StepRecord, output: ModelRunnerOutput, step_result: S
     """Collect the log-probabilities of sampled tokens by request id, for unfinished requests."""
     decode_record, kept, num_members = record.decode_record, step_result.logprobs, 0
     if decode_record is not None:
-        num_members, names, gone = (
+        num_members, names, left_indexes = (
             len(decode_record.members),
             decode_record.request_ids,
             decode_record.gone,
         )
         for run, columns in output.logprobs.items():
-            if run < num_members and run not in gone:
+            if run < num_members and run not in left_indexes:
                 kept[names[run]] = columns
     if not record.counts:
         return

@@ -28,17 +28,17 @@ class WaitingView(Sequence[RequestView]):
         return iter(self._queue)
 
     @overload
-    def __getitem__(self, place: int) -> RequestView: ...
+    def __getitem__(self, index: int) -> RequestView: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Sequence[RequestView]: ...
+    def __getitem__(self, index: slice) -> Sequence[RequestView]: ...
 
-    def __getitem__(self, place: int | slice) -> RequestView | Sequence[RequestView]:
-        if isinstance(place, int) and place >= 0:
-            for request in islice(self._queue, place, None):
+    def __getitem__(self, index: int | slice) -> RequestView | Sequence[RequestView]:
+        if isinstance(index, int) and index >= 0:
+            for request in islice(self._queue, index, None):
                 return request
-            raise IndexError(f"index {place} is out of range: {len(self)} requests are waiting")
-        return tuple(self._queue)[place]
+            raise IndexError(f"index {index} is out of range: {len(self)} requests are waiting")
+        return tuple(self._queue)[index]
 
 
 class View:

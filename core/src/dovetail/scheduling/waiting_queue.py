@@ -68,10 +68,10 @@ class HeapQueue:
         heap, tickets = self._heap, self._tickets
         edge = [(heap[0][:3], 0)] if heap else []
         while edge:
-            (_, sequence, ticket), place = heapq.heappop(edge)
+            (_, sequence, ticket), index = heapq.heappop(edge)
             if tickets.get(sequence) == ticket:
-                yield heap[place][3]
-            for child in (2 * place + 1, 2 * place + 2):
+                yield heap[index][3]
+            for child in (2 * index + 1, 2 * index + 2):
                 if child < len(heap):
                     heapq.heappush(edge, (heap[child][:3], child))
 

@@ -51,11 +51,11 @@ def render_chat_template(
     conversation or the template rejects it, fails or exceeds a limit.
     """
     check_messages(messages)
-    given = {"tools": None, "documents": None, **variables}
+    context = {"tools": None, "documents": None, **variables}
     pieces: list[str] = []
     length = 0
     try:
-        for piece in template.generate({**given, "messages": messages, STEPS_LEFT: [MAX_STEPS]}):
+        for piece in template.generate({**context, "messages": messages, STEPS_LEFT: [MAX_STEPS]}):
             length += len(piece)
             if length > MAX_TEXT_CHARS:
                 _refuse(f"the prompt is longer than {MAX_TEXT_CHARS} characters")
@@ -143,9 +143,9 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
             template = self.from_string(tree)
         except (TemplateError, SyntaxError, RecursionError, ValueError) as error:
             line = getattr(error, "lineno", None)
-            place = f" in line {line}" if line else ""
+            location = f" in line {line}" if line else ""
             raise RequestError(
-                f"the chat template is not valid{place}: {_describe(error)}.",
+                f"the chat template is not valid{location}: {_describe(error)}.",
                 parameter="chat_template",
             ) from error
         if len(self._compiled) >= MAX_CACHED:

@@ -124,19 +124,19 @@ class HuggingFaceTokenizer(Tokenizer):
     def __init__(
         self,
         core: tokenizers.Tokenizer,
-        facts: TokenizerFacts,
+        info: TokenizerFacts,
         options: HuggingFaceOptions = DEFAULT_OPTIONS,
     ) -> None:
         """Take over `core`: disable padding and truncation, and add missing special tokens."""
-        prepare_core(core, facts.added_tokens, facts.special_tokens.values())
+        prepare_core(core, info.added_tokens, info.special_tokens.values())
         self._core = core
         self._guarded = PanicGuard(core)
-        self._facts = facts
+        self._facts = info
         self._vocab_size = max(core.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         added = core.get_added_tokens_decoder()
         self._special_token_ids = frozenset(i for i, token in added.items() if token.special)
         eos = self._id_of("eos_token")
-        self._eos_token_id = facts.eos_token_id if eos is None else eos
+        self._eos_token_id = info.eos_token_id if eos is None else eos
         self._around = self._forced_surroundings()
         self._pieces: dict[bool, TokenPieces | None] = {}
         self._renderer = TemplateRenderer(
@@ -155,9 +155,9 @@ class HuggingFaceTokenizer(Tokenizer):
         file = Path(path) / "tokenizer.json"
         if not file_exists(file):
             raise ModelError(f"{file} is missing. {_REMEDY}")
-        content, facts = read_model_file(file), TokenizerFacts.read(Path(path))
+        content, info = read_model_file(file), TokenizerFacts.read(Path(path))
         try:
-            return cls.from_content(file, content, facts, options)
+            return cls.from_content(file, content, info, options)
         except ModelError as error:
             raise ModelError(f"{error} Copy the file again. {_REMEDY}") from None
 
@@ -166,7 +166,7 @@ class HuggingFaceTokenizer(Tokenizer):
         cls,
         file: Path,
         content: bytes,
-        facts: TokenizerFacts,
+        info: TokenizerFacts,
         options: Mapping[str, Any] | None = None,
     ) -> Self:
         """Load the content of a tokenizer.json. Raise ModelError, naming `file`, on failure.
@@ -175,13 +175,13 @@ class HuggingFaceTokenizer(Tokenizer):
         """
         import tokenizers
 
-        given = HuggingFaceOptions(**(options or {}))
-        special = list(facts.special_tokens.values())
+        parsed = HuggingFaceOptions(**(options or {}))
+        special = list(info.special_tokens.values())
         limits = ChildLimits(
-            timeout_s=given.tokenizer_timeout_s, memory_bytes=given.tokenizer_memory_mib * MIB
+            timeout_s=parsed.tokenizer_timeout_s, memory_bytes=parsed.tokenizer_memory_mib * MIB
         )
-        try_tokenizer(file, content, facts.added_tokens, special, limits)
-        return cls(tokenizers.Tokenizer.from_buffer(content), facts, given)
+        try_tokenizer(file, content, info.added_tokens, special, limits)
+        return cls(tokenizers.Tokenizer.from_buffer(content), info, parsed)
 
     @property
     def vocab_size(self) -> int:
@@ -215,10 +215,10 @@ class HuggingFaceTokenizer(Tokenizer):
         try:
             if len(text) > LONG_TEXT_CHARS:
                 # Unlike `encode`, this call lets other threads run.
-                (found,) = self._core.encode_batch_fast([text], add_special_tokens=with_own)
+                (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=with_own)
             else:
-                found = self._core.encode(text, add_special_tokens=with_own)
-            ids: list[int] = found.ids
+                encoding = self._core.encode(text, add_special_tokens=with_own)
+            ids: list[int] = encoding.ids
         except (TypeError, UnicodeEncodeError) as error:
             raise RequestError(
                 "the text cannot be encoded: it must be a str without lone surrogates.",
@@ -268,13 +268,13 @@ class HuggingFaceTokenizer(Tokenizer):
         known = {**self._facts.special_tokens, "add_generation_prompt": add_generation_prompt}
         return self._renderer.render(source, messages, {**known, **variables})
 
-    def _choose_template(self, asked: str | None, with_tools: bool) -> str:
+    def _choose_template(self, requested: str | None, with_tools: bool) -> str:
         own = self._facts.chat_templates
-        if isinstance(asked, str):
-            return own.get(asked, asked)
-        if asked is not None:
+        if isinstance(requested, str):
+            return own.get(requested, requested)
+        if requested is not None:
             raise RequestError(
-                f"chat_template must be a string, not {type(asked).__name__}.",
+                f"chat_template must be a string, not {type(requested).__name__}.",
                 parameter="chat_template",
             )
         if with_tools and "tool_use" in own:
@@ -289,8 +289,8 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _id_of(self, name: str) -> int | None:
         text = self._facts.special_tokens.get(name)
-        found: int | None = None if text is None else self._core.token_to_id(text)
-        return found
+        token_id: int | None = None if text is None else self._core.token_to_id(text)
+        return token_id
 
     def _forced_surroundings(self) -> tuple[list[int], list[int]] | None:
         """Return the BOS and EOS ids to add before and after a text.
@@ -343,8 +343,8 @@ def _optional_bool(value: object) -> bool | None:
 
 def _eos_token_id(path: Path) -> int | None:
     for name in ("generation_config.json", "config.json"):
-        found = _read_json(path / name).get("eos_token_id")
-        first = found[0] if isinstance(found, list) and found else found
+        token_ids = _read_json(path / name).get("eos_token_id")
+        first = token_ids[0] if isinstance(token_ids, list) and token_ids else token_ids
         if isinstance(first, int) and not isinstance(first, bool):
             return first
     return None
@@ -352,15 +352,15 @@ def _eos_token_id(path: Path) -> int | None:
 
 def _chat_templates(path: Path, configured: object) -> dict[str, str]:
     """Return the name and source of each template. Template files override the config's entry."""
-    found = _configured_templates(path / "tokenizer_config.json", configured)
+    templates = _configured_templates(path / "tokenizer_config.json", configured)
     files = {"default": path / "chat_template.jinja"}
     folder = path / "additional_chat_templates"
     more = list_model_files(folder, ".jinja", at_most=MAX_ADDITIONAL_TEMPLATES)
     files |= {file.stem: file for file in more}
     for name, file in files.items():
         if file_exists(file):
-            found[name] = read_model_text(file, max_bytes=MAX_TEMPLATE_BYTES)
-    return found
+            templates[name] = read_model_text(file, max_bytes=MAX_TEMPLATE_BYTES)
+    return templates
 
 
 def _configured_templates(file: Path, configured: object) -> dict[str, str]:
@@ -378,7 +378,7 @@ def _configured_templates(file: Path, configured: object) -> dict[str, str]:
             f"{file}: chat_template has {len(entries)} templates; at most "
             f"{MAX_ADDITIONAL_TEMPLATES} are allowed."
         )
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     for entry in entries:
         name, text = (
             (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
@@ -388,5 +388,5 @@ def _configured_templates(file: Path, configured: object) -> dict[str, str]:
                 f"{file}: chat_template has {shorten(entry)}; it must be a string, or a list of "
                 'objects with the strings "name" and "template". Copy the file again.'
             )
-        found[name] = text
-    return found
+        templates[name] = text
+    return templates

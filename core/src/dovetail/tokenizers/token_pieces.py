@@ -116,8 +116,8 @@ def _text_pieces(
 
     def raw_byte(token: int) -> bytes | None:
         """Return the byte of a byte token, or None if the byte is an ASCII character."""
-        found = _BYTE_TOKEN.fullmatch(core.id_to_token(token) or "") if byte_tokens else None
-        value = int(found[1], 16) if found else 0
+        match = _BYTE_TOKEN.fullmatch(core.id_to_token(token) or "") if byte_tokens else None
+        value = int(match[1], 16) if match else 0
         return bytes((value,)) if value >= 0x80 else None
 
     def find(token: int) -> str | bytes:

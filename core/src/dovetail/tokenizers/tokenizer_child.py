@@ -99,18 +99,18 @@ def _probe(core: tokenizers.Tokenizer) -> None:
 
 def _components(core: tokenizers.Tokenizer) -> list[Mapping[str, Any]]:
     """Return the description of each component as in tokenizer.json. Sequences are flattened."""
-    found: list[Mapping[str, Any]] = []
-    for place in _PLACES:
-        part = getattr(core, place)
+    components: list[Mapping[str, Any]] = []
+    for key in _PLACES:
+        part = getattr(core, key)
         waiting = [] if part is None else [json.loads(part.__getstate__())]
         while waiting:
-            one = waiting.pop()
-            parts = one.get(f"{place}s", one.get("pretokenizers", one.get("processors")))
-            if one.get("type") == "Sequence" and isinstance(parts, list):
+            value = waiting.pop()
+            parts = value.get(f"{key}s", value.get("pretokenizers", value.get("processors")))
+            if value.get("type") == "Sequence" and isinstance(parts, list):
                 waiting.extend(parts)
             else:
-                found.append({**one, "place": place})
-    return found
+                components.append({**value, "place": key})
+    return components
 
 
 def _check_growth(components: list[Mapping[str, Any]]) -> None:

@@ -89,9 +89,9 @@ def _folder() -> Path:
 
 
 def _is_private(folder: Path) -> bool:
-    facts = os.lstat(folder)
-    own = facts.st_uid == os.geteuid() and not facts.st_mode & _OTHERS_MAY_WRITE
-    return own and stat.S_ISDIR(facts.st_mode)
+    status = os.lstat(folder)
+    own = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_MAY_WRITE
+    return own and stat.S_ISDIR(status.st_mode)
 
 
 def _is_remembered(digest: str) -> bool:

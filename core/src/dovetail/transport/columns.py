@@ -64,10 +64,10 @@ def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
     """
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
-    magic, version, found, count, reserved, *numbers = _HEAD.unpack_from(frame)
-    if (magic, version, found, reserved) != (_MAGIC, VERSION, kind, 0):
+    magic, version, frame_kind, count, reserved, *numbers = _HEAD.unpack_from(frame)
+    if (magic, version, frame_kind, reserved) != (_MAGIC, VERSION, kind, 0):
         raise MessageError(
-            f"a frame has magic {magic:#x}, version {version} and kind {found}; expected "
+            f"a frame has magic {magic:#x}, version {version} and kind {frame_kind}; expected "
             f"{_MAGIC:#x}, {VERSION} and {kind}."
         )
     at = _HEAD.size + 4 * count
@@ -121,8 +121,8 @@ def flags8(column: memoryview, name: str) -> array[int]:
     return array("B", content)
 
 
-def check_lengths(wanted: int, **columns: Sequence[int]) -> None:
-    """Raise MessageError unless each column has `wanted` entries."""
+def check_lengths(expected: int, **columns: Sequence[int]) -> None:
+    """Raise MessageError unless each column has `expected` entries."""
     for name, column in columns.items():
-        if len(column) != wanted:
-            raise MessageError(f"{name} has {len(column)} entries instead of {wanted}.")
+        if len(column) != expected:
+            raise MessageError(f"{name} has {len(column)} entries instead of {expected}.")

@@ -113,7 +113,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
     answers: tuple[Answer, ...] = ()
 
     @classmethod
-    def of(cls, outputs: EngineCoreOutputs, answers: tuple[Answer, ...] = ()) -> Outputs:
+    def of(cls, outputs: EngineCoreOutputs, replies: tuple[Answer, ...] = ()) -> Outputs:
         """Return the message for a step's outputs."""
         return cls(
             request_ids=outputs.request_ids,
@@ -125,7 +125,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
             num_cached_tokens=dict(outputs.num_cached_tokens),
             admitted_ns=dict(outputs.admitted_ns),
             stats=outputs.stats,
-            answers=answers,
+            answers=replies,
         )
 
     def columns(self) -> EngineCoreOutputs:

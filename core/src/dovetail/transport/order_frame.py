@@ -59,11 +59,11 @@ def decode_sample(frame: bytes) -> GrammarOutput | None:
 
     Raises MessageError if the frame is not valid.
     """
-    found = unpack_columns(frame, SAMPLE, least=2)
-    if not found.numbers[0]:
+    columns = unpack_columns(frame, SAMPLE, least=2)
+    if not columns.numbers[0]:
         return None
     return GrammarOutput(
-        runs=tuple(counts32(found.columns[0], "runs")), bitmask=bytes(found.columns[1])
+        runs=tuple(counts32(columns.columns[0], "runs")), bitmask=bytes(columns.columns[1])
     )
 
 
@@ -76,11 +76,11 @@ def encode_call(call: WorkerCall) -> bytes:
 
 def decode_call(frame: bytes) -> WorkerCall:
     """Decode the call in a frame. Raise MessageError if the frame is not a valid call."""
-    found = unpack_columns(frame, CALL, least=1)
-    parts = unpack_value(found.columns[0])
+    columns = unpack_columns(frame, CALL, least=1)
+    parts = unpack_value(columns.columns[0])
     if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, dict]:
         raise MessageError("A call must contain an operation, its arguments and its keywords.")
-    number, rank = found.numbers
+    number, rank = columns.numbers
     return WorkerCall(
         number=number,
         operation=parts[0],
@@ -90,18 +90,18 @@ def decode_call(frame: bytes) -> WorkerCall:
     )
 
 
-def encode_answer(answer: CallAnswer) -> bytes:
+def encode_answer(result: CallAnswer) -> bytes:
     """Return the frame of an answer. Raise MessageError if its value cannot be sent."""
-    if answer.error is not None:
-        return pack_columns(ANSWER, (encode(astuple(answer.error)),), (answer.number, 1))
-    return pack_columns(ANSWER, (pack_value(answer.value),), (answer.number, 0))
+    if result.error is not None:
+        return pack_columns(ANSWER, (encode(astuple(result.error)),), (result.number, 1))
+    return pack_columns(ANSWER, (pack_value(result.value),), (result.number, 0))
 
 
 def decode_answer(frame: bytes) -> CallAnswer:
     """Decode the answer in a frame. Raise MessageError if the frame is not a valid answer."""
-    found = unpack_columns(frame, ANSWER, least=1)
-    number, failed = found.numbers
+    columns = unpack_columns(frame, ANSWER, least=1)
+    number, failed = columns.numbers
     if failed:
-        error = RemoteError(*decode(found.columns[0], tuple[str, str, str]))
+        error = RemoteError(*decode(columns.columns[0], tuple[str, str, str]))
         return CallAnswer(number=number, error=error)
-    return CallAnswer(number=number, value=unpack_value(found.columns[0]))
+    return CallAnswer(number=number, value=unpack_value(columns.columns[0]))

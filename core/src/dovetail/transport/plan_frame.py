@@ -52,10 +52,10 @@ def encode_plan(plan: SchedulerOutput) -> bytes:
 
 def decode_plan(frame: bytes) -> SchedulerOutput:
     """Decode a plan and copy its columns. Raises MessageError if the frame is not valid."""
-    found = unpack_columns(frame, PLAN, least=_NUM_FIXED)
-    step_id, total = found.numbers
+    columns = unpack_columns(frame, PLAN, least=_NUM_FIXED)
+    step_id, total = columns.numbers
     rows, starts, num_tokens, samples, leaves, num_drafts, content_rows, indexes, tail = (
-        found.columns[:_NUM_FIXED]
+        columns.columns[:_NUM_FIXED]
     )
     plan = SchedulerOutput(
         step_id=step_id,
@@ -65,7 +65,7 @@ def decode_plan(frame: bytes) -> SchedulerOutput:
         samples=flags8(samples, "samples"),
         joins=(),
         leaves=counts32(leaves, "leaves"),
-        blocks=_blocks(found.columns[_NUM_FIXED:]),
+        blocks=_blocks(columns.columns[_NUM_FIXED:]),
         total_num_tokens=total,
         num_drafts=counts32(num_drafts, "num_drafts"),
         encoder=_encoder(content_rows, indexes),
@@ -106,9 +106,9 @@ def _blocks(columns: list[memoryview]) -> tuple[BlockColumns, ...]:
 def _encoder(rows: memoryview, indexes: memoryview) -> tuple[EncoderRun, ...]:
     if not rows and not indexes:
         return ()
-    row_numbers, places = counts32(rows, "encoder rows"), counts32(indexes, "encoder indexes")
-    check_lengths(len(row_numbers), encoder_indexes=places)
-    pairs = zip(row_numbers, places, strict=True)
+    row_numbers, positions = counts32(rows, "encoder rows"), counts32(indexes, "encoder indexes")
+    check_lengths(len(row_numbers), encoder_indexes=positions)
+    pairs = zip(row_numbers, positions, strict=True)
     return tuple(EncoderRun(row=row, index=index) for row, index in pairs)
 
 

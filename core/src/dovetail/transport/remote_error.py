@@ -40,17 +40,16 @@ class RemoteError:
             return cls(kind, _text(error).removesuffix(f"\n{error.digest}"), error.digest)
         return cls(kind, _text(error))
 
-    def error(self, whose: str = "") -> DovetailError:
-        """Return an exception with this class and text. whose: a prefix for the text."""
-        text = f"{whose}: {self.text}" if whose else self.text
+    def error(self, owner: str = "") -> DovetailError:
+        """Return an exception with this class and text. owner: a prefix for the text."""
+        text = f"{owner}: {self.text}" if owner else self.text
         if self.kind == EngineDeadError.__name__:
             return EngineDeadError(text, digest=self.detail)
         if self.kind == RequestError.__name__:
             return RequestError(text, parameter=self.detail)
-        found = getattr(errors, self.kind, None)
-        ours = isinstance(found, type) and issubclass(found, DovetailError)
-        made: DovetailError = found(text) if ours else DovetailError(text)  # type: ignore[misc]
-        return made
+        error_cls = getattr(errors, self.kind, None)
+        is_own = isinstance(error_cls, type) and issubclass(error_cls, DovetailError)
+        return error_cls(text) if is_own else DovetailError(text)  # type: ignore[misc]
 
 
 def _text(error: DovetailError) -> str:

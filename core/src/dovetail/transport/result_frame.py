@@ -61,16 +61,16 @@ def encode_result(output: ModelRunnerOutput) -> bytes:
 
 def decode_result(frame: bytes) -> ModelRunnerOutput:
     """Decode a result and copy its columns. Raises MessageError if the frame is not valid."""
-    found = unpack_columns(frame, RESULT, least=_NUM_COLUMNS)
-    if len(found.columns) != _NUM_COLUMNS or found.numbers[1]:
-        raise MessageError(f"a result has {len(found.columns)} columns, not {_NUM_COLUMNS}.")
-    num_sampled = uint8(found.columns[0])
-    token_ids = counts32(found.columns[1], "token_ids")
-    num_drafts = uint8(found.columns[2])
+    columns = unpack_columns(frame, RESULT, least=_NUM_COLUMNS)
+    if len(columns.columns) != _NUM_COLUMNS or columns.numbers[1]:
+        raise MessageError(f"a result has {len(columns.columns)} columns, not {_NUM_COLUMNS}.")
+    num_sampled = uint8(columns.columns[0])
+    token_ids = counts32(columns.columns[1], "token_ids")
+    num_drafts = uint8(columns.columns[2])
     check_lengths(sum(num_sampled), token_ids=token_ids)
     if num_drafts:
         check_lengths(len(num_sampled), num_drafts=num_drafts)
-    content = found.columns[3]
+    content = columns.columns[3]
     tail = decode(content, _Tail) if content else _Tail({}, {}, b"", {})
     for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs):
         if any(not 0 <= run < len(num_sampled) for run in runs):
@@ -79,7 +79,7 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
                 "runs."
             )
     return ModelRunnerOutput(
-        step_id=found.numbers[0],
+        step_id=columns.numbers[0],
         num_sampled=num_sampled,
         token_ids=token_ids,
         logprobs=read_logprobs(tail.logprobs),

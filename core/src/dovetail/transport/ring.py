@@ -106,11 +106,15 @@ def make_ring_ends(shape: RingShape) -> tuple[RingWriterEnd, tuple[RingReaderEnd
         wakeups, ends = [], []
         for index in range(shape.num_readers):
             pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            mine, theirs, memory_copy = pair[0].detach(), pair[1].detach(), os.dup(memory_file)
-            for descriptor in (mine, theirs, memory_copy):
+            writer_end, reader_end, memory_copy = (
+                pair[0].detach(),
+                pair[1].detach(),
+                os.dup(memory_file),
+            )
+            for descriptor in (writer_end, reader_end, memory_copy):
                 undo.callback(os.close, descriptor)
-            wakeups.append(mine)
-            ends.append(RingReaderEnd(index=index, descriptors=(memory_copy, theirs)))
+            wakeups.append(writer_end)
+            ends.append(RingReaderEnd(index=index, descriptors=(memory_copy, reader_end)))
         undo.pop_all()
     return RingWriterEnd(descriptors=(memory_file, *wakeups)), tuple(ends)
 
@@ -161,9 +165,9 @@ class RingWriter:
         self._written = number
         self._memory.set_count(0, number)
         for index, wakeup in enumerate(self._wakeups):
-            wanted = self._memory.wanted(1 + index)
-            if wanted and wanted != self._rung[index]:
-                self._rung[index] = wanted
+            wake_count = self._memory.wanted(1 + index)
+            if wake_count and wake_count != self._rung[index]:
+                self._rung[index] = wake_count
                 wakeup.notify()
                 if wakeup.lost:
                     raise self._reader_lost()
@@ -244,8 +248,8 @@ class RingWriter:
         self._memory.write_overflow(number, len(frame), crc32(frame))
 
     def _reader_lost(self) -> PeerLostError:
-        gone = [index for index, wakeup in enumerate(self._wakeups) if wakeup.lost]
-        self._broken = f"reader {gone} has exited; restart its process with a new ring."
+        lost = [index for index, wakeup in enumerate(self._wakeups) if wakeup.lost]
+        self._broken = f"reader {lost} has exited; restart its process with a new ring."
         return PeerLostError(self._broken)
 
 
@@ -341,9 +345,9 @@ class RingReader:
             content = self._take_descriptor(number, frame.size, frame.checksum)
         self._read = number
         self._memory.set_count(self._who, number)
-        wanted = self._memory.wanted(0)
-        if 0 < wanted <= number and wanted != self._rung:
-            self._rung = wanted
+        wake_count = self._memory.wanted(0)
+        if 0 < wake_count <= number and wake_count != self._rung:
+            self._rung = wake_count
             self._wakeup.notify()
         return content
 
@@ -354,9 +358,9 @@ class RingReader:
         if descriptor is None:
             raise MessageError(f"the descriptor of frame {number} has not arrived.")
         try:
-            found = os.fstat(descriptor).st_size
-            if found != size or size > MAX_FRAME_BYTES:
-                raise MessageError(f"frame {number} has {found} bytes instead of {size}.")
+            actual_size = os.fstat(descriptor).st_size
+            if actual_size != size or size > MAX_FRAME_BYTES:
+                raise MessageError(f"frame {number} has {actual_size} bytes instead of {size}.")
             content = read_memory(descriptor, size)
         finally:
             os.close(descriptor)

@@ -180,24 +180,24 @@ class RingMemory:
             raise MessageError(f"the ring has {size} bytes, but its head states {shape.num_bytes}.")
         return cls(shape, mmap.mmap(descriptor, shape.num_bytes))
 
-    def count(self, who: int) -> int:
+    def count(self, side: int) -> int:
         """Return how many frames the writer has written, or a reader has read."""
-        return self._words[who * _LINE_WORDS]
+        return self._words[side * _LINE_WORDS]
 
-    def set_count(self, who: int, count: int) -> None:
+    def set_count(self, side: int, count: int) -> None:
         """Publish this process's count.
 
         A process that reads the count also sees all earlier stores.
         """
-        self._words[who * _LINE_WORDS] = count
+        self._words[side * _LINE_WORDS] = count
 
-    def wanted(self, who: int) -> int:
-        """Return the count at which `who` wants to be woken, or 0 if it is awake."""
-        return self._words[who * _LINE_WORDS + 1]
+    def wanted(self, side: int) -> int:
+        """Return the count at which `side` wants to be woken, or 0 if it is awake."""
+        return self._words[side * _LINE_WORDS + 1]
 
-    def set_wanted(self, who: int, count: int) -> None:
+    def set_wanted(self, side: int, count: int) -> None:
         """Set the peer's count at which this process wants to be woken, or 0 for never."""
-        self._words[who * _LINE_WORDS + 1] = count
+        self._words[side * _LINE_WORDS + 1] = count
 
     def write(self, number: int, content: bytes) -> None:
         """Write frame `number` into its slot. `content` must fit."""
@@ -214,8 +214,8 @@ class RingMemory:
     def read(self, number: int) -> Frame | None:
         """Return frame `number`, or None if its slot does not contain it completely."""
         at = self._slots[number % self.shape.num_slots]
-        found, size, flags, checksum, _ = _SLOT.unpack_from(self._mapping, at)
-        if found != number:
+        actual, size, flags, checksum, _ = _SLOT.unpack_from(self._mapping, at)
+        if actual != number:
             return None
         if flags == _OVERFLOW:
             return Frame(size, checksum, None)

@@ -44,11 +44,11 @@ def _twin(original: type, replaced: Mapping[str, Any]) -> type[msgspec.Struct]:
     )
 
 
-def _default(one: Field[Any]) -> tuple[Any, ...]:
-    if one.default_factory is not MISSING:
-        return (msgspec.field(default_factory=one.default_factory),)
-    if one.default is not MISSING:
-        return (one.default,)
+def _default(field: Field[Any]) -> tuple[Any, ...]:
+    if field.default_factory is not MISSING:
+        return (msgspec.field(default_factory=field.default_factory),)
+    if field.default is not MISSING:
+        return (field.default,)
     return ()
 
 
@@ -131,10 +131,10 @@ def read_request(content: bytes) -> EngineCoreRequest:
     of range.
     """
     packed = decode(content, _WireRequest)
-    given = {name: getattr(packed, name) for name in packed.__struct_fields__}
-    given["prompt_token_ids"] = int32(given["prompt_token_ids"], "prompt_token_ids")
-    given["sampling_params"] = _read_params(given["sampling_params"])
-    return EngineCoreRequest(**given)
+    values = {name: getattr(packed, name) for name in packed.__struct_fields__}
+    values["prompt_token_ids"] = int32(values["prompt_token_ids"], "prompt_token_ids")
+    values["sampling_params"] = _read_params(values["sampling_params"])
+    return EngineCoreRequest(**values)
 
 
 def wire_join(join: NewRequest) -> msgspec.Struct:
@@ -155,20 +155,20 @@ class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 def read_join(packed: Any) -> NewRequest:
     """Convert a decoded join to an object of the plan. Raise MessageError if it is not valid."""
-    given = {name: getattr(packed, name) for name in packed.__struct_fields__}
-    given["token_ids"] = counts32(given["token_ids"], "token_ids")
-    if given["row"] < 0 or not 0 < given["num_prompt_tokens"] <= len(given["token_ids"]):
+    values = {name: getattr(packed, name) for name in packed.__struct_fields__}
+    values["token_ids"] = counts32(values["token_ids"], "token_ids")
+    if values["row"] < 0 or not 0 < values["num_prompt_tokens"] <= len(values["token_ids"]):
         raise MessageError(
-            f"a joining request has the row {given['row']} and {given['num_prompt_tokens']} prompt "
-            f"tokens among {len(given['token_ids'])} tokens, which is not valid."
+            f"a joining request has the row {values['row']} and {values['num_prompt_tokens']} "
+            f"prompt tokens among {len(values['token_ids'])} tokens, which is not valid."
         )
     try:
-        given["sampling_params"] = _read_params(given["sampling_params"])
+        values["sampling_params"] = _read_params(values["sampling_params"])
     except RequestError as error:
         raise MessageError(
             f"the sampling parameters of a joining request are not valid: {error}"
         ) from None
-    return NewRequest(**given)
+    return NewRequest(**values)
 
 
 def encode(value: Any, other: Callable[[Any], Any] | None = None) -> bytes:

@@ -74,14 +74,14 @@ def unbind_thread() -> None:
 
 def _num_physical(cpus: Set[int]) -> int:
     """Return the physical cores of `cpus`. CPUs that report no siblings count as one each."""
-    seen = set()
+    core_ids = set()
     for cpu in cpus:
         try:
             siblings = (_CPU_FOLDER / f"cpu{cpu}/topology/thread_siblings_list").read_text()
         except OSError:
             siblings = str(cpu)
-        seen.add(siblings.strip())
-    return len(seen)
+        core_ids.add(siblings.strip())
+    return len(core_ids)
 
 
 def _is_bound() -> bool:
@@ -93,10 +93,10 @@ def _read_mask() -> Set[int]:
     if not has_affinity():
         return frozenset()
     mask = os.sched_getaffinity(0)
-    places = _openmp_cpus() if _is_bound() else frozenset[int]()
-    if not places:
+    cpus = _openmp_cpus() if _is_bound() else frozenset[int]()
+    if not cpus:
         return mask
-    os.sched_setaffinity(0, places)  # the system ignores CPUs that do not exist or are not allowed
+    os.sched_setaffinity(0, cpus)  # the system ignores CPUs that do not exist or are not allowed
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, mask)
     return allowed

@@ -157,9 +157,9 @@ class NativeLinearMethod(OneDNNLinearMethod):
 def _not_finite(run: Run, weights: Sequence[torch.Tensor], shape: LinearShape) -> str:
     """Return the checkpoint's names of the parts that contain NaN or infinities."""
     parent, dot, _ = shape.name.rpartition(".")
-    found = []
+    names = []
     for number in run.parts:
         alone = replace(run.spec, N=shape.part_sizes[number])
         if pack(alone, [weights[number]], Arena().take(alone.num_bytes)):
-            found.append(f"{parent}{dot}{shape.part_names[number]}.weight")
-    return ", ".join(found)
+            names.append(f"{parent}{dot}{shape.part_names[number]}.weight")
+    return ", ".join(names)

@@ -106,16 +106,16 @@ class PairwiseRanks:
         slots = [memory[start : start + x.nbytes] for memory in self._memory]
         parts = [slot.view(x.dtype).view(x.shape) for slot in slots]
         parts[self.rank].copy_(x)
-        told = _SIZE.pack(x.nbytes)
-        answers = {other: bytearray(_SIZE.size) for other in self._ends}
+        own_size = _SIZE.pack(x.nbytes)
+        buffers = {other: bytearray(_SIZE.size) for other in self._ends}
         self._move(
-            dict.fromkeys(self._ends, memoryview(told)),
-            {other: memoryview(answer) for other, answer in answers.items()},
+            dict.fromkeys(self._ends, memoryview(own_size)),
+            {other: memoryview(buffer) for other, buffer in buffers.items()},
         )
-        for other, answer in answers.items():
-            if answer != told:
+        for other, buffer in buffers.items():
+            if buffer != own_size:
                 raise PeerLostError(
-                    f"rank {other} of {self.size} sent a tensor of {_SIZE.unpack(answer)[0]} "
+                    f"rank {other} of {self.size} sent a tensor of {_SIZE.unpack(buffer)[0]} "
                     f"bytes, but rank {self.rank} sent {x.nbytes} bytes: the ranks do not run the "
                     "same step."
                 )
@@ -150,8 +150,8 @@ class PairwiseRanks:
             events: dict[int, int] = {}
             for move in moves:
                 events[move.end.fileno()] = events.get(move.end.fileno(), 0) | move.event
-            for descriptor, wanted in events.items():
-                poll.register(descriptor, wanted)
+            for descriptor, event in events.items():
+                poll.register(descriptor, event)
             poll.poll(left_ms)
             moves = [move for move in moves if not move.go_on()]
 
@@ -202,9 +202,9 @@ class _Receiving:
 
     def _check(self) -> None:
         self._is_checked = True
-        (given,) = _HEADER.unpack(self._header)
-        if given != self._num_bytes:
-            raise RuntimeError(f"received {given} bytes, expected {self._num_bytes}")
+        (peer_size,) = _HEADER.unpack(self._header)
+        if peer_size != self._num_bytes:
+            raise RuntimeError(f"received {peer_size} bytes, expected {self._num_bytes}")
 
 
 def _without(buffers: Buffers, count: int) -> Buffers:

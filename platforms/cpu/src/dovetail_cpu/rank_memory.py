@@ -40,4 +40,4 @@ def share_memory(ends: Mapping[int, socket.socket], rank: int) -> list[mmap.mmap
             shared[other] = mmap.mmap(descriptors[0], _NUM_BYTES)
         finally:
             os.close(descriptors[0])
-    return [shared[place] for place in sorted(shared)]
+    return [shared[rank] for rank in sorted(shared)]

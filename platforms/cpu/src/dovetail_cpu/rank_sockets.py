@@ -44,12 +44,12 @@ def connect_ranks(
     folder, token = _agree(store, rank)
     ends: dict[int, socket.socket] = {}
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    place = folder / f"rank{rank}"
+    address = folder / f"rank{rank}"
     try:
-        listener.bind(str(place))
-        place.chmod(0o600)
+        listener.bind(str(address))
+        address.chmod(0o600)
         listener.listen(size)
-        store.set(place.name, b"listens")
+        store.set(address.name, b"listens")
         for other in range(rank):
             store.get(f"rank{other}")  # waits until that rank listens
             ends[other] = _connect(folder / f"rank{other}", rank, token)
@@ -69,7 +69,7 @@ def connect_ranks(
         ) from error
     finally:
         listener.close()
-        place.unlink(missing_ok=True)
+        address.unlink(missing_ok=True)
         with suppress(OSError):  # other ranks' files still exist: the last rank removes it
             folder.rmdir()
     for end in ends.values():
@@ -82,8 +82,8 @@ def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
     if rank == 0:
         token = secrets.token_bytes(_TOKEN_BYTES)
         store.set(_MEETING, token + os.fsencode(_make_folder(store)))
-    told = bytes(store.get(_MEETING))
-    return Path(os.fsdecode(told[_TOKEN_BYTES:])), told[:_TOKEN_BYTES]
+    message = bytes(store.get(_MEETING))
+    return Path(os.fsdecode(message[_TOKEN_BYTES:])), message[:_TOKEN_BYTES]
 
 
 def _make_folder(store: Store) -> Path:
@@ -91,19 +91,19 @@ def _make_folder(store: Store) -> Path:
 
     The engine removes the store's folder, so a rank that exits early leaves no folder behind there.
     """
-    given = getattr(store, "path", "")
-    parent = Path(given).parent
+    store_path = getattr(store, "path", "")
+    parent = Path(store_path).parent
     folder = parent / "ranks"
     fits = len(os.fsencode(folder)) + len("/rank0000") <= MAX_SOCKET_PATH_BYTES
-    if given and fits and not parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if store_path and fits and not parent.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         folder.mkdir(mode=0o700)
         return folder
     return make_private_folder()
 
 
-def _connect(place: Path, rank: int, token: bytes) -> socket.socket:
+def _connect(address: Path, rank: int, token: bytes) -> socket.socket:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    end.connect(str(place))
+    end.connect(str(address))
     _enlarge(end)
     end.sendall(token + rank.to_bytes(2, "big"))
     return end

@@ -154,13 +154,13 @@ def _make_cache(
     options: CPUWorkerOptions, model: nn.Module, loader: WeightLoader
 ) -> PackedCache | None:
     """Return this model's cache entry, or None if nothing is cached."""
-    place = options.packed_cache
-    if place == "auto":
-        place = os.environ.get(CACHE_VARIABLE) or str(default_folder())
-    if place == OFF or FINGERPRINT not in getattr(loader, "provides", ()):
+    directory = options.packed_cache
+    if directory == "auto":
+        directory = os.environ.get(CACHE_VARIABLE) or str(default_folder())
+    if directory == OFF or FINGERPRINT not in getattr(loader, "provides", ()):
         return None
     folder = PackedFolder(
-        path=Path(place).expanduser().absolute(), max_bytes=int(options.packed_cache_gib * _GIB)
+        path=Path(directory).expanduser().absolute(), max_bytes=int(options.packed_cache_gib * _GIB)
     )
     return PackedCache(
         folder,

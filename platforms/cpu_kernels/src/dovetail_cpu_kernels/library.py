@@ -109,9 +109,9 @@ def library() -> ctypes.CDLL:
         loaded.dk_replay.argtypes = [ctypes.c_void_p, _INT64]
     except (OSError, AttributeError) as error:
         raise NativeUnavailableError(f"{LIBRARY.name} cannot be loaded: {error}") from error
-    wish = _wished_level()
-    if wish is not None:
-        loaded.dk_set_level(wish)
+    requested = _wished_level()
+    if requested is not None:
+        loaded.dk_set_level(requested)
     return loaded
 
 
@@ -186,12 +186,12 @@ def _check_layout(loaded: ctypes.CDLL) -> None:
     if differences[0][1] == ABI_VERSION:
         differences.append(("packed format", loaded.dk_pack_version(), PACK_VERSION))
         for name, struct in STRUCTS.items():
-            found = loaded.dk_struct_bytes(name.encode())
-            differences.append((f"bytes of {name}:", found, ctypes.sizeof(struct)))
-    for what, found, needed in differences:
-        if found != needed:
+            actual = loaded.dk_struct_bytes(name.encode())
+            differences.append((f"bytes of {name}:", actual, ctypes.sizeof(struct)))
+    for what, actual, needed in differences:
+        if actual != needed:
             raise NativeUnavailableError(
-                f"{LIBRARY.name} has {what} {found}, but this package needs {needed}: "
+                f"{LIBRARY.name} has {what} {actual}, but this package needs {needed}: "
                 "install dovetail-cpu-kernels again"
             )
 

@@ -155,17 +155,17 @@ def noise_kernel(seeds_ptr, positions_ptr, words_ptr, noise_ptr, SIZE: tl.conste
     position = tl.load(positions_ptr + row)
     words = drawing.noise_words(seed, position, lanes)
     for i in tl.static_range(4):
-        places = (row * 4 + i) * SIZE + lanes
-        tl.store(words_ptr + places, words[i].to(tl.int64))
-        tl.store(noise_ptr + places, drawing.gumbel(words[i]))
+        offsets = (row * 4 + i) * SIZE + lanes
+        tl.store(words_ptr + offsets, words[i].to(tl.int64))
+        tl.store(noise_ptr + offsets, drawing.gumbel(words[i]))
 
 
 def noise_of(seeds, positions, size):
     """Return random words and noise, both [rows, 4, size]."""
     words = torch.zeros(len(seeds), 4, size, dtype=torch.int64)
     noise = torch.zeros(len(seeds), 4, size)
-    told = torch.tensor(seeds), torch.tensor(positions)
-    noise_kernel[(len(seeds),)](*told, words, noise, SIZE=size)
+    arguments = torch.tensor(seeds), torch.tensor(positions)
+    noise_kernel[(len(seeds),)](*arguments, words, noise, SIZE=size)
     return words, noise
 
 
@@ -190,8 +190,8 @@ def test_the_random_generator_equals_the_published_philox():
     words, _ = noise_of(seeds, positions, 8)
     for r, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
         for counter in range(8):
-            told = (counter, position & M32, position >> 32, 0)
-            want = philox(told, (seed & M32, seed >> 32 & M32))
+            counters = (counter, position & M32, position >> 32, 0)
+            want = philox(counters, (seed & M32, seed >> 32 & M32))
             assert words[r, :, counter].tolist() == want
 
 
@@ -205,8 +205,8 @@ def test_noise_is_gumbel_distributed_and_samples_by_probability():
     assert abs(natural.mean() - 0.5772156649) < 4 * 1.2825 / count**0.5
     assert abs(natural.var() - math.pi**2 / 6) < 4 * 1.6449 * (4.4 / count) ** 0.5
     logits = normal(1, vocab_size, scale=1.5, seed=14)[0]
-    drawn = (natural.view(-1, vocab_size) + logits).argmax(-1)
-    counts = drawn.bincount(minlength=vocab_size).tolist()
+    sampled = (natural.view(-1, vocab_size) + logits).argmax(-1)
+    counts = sampled.bincount(minlength=vocab_size).tolist()
     assert sum(counts) == 6144
     assert abs(chi_squared(counts, logits.double().softmax(-1).tolist())) < 4
 
@@ -243,22 +243,22 @@ def test_splitting_a_row_does_not_change_results(parts, monkeypatch):
     ]
     columns = columns_of(all_settings, vocab_size=vocab_size)
     ops = TritonOps()
-    best, drawn = ops.best_tokens(logits_RV), ops.draw_tokens(logits_RV, columns)
+    best, sampled = ops.best_tokens(logits_RV), ops.draw_tokens(logits_RV, columns)
     for module in (best_columns, drawing):
         monkeypatch.setattr(module, "share_out", lambda rows, vocab: parts)
-    assert torch.equal(ops.best_tokens(logits_RV), best) and best[0] == drawn[0] == 7
-    assert torch.equal(ops.draw_tokens(logits_RV, columns), drawn)
+    assert torch.equal(ops.best_tokens(logits_RV), best) and best[0] == sampled[0] == 7
+    assert torch.equal(ops.draw_tokens(logits_RV, columns), sampled)
 
 
 def test_the_noise_of_different_vocabulary_tiles_is_independent():
     vocab_size, num_rows = 3 * best_columns.TILE, 12
     columns = columns_of([DrawParams()] * num_rows, vocab_size=vocab_size)
-    drawn = TritonOps().draw_tokens(torch.zeros(num_rows, vocab_size), columns)
+    sampled = TritonOps().draw_tokens(torch.zeros(num_rows, vocab_size), columns)
     # Twelve samples of three equal tokens omit one in 1 of 40 cases, two in 1 of 170,000 cases.
-    assert len((drawn // best_columns.TILE).unique()) >= 2
+    assert len((sampled // best_columns.TILE).unique()) >= 2
     # The four words of a counter are used by the quarters of a tile.
-    assert len((drawn % best_columns.TILE * 4 // best_columns.TILE).unique()) >= 2
-    assert len((drawn % best_columns.TILE).unique()) >= 10
+    assert len((sampled % best_columns.TILE * 4 // best_columns.TILE).unique()) >= 2
+    assert len((sampled % best_columns.TILE).unique()) >= 10
 
 
 def test_the_parts_of_a_row_cover_the_whole_vocabulary():

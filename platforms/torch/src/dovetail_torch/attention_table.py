@@ -117,12 +117,12 @@ class AttentionTable:
     ) -> None:
         """Run the attention of `attend`. tensors: q, k, v, and the memory of the result."""
         q_THD, k_TKD, v_TKD, out_THD = tensors
-        place = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
+        arguments = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
         layer = self._layers[index]
         if rotary_args is None:  # only layers that rotate have the argument
-            layer.forward(q_THD, k_TKD, v_TKD, *place)
+            layer.forward(q_THD, k_TKD, v_TKD, *arguments)
         else:
-            layer.forward(q_THD, k_TKD, v_TKD, *place, rotary_args)
+            layer.forward(q_THD, k_TKD, v_TKD, *arguments, rotary_args)
 
 
 class NoAttention:

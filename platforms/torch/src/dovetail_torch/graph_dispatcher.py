@@ -150,7 +150,7 @@ class GraphDispatcher:
         logger.warning("The model %s runs all steps eagerly: %s.", name, reason)
 
 
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same_sort = one.shape == other.shape and one.dtype == other.dtype
-    bits = (tensor.contiguous().view(torch.uint8) for tensor in (one, other))
+def _same_bits(first: torch.Tensor, other: torch.Tensor) -> bool:
+    same_sort = first.shape == other.shape and first.dtype == other.dtype
+    bits = (tensor.contiguous().view(torch.uint8) for tensor in (first, other))
     return same_sort and torch.equal(*bits)

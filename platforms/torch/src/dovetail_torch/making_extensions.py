@@ -49,7 +49,7 @@ def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, St
         ("step_extension", context.config.step_extensions, extension_context),
     ):
         for reference in references:
-            one = make_instance(plugins, kind, reference, make_context)
+            extension = make_instance(plugins, kind, reference, make_context)
             name = f"the {kind.replace('_', ' ')} {plugin_name(plugins, kind, reference)!r}"
-            made[name] = ProcessorExtension(one) if kind == "logits_processor" else one
+            made[name] = ProcessorExtension(extension) if kind == "logits_processor" else extension
     return made

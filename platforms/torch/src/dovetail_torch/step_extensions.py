@@ -140,7 +140,7 @@ class StepExtensions:
     ) -> _Change | None:
         batch = _batch_of(plan, rows)
         runs = zip(batch.first_tokens, batch.num_tokens, strict=True)
-        index_T = self._index([first + place for first, count in runs for place in range(count)])
+        index_T = self._index([first + offset for first, count in runs for offset in range(count)])
         given_TD = hidden_TD.index_select(0, index_T)
         shape = given_TD.shape
         new_TD = member.extension.hidden_states(batch, given_TD)
@@ -173,8 +173,8 @@ class StepExtensions:
         index_R = self._index([place_of[row] for row in rows])
         member.extension.after_sampling(rows, token_ids_S.index_select(0, index_R))
 
-    def _index(self, places: Sequence[int]) -> torch.Tensor:
-        return self._upload(np.array(places, np.int64))
+    def _index(self, positions: Sequence[int]) -> torch.Tensor:
+        return self._upload(np.array(positions, np.int64))
 
     def _call(
         self,
@@ -190,7 +190,7 @@ class StepExtensions:
             if len(rows) == 1:
                 self._fail(member, hook, rows[0], error)
                 return []
-        return [found for row in rows for found in self._call(member, hook, [row], call)]
+        return [result for row in rows for result in self._call(member, hook, [row], call)]
 
     def _fail(self, member: _Member, hook: str, row: int, error: Exception) -> None:
         """Record that the row's request cannot continue, and remove the row from all extensions."""
@@ -248,9 +248,9 @@ def _prepare(member: _Member, plan: SchedulerOutput, rows: Sequence[int]) -> Non
 
 def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
     """Return the batch of those runs of `plan` whose row is in `rows`."""
-    wanted = set(rows)
+    row_set = set(rows)
     firsts = [0, *accumulate(plan.num_tokens)]
-    runs = [run for run, row in enumerate(plan.rows) if row in wanted]
+    runs = [run for run, row in enumerate(plan.rows) if row in row_set]
     return ExtensionBatch(
         rows=[plan.rows[run] for run in runs],
         starts=[plan.starts[run] for run in runs],
@@ -261,14 +261,14 @@ def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
     )
 
 
-def _check_like(hook: str, new: object, given: torch.Tensor, shape: torch.Size) -> None:
+def _check_like(hook: str, new: object, tensor: torch.Tensor, shape: torch.Size) -> None:
     """Raise ContractError unless `new` has the type, shape and dtype of the hook's input."""
     if not isinstance(new, torch.Tensor):
         raise ContractError(f"{hook} returned a {type(new).__name__}; return a tensor instead.")
     for what, got, due in (
         ("shape", tuple(new.shape), tuple(shape)),
-        ("dtype", new.dtype, given.dtype),
-        ("device", new.device, given.device),
+        ("dtype", new.dtype, tensor.dtype),
+        ("device", new.device, tensor.device),
     ):
         if got != due:
             raise ContractError(f"{hook} returned {what} {got}; it must return {due}.")

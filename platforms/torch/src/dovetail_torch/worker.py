@@ -157,8 +157,8 @@ class TorchWorker(WorkerBase):
         )
         model_cls = load_architecture(plugins, config)
         check_shared(model_cls, self._ranks)
-        given = self._model_context(plugins.options_of("model", model_cls))
-        self._model: Any = construct("model", model_cls, given)
+        context = self._model_context(plugins.options_of("model", model_cls))
+        self._model: Any = construct("model", model_cls, context)
         self._limits = limit_positions(self._model, self._limits)
         share_heads(self._model, self._ranks)
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
@@ -280,12 +280,12 @@ class TorchWorker(WorkerBase):
             options=self._context.plugins.options_of("attention", self._backend),
             zeros=self.zeros,
         )
-        given = self._loaded, attention, self._extensions
+        arguments = self._loaded, attention, self._extensions
         if self._context.config.kv_connector is None:
-            self._runner = ModelRunner(*given)
+            self._runner = ModelRunner(*arguments)
         else:
             side = make_worker_side(self._context, kv_cache_config)
-            self._runner = ConnectedRunner(*given, side=side)
+            self._runner = ConnectedRunner(*arguments, side=side)
 
     @explain_oom("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:

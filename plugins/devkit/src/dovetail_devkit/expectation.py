@@ -23,12 +23,12 @@ def expect_error(kind: type[Exception], call: Callable[[], Any], rule: str) -> E
     Otherwise raise AssertionError with `rule`.
     """
     try:
-        found = call()
+        result = call()
     except kind as error:
         return error
     except Exception as error:
         raise AssertionError(f"{rule}: expected {kind.__name__}, got {error!r}") from error
-    raise AssertionError(f"{rule}: expected {kind.__name__}, but the call returned {found!r:.200}")
+    raise AssertionError(f"{rule}: expected {kind.__name__}, but the call returned {result!r:.200}")
 
 
 @contextmanager

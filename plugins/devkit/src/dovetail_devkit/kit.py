@@ -96,8 +96,8 @@ def _run_whole(kind: str, cls: type[Any], subjects: Subjects) -> None:
     parameters = inspect.signature(suite).parameters
     arguments = (subjects.find_device(frozenset()),) if "device" in parameters else ()
     options = subjects.registry.options_of(kind, cls)
-    given = {"options": options} if options and "options" in parameters else {}
-    suite(cls, *arguments, **given)
+    kwargs = {"options": options} if options and "options" in parameters else {}
+    suite(cls, *arguments, **kwargs)
 
 
 def _on_device(claimed: frozenset[str], subjects: Subjects, make: DeviceCases) -> Iterator[Case]:
@@ -209,12 +209,12 @@ def _scheduler(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
         if isinstance(scheduler, Scheduler):
             scheduler.check_integrity()
 
-    ours = issubclass(cls, Scheduler)
+    is_scheduler = issubclass(cls, Scheduler)
     return scheduler_cases(
         cls,
         keeps_cache=takes_a_cache(cls),
-        keeps_prefixes=ours,
-        after_step=look_deeper if ours else look_away,
+        keeps_prefixes=is_scheduler,
+        after_step=look_deeper if is_scheduler else look_away,
     )
 
 

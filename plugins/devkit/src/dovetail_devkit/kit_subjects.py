@@ -74,12 +74,12 @@ class Subjects:
         """Return a device of a claimed type (empty: any). Raise NotHere if none is available."""
         import torch
 
-        wanted = [self.device] if self.device else sorted(claimed) or ["cpu"]
-        for name in wanted:
+        devices = [self.device] if self.device else sorted(claimed) or ["cpu"]
+        for name in devices:
             module = getattr(torch, name, None)
             if name == "cpu" or (module is not None and module.is_available()):
                 return torch.device(name)
-        raise NotHere(f"the plugin needs a device of the type {', '.join(wanted)}")
+        raise NotHere(f"the plugin needs a device of the type {', '.join(devices)}")
 
     def model_config(self, architectures: tuple[str, ...]) -> Mapping[str, Any]:
         """Return a config.json for a model class, from the user's model or a tiny Llama."""
@@ -109,8 +109,8 @@ class Subjects:
 
     def checkpoint(self) -> tuple[ModelDirectory, Any]:
         """Return a model that has weights, and the model's class."""
-        found = self.model or self._open_checkpoint()
-        return found, self.registry.load("model", found.architecture)
+        directory = self.model or self._open_checkpoint()
+        return directory, self.registry.load("model", directory.architecture)
 
     def _open_checkpoint(self) -> ModelDirectory:
         path = self._write_checkpoint()
@@ -158,8 +158,8 @@ class Subjects:
     def check_format(self, cls: type[Any]) -> None:
         """Raise NotHere if the plugin reads a model format that the kit cannot write."""
         package = cls.__module__.partition(".")[0]
-        found = self.registry.candidates("model_format") if self.model is None else ()
-        formats = [f"*.{item.name}" for item in found if top_package(item.target) == package]
+        candidates = self.registry.candidates("model_format") if self.model is None else ()
+        formats = [f"*.{item.name}" for item in candidates if top_package(item.target) == package]
         if formats:
             raise NotHere(
                 f"the plugin reads {formats[0]} files; pass the path of such a file with "
@@ -172,16 +172,16 @@ class Subjects:
             return choose_platform(self.registry, self.platform)
         own = self._distribution_of(worker_cls)
         reasons: list[str] = []
-        for found in self.registry.candidates("platform"):
-            if not found.first_party and found.distribution != own:
+        for candidate in self.registry.candidates("platform"):
+            if not candidate.first_party and candidate.distribution != own:
                 continue  # do not import third-party packages that were not requested
-            platform_cls = self.registry.load("platform", found.reference)
+            platform_cls = self.registry.load("platform", candidate.reference)
             probe = platform_cls.probe()
             if not probe.usable:
-                reasons += probe.reasons if found.distribution == own else ()
+                reasons += probe.reasons if candidate.distribution == own else ()
                 continue
             platform: Platform = construct("platform", platform_cls)
-            if found.distribution == own or self._prefers(platform, worker_cls):
+            if candidate.distribution == own or self._prefers(platform, worker_cls):
                 return platform
         if reasons:
             raise NotHere("; ".join(reasons))
@@ -193,20 +193,20 @@ class Subjects:
     def _distribution_of(self, worker_cls: type[Any]) -> str:
         target = f"{worker_cls.__module__}:{worker_cls.__qualname__}"
         package = target.partition(".")[0].partition(":")[0]
-        for found in self.registry.candidates("worker"):
-            if found.target.partition(".")[0].partition(":")[0] == package:
-                return found.distribution
+        for candidate in self.registry.candidates("worker"):
+            if candidate.target.partition(".")[0].partition(":")[0] == package:
+                return candidate.distribution
         return ""
 
     def _prefers(self, platform: Platform, worker_cls: type[Any]) -> bool:
         preferred = platform.prefer("worker")
-        found = [
+        candidates = [
             candidate
             for candidate in self.registry.candidates("worker")
             if candidate.name in preferred
         ]
-        ours = [item.reference for item in found if item.first_party]
-        return any(self.registry.load("worker", our) is worker_cls for our in ours)
+        first_party = [item.reference for item in candidates if item.first_party]
+        return any(self.registry.load("worker", our) is worker_cls for our in first_party)
 
 
 def write_byte_tokenizer(directory: Path) -> Path:

@@ -172,9 +172,9 @@ def _run_child(what: str, subject: PluginSubject) -> None:
         timeout=CHILD_S,
         check=False,
     )
-    told = (
+    error_lines = (
         done.stderr.strip().splitlines()
         or [f"the interpreter that loads the plugin exited with code {done.returncode}"]
     )[-1]
-    expect(done.returncode == 0, told)
+    expect(done.returncode == 0, error_lines)
     expect(not done.stdout, f"loading the plugin prints {done.stdout[:200]!r} to stdout")

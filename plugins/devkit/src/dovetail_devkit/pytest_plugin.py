@@ -68,8 +68,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load the requested plugins. Raise UsageError, on one line, if one is not found."""
-    asked: list[str] = config.getoption("dovetail_plugin")
-    if not asked:
+    requested: list[str] = config.getoption("dovetail_plugin")
+    if not requested:
         return
     import sys
 
@@ -78,29 +78,29 @@ def pytest_configure(config: pytest.Config) -> None:
     if here not in sys.path:
         # like `python -m pytest`, but at the end of the path, so that it hides no other module
         sys.path.append(here)
-    found = [_find(config, item) for item in asked]
-    config.pluginmanager.register(_Kit(config, found))
+    candidates = [_find(config, item) for item in requested]
+    config.pluginmanager.register(_Kit(config, candidates))
 
 
-def _find(config: pytest.Config, asked: str) -> PluginSubject:
+def _find(config: pytest.Config, requested: str) -> PluginSubject:
     from dovetail.errors import DovetailError, PluginError, PluginNotFoundError
     from dovetail.plugins import get_kind
     from dovetail_devkit.plugin_cases import PluginSubject, make_registry
 
-    kind, colon, reference = asked.partition(":")
+    kind, colon, reference = requested.partition(":")
     if not colon or not reference:
-        raise _usage_error(asked, "write the plugin as KIND:NAME, such as attention:torch")
+        raise _usage_error(requested, "write the plugin as KIND:NAME, such as attention:torch")
     try:
         get_kind(kind)
         registry = make_registry(_read_options(config))
         registry.resolve(kind, reference)
         cls = registry.load(kind, reference)
     except PluginNotFoundError as error:
-        raise _usage_error(asked, str(error)) from None
+        raise _usage_error(requested, str(error)) from None
     except PluginError as error:
         return PluginSubject(kind=kind, reference=reference, registry=registry, error=error)
     except DovetailError as error:
-        raise _usage_error(asked, str(error)) from None
+        raise _usage_error(requested, str(error)) from None
     return PluginSubject(kind=kind, reference=reference, registry=registry, cls=cls)
 
 
@@ -108,12 +108,14 @@ def _open_model(config: pytest.Config) -> ModelDirectory | None:
     from dovetail.config.model_directory import ModelDirectory
     from dovetail.errors import ModelError
 
-    asked = config.getoption("dovetail_model_dir")
+    model_dir = config.getoption("dovetail_model_dir")
     try:
-        return ModelDirectory.open(asked) if asked else None
+        return ModelDirectory.open(model_dir) if model_dir else None
     except ModelError as error:
-        told = " ".join(str(error).split())
-        raise pytest.UsageError(f"--dovetail-model-dir {asked!r} cannot be used: {told}") from None
+        message = " ".join(str(error).split())
+        raise pytest.UsageError(
+            f"--dovetail-model-dir {model_dir!r} cannot be used: {message}"
+        ) from None
 
 
 def _read_options(config: pytest.Config) -> dict[str, Any]:
@@ -129,8 +131,8 @@ def _read_options(config: pytest.Config) -> dict[str, Any]:
     return options
 
 
-def _usage_error(asked: str, reason: str) -> pytest.UsageError:
-    return pytest.UsageError(f"--dovetail-plugin {asked!r}: {' '.join(reason.split())}")
+def _usage_error(requested: str, reason: str) -> pytest.UsageError:
+    return pytest.UsageError(f"--dovetail-plugin {requested!r}: {' '.join(reason.split())}")
 
 
 class _Kit:
@@ -149,8 +151,8 @@ class _Kit:
         """Add the plugins to the session's collectors."""
         report = yield
         if isinstance(collector, pytest.Session) and report.passed:
-            found = [PluginCollector.of(collector, subject) for subject in self._subjects]
-            report.result = [*(report.result or ()), *found]
+            collectors = [PluginCollector.of(collector, subject) for subject in self._subjects]
+            report.result = [*(report.result or ()), *collectors]
         return report
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -165,7 +167,10 @@ class _Kit:
                 ]
                 for outcome in _COUNTED
             }
-            counts = ", ".join(f"{len(found)} {outcome}" for outcome, found in reports.items())
+            counts = ", ".join(
+                f"{len(reports_of_outcome)} {outcome}"
+                for outcome, reports_of_outcome in reports.items()
+            )
             terminalreporter.write_line(f"{subject}: {counts}")
             texts = (str(report.longrepr[2]) for report in reports["skipped"])
             reasons = Counter(text.removeprefix("Skipped: ") for text in texts)

@@ -153,9 +153,11 @@ class _Fields:
             raise self._refusal(key, value, "a positive number")
         return float(f"{value:.7g}")
 
-    def _refusal(self, key: str, value: object, wanted: str) -> ModelError:
-        found = "missing" if value is None else f"{value!r:.80}"
-        return ModelError(f"{self.file.path}: {self.name}.{key} is {found}; it must be {wanted}.")
+    def _refusal(self, key: str, value: object, expected: str) -> ModelError:
+        description = "missing" if value is None else f"{value!r:.80}"
+        return ModelError(
+            f"{self.file.path}: {self.name}.{key} is {description}; it must be {expected}."
+        )
 
 
 def _vocab_size(file: GGUFFile) -> int:

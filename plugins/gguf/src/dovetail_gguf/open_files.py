@@ -38,13 +38,13 @@ def _open_file(path: Path) -> tuple[GGUFFile, Versions]:
 
 def _versions(file: GGUFFile) -> Versions:
     """Return device, inode, size and modification time of each part."""
-    found = []
+    versions = []
     for path in file.paths:
         try:
-            found.append(path.stat())
+            versions.append(path.stat())
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
-    return [(item.st_dev, item.st_ino, item.st_size, item.st_mtime_ns) for item in found]
+    return [(item.st_dev, item.st_ino, item.st_size, item.st_mtime_ns) for item in versions]
 
 
 def _is_recent(versions: Versions) -> bool:

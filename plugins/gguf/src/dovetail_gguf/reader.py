@@ -310,8 +310,8 @@ class _Part:
 class _Cursor:
     """Reads values one after the other. Every method raises _Damaged at the end of the file."""
 
-    def __init__(self, memory: memoryview, place: int) -> None:
-        self._memory, self.place = memory, place
+    def __init__(self, memory: memoryview, position: int) -> None:
+        self._memory, self.place = memory, position
 
     def take(self, num_bytes: int) -> memoryview:
         """Return the next bytes."""

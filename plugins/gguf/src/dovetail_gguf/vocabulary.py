@@ -84,10 +84,12 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
     source = _Metadata(file)
     model = source.value("model", str, default=None)
     if model not in MODELS:
-        found = "is missing" if model is None else f"is {shorten(model)}, which is not supported"
+        description = (
+            "is missing" if model is None else f"is {shorten(model)}, which is not supported"
+        )
         supported = ", ".join(f"{name} ({what})" for name, what in MODELS.items())
         raise ModelError(
-            f"{file.path}: tokenizer.ggml.model {found}. Supported: {supported}.\n"
+            f"{file.path}: tokenizer.ggml.model {description}. Supported: {supported}.\n"
             "Set the option tokenizer to a directory with a tokenizer.json, or skip_tokenizer_init."
         )
     tokens = source.strings("tokens", MAX_TOKENS)
@@ -145,16 +147,18 @@ class _Metadata:
                 f"{key} has {count} values in {num_bytes} bytes; the limits are {most} values and "
                 f"{MAX_LIST_BYTES} bytes",
             )
-        found: list[Any] = self._metadata[full]
-        if found and type(found[0]) is not kind:  # all elements have the same type
-            raise self.refusal(f"{key} has {shorten(found[0])}; its values must be {kind.__name__}")
-        return found
+        values: list[Any] = self._metadata[full]
+        if values and type(values[0]) is not kind:  # all elements have the same type
+            raise self.refusal(
+                f"{key} has {shorten(values[0])}; its values must be {kind.__name__}"
+            )
+        return values
 
     def strings(self, key: str, most: int) -> list[str]:
-        found = self.list_of(key, str, most)
-        if not found:
+        values = self.list_of(key, str, most)
+        if not values:
             raise self.refusal(f"{key} is missing or empty")
-        return found
+        return values
 
     def token_types(self, num_tokens: int) -> list[int]:
         return self._by_token(
@@ -176,17 +180,17 @@ class _Metadata:
         is_valid: Callable[[Any], bool],
         default: list[Any] | None,
     ) -> list[Any]:
-        found = self.list_of(key, kind, MAX_TOKENS)
-        if found is None:
-            found = default
-        if found is None:
+        values = self.list_of(key, kind, MAX_TOKENS)
+        if values is None:
+            values = default
+        if values is None:
             raise self.refusal(f"{key} is missing")
-        if len(found) != num_tokens:
-            raise self.refusal(f"{key} has {len(found)} values for {num_tokens} tokens")
-        for number, value in enumerate(found):
+        if len(values) != num_tokens:
+            raise self.refusal(f"{key} has {len(values)} values for {num_tokens} tokens")
+        for number, value in enumerate(values):
             if not is_valid(value):
                 raise self.refusal(f"{key} has the value {value} for the token {number}")
-        return found
+        return values
 
     def merges(self) -> list[tuple[str, str]]:
         pairs = []
@@ -198,15 +202,15 @@ class _Metadata:
         return pairs
 
     def special_ids(self, num_tokens: int, defaults: Mapping[str, int]) -> dict[str, int]:
-        found = {}
+        token_ids = {}
         for name, key in SPECIAL_TOKENS.items():
             token = self.value(key, int, default=defaults.get(name))
             if token is None:
                 continue
             if not 0 <= token < num_tokens:
                 raise self.refusal(f"{key} is {token}, but there are {num_tokens} tokens")
-            found[name] = token
-        return found
+            token_ids[name] = token
+        return token_ids
 
     def pre_tokenizer(self) -> PreTokenizer:
         name = self.value("pre", str, default=None)

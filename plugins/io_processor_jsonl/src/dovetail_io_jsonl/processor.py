@@ -86,10 +86,12 @@ class JSONLProcessor(IOProcessor):
             raise RequestError(
                 f"a row cannot have the field {unknown[0]!r}.{nearest(unknown[0], _KNOWN)}"
             )
-        given = [form for form in _FORMS if form in row]
-        if len(given) != 1:
-            found = " and ".join(given) or "no prompt"
-            raise RequestError(f"the row must have exactly one of {', '.join(_FORMS)}; got {found}")
+        forms = [form for form in _FORMS if form in row]
+        if len(forms) != 1:
+            description = " and ".join(forms) or "no prompt"
+            raise RequestError(
+                f"the row must have exactly one of {', '.join(_FORMS)}; got {description}"
+            )
         changes = {key: value for key, value in row.items() if key in _SAMPLING_FIELDS}
         if isinstance(changes.get("logit_bias"), Mapping):
             changes["logit_bias"] = _with_integer_keys(changes["logit_bias"])
@@ -97,7 +99,7 @@ class JSONLProcessor(IOProcessor):
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError(f"priority={priority!r:.80} must be an integer")
         return IOPrompt(
-            prompt=self._text_or_tokens(given[0], row[given[0]]),
+            prompt=self._text_or_tokens(forms[0], row[forms[0]]),
             sampling_params=replace(params, **changes),
             priority=priority,
         )

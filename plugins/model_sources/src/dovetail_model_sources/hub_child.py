@@ -52,12 +52,14 @@ def main() -> None:
 
 def run(request: dict[str, str], write: Callable[[dict[str, Any]], None]) -> None:
     """Download one model. `write` receives the progress, and at the end the result."""
-    wanted = HubReference(repo=request["repo"], file=request["file"], revision=request["revision"])
+    reference = HubReference(
+        repo=request["repo"], file=request["file"], revision=request["revision"]
+    )
     endpoint, cache = request["endpoint"], Path(request["cache"])
     try:
-        path = _Download(wanted, Repository(wanted, endpoint, cache), write).run()
+        path = _Download(reference, Repository(reference, endpoint, cache), write).run()
     except Exception as error:
-        write({"error": _explain(error, wanted, endpoint, cache)})
+        write({"error": _explain(error, reference, endpoint, cache)})
     else:
         write({"path": str(path)})
 
@@ -67,11 +69,11 @@ class _Download:
 
     def __init__(
         self,
-        wanted: HubReference,
+        reference: HubReference,
         repository: Repository,
         write: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._wanted, self._repository, self._write = wanted, repository, write
+        self._wanted, self._repository, self._write = reference, repository, write
         self._pending = 0
 
     def run(self) -> Path:
@@ -152,13 +154,13 @@ def _limit(name: str) -> int:
     return _LIMITS.get(name, MAX_BYTES.get(name, MAX_OTHER_BYTES))
 
 
-def _explain(error: Exception, wanted: HubReference, endpoint: str, cache: Path) -> str:
+def _explain(error: Exception, reference: HubReference, endpoint: str, cache: Path) -> str:
     """Return the message for an error, of at most three lines."""
-    title = wanted.title
+    title = reference.title
     if isinstance(error, DovetailError):
         return str(error)
     if isinstance(error, HfHubHTTPError):
-        return f"{title} cannot be downloaded: {_explain_status(error, wanted, endpoint)}"
+        return f"{title} cannot be downloaded: {_explain_status(error, reference, endpoint)}"
     if isinstance(error, HTTPError):
         return (
             f"{title} cannot be downloaded: the hub {endpoint} cannot be reached or the connection "
@@ -178,21 +180,21 @@ def _explain(error: Exception, wanted: HubReference, endpoint: str, cache: Path)
     return f"{title} cannot be downloaded: {type(error).__name__}: {shorten(str(error))}"
 
 
-def _explain_status(error: HfHubHTTPError, wanted: HubReference, endpoint: str) -> str:
+def _explain_status(error: HfHubHTTPError, reference: HubReference, endpoint: str) -> str:
     status = error.response.status_code
     code = error.response.headers.get("X-Error-Code", "")
     if code == "RevisionNotFound":
-        return f"the repository has no revision {shorten(wanted.revision)}."
+        return f"the repository has no revision {shorten(reference.revision)}."
     if code == "EntryNotFound":
-        name = wanted.file or CONFIG_FILE
+        name = reference.file or CONFIG_FILE
         return (
             f"the repository has no file {name}.\nFor a GGUF file of the repository, give its "
-            f"name: {wanted.repo}:NAME.gguf"
+            f"name: {reference.repo}:NAME.gguf"
         )
     if code == "GatedRepo" or status == 403:
         return (
             f"access to the repository is restricted.\nAccept its conditions at "
-            f"{endpoint}/{wanted.repo}, and set HF_TOKEN to a token of your account."
+            f"{endpoint}/{reference.repo}, and set HF_TOKEN to a token of your account."
         )
     if status == 401 and code != "RepoNotFound" and "Invalid" in _reason(error):
         return "the hub refuses the token.\nSet HF_TOKEN to a valid token, or unset it."

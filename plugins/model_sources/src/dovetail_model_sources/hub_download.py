@@ -29,38 +29,38 @@ _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _TRUE = ("1", "on", "yes", "true")
 
 
-def download_model(wanted: HubReference, cache: Path, report: Callable[[str], None]) -> Path:
+def download_model(reference: HubReference, cache: Path, report: Callable[[str], None]) -> Path:
     """Download a model into the cache, and return its path.
 
     Raises ModelError that names the cause: downloads are forbidden, huggingface_hub is missing, no
     network, no such model, no access, a wrong checksum, a full disk, or a limit.
     """
-    _check_allowed(wanted, cache)
+    _check_allowed(reference, cache)
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ModelError(
-            f"{wanted.title} cannot be downloaded: the package huggingface_hub is missing.\n"
+            f"{reference.title} cannot be downloaded: the package huggingface_hub is missing.\n"
             "Run: pip install 'dovetail-model-sources[hub]'"
         )
     endpoint = hub_endpoint()
-    report(f"Downloading {wanted.title} from {endpoint}.")
-    process = _start(wanted, endpoint, cache)
+    report(f"Downloading {reference.title} from {endpoint}.")
+    process = _start(reference, endpoint, cache)
     assert process.stdout is not None
     try:
-        path = _follow(process.stdout, wanted, report)
+        path = _follow(process.stdout, reference, report)
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
     size = sum(file.stat().st_size for file in _files_of(path)) / 1e6
-    report(f"Downloaded {wanted.title}: {size:.1f} MB.")
+    report(f"Downloaded {reference.title}: {size:.1f} MB.")
     return path
 
 
-def _start(wanted: HubReference, endpoint: str, cache: Path) -> subprocess.Popen[bytes]:
+def _start(reference: HubReference, endpoint: str, cache: Path) -> subprocess.Popen[bytes]:
     request = {
-        "repo": wanted.repo,
-        "file": wanted.file,
-        "revision": wanted.revision,
+        "repo": reference.repo,
+        "file": reference.file,
+        "revision": reference.revision,
         "endpoint": endpoint,
         "cache": str(cache),
     }
@@ -74,18 +74,18 @@ def _start(wanted: HubReference, endpoint: str, cache: Path) -> subprocess.Popen
     )
 
 
-def _check_allowed(wanted: HubReference, cache: Path) -> None:
+def _check_allowed(reference: HubReference, cache: Path) -> None:
     stated = [name for name in _OFFLINE_VARIABLES if os.environ.get(name, "").lower() in _TRUE]
     if is_offline():
         stated.insert(0, OFFLINE_VARIABLE)
     if stated:
         raise ModelError(
-            f"{wanted.title} is not in the cache {cache}, and {stated[0]} forbids downloads.\n"
+            f"{reference.title} is not in the cache {cache}, and {stated[0]} forbids downloads.\n"
             f"Unset {stated[0]}, or copy the cache of another machine."
         )
 
 
-def _follow(output: IO[bytes], wanted: HubReference, report: Callable[[str], None]) -> Path:
+def _follow(output: IO[bytes], reference: HubReference, report: Callable[[str], None]) -> Path:
     """Report the progress of the download. Return the directory that the child process prints."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(output, lines), daemon=True).start()
@@ -95,25 +95,25 @@ def _follow(output: IO[bytes], wanted: HubReference, report: Callable[[str], Non
             line = lines.get(timeout=STALL_S)
         except queue.Empty:
             raise ModelError(
-                f"{wanted.title} cannot be downloaded: the hub sent almost nothing for "
+                f"{reference.title} cannot be downloaded: the hub sent almost nothing for "
                 f"{STALL_S:.0f} s.\nCheck the network. A repeated command continues the download."
             ) from None
         if not line:
             raise ModelError(
-                f"{wanted.title} cannot be downloaded: the process of the download was killed, "
+                f"{reference.title} cannot be downloaded: the process of the download was killed, "
                 "perhaps because of its memory limit."
             )
-        answer = json.loads(line)
-        if "path" in answer:
-            return Path(answer["path"])
-        if "error" in answer:
-            raise ModelError(answer["error"])
-        total += answer.get("total", 0)
-        received += answer.get("received", 0)
+        message = json.loads(line)
+        if "path" in message:
+            return Path(message["path"])
+        if "error" in message:
+            raise ModelError(message["error"])
+        total += message.get("total", 0)
+        received += message.get("received", 0)
         done = min(PARTS, PARTS * received // total) if total else 0
         if done > shown:
             shown = done
-            report(progress_bar(wanted.title, received, total))
+            report(progress_bar(reference.title, received, total))
 
 
 def _read_lines(output: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:

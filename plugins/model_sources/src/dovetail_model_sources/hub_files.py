@@ -58,11 +58,11 @@ class HubFile:
 class Repository:
     """The files of one repository at one commit. The first requested file determines the commit."""
 
-    def __init__(self, wanted: HubReference, endpoint: str, cache: Path) -> None:
+    def __init__(self, reference: HubReference, endpoint: str, cache: Path) -> None:
         """Store the arguments. No request is sent yet. huggingface_hub provides the token."""
-        self._wanted = wanted
+        self._wanted = reference
         self._endpoint = endpoint
-        self._folder = cache / wanted.folder_name
+        self._folder = cache / reference.folder_name
         self._headers: dict[str, str] = build_hf_headers(library_name="dovetail")
         self.commit = ""
 
@@ -81,21 +81,21 @@ class Repository:
         path = f"{self._wanted.repo}/resolve/{quote(revision, safe='')}/{quote(name)}"
         url = f"{self._endpoint}/{path}"
         # The first request fails immediately if the hub is absent; later ones are repeated.
-        facts = get_hf_file_metadata(
+        metadata = get_hf_file_metadata(
             url, headers=self._headers, token=False, retry_on_errors=bool(self.commit)
         )
-        commit, etag = facts.commit_hash or "", facts.etag or ""
+        commit, etag = metadata.commit_hash or "", metadata.etag or ""
         if not _COMMIT.fullmatch(commit) or (self.commit and commit != self.commit):
             self._refuse(name, f"the commit {shorten(commit)}")
         if not _ETAG.fullmatch(etag) or etag.startswith("."):
             self._refuse(name, f"the ETag {shorten(etag)}")
-        if facts.size is not None and not 0 <= facts.size <= max_bytes:
-            self._refuse(name, f"{facts.size} bytes; the limit is {max_bytes}")
-        if self._endpoint.startswith("https:") and not facts.location.startswith("https:"):
+        if metadata.size is not None and not 0 <= metadata.size <= max_bytes:
+            self._refuse(name, f"{metadata.size} bytes; the limit is {max_bytes}")
+        if self._endpoint.startswith("https:") and not metadata.location.startswith("https:"):
             self._refuse(name, "an address without TLS")
         self.commit = commit
         return HubFile(
-            name=name, url=facts.location, commit=commit, etag=etag, num_bytes=facts.size
+            name=name, url=metadata.location, commit=commit, etag=etag, num_bytes=metadata.size
         )
 
     def _refuse(self, name: str, what: str) -> None:

@@ -73,17 +73,17 @@ class HubReference:
 
 def parse_hub_reference(text: str) -> HubReference:
     """Parse "ORGANIZATION/NAME[:FILE.gguf][@REVISION]". Raise ModelError for any other text."""
-    found = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
-    if found is None or "--" in found["repo"] or ".." in text:
+    match = _REFERENCE.fullmatch(text) if len(text) <= _MAX_CHARS else None
+    if match is None or "--" in match["repo"] or ".." in text:
         raise ModelError(
             f"{shorten(text)} is not the name of a model on the hub.\n"
             "Give ORGANIZATION/NAME, such as Qwen/Qwen3-0.6B, with :FILE.gguf for one GGUF file "
             "and @REVISION for a branch, tag or commit."
         )
     reference = HubReference(
-        repo=found["repo"],
-        file=found["file"] or "",
-        revision=found["revision"] or DEFAULT_REVISION,
+        repo=match["repo"],
+        file=match["file"] or "",
+        revision=match["revision"] or DEFAULT_REVISION,
     )
     reference.gguf_files()
     return reference

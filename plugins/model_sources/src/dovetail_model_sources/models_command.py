@@ -45,14 +45,14 @@ def models(
     """List the models on this machine. The exit code is 1 if one is damaged."""
     store = Store(model_cache_dir())
     downloaded = {entry.path: entry for entry in store.entries()}
-    found = list(_listed(downloaded, verify=verify))
+    listed = list(_listed(downloaded, verify=verify))
     if remove:
-        return _remove(store, downloaded, found, remove)
+        return _remove(store, downloaded, listed, remove)
     if json:
-        print_json(found)
+        print_json(listed)
     else:
-        _print(found, verify=verify)
-    return int(any(model.checked not in ("", "ok", _NO_CHECKSUM) for model in found))
+        _print(listed, verify=verify)
+    return int(any(model.checked not in ("", "ok", _NO_CHECKSUM) for model in listed))
 
 
 def _listed(downloaded: dict[Path, Entry], *, verify: bool) -> Iterable[Model]:
@@ -84,18 +84,18 @@ def _check(path: Path, entry: Entry | None) -> str:
     return f"changed: {', '.join(changed)}" if changed else "ok"
 
 
-def _print(found: Sequence[Model], *, verify: bool) -> None:
+def _print(models: Sequence[Model], *, verify: bool) -> None:
     headings = ("name", "size", "format", "license", "path", *(("check",) if verify else ()))
     rows = [
         (item.name, f"{item.num_bytes / 1e6:.1f} MB", item.format, item.license, str(item.path))
         + ((item.checked,) if verify else ())
-        for item in found
+        for item in models
     ]
     print_table(headings, rows)
 
 
-def _remove(store: Store, downloaded: dict[Path, Entry], found: list[Model], name: str) -> int:
-    for model in found:
+def _remove(store: Store, downloaded: dict[Path, Entry], models: list[Model], name: str) -> int:
+    for model in models:
         entry = downloaded.get(model.path)
         if entry is not None and name in (model.name, f"pypi:{entry.folder.name}"):
             store.remove(entry)
@@ -107,7 +107,7 @@ def _remove(store: Store, downloaded: dict[Path, Entry], found: list[Model], nam
         return 0
     names = [
         model.name
-        for model in found
+        for model in models
         if model.path in downloaded or hub_cache.is_hub_model(model.path)
     ]
     raise ModelError(

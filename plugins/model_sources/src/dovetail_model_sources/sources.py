@@ -37,9 +37,9 @@ class HubSource(ModelSource):
 
     def fetch(self, argument: str) -> Path:
         """Return the model, after downloading it if it is missing."""
-        wanted, cache = parse_hub_reference(argument), hub_cache_dir()
-        found = find_complete_model(cache, wanted)
-        return found or download_model(wanted, cache, self._report)
+        reference, cache = parse_hub_reference(argument), hub_cache_dir()
+        snapshot = find_complete_model(cache, reference)
+        return snapshot or download_model(reference, cache, self._report)
 
     def local_models(self) -> Sequence[LocalModel]:
         """Return all complete models in the cache of huggingface_hub."""

@@ -73,39 +73,39 @@ class Store:
         self._folder = cache_dir / "pypi"
         self._report = report
 
-    def find(self, wanted: Reference) -> Entry | None:
+    def find(self, reference: Reference) -> Entry | None:
         """Return the model, or None if it is missing or incomplete.
 
         Only sizes are checked. Raises ModelError if the model in the cache is from a wheel with
         another checksum than the reference.
         """
-        entry = _read_entry(self._folder / wanted.requirement)
-        if entry is not None and wanted.sha256 not in ("", entry.wheel_sha256):
+        entry = _read_entry(self._folder / reference.requirement)
+        if entry is not None and reference.sha256 not in ("", entry.wheel_sha256):
             raise ModelError(
-                f"{wanted.title} in the model cache is from a wheel with the SHA-256 "
-                f"{entry.wheel_sha256}, not {wanted.sha256}.\n"
-                f"Run: dovetail models --remove pypi:{wanted.requirement}"
+                f"{reference.title} in the model cache is from a wheel with the SHA-256 "
+                f"{entry.wheel_sha256}, not {reference.sha256}.\n"
+                f"Run: dovetail models --remove pypi:{reference.requirement}"
             )
         return entry
 
     def fetch(
-        self, wanted: Reference, *, checksums: Mapping[str, str] | None = None, name: str = ""
+        self, reference: Reference, *, checksums: Mapping[str, str] | None = None, name: str = ""
     ) -> Entry:
         """Return the model, after downloading it if it is missing.
 
         checksums: required SHA-256 by file. name: the name of the model in messages. Raises
         ModelError if the download fails or a checksum is wrong.
         """
-        if found := self.find(wanted):
-            return found
+        if entry := self.find(reference):
+            return entry
         if is_offline():
             raise ModelError(
-                f"{name or wanted.title} is not in the model cache {self._folder.parent}, and "
+                f"{name or reference.title} is not in the model cache {self._folder.parent}, and "
                 f"{OFFLINE_VARIABLE} forbids downloads.\nUnset {OFFLINE_VARIABLE}, or copy the "
                 "model cache of another machine."
             )
-        with self._disk_errors(wanted.title):
-            return self._fetch(wanted, checksums or {})
+        with self._disk_errors(reference.title):
+            return self._fetch(reference, checksums or {})
 
     def entries(self) -> Sequence[Entry]:
         """Return every complete model, sorted."""
@@ -113,8 +113,8 @@ class Store:
             folders = sorted(path for path in self._folder.iterdir() if "==" in path.name)
         except OSError:
             return ()
-        found = (_read_entry(path) for path in folders if not path.name.startswith("."))
-        return [entry for entry in found if entry is not None]
+        entries = (_read_entry(path) for path in folders if not path.name.startswith("."))
+        return [entry for entry in entries if entry is not None]
 
     def remove(self, entry: Entry) -> None:
         """Delete a model. Processes that use it keep their open files."""
@@ -141,18 +141,18 @@ class Store:
     def _temporary(self, name: str) -> Path:
         return self._folder / f".{name}.tmp"
 
-    def _fetch(self, wanted: Reference, checksums: Mapping[str, str]) -> Entry:
+    def _fetch(self, reference: Reference, checksums: Mapping[str, str]) -> Entry:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._clean(wanted)
-        with _locked_folder(self._temporary(wanted.requirement), self._report) as temporary:
-            if found := self.find(wanted):  # another process has just downloaded it
-                return found
-            wheel = download_wheel(wanted, temporary, self._report)
+        self._clean(reference)
+        with _locked_folder(self._temporary(reference.requirement), self._report) as temporary:
+            if stored := self.find(reference):  # another process has just downloaded it
+                return stored
+            wheel = download_wheel(reference, temporary, self._report)
             made = temporary / "made"
             made.mkdir()
-            record = _unpack(wanted, wheel, made, checksums)
+            record = _unpack(reference, wheel, made, checksums)
             _write_record(made / RECORD, record)
-            target = self._folder / wanted.requirement
+            target = self._folder / reference.requirement
             if os.path.lexists(target):
                 target.rename(temporary / "incomplete")
             made.rename(target)
@@ -161,13 +161,13 @@ class Store:
         if entry is None:
             raise ModelError(f"{target} was removed while it was downloaded.")
         size = f"{entry.num_bytes / 1e6:.1f} MB"
-        self._report(f"Downloaded {wanted.title}: {size}, license {entry.license or 'unknown'}.")
+        self._report(f"Downloaded {reference.title}: {size}, license {entry.license or 'unknown'}.")
         return entry
 
-    def _clean(self, wanted: Reference) -> None:
+    def _clean(self, reference: Reference) -> None:
         """Remove the temporary directories of other models that no process uses."""
         for path in self._folder.glob(".*.tmp"):
-            if path != self._temporary(wanted.requirement):
+            if path != self._temporary(reference.requirement):
                 with suppress(OSError), _locked_folder(path, None):
                     pass
 
@@ -219,11 +219,11 @@ def _take(descriptor: int, path: Path, report: Callable[[str], None] | None) -> 
 
 
 def _unpack(
-    wanted: Reference, wheel: Path, made: Path, checksums: Mapping[str, str]
+    reference: Reference, wheel: Path, made: Path, checksums: Mapping[str, str]
 ) -> dict[str, Any]:
     """Check the wheel, extract its model into `made`, and return the record."""
     digest = hash_file(wheel)
-    _check_digest(wheel.name, digest, wanted.sha256)
+    _check_digest(wheel.name, digest, reference.sha256)
     with open_wheel(wheel) as opened:
         model: WheelModel = find_model(opened, wheel.name)
         num_bytes = sum(info.file_size for info in model.files)
@@ -234,7 +234,7 @@ def _unpack(
     for name, expected in checksums.items():
         _check_digest(name, files.get(name, (0, "missing"))[1], expected)
     return {
-        "reference": f"pypi:{wanted.requirement}",
+        "reference": f"pypi:{reference.requirement}",
         "wheel": wheel.name,
         "wheel_sha256": digest,
         "license": model.license,
@@ -244,10 +244,10 @@ def _unpack(
     }
 
 
-def _check_digest(name: str, found: str, expected: str) -> None:
-    if expected and found != expected:
+def _check_digest(name: str, digest: str, expected: str) -> None:
+    if expected and digest != expected:
         raise ModelError(
-            f"{name} has a wrong checksum: SHA-256 {found}, expected {expected}.\n"
+            f"{name} has a wrong checksum: SHA-256 {digest}, expected {expected}.\n"
             "The download was deleted. Try again; if it happens again, do not trust the index."
         )
 

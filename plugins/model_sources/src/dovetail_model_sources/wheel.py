@@ -183,15 +183,15 @@ _Found = tuple[str, str, list[str]]
 
 def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
     """Return every .gguf file. A complete split model counts as one."""
-    found: dict[str, list[str]] = {}
+    by_name: dict[str, list[str]] = {}
     for name in sorted(members):
         if name.lower().endswith(".gguf"):
             split = _SPLIT.fullmatch(name)
-            found.setdefault(f"{split['stem']}/{split['count']}" if split else name, []).append(
+            by_name.setdefault(f"{split['stem']}/{split['count']}" if split else name, []).append(
                 name
             )
     models = []
-    for names in found.values():
+    for names in by_name.values():
         split = _SPLIT.fullmatch(names[0])
         if split and len(names) != int(split["count"]):
             raise ModelError(

@@ -294,10 +294,10 @@ def _joined(calls: list[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
 
 def _parameter_schemas(tools: Any) -> dict[str, Mapping[str, Any]]:
     """Return the schemas of the parameters of each function, by its name."""
-    found: dict[str, Mapping[str, Any]] = {}
+    schemas: dict[str, Mapping[str, Any]] = {}
     for tool in tools:
         function = tool.get("function", tool)
         parameters = function.get("parameters") or {}
         properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-        found[function["name"]] = properties if isinstance(properties, Mapping) else {}
-    return found
+        schemas[function["name"]] = properties if isinstance(properties, Mapping) else {}
+    return schemas

@@ -110,10 +110,10 @@ class Cursor:
         """Pass on the text before the first marker. Read and return the marker, "" at the end."""
         pattern = _any_of(markers)
         while True:
-            found = pattern.search(self._text, self._at)
-            if found is not None:
-                self._pass_on(found.start(), emit)
-                return self.take(len(found[0]))
+            match = pattern.search(self._text, self._at)
+            if match is not None:
+                self._pass_on(match.start(), emit)
+                return self.take(len(match[0]))
             rest = self._text[self._at :]
             held = 0 if self.ended else held_back(rest, markers)
             self._pass_on(len(self._text) - held, emit)
@@ -176,8 +176,8 @@ class Cursor:
                 if not (yield from self.peek()):
                     break
                 emit(self.take(1))
-            elif found := _IN_STRING.match(self._text, self._at):
-                emit(self.take(len(found[0])))
+            elif match := _IN_STRING.match(self._text, self._at):
+                emit(self.take(len(match[0])))
         raise MalformedCallError
 
     def _nested(self, emit: Emit, depth: int = 0) -> Steps[None]:
@@ -185,8 +185,8 @@ class Cursor:
             if char == '"':
                 emit(self.take(1))
                 yield from self._string(emit)
-            elif found := _OUTSIDE.match(self._text, self._at):
-                emit(self.take(len(found[0])))
+            elif match := _OUTSIDE.match(self._text, self._at):
+                emit(self.take(len(match[0])))
             else:
                 emit(self.take(1))
                 depth += 1 if char in "{[" else -1

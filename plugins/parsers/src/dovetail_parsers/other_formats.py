@@ -209,8 +209,8 @@ def python_to_json(text: str) -> str:
         return json.dumps(text, ensure_ascii=False)
 
 
-def _json_token(found: re.Match[str]) -> str:
-    token = found[0]
+def _json_token(match: re.Match[str]) -> str:
+    token = match[0]
     if token in _WORDS:
         return _WORDS[token]
     if token[0] == "'":

@@ -78,7 +78,7 @@ def collect_moments(
 
 
 def _adding(moments: Moments) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-    def add(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        moments.add(given[0].detach())
+    def add(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        moments.add(inputs[0].detach())
 
     return add

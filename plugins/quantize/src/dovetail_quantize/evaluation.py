@@ -75,7 +75,7 @@ def measure(
 
     reference: log-probabilities of the original model; None for the original model itself.
     """
-    found: list[torch.Tensor] = []
+    logits: list[torch.Tensor] = []
     nll = kl = same = 0.0
     count = 0
     for number, chunk in enumerate(chunks):
@@ -84,7 +84,7 @@ def measure(
         nll -= float(log_q_PV.gather(1, targets_P1).double().sum())
         count += len(log_q_PV)
         if reference is None:
-            found.append(log_q_PV)
+            logits.append(log_q_PV)
             continue
         log_p_PV = reference[number]
         kl += float(
@@ -93,5 +93,5 @@ def measure(
         same += int((log_q_PV.argmax(-1) == log_p_PV.argmax(-1)).sum())
     perplexity = math.exp(min(700.0, nll / count))
     if reference is None:
-        return Accuracy(perplexity=perplexity), found
+        return Accuracy(perplexity=perplexity), logits
     return Accuracy(perplexity=perplexity, kl=kl / count, same_best=same / count), []

@@ -119,6 +119,6 @@ def _theta(config: Mapping[str, Any]) -> float:
 
 
 def _scaling(config: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(config.get("rope_scaling") or _parameters(config))
-    kind = found.get("rope_type", found.get("type", "default"))
-    return {} if kind == "default" else {**found, "rope_type": kind}
+    scaling = dict(config.get("rope_scaling") or _parameters(config))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return {} if kind == "default" else {**scaling, "rope_type": kind}

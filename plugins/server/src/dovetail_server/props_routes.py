@@ -40,13 +40,13 @@ class PropsRoutes(HTTPRoutes):
         engine = self._context.engine
         defaults = asdict(engine.default_sampling_params())
         params = {name: defaults[name] for name in FIELDS}
-        facts = {
+        body = {
             "model_alias": self._context.served_model_name,
             "default_generation_settings": {"n_ctx": engine.max_model_len, "params": params},
             "modalities": {"vision": False, "audio": False},
         }
         return HTTPResponse(
-            headers={"content-type": "application/json"}, body=json.dumps(facts).encode()
+            headers={"content-type": "application/json"}, body=json.dumps(body).encode()
         )
 
     def close(self) -> None:

@@ -73,12 +73,12 @@ class ServerState:
 
     def abort(self, ids: Collection[str], everything: bool) -> int:
         """End requests of this process by the ids of their responses, or all. Return how many."""
-        wanted, error = set(ids), unavailable("The request was aborted by the operator.")
+        requested, error = set(ids), unavailable("The request was aborted by the operator.")
         error.code, error.retry_after_s = "aborted", None
         num_aborted = 0
         for exchange in list(self.exchanges):
             if exchange.answer_id and (
-                everything or {exchange.request_id, exchange.answer_id} & wanted
+                everything or {exchange.request_id, exchange.answer_id} & requested
             ):
                 exchange.interrupt(error)
                 num_aborted += 1

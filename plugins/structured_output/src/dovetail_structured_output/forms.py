@@ -127,17 +127,17 @@ def _tag_rules(tag: StructuralTag, special: Mapping[str, int]) -> list[str]:
         rules.append(f"{name}: {' '.join([*parts, _literal(structure.end, special)])}")
         if tag.triggers:
             rules += _triggered(f"found_{name}", structure, tag.triggers, special)
-    found = " | ".join(f"found_{name}" for name in names)
+    alternatives = " | ".join(f"found_{name}" for name in names)
     first = " | ".join(names)
     if tag.at_least_one:
-        more = f" ({found})* any_text" if tag.triggers else ""
+        more = f" ({alternatives})* any_text" if tag.triggers else ""
         if tag.separator is not None:
             more = f" ({_literal(tag.separator, special)} ({first}))*"
         start = f"({first})" + ("" if tag.stop_after_first else more)
     elif tag.stop_after_first:
-        start = f"({found}) | any_text"
+        start = f"({alternatives}) | any_text"
     else:
-        start = f"({found})* any_text"
+        start = f"({alternatives})* any_text"
     return ["%llguidance {}", f"start: {start}", *rules]
 
 
@@ -164,10 +164,10 @@ def _triggered(
 
 
 def _value(structure: Structure) -> str:
-    given = [
+    constraints = [
         item for item in (structure.schema, structure.regex, structure.grammar) if item is not None
     ]
-    if len(given) != 1:
+    if len(constraints) != 1:
         raise ValueError("a structure needs exactly one of schema, regex and grammar")
     if structure.schema is not None:
         if not isinstance(structure.schema, dict):
@@ -184,15 +184,15 @@ def _literal(text: str, special: Mapping[str, int]) -> str:
     """Return Lark syntax for a text whose special tokens are single tokens."""
     parts: list[str] = []
     while text:
-        places = [(text.find(item), -len(item), item) for item in special if item in text]
-        if not places:
+        candidates = [(text.find(item), -len(item), item) for item in special if item in text]
+        if not candidates:
             parts.append(_quoted(text))
             break
-        place, _, found = min(places)
-        if place:
-            parts.append(_quoted(text[:place]))
-        parts.append(f"<[{special[found]}]>")
-        text = text[place + len(found) :]
+        index, _, match = min(candidates)
+        if index:
+            parts.append(_quoted(text[:index]))
+        parts.append(f"<[{special[match]}]>")
+        text = text[index + len(match) :]
     return " ".join(parts)
 
 

@@ -27,8 +27,8 @@ class Vocabulary:
             )
         self.vocab_size = vocab_size
         count = min(tokenizer.vocab_size, vocab_size)
-        found = [pieces[token] for token in range(count)]
-        self.tokens = [item.encode() if isinstance(item, str) else bytes(item) for item in found]
+        entries = [pieces[token] for token in range(count)]
+        self.tokens = [item.encode() if isinstance(item, str) else bytes(item) for item in entries]
         special = sorted(token for token in tokenizer.special_token_ids if token < count)
         self.special = {
             self.tokens[token].decode(errors="replace"): token
@@ -55,24 +55,24 @@ class _Source:
     def __call__(self, text: str) -> list[int]:
         if isinstance(text, bytes):
             raise TypeError("expected a str")
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         content = text.encode()
-        if b"".join(map(self.tokens.__getitem__, found)) == content:
-            return found
+        if b"".join(map(self.tokens.__getitem__, token_ids)) == content:
+            return token_ids
         return self._longest_tokens(content)  # the tokenizer adds a space, for example
 
     def _longest_tokens(self, content: bytes) -> list[int]:
         """Return tokens with exactly these bytes, each as long as possible."""
-        found, start = [], 0
+        tokens, start = [], 0
         while start < len(content):
             sizes = range(min(self._longest, len(content) - start), 0, -1)
             pieces = (content[start : start + size] for size in sizes)
             piece = next((item for item in pieces if item in self._ids), b"")
             if not piece:
                 break
-            found.append(self._ids[piece])
+            tokens.append(self._ids[piece])
             start += len(piece)
-        return found
+        return tokens
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:

@@ -39,22 +39,22 @@ def check_grammar(text: str) -> str:
         )
     depth = rules = counts = 0
     before = ("", "")
-    for kind, found in _tokens(text):
+    for kind, match in _tokens(text):
         if kind == "define":
             rules += 1
             if before[0] != "name" or rules > MAX_RULES:
                 raise ValueError(f"'::=' must follow a name, at most {MAX_RULES} times")
-        if found == "(" and before[1] in _FUNCTIONS:
+        if match == "(" and before[1] in _FUNCTIONS:
             raise ValueError(f"the function {before[1]} is not supported")
         if kind == "count":
-            counts += max(map(int, re.findall("[0-9]+", found)))
-        counts += 2 * (found in ("*", "+", "?"))
+            counts += max(map(int, re.findall("[0-9]+", match)))
+        counts += 2 * (match in ("*", "+", "?"))
         if counts > MAX_COUNTS:
             raise ValueError(f"the sum of the repetitions is above {MAX_COUNTS}")
-        depth += {"(": 1, ")": -1}.get(found, 0)
+        depth += {"(": 1, ")": -1}.get(match, 0)
         if not 0 <= depth <= MAX_DEPTH:
             raise ValueError(f"groups must be closed, and nested at most {MAX_DEPTH} deep")
-        before = kind, found
+        before = kind, match
     return text
 
 
@@ -72,13 +72,14 @@ def _quoted(char: str) -> str:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    place = 0
-    while place < len(text):
-        found = _TOKEN.match(text, place)
-        if found is None:
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
             raise ValueError(
-                f"the grammar is not GBNF at character {place}: {text[place : place + 20]!r}"
+                f"the grammar is not GBNF at character {position}: "
+                f"{text[position : position + 20]!r}"
             )
-        place = found.end()
-        if found.lastgroup != "blank":
-            yield str(found.lastgroup), found.group()
+        position = match.end()
+        if match.lastgroup != "blank":
+            yield str(match.lastgroup), match.group()

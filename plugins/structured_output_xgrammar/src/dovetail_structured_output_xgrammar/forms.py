@@ -158,10 +158,10 @@ def _tag(structure: Structure) -> dict[str, Any]:
 
 
 def _content(structure: Structure) -> dict[str, Any]:
-    given = [
+    constraints = [
         item for item in (structure.schema, structure.regex, structure.grammar) if item is not None
     ]
-    if len(given) != 1:
+    if len(constraints) != 1:
         raise ValueError("a structure needs exactly one of schema, regex and grammar")
     if structure.regex is not None:
         return {"type": "regex", "pattern": translate(structure.regex).written()}

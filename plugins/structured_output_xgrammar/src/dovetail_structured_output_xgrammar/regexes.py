@@ -66,10 +66,10 @@ def translate(text: str, excluded: Ranges = (), *, search: bool = False) -> Patt
     excluded: characters that it must not match. search: whether `text` may match a part of them.
     """
     parser = _Parser(text, excluded, search)
-    found = parser.alternatives(0)
+    expression = parser.alternatives(0)
     if parser.place < len(text):
         raise ValueError("the regular expression has an unmatched ')'")
-    return found
+    return expression
 
 
 def without(ranges: Ranges, removed: Ranges) -> Ranges:
@@ -91,8 +91,8 @@ def write_set(ranges: Ranges) -> str:
     if ranges == ((_CARET, _CARET),):
         return "\\^"
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and chr(ranges[0][0]).isascii():
-        one = chr(ranges[0][0])
-        return one if one.isalnum() else f"\\u{ord(one):04X}"
+        character = chr(ranges[0][0])
+        return character if character.isalnum() else f"\\u{ord(character):04X}"
     parts = [_write_range(low, high) for low, high in without(ranges, ((_CARET, _CARET),))]
     caret = any(low <= _CARET <= high for low, high in ranges)
     return f"[{''.join(parts)}{'^' if caret else ''}]"  # a caret at the start would negate the set
@@ -120,16 +120,19 @@ class _Parser:
             raise ValueError(
                 f"the regular expression has groups nested more than {MAX_GROUP_DEPTH} deep"
             )
-        found = [self._sequence(depth)]
+        sequences = [self._sequence(depth)]
         while self._take("|"):
-            found.append(self._sequence(depth))
-        if len(found) == 1:
-            return found[0]
-        texts = [item.text for item in found if item.text]
+            sequences.append(self._sequence(depth))
+        if len(sequences) == 1:
+            return sequences[0]
+        texts = [item.text for item in sequences if item.text]
         if not texts:
             return Pattern("", 0, True)
-        optional = "?" if len(texts) < len(found) else ""
-        size, nullable = sum(item.size for item in found), any(item.nullable for item in found)
+        optional = "?" if len(texts) < len(sequences) else ""
+        size, nullable = (
+            sum(item.size for item in sequences),
+            any(item.nullable for item in sequences),
+        )
         return Pattern(f"({'|'.join(texts)}){optional}", size, nullable)
 
     def _sequence(self, depth: int) -> Pattern:
@@ -230,7 +233,7 @@ class _Parser:
     def _character_class(self) -> Ranges:
         self.place += 1
         negated = self._take("^")
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         if self._peek() == "]":
             raise self._error("']' at the start of a class must be written '\\]'")
         while not self._take("]"):
@@ -245,8 +248,8 @@ class _Parser:
                 if len(high) != 1 or high[0][0] != high[0][1] or high[0][0] < low[0][0]:
                     raise self._error("the range in the character class is not valid")
                 low = ((low[0][0], high[0][0]),)
-            found += low
-        return without(EVERY, tuple(found)) if negated else without(tuple(found), ())
+            ranges += low
+        return without(EVERY, tuple(ranges)) if negated else without(tuple(ranges), ())
 
     def _is_range(self) -> bool:
         return self._peek() == "-" and self._peek(1) not in ("]", "")
@@ -302,10 +305,10 @@ class _Parser:
     def _peek(self, offset: int = 0) -> str:
         return self._text[self.place + offset : self.place + offset + 1]
 
-    def _take(self, wanted: str) -> bool:
-        found = self._text.startswith(wanted, self.place)
-        self.place += len(wanted) if found else 0
-        return found
+    def _take(self, token: str) -> bool:
+        is_next = self._text.startswith(token, self.place)
+        self.place += len(token) if is_next else 0
+        return is_next
 
     def _error(self, what: str) -> ValueError:
         return ValueError(f"the regular expression is not supported at {self.place}: {what}")

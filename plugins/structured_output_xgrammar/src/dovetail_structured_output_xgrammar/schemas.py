@@ -132,26 +132,26 @@ class _Translation:
             raise ValueError(f"the keyword {keyword!r} is not supported for {' or '.join(kinds)}")
         options = []
         for kind in kinds:
-            given = {item: schema[item] for item in keywords & types.BY_TYPE[kind]}
-            options.append(self._of_type(kind, given, depth))
+            used = {item: schema[item] for item in keywords & types.BY_TYPE[kind]}
+            options.append(self._of_type(kind, used, depth))
         if len(options) == 1:
             return options[0]
         return {"anyOf": [self._labeled(option) for option in options]}
 
     def _kinds(self, schema: Mapping[str, Any], keywords: frozenset[str]) -> list[str] | None:
         """Return the types of a part, or None for every type."""
-        given = schema.get("type")
-        if given is None and "type" not in schema:
+        declared = schema.get("type")
+        if declared is None and "type" not in schema:
             if not keywords:
                 return None
             fitting = [kind for kind in reversed(types.BY_TYPE) if keywords <= types.BY_TYPE[kind]]
             if not fitting:
                 raise ValueError(f"the keyword {min(keywords)!r} needs a type beside it")
             return fitting[:1]
-        kinds = given if isinstance(given, list) else [given]
+        kinds = declared if isinstance(declared, list) else [declared]
         wrong = [kind for kind in kinds if not isinstance(kind, str) or kind not in types.BY_TYPE]
         if wrong or not kinds:
-            raise ValueError(f"the type {str(wrong or given)[:40]!r} is not known")
+            raise ValueError(f"the type {str(wrong or declared)[:40]!r} is not known")
         return list(dict.fromkeys(kinds))
 
     def _of_type(self, kind: str, schema: dict[str, Any], depth: int) -> dict[str, Any]:
@@ -162,13 +162,13 @@ class _Translation:
         if kind == "number":
             return types.number(schema)
         if kind == "string":
-            found, size = types.string(schema)
+            rule, size = types.string(schema)
         elif kind == "integer":
-            found, size = types.integer(schema)
+            rule, size = types.integer(schema)
         else:
-            found, size = {"type": kind}, 0
+            rule, size = {"type": kind}, 0
         self._add_size(size)
-        return found
+        return rule
 
     def _object(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
         properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -206,12 +206,12 @@ class _Translation:
         """Return the schema of objects whose keys are not listed."""
         if counts.get("minProperties", 0) > 1:
             raise ValueError("minProperties must be 0 or 1, because keys can be written twice")
-        found: dict[str, Any] = {"type": "object", **counts}
+        mapping: dict[str, Any] = {"type": "object", **counts}
         if patterns is None:
             if others is False and counts.get("minProperties"):
                 raise ValueError("minProperties permits no value beside additionalProperties")
             rest = False if others is False else self._part(_or_true(others), depth + 1)
-            return found | {"additionalProperties": rest}
+            return mapping | {"additionalProperties": rest}
         if not isinstance(patterns, dict) or len(patterns) != 1 or others not in (None, False):
             raise ValueError(
                 "patternProperties is supported with one pattern and without additionalProperties"
@@ -222,23 +222,23 @@ class _Translation:
             raise ValueError("patternProperties must not contain an empty pattern")
         self._add_size(pattern.size)
         part = self._part(value, depth + 1)
-        return found | {
+        return mapping | {
             "patternProperties": {pattern.written(): part},
             "additionalProperties": False,
         }
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {"type": "array"}
-        found |= types.read_counts(schema, "minItems", "maxItems")
+        array: dict[str, Any] = {"type": "array"}
+        array |= types.read_counts(schema, "minItems", "maxItems")
         first, items = schema.get("prefixItems", []), schema.get("items", True)
         if not isinstance(first, list):
             raise ValueError("prefixItems must be a list of schemas")
         if isinstance(items, list):
             raise ValueError("items must be one schema; use prefixItems for a list")
         if first:
-            found["prefixItems"] = [self._part(item, depth + 1) for item in first]
-        found["items"] = False if items is False else self._part(items, depth + 1)
-        return found
+            array["prefixItems"] = [self._part(item, depth + 1) for item in first]
+        array["items"] = False if items is False else self._part(items, depth + 1)
+        return array
 
     def _reference(self, pointer: object) -> str:
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
@@ -252,16 +252,16 @@ class _Translation:
         return f"#/$defs/{self._names[pointer]}"
 
     def _find(self, pointer: str) -> object:
-        found: Any = self._root
+        node: Any = self._root
         for step in pointer.split("/")[1:]:
             key: Any = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list):
+            if isinstance(node, list):
                 key = int(key) if key.isascii() and key.isdigit() and len(key) < 5 else -1
-                found = dict(enumerate(found))
-            if not isinstance(found, dict) or key not in found:
+                node = dict(enumerate(node))
+            if not isinstance(node, dict) or key not in node:
                 raise ValueError(f"$ref {pointer[:60]!r} names no part of the schema")
-            found = found[key]
-        return found
+            node = node[key]
+        return node
 
     def _check_value(self, value: object, depth: int) -> None:
         """Check a value of enum or const."""

@@ -68,11 +68,11 @@ def read_count(schema: Mapping[str, Any], keyword: str) -> int | None:
 
 def read_counts(schema: Mapping[str, Any], least: str, most: str) -> dict[str, int]:
     """Return the counts that are given of a minimum and a maximum."""
-    given = {item: read_count(schema, item) for item in (least, most)}
-    found = {keyword: count for keyword, count in given.items() if count is not None}
-    if found.get(least, 0) > found.get(most, MAX_COUNT):
+    requested = {item: read_count(schema, item) for item in (least, most)}
+    counts = {keyword: count for keyword, count in requested.items() if count is not None}
+    if counts.get(least, 0) > counts.get(most, MAX_COUNT):
         raise ValueError(f"{least} is greater than {most}, so no value is valid")
-    return found
+    return counts
 
 
 def string(schema: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

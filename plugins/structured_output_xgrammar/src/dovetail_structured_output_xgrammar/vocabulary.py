@@ -25,8 +25,8 @@ class Vocabulary:
             )
         self.vocab_size = vocab_size
         count = min(tokenizer.vocab_size, vocab_size)
-        found = [pieces[token] for token in range(count)]
-        tokens = [item.encode() if isinstance(item, str) else bytes(item) for item in found]
+        entries = [pieces[token] for token in range(count)]
+        tokens = [item.encode() if isinstance(item, str) else bytes(item) for item in entries]
         special = [token for token in tokenizer.special_token_ids if token < count]
         self.special = [tokens[item].decode(errors="replace") for item in special if tokens[item]]
         for token in special:

@@ -54,10 +54,10 @@ class MLFQPolicy(OneOrderPolicy):
     options_model: ClassVar[type[BaseModel]] = MLFQOptions
 
     def __init__(self, options: Mapping[str, object] | None = None) -> None:
-        self._options = given = MLFQOptions.model_validate(options or {})
-        self._quanta = [given.quantum * given.ratio**level for level in range(given.levels)]
+        self._options = parsed = MLFQOptions.model_validate(options or {})
+        self._quanta = [parsed.quantum * parsed.ratio**level for level in range(parsed.levels)]
         self._places: dict[int, _Place] = {}
-        self.max_batch = given.max_batch
+        self.max_batch = parsed.max_batch
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
         """Return (level, arrival). A request preempted too often stays on the top level."""
@@ -70,9 +70,9 @@ class MLFQPolicy(OneOrderPolicy):
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Promote starved requests, serve the first requests in the order, and pause the others."""
-        for place in self._places.values():
-            if view.now_ns - place.served_ns > self._options.promote_s * 1e9:
-                place.level, place.used, place.served_ns = 0, 0, view.now_ns
+        for position in self._places.values():
+            if view.now_ns - position.served_ns > self._options.promote_s * 1e9:
+                position.level, position.used, position.served_ns = 0, 0, view.now_ns
         served = yield from self.serve(view)
         for request in view.running:
             if request.sequence not in served:
@@ -86,11 +86,11 @@ class MLFQPolicy(OneOrderPolicy):
 
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
         """Count the iterations. Move the request one level down when its quantum is used up."""
-        place = self._places[request.sequence]
-        place.served_ns = view.now_ns
-        place.used += self._cost(num_tokens)
-        if place.used >= self._quanta[place.level] and place.level < len(self._quanta) - 1:
-            place.level, place.used = place.level + 1, 0
+        position = self._places[request.sequence]
+        position.served_ns = view.now_ns
+        position.used += self._cost(num_tokens)
+        if position.used >= self._quanta[position.level] and position.level < len(self._quanta) - 1:
+            position.level, position.used = position.level + 1, 0
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
         """Remove the request."""

@@ -56,10 +56,10 @@ class ConfigFile:
         """Add the file's values to options that are not on the command line."""
         self.arguments = arguments
         options = {_flag(item): item for item in arguments if item.parse and _flag(item)}
-        given = options.pop(FLAG, None)
-        if given is None or not given.tokens:
+        config_argument = options.pop(FLAG, None)
+        if config_argument is None or not config_argument.tokens:
             return
-        file = given.tokens[-1].value
+        file = config_argument.tokens[-1].value
         for key, name, node in _entries(file):
             argument = options.get(name)
             if argument is None:
@@ -92,17 +92,17 @@ def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
         return
     if type(root).__name__ != "MappingNode":
         raise ConfigError(f"{file} must have one option in each line, such as port: 8000.")
-    seen: dict[str, Any] = {}
+    keys: dict[str, Any] = {}
     for key, value in root.value:
         if type(key).__name__ != "ScalarNode":
             raise ConfigError(f"{_place(file, key)}: the name of an option must be a plain text.")
         name = f"--{key.value.removeprefix('--').replace('_', '-')}"
-        if name in seen:
+        if name in keys:
             raise ConfigError(
                 f"{_place(file, key)}: the option {shorten(key.value)} is already in line "
-                f"{seen[name].start_mark.line + 1}. Remove one of them."
+                f"{keys[name].start_mark.line + 1}. Remove one of them."
             )
-        seen[name] = key
+        keys[name] = key
         yield key, name, value
 
 
@@ -126,11 +126,11 @@ def _scalar(file: str, node: Any, argument: Argument) -> str:
     """Return a value as a command-line word: true, false, a number, or the text in the file."""
     if type(node).__name__ != "ScalarNode":
         _refuse(file, node, argument, "a nested value")
-    wanted = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
-    if wanted is None:
+    expected = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
+    if expected is None:
         return str(node.value)
     tag = node.tag.removeprefix(_TAG)
-    if tag not in _TYPES[wanted][0] or ":" in node.value:  # YAML 1.1 reads 1:30 as a number
+    if tag not in _TYPES[expected][0] or ":" in node.value:  # YAML 1.1 reads 1:30 as a number
         _refuse(file, node, argument, shorten(node.value))
     return str(_construct(file, node)).lower()
 
@@ -149,13 +149,13 @@ def _is_mapping(argument: Argument) -> bool:
     return _flag(argument).removeprefix("--").replace("-", "_") in MAPPINGS
 
 
-def _refuse(file: str, node: Any, argument: Argument, found: str) -> NoReturn:
-    wanted = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
+def _refuse(file: str, node: Any, argument: Argument, description: str) -> NoReturn:
+    expected = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
     words = "a list of texts" if _is_list(argument) else "a text"
     words = "a mapping" if _is_mapping(argument) else words
-    words = _TYPES[wanted][1] if wanted else words
+    words = _TYPES[expected][1] if expected else words
     name = _flag(argument).removeprefix("--")
-    raise ConfigError(f"{_place(file, node)}: {name} is {found}; it must be {words}.")
+    raise ConfigError(f"{_place(file, node)}: {name} is {description}; it must be {words}.")
 
 
 def _place(file: str, node: Any) -> str:
@@ -209,14 +209,14 @@ def _construct(file: str, node: Any) -> Any:
     if kind == "SequenceNode":
         return [_construct(file, item) for item in node.value]
     if kind == "MappingNode":
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, value in node.value:
-            if type(key).__name__ != "ScalarNode" or key.value in found:
+            if type(key).__name__ != "ScalarNode" or key.value in mapping:
                 raise ConfigError(
                     f"{_place(file, key)}: each key must be a text that occurs once in a mapping."
                 )
-            found[key.value] = _construct(file, value)
-        return found
+            mapping[key.value] = _construct(file, value)
+        return mapping
     import yaml
 
     if node.tag.removeprefix(_TAG) in ("bool", "int", "float", "null"):

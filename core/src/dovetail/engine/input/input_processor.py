@@ -86,20 +86,20 @@ def completion_seed(seed: int, index: int) -> int:
 class InputProcessor:
     """Creates core requests. `prepare` may run in several threads, the other methods in one."""
 
-    def __init__(self, facts: InputFacts, *, tokenizer: Tokenizer | None, clock: Clock) -> None:
+    def __init__(self, info: InputFacts, *, tokenizer: Tokenizer | None, clock: Clock) -> None:
         """Create the processor.
 
         tokenizer: None if all prompts are token ids. Raises ConfigError for invalid defaults,
         ModelError for a tokenizer of another model.
         """
         if tokenizer is not None:
-            check_tokenizer(tokenizer, facts.vocab_size)
-        self._facts = facts
+            check_tokenizer(tokenizer, info.vocab_size)
+        self._facts = info
         self._tokenizer = tokenizer
         self._clock = clock
         self._num_requests = 0
-        self._default_params = _default_params(facts.default_sampling)
-        self._max_prompt_chars = facts.limits.max_prompt_chars
+        self._default_params = _default_params(info.default_sampling)
+        self._max_prompt_chars = info.limits.max_prompt_chars
 
     def default_params(self) -> SamplingParams:
         """Return the sampling parameters of a request that has none."""
@@ -206,20 +206,20 @@ class InputProcessor:
                 f"params must be SamplingParams, not {type(params).__name__}.", parameter="params"
             )
         params = params.own_copy()
-        facts = self._facts
+        info = self._facts
         for name, count in (
             ("logprobs", params.logprobs),
             ("prompt_logprobs", params.prompt_logprobs),
         ):
-            if count is not None and count > facts.max_logprobs:
+            if count is not None and count > info.max_logprobs:
                 raise RequestError(
                     f"{name}={count} is more than this engine's max_logprobs="
-                    f"{facts.max_logprobs}; request fewer, or start the engine with a larger "
+                    f"{info.max_logprobs}; request fewer, or start the engine with a larger "
                     "max_logprobs.",
                     parameter=name,
                 )
-        check_params_limits(params, facts.limits)
-        check_sampling_tokens(params, facts.vocab_size)
+        check_params_limits(params, info.limits)
+        check_sampling_tokens(params, info.vocab_size)
         if self._tokenizer is None:
             for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words)):
                 if texts:
@@ -233,13 +233,13 @@ class InputProcessor:
 
     def _tokens_of(self, read: ReadPrompt, keep_last: int | None) -> tuple[int, ...]:
         """Return the checked token ids of a prompt, only the last `keep_last` of them."""
-        facts, given = self._facts, read.content
+        info, content = self._facts, read.content
         if read.text is not None:
             self._check_length("prompt", read.text)
-        if isinstance(given, str):
-            given = self._encode("prompt", given, add_special_tokens=True)
-        token_ids = take_token_ids(given, keep_last=keep_last, max_model_len=facts.max_model_len)
-        check_prompt(token_ids, vocab_size=facts.vocab_size, max_model_len=facts.max_model_len)
+        if isinstance(content, str):
+            content = self._encode("prompt", content, add_special_tokens=True)
+        token_ids = take_token_ids(content, keep_last=keep_last, max_model_len=info.max_model_len)
+        check_prompt(token_ids, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         return token_ids
 
     def _check_length(self, parameter: str, text: str) -> None:
@@ -268,7 +268,7 @@ class InputProcessor:
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of each word, at the start of a text and after a space."""
-        found: dict[tuple[int, ...], None] = {}
+        spelled: dict[tuple[int, ...], None] = {}
         for word in dict.fromkeys(words):
             bare = word.lstrip()
             spellings = self._spell(bare), self._spell(" " + bare)
@@ -278,10 +278,10 @@ class InputProcessor:
                     "encode; leave it out.",
                     parameter="bad_words",
                 )
-            found |= dict.fromkeys(spellings)
-        for spelling in found:
+            spelled |= dict.fromkeys(spellings)
+        for spelling in spelled:
             check_token_ids("bad_words", spelling, self._facts.vocab_size)
-        return tuple(found)
+        return tuple(spelled)
 
     def _spell(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode("bad_words", text, add_special_tokens=False))
@@ -309,9 +309,9 @@ def _no_tokenizer(parameter: str) -> RequestError:
     )
 
 
-def _default_params(given: Mapping[str, object]) -> SamplingParams:
+def _default_params(defaults: Mapping[str, object]) -> SamplingParams:
     """Return SamplingParams with the given fields. Raise ConfigError for an invalid field."""
-    values = dict(given)
+    values = dict(defaults)
     if "max_new_tokens" in values:
         values.setdefault("max_tokens", values.pop("max_new_tokens"))
     known = {entry.name for entry in fields(SamplingParams)}

@@ -72,20 +72,20 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
 
 
 def take_token_ids(
-    given: Iterable[int], *, keep_last: int | None, max_model_len: int
+    iterable: Iterable[int], *, keep_last: int | None, max_model_len: int
 ) -> tuple[int, ...]:
     """Return unchecked token ids. Read at most `max_model_len` of them.
 
     keep_last: return only this many ids from the end; None for all. Raises RequestError for a
     prompt that is too long, before its other ids are read, and for an iterable that fails.
     """
-    if keep_last is not None and isinstance(given, Sequence):
-        sequence = given
-        given = guarded("prompt", lambda: _last_of(sequence, keep_last))
-    known_length = type(given) in (list, tuple, range)
-    count = len(given) if known_length else None  # type: ignore[arg-type]  # these have a length
+    if keep_last is not None and isinstance(iterable, Sequence):
+        sequence = iterable
+        iterable = guarded("prompt", lambda: _last_of(sequence, keep_last))
+    known_length = type(iterable) in (list, tuple, range)
+    count = len(iterable) if known_length else None  # type: ignore[arg-type]  # these have a length
     if count is None or count < max_model_len:
-        token_ids = guarded("prompt", lambda: tuple(islice(given, max_model_len)))
+        token_ids = guarded("prompt", lambda: tuple(islice(iterable, max_model_len)))
         if len(token_ids) < max_model_len:
             return token_ids if keep_last is None else token_ids[-keep_last:]
         count = None
@@ -121,13 +121,13 @@ def _last_of(sequence: Sequence[int], count: int) -> Iterable[int]:
     return deque(sequence, maxlen=count) if isinstance(sequence, deque) else sequence[-count:]
 
 
-def _content(given: object) -> str | Iterable[int]:
-    if isinstance(given, str):
-        return plain_text(given)
-    if isinstance(given, Iterable) and not isinstance(given, _NOT_TOKENS):
-        return given
+def _content(prompt: object) -> str | Iterable[int]:
+    if isinstance(prompt, str):
+        return plain_text(prompt)
+    if isinstance(prompt, Iterable) and not isinstance(prompt, _NOT_TOKENS):
+        return prompt
     raise RequestError(
-        f"the prompt is a {type(given).__name__}; give a string, a list of token ids, "
+        f"the prompt is a {type(prompt).__name__}; give a string, a list of token ids, "
         '{"prompt": "…"} or {"prompt_token_ids": […]}.',
         parameter="prompt",
     )

@@ -199,7 +199,7 @@ def read_request_ids(request_ids: object) -> list[str]:
 
     Raises RequestError for any other value, and for more than `MAX_REQUEST_IDS` ids.
     """
-    return [one for chunk in request_id_chunks(request_ids) for one in chunk]
+    return [request_id for chunk in request_id_chunks(request_ids) for request_id in chunk]
 
 
 def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
@@ -213,10 +213,10 @@ def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
     ids = take_items("request_ids", request_ids, MAX_REQUEST_IDS, what="ids")
     for start in range(0, len(ids), ID_CHUNK):
         chunk = ids[start : start + ID_CHUNK]
-        for one in chunk:
-            if not issubclass(type(one), str):
-                raise refuse("request_ids", one, "a string")
-        yield [plain_text(one) for one in chunk]
+        for request_id in chunk:
+            if not issubclass(type(request_id), str):
+                raise refuse("request_ids", request_id, "a string")
+        yield [plain_text(request_id) for request_id in chunk]
 
 
 def read_pause_scope(scope: object) -> PauseScope:

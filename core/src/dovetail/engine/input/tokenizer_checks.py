@@ -27,7 +27,7 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
     beyond = range(vocab_size, tokenizer.vocab_size)
     if not beyond:
         return
-    found = (
+    problem = (
         f"the tokenizer has token ids up to {tokenizer.vocab_size - 1}, but the model's vocabulary "
         f"has only {vocab_size} (vocab_size in config.json)"
     )
@@ -35,13 +35,13 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
     if num_special == len(beyond):
         logger.warning(
             "%s. Requests that contain a special token with an id of %d or more are refused.",
-            found,
+            problem,
             vocab_size,
         )
         return
     raise ModelError(
-        f"{found}: tokenizer.json belongs to another model. Copy the tokenizer.json of this model "
-        "to its directory, or set the option tokenizer to the directory that has it."
+        f"{problem}: tokenizer.json belongs to another model. Copy the tokenizer.json of this "
+        "model to its directory, or set the option tokenizer to the directory that has it."
     )
 
 
@@ -93,6 +93,6 @@ def load_tokenizer(
         reference = model.defaults.get("model.tokenizer_mode", DEFAULT_TOKENIZER)
     tokenizer_cls = plugins.load("tokenizer", reference)
     options = plugins.options_of("tokenizer", tokenizer_cls)
-    given = {"options": options} if options else {}
-    tokenizer: Tokenizer = tokenizer_cls.from_directory(model.tokenizer_dir, **given)
+    kwargs = {"options": options} if options else {}
+    tokenizer: Tokenizer = tokenizer_cls.from_directory(model.tokenizer_dir, **kwargs)
     return tokenizer

@@ -117,10 +117,10 @@ def prepare_history(
 
 
 def _check_result(where: str, message: Mapping[str, Any], known: set[str]) -> None:
-    given = message.get("tool_call_id")
-    if not isinstance(given, str) or given not in known:
+    call_id = message.get("tool_call_id")
+    if not isinstance(call_id, str) or call_id not in known:
         raise RequestError(
-            f"{where}.tool_call_id={shorten(given)} is not the id of a tool call in an earlier "
+            f"{where}.tool_call_id={shorten(call_id)} is not the id of a tool call in an earlier "
             "message of the assistant.",
             parameter=f"{where}.tool_call_id",
         )
@@ -154,15 +154,15 @@ def _read_call(where: str, call: object, *, with_objects: bool) -> dict[str, Any
     return {**call, "function": {**function, "arguments": shown}}
 
 
-def _text_of(given: str | Mapping[str, Any]) -> str:
-    return given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+def _text_of(arguments: str | Mapping[str, Any]) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _object_of(given: str | Mapping[str, Any]) -> Any:
-    if not isinstance(given, str):
-        return given
+def _object_of(arguments: str | Mapping[str, Any]) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
     try:
-        found = json.loads(given) if given.strip() else {}
+        parsed = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
-        return given
-    return found if isinstance(found, dict) else given
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

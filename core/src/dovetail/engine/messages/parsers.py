@@ -71,10 +71,10 @@ class MessageParser:
                 self._reasoning = None
         if self._tools is not None:
             try:
-                found = [self._tools.feed(content)] if content else []
-                found += [self._tools.finish()] if is_last else []
-                content = "".join(item.content for item in found)
-                calls = [call for item in found for call in item.calls]
+                tool_deltas = [self._tools.feed(content)] if content else []
+                tool_deltas += [self._tools.finish()] if is_last else []
+                content = "".join(item.content for item in tool_deltas)
+                calls = [call for item in tool_deltas for call in item.calls]
             except Exception:
                 logger.exception("The tool parser failed; the rest of the text is content.")
                 self._tools = None
@@ -179,11 +179,11 @@ def choose_parser(
         name = plugins.resolve(kind, reference).name
         return _chosen(plugins, kind, cls, name, f"{option} names it")
     template = template_of(tokenizer, with_tools=kind == "tool_parser")
-    found = _by_template(kind, plugins, template) if template else None
-    plugins.note_choice(kind, None if found is None else found[1])
-    if found is None:
+    selection = _by_template(kind, plugins, template) if template else None
+    plugins.note_choice(kind, None if selection is None else selection[1])
+    if selection is None:
         return None
-    name, cls = found
+    name, cls = selection
     marks = ", ".join(cls.template_marks)
     return _chosen(plugins, kind, cls, name, f"the chat template contains {marks}")
 

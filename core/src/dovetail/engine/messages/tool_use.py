@@ -132,11 +132,11 @@ def _grammar_of(
     has_grammar: bool,
 ) -> dict[str, Any] | None:
     """Return the structural tag of a request, or None to use the grammar of `params`."""
-    answer = params.structured_outputs
+    response_grammar = params.structured_outputs
     if not use.offered:
-        if answer is None or markers is None or not markers.answer:
+        if response_grammar is None or markers is None or not markers.answer:
             return None
-        structure = {"begin": markers.answer, **_value(answer)}
+        structure = {"begin": markers.answer, **_value(response_grammar)}
         return {"structures": [structure], "at_least_one": True}
     if parser_cls is None:
         raise RequestError(
@@ -144,7 +144,7 @@ def _grammar_of(
             "tool_parser when you start the engine.",
             parameter="tools",
         )
-    calls = _call_grammar(use, parser_cls, answer, markers)
+    calls = _call_grammar(use, parser_cls, response_grammar, markers)
     if use.is_forced and not has_grammar:
         raise RequestError(
             f"tool_choice={use.choice!r} needs a grammar plugin; set grammar_backend when you "
@@ -158,13 +158,13 @@ def _grammar_of(
 def _call_grammar(
     use: ToolUse,
     parser_cls: type[ToolParser],
-    answer: StructuredOutputsParams | None,
+    response_grammar: StructuredOutputsParams | None,
     markers: ReasoningMarkers | None,
 ) -> dict[str, Any] | None:
     """Return the structural tag of the calls, or None if they are not constrained."""
     texts = [(item, parser_cls.call_text(_name_of(item))) for item in use.offered]
-    found = [(item, text) for item, text in texts if text is not None]
-    if not found:
+    formatted = [(item, text) for item, text in texts if text is not None]
+    if not formatted:
         if use.is_forced:
             raise RequestError(
                 f"tool_choice={use.choice!r} is not supported by the tool parser "
@@ -172,17 +172,17 @@ def _call_grammar(
                 parameter="tool_choice",
             )
         return None
-    structures = [_structure(item, text) for item, text in found]
-    separator = found[0][1].separator
+    structures = [_structure(item, text) for item, text in formatted]
+    separator = formatted[0][1].separator
     several = use.parallel and separator is not None and use.choice != "named"
-    if use.is_forced or answer is not None:
-        if answer is not None and not use.is_forced:
+    if use.is_forced or response_grammar is not None:
+        if response_grammar is not None and not use.is_forced:
             begin = markers.answer if markers is not None else ""
-            structures.append({"begin": begin, **_value(answer)})
+            structures.append({"begin": begin, **_value(response_grammar)})
             several = False
         extra = {"separator": separator} if several else {"stop_after_first": True}
         return {"structures": structures, "at_least_one": True, **extra}
-    triggers = sorted({text.trigger for _, text in found})
+    triggers = sorted({text.trigger for _, text in formatted})
     if not all(triggers):
         return None
     return {
@@ -198,9 +198,9 @@ def _structure(tool: Mapping[str, Any], text: CallText) -> dict[str, Any]:
     return {"begin": text.begin, "schema": schema, "end": text.end}
 
 
-def _value(answer: StructuredOutputsParams) -> dict[str, Any]:
+def _value(response_grammar: StructuredOutputsParams) -> dict[str, Any]:
     """Return the keys of a structure for the grammar of an answer."""
-    form, text = answer.form, answer.text
+    form, text = response_grammar.form, response_grammar.text
     if form in ("json_schema", "json_object"):
         schema = {"type": "object"} if form == "json_object" else json.loads(text)
         if isinstance(schema, dict):
@@ -229,24 +229,24 @@ def _read_definitions(tools: object) -> tuple[Mapping[str, Any], ...]:
             f"tools has {len(tools)} entries; at most {MAX_TOOLS} are accepted.", parameter="tools"
         )
     checked = tuple(_read_definition(f"tools[{index}]", tool) for index, tool in enumerate(tools))
-    seen: set[str] = set()
+    names: set[str] = set()
     for index, item in enumerate(checked):
         name = _name_of(item)
-        if name in seen:
+        if name in names:
             raise RequestError(
                 f"tools[{index}].function.name={name!r} is given twice.",
                 parameter=f"tools[{index}].function.name",
             )
-        seen.add(name)
+        names.add(name)
     return checked
 
 
-def _read_definition(where: str, given: object) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping) or given.get("type") != "function":
+def _read_definition(where: str, definition: object) -> Mapping[str, Any]:
+    if not isinstance(definition, Mapping) or definition.get("type") != "function":
         raise RequestError(
             f'{where} must be {{"type": "function", "function": {{"name": …}}}}.', parameter=where
         )
-    function = given.get("function")
+    function = definition.get("function")
     if not isinstance(function, Mapping):
         raise refuse(f"{where}.function", function, "an object with a name")
     name = function.get("name")
@@ -271,22 +271,22 @@ def _read_definition(where: str, given: object) -> Mapping[str, Any]:
     has_type = "type" in (parameters or {}) or (parameters or {}).keys() & _OBJECT_KEYWORDS
     if parameters and (not has_type or parameters.get("type", "object") != "object"):
         raise refuse(f"{where}.function.parameters.type", parameters.get("type"), '"object"')
-    return given
+    return definition
 
 
-def _read_choice(given: object, *, has_tools: bool) -> tuple[str, str]:
+def _read_choice(choice: object, *, has_tools: bool) -> tuple[str, str]:
     """Return the kind of choice, and the name of the function."""
-    if given is None:
+    if choice is None:
         return ("auto" if has_tools else "none"), ""
-    if isinstance(given, str) and given in CHOICES:
-        return (given if has_tools or given == "required" else "none"), ""
-    function = given.get("function") if isinstance(given, Mapping) else None
+    if isinstance(choice, str) and choice in CHOICES:
+        return (choice if has_tools or choice == "required" else "none"), ""
+    function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
-    if isinstance(given, Mapping) and given.get("type") == "function" and isinstance(name, str):
+    if isinstance(choice, Mapping) and choice.get("type") == "function" and isinstance(name, str):
         return "named", name
     raise refuse(
         "tool_choice",
-        given,
+        choice,
         f'{", ".join(CHOICES)}, or {{"type": "function", "function": {{"name": …}}}}',
     )
 

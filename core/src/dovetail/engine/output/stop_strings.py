@@ -32,9 +32,9 @@ class StopStringFilter:
         held = self._held
         text = held + piece if held else piece
         if armed and piece:
-            found = self._find(text, len(held))
-            if found is not None:
-                start, stop = found
+            match = self._find(text, len(held))
+            if match is not None:
+                start, stop = match
                 self._held = ""
                 return text[: start + len(stop) if self._include else start], stop
         border = self._first_to_hold(text)

@@ -136,14 +136,14 @@ def _folder_of(address: object) -> Path:
         raise ConfigError(f"address={shorten(address)} must be the path of an engine's socket.")
     path = Path(address)
     try:
-        found = path.stat()
+        status = path.stat()
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"address={shorten(address)} cannot be used ({error}). Give the `address` of an engine "
             "that runs in a separate process on this machine."
         ) from None
-    if not stat.S_ISSOCK(found.st_mode) or path.name != INPUT_SOCKET:
+    if not stat.S_ISSOCK(status.st_mode) or path.name != INPUT_SOCKET:
         raise ConfigError(f"address={shorten(address)} is not the socket of an engine.")
-    if found.st_uid != os.getuid():
+    if status.st_uid != os.getuid():
         raise ConfigError(f"address={shorten(address)} belongs to another user.")
     return path.parent

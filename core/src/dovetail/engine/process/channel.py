@@ -154,17 +154,17 @@ class ProcessChannel(Channel):
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
             self._received.append(message.columns())
-            for answer in message.answers:
-                self._answer(answer)
+            for reply in message.answers:
+                self._answer(reply)
         elif isinstance(message, Answer):
             self._answer(message)
             self.acknowledge()
         elif not isinstance(message, Heartbeat):
             raise EngineDeadError(f"unexpected message {type(message).__name__} from the engine.")
 
-    def _answer(self, answer: Answer) -> None:
-        pending = self._calls.pop(answer.number, None)
-        if pending is not None and (reply := pending.take(answer)) is not None:
+    def _answer(self, outcome: Answer) -> None:
+        pending = self._calls.pop(outcome.number, None)
+        if pending is not None and (reply := pending.take(outcome)) is not None:
             self._received.append(reply)
 
 
@@ -179,14 +179,14 @@ class _Pending:
         self._num_left = num_left
         self._refused = refused
 
-    def take(self, answer: Answer) -> Reply | None:
+    def take(self, reply: Answer) -> Reply | None:
         """Process an answer. Return the reply if it was the last."""
         self._num_left -= 1
         value, error = None, None
-        if answer.error is not None:
-            error = answer.error.error()
+        if reply.error is not None:
+            error = reply.error.error()
         else:
-            value = self._call.operation.decode_result(answer.result)
+            value = self._call.operation.decode_result(reply.result)
         if self._refused is not None and value is not None:
             value = self._refused = self._refused | value
         if error is not None:

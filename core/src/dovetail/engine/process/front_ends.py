@@ -160,19 +160,19 @@ class FrontEnds:
 
     def send_outputs(self, outputs: EngineCoreOutputs) -> list[FrontEndPeer]:
         """Send each front end its part of a step's outputs. Return disconnected front ends."""
-        gone = []
+        disconnected = []
         alone = len(self._peers) == 1
         for peer, part in self._split(outputs):
             if not peer.answers and not self._concerns(peer, part, alone=alone):
                 continue
             for content in pack_outputs(part, tuple(peer.answers)):
                 if not self.send(peer, content):
-                    gone.append(peer)
+                    disconnected.append(peer)
                     break
             peer.answers.clear()
             peer.last_stats = part.stats
             peer.wants_stats = bool(peer.live)
-        return gone
+        return disconnected
 
     def is_beat_due(self, peer: FrontEndPeer) -> bool:
         """Return whether to send this heartbeat. A front end that sends no messages gets fewer."""
@@ -225,5 +225,5 @@ def _part_of(peer: FrontEndPeer, outputs: EngineCoreOutputs) -> EngineCoreOutput
     return part
 
 
-def _own(given: Mapping[str, V], live: Mapping[str, str]) -> dict[str, V]:
-    return {live[name]: value for name, value in given.items() if name in live}
+def _own(by_request: Mapping[str, V], live: Mapping[str, str]) -> dict[str, V]:
+    return {live[name]: value for name, value in by_request.items() if name in live}

@@ -69,17 +69,17 @@ class OutputWindow:
             self._num_bytes -= self._sizes.popleft()
 
 
-def pack_outputs(outputs: EngineCoreOutputs, answers: tuple[Answer, ...] = ()) -> Iterator[bytes]:
+def pack_outputs(outputs: EngineCoreOutputs, replies: tuple[Answer, ...] = ()) -> Iterator[bytes]:
     """Encode a step's outputs as messages, each within the limit.
 
-    answers: results of calls, sent with the first message. The statistics are in the last message.
+    replies: results of calls, sent with the first message. The statistics are in the last message.
     """
     if work_of(outputs) <= MESSAGE_WORK:
-        whole = _try_pack(outputs, answers)
+        whole = _try_pack(outputs, replies)
         if whole is not None:
             yield whole
             return
-    yield pack(Outputs.of(EngineCoreOutputs(), answers))
+    yield pack(Outputs.of(EngineCoreOutputs(), replies))
     yield from _pack_pieces(replace(outputs, stats=None), MESSAGE_WORK)
     yield pack(Outputs.of(EngineCoreOutputs(stats=outputs.stats)))
 
@@ -95,9 +95,9 @@ def _pack_pieces(outputs: EngineCoreOutputs, most: int) -> Iterator[bytes]:
             yield pack(Outputs.of(piece))
 
 
-def _try_pack(outputs: EngineCoreOutputs, answers: tuple[Answer, ...] = ()) -> bytes | None:
+def _try_pack(outputs: EngineCoreOutputs, replies: tuple[Answer, ...] = ()) -> bytes | None:
     """Return the message, or None if it is too long."""
     try:
-        return pack(Outputs.of(outputs, answers))
+        return pack(Outputs.of(outputs, replies))
     except MessageError:
         return None

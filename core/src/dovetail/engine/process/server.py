@@ -201,14 +201,14 @@ class EngineServer:
         packed: PackedRequest | tuple[PackedRequest, ...],
     ) -> None:
         """Register the requests of a call: one request, or several together."""
-        one = operation is EnginePort.add_request
-        requests: Any = (packed,) if one else packed
-        done = self._refuse if one else partial(self._answer_requests, number)
+        is_single = operation is EnginePort.add_request
+        requests: Any = (packed,) if is_single else packed
+        done = self._refuse if is_single else partial(self._answer_requests, number)
         self._intake.begin_batch(
             requests,
             partial(self._add, peer),
             partial(done, peer),
-            holds_steps=not one and not self._core.has_work(),
+            holds_steps=not is_single and not self._core.has_work(),
         )
         self._intake.go_on()
 
@@ -286,9 +286,9 @@ class EngineServer:
 
     def _send_answers(self) -> None:
         for peer in self._front_ends:
-            answers, peer.answers = peer.answers, []
-            for answer in answers:
-                self._send(peer, pack(answer))
+            replies, peer.answers = peer.answers, []
+            for reply in replies:
+                self._send(peer, pack(reply))
 
     def _send(self, peer: FrontEndPeer, content: bytes) -> None:
         if not self._front_ends.send(peer, content):

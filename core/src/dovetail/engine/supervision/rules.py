@@ -41,12 +41,12 @@ class SupervisionRules:
             name, value = field.name, getattr(self, field.name)
             if name in _LEAST:
                 right = type(value) is int and value >= _LEAST[name]
-                wanted = f"an integer of at least {_LEAST[name]}"
+                expected = f"an integer of at least {_LEAST[name]}"
             else:
                 right = type(value) in (int, float) and 0 < value < math.inf
-                wanted = "a number of seconds above 0"
+                expected = "a number of seconds above 0"
             if not right:
-                raise UserError(f"{name}={value!r} must be {wanted}.")
+                raise UserError(f"{name}={value!r} must be {expected}.")
         for first, last in (
             ("first_delay_s", "max_delay_s"),
             ("max_silence_s", "kill_silence_s"),

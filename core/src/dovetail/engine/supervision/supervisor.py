@@ -240,12 +240,12 @@ class Supervisor:
     def _install(self, channel: ProcessChannel) -> None:
         """Make a new engine the current one."""
         with self._changed:
-            wanted = not self._closing.is_set()
-            if wanted:
+            is_open = not self._closing.is_set()
+            if is_open:
                 self._channel = channel
                 self.num_restarts += 1
                 self._changed.notify_all()
-        if not wanted:
+        if not is_open:
             channel.close()
             return
         logger.warning("The engine was restarted in process %d.", channel.process_id)

@@ -146,8 +146,8 @@ def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
     """Return the requests that a call contains."""
     if not call.operation.takes_requests:
         return ()
-    given = call.arguments[0]
-    return (given,) if isinstance(given, EngineCoreRequest) else given
+    argument = call.arguments[0]
+    return (argument,) if isinstance(argument, EngineCoreRequest) else argument
 
 
 def _lost_reply(call: Call, reason: str) -> Reply:

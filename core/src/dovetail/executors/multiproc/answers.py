@@ -134,12 +134,12 @@ class Answers:
 
     def _settle(self, rank: int, frame: bytes) -> None:
         if frame_kind(frame) == ANSWER:
-            answer = decode_answer(frame)
+            result = decode_answer(frame)
             if rank == 0:
-                self._last_done = answer.number
-            handle = self._calls.get(answer.number)
+                self._last_done = result.number
+            handle = self._calls.get(result.number)
             if handle is not None:
-                handle.settle(rank, answer)
+                handle.settle(rank, result)
             return
         output = decode_result(frame)
         if rank >= len(self._steps) or not self._steps[rank]:
@@ -161,22 +161,22 @@ class Pending:
 
     def __init__(
         self,
-        answers: Answers,
+        receiver: Answers,
         command: int,
         num_ranks: int,
         finish: Callable[[list[Any]], Any],
         *,
         deadline_ns: int = 0,
     ) -> None:
-        self._answers = answers
+        self._answers = receiver
         self._by_rank: list[Any] = [None] * num_ranks
         self._finish = finish
         self.command = command
         self.deadline_ns = deadline_ns
 
-    def settle(self, rank: int, answer: ModelRunnerOutput | CallAnswer) -> None:
+    def settle(self, rank: int, result: ModelRunnerOutput | CallAnswer) -> None:
         """Store a rank's answer."""
-        self._by_rank[rank] = answer
+        self._by_rank[rank] = result
 
     def missing_rank(self) -> int | None:
         """Return the first rank that has not answered, or None if all have."""
@@ -196,9 +196,9 @@ def _step_result(outputs: list[ModelRunnerOutput]) -> ModelRunnerOutput:
     return aggregate_outputs(outputs) if len(outputs) > 1 else outputs[0]
 
 
-def _call_result(rank: int | None, answers: list[CallAnswer]) -> Any:
+def _call_result(rank: int | None, results: list[CallAnswer]) -> Any:
     """Return all values, or only that of `rank`. Raise the first error."""
-    for number, answer in enumerate(answers):
-        if answer.error is not None:
-            raise answer.error.error(f"worker {number}" if len(answers) > 1 else "")
-    return [item.value for item in answers] if rank is None else answers[rank].value
+    for number, result in enumerate(results):
+        if result.error is not None:
+            raise result.error.error(f"worker {number}" if len(results) > 1 else "")
+    return [item.value for item in results] if rank is None else results[rank].value

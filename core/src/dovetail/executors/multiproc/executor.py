@@ -203,9 +203,9 @@ class _Executed:
 
     __slots__ = ("_answers", "_command", "_executor")
 
-    def __init__(self, executor: MultiprocExecutor, answers: Answers, command: int) -> None:
+    def __init__(self, executor: MultiprocExecutor, receiver: Answers, command: int) -> None:
         self._executor = executor
-        self._answers = answers
+        self._answers = receiver
         self._command = command
 
     def done(self) -> bool:

@@ -55,7 +55,7 @@ class WorkerHost:
         worker: WorkerBase,
         rank: int,
         commands: RingReader,
-        answers: RingWriter,
+        results_ring: RingWriter,
         *,
         reports_transfers: bool = False,
     ) -> None:
@@ -67,7 +67,7 @@ class WorkerHost:
         self._worker = worker
         self._rank = rank
         self._commands = commands
-        self._answers = answers
+        self._answers = results_ring
         self._late: list[Handle[ModelRunnerOutput]] = []
 
     def serve(self) -> None:
@@ -133,7 +133,9 @@ class WorkerHost:
             fault("worker.call")
             operation = find_operation(self._worker, call.operation)
             value = operation(*call.args, **call.kwargs)
-            wanted = call.reply_rank in (None, self._rank)
-            return encode_answer(CallAnswer(number=call.number, value=value if wanted else None))
+            is_requested = call.reply_rank in (None, self._rank)
+            return encode_answer(
+                CallAnswer(number=call.number, value=value if is_requested else None)
+            )
         except Exception as error:
             return encode_answer(CallAnswer(number=call.number, error=RemoteError.of(error)))

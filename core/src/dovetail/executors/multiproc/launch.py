@@ -73,14 +73,14 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
         undo.callback(commands.close)
         group = ChildGroup(PHASES, clock)
         undo.callback(group.close, 0.0)
-        answers = []
+        readers = []
         for end in reader_ends:
             passed.callback(end.close)
         for end in reader_ends:
             writer, (reader,) = make_ring_ends(RingShape(num_readers=1))
             passed.callback(writer.close)
-            answers.append(reader.take())
-            undo.callback(answers[-1].close)
+            readers.append(reader.take())
+            undo.callback(readers[-1].close)
             boot = WorkerBoot(
                 spec=WorkerSpec.of(context, rank=end.index, rendezvous=rendezvous),
                 commands=end.descriptors,
@@ -101,5 +101,5 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
             )
         undo.pop_all()
     return Workers(
-        group=group, commands=commands, answers=answers, reading=threading.RLock(), folder=folder
+        group=group, commands=commands, answers=readers, reading=threading.RLock(), folder=folder
     )

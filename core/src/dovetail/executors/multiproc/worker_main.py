@@ -39,15 +39,15 @@ def serve(context: ChildContext) -> int:
     with ExitStack() as ends:
         commands = RingReaderEnd(index=boot.spec.rank, descriptors=boot.commands).take()
         ends.callback(commands.close)
-        answers = RingWriterEnd(descriptors=boot.answers).take()
-        ends.callback(answers.close)
+        results_ring = RingWriterEnd(descriptors=boot.answers).take()
+        ends.callback(results_ring.close)
         try:
-            _work(context, boot, commands, answers, ends)
+            _work(context, boot, commands, results_ring, ends)
         except BaseException as error:
             # The ring is closed before the worker is shut down, which may take long, to inform a
             # process that waits for an answer.
             context.failed(error)
-            answers.close()
+            results_ring.close()
             status = 1
     context.await_dismissal()
     return status
@@ -57,7 +57,7 @@ def _work(
     context: ChildContext,
     boot: WorkerBoot,
     commands: RingReader,
-    answers: RingWriter,
+    results_ring: RingWriter,
     ends: ExitStack,
 ) -> None:
     """Create the worker and execute commands. Register its shutdown in `ends`."""
@@ -75,4 +75,4 @@ def _work(
     fault("worker.ready")
     context.ready(describe_plugins(plugins))
     rank, reports = boot.spec.rank, boot.reports_transfers
-    WorkerHost(worker, rank, commands, answers, reports_transfers=reports).serve()
+    WorkerHost(worker, rank, commands, results_ring, reports_transfers=reports).serve()

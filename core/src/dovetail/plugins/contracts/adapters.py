@@ -24,7 +24,7 @@ ADAPTERS: Adapters = MappingProxyType({})
 """The adapters of the core: none yet, because all contracts are 0.x."""
 
 
-def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
+def check_api(kind: str, api: str, owner: str, adapters: Adapters) -> str:
     """Return the earlier contract version to adapt, or "" if the plugin supports the current one.
 
     api: the range of versions that the plugin supports, or "" for any. Raises ContractError if it
@@ -39,7 +39,7 @@ def check_api(kind: str, api: str, whose: str, adapters: Adapters) -> str:
         return older
     known = ", ".join(version for its_kind, version in adapters if its_kind == kind) or "none"
     raise ContractError(
-        f"The {whose} requires version {api} of the {kind} contract; this core has {current} "
+        f"The {owner} requires version {api} of the {kind} contract; this core has {current} "
         f"(and adapters for: {known}).\nInstall a version of the plugin for {current}, or another "
         "version of the core."
     )

@@ -88,27 +88,27 @@ def _declaration_problems(interface: Any, cls: type) -> Iterator[str]:
     version = getattr(cls, "CONTRACT_VERSION", None)
     if version is None:
         return
-    asked = parse_version(version)
+    required = parse_version(version)
     current = parse_version(interface.CONTRACT_VERSION)
-    if asked is None:
+    if required is None:
         like = f"write a string such as {interface.CONTRACT_VERSION!r}"
         yield f"CONTRACT_VERSION is {shorten(version)}; {like}"
-    elif current is not None and not is_compatible(asked, current):
-        age = "newer" if asked > current else "older"
+    elif current is not None and not is_compatible(required, current):
+        age = "newer" if required > current else "older"
         yield (
             f"it requires contract version {version}, which is {age} than this core's "
             f"{interface.CONTRACT_VERSION} and not compatible with this core"
         )
 
 
-def is_compatible(asked: Version, current: Version) -> bool:
-    """Return whether a core with contract version `current` accepts a class for version `asked`.
+def is_compatible(required: Version, current: Version) -> bool:
+    """Return whether a core with contract version `current` accepts a class for version `required`.
 
     For 0.x only the same version is compatible. From 1.0 on, minor versions only add members.
     """
     if current[0] == 0:
-        return asked == current
-    return asked[0] == current[0] and asked[1] <= current[1]
+        return required == current
+    return required[0] == current[0] and required[1] <= current[1]
 
 
 def member_problems(interface: Any, cls: type) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _is_protocols_own(definition: object) -> bool:
 
 def _members(interface: Any) -> Iterator[tuple[str, Any]]:
     """Yield the name and definition of each member. The definition of an attribute is None."""
-    seen = set(_DECLARATIONS)
+    names = set(_DECLARATIONS)
     for base in inspect.getmro(interface):
         if base in _PLAIN_BASES:
             continue
@@ -148,9 +148,9 @@ def _members(interface: Any) -> Iterator[tuple[str, Any]]:
         for name in [*attributes, *vars(base)]:
             is_public = not name.startswith("_") or name == "__init__"
             definition = vars(base).get(name)
-            if name in seen or not is_public or _is_protocols_own(definition):
+            if name in names or not is_public or _is_protocols_own(definition):
                 continue
-            seen.add(name)
+            names.add(name)
             if _is_method(definition) or isinstance(definition, property):
                 yield name, definition
             elif name in attributes:

@@ -39,22 +39,22 @@ def _attention_problems(cls: type[Any]) -> Iterator[str]:
     name: object = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.isprintable() or not name:
         yield f"name is {shorten(name)}; write a string"
-    found: object = getattr(cls, "capabilities", None)
-    if not isinstance(found, AttentionCapabilities):
-        yield f"capabilities is {shorten(found)}; write AttentionCapabilities(…)"
+    declared: object = getattr(cls, "capabilities", None)
+    if not isinstance(declared, AttentionCapabilities):
+        yield f"capabilities is {shorten(declared)}; write AttentionCapabilities(…)"
         return
     for field in _CAPABILITY_SETS:
-        yield from _names_problem(f"capabilities.{field}", getattr(found, field))
-    features: object = found.features
-    given = features if isinstance(features, (set, frozenset)) else frozenset()
-    for feature in sorted(RETIRED_FEATURES.keys() & given):
+        yield from _names_problem(f"capabilities.{field}", getattr(declared, field))
+    features: object = declared.features
+    feature_set = features if isinstance(features, (set, frozenset)) else frozenset()
+    for feature in sorted(RETIRED_FEATURES.keys() & feature_set):
         hint = renamed_hint(feature, RETIRED_FEATURES)
         yield f"capabilities.features contains {feature!r}.{hint}"
-    sizes: object = found.head_sizes
+    sizes: object = declared.head_sizes
     if not isinstance(sizes, (set, frozenset)) or not all(map(_is_positive, sizes)):
         yield f"capabilities.head_sizes is {shorten(sizes)}; write a frozenset of positive integers"
-    if not _is_positive(found.block_size_multiple):
-        multiple = shorten(found.block_size_multiple)
+    if not _is_positive(declared.block_size_multiple):
+        multiple = shorten(declared.block_size_multiple)
         yield f"capabilities.block_size_multiple is {multiple}; write a positive integer"
 
 

@@ -28,26 +28,26 @@ def find_mismatches(
     without a readable signature, such as a builtin, is accepted.
     """
     try:
-        asked = list(inspect.signature(expected).parameters.values())[skip_expected:]
-        given = list(inspect.signature(actual).parameters.values())
+        required = list(inspect.signature(expected).parameters.values())[skip_expected:]
+        actual_parameters = list(inspect.signature(actual).parameters.values())
     except (TypeError, ValueError):
         return []
-    if skip_actual and given and given[0].kind in _POSITIONAL:
-        given = given[1:]
-    elif skip_actual and not any(p.kind is Parameter.VAR_POSITIONAL for p in given):
+    if skip_actual and actual_parameters and actual_parameters[0].kind in _POSITIONAL:
+        actual_parameters = actual_parameters[1:]
+    elif skip_actual and not any(p.kind is Parameter.VAR_POSITIONAL for p in actual_parameters):
         return ["the method has no parameter 'self'"]
     return [
-        *_positional_mismatches(asked, given),
-        *_keyword_mismatches(asked, given),
-        *_surplus_demands(asked, given),
+        *_positional_mismatches(required, actual_parameters),
+        *_keyword_mismatches(required, actual_parameters),
+        *_surplus_demands(required, actual_parameters),
     ]
 
 
-def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
+def _positional_mismatches(required: list[Parameter], actual: list[Parameter]) -> Iterator[str]:
     """Yield problems of parameters that are passed by position."""
-    slots = [p for p in given if p.kind in _POSITIONAL]
-    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in given)
-    for index, parameter in enumerate(p for p in asked if p.kind in _POSITIONAL):
+    slots = [p for p in actual if p.kind in _POSITIONAL]
+    takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in actual)
+    for index, parameter in enumerate(p for p in required if p.kind in _POSITIONAL):
         if index >= len(slots):
             if not takes_more:
                 yield f"the method does not take {parameter.name!r}"
@@ -57,36 +57,36 @@ def _positional_mismatches(asked: list[Parameter], given: list[Parameter]) -> It
             continue
         if slot.default is Parameter.empty:
             yield f"the method requires {slot.name!r}, which callers may leave out"
-        elif slot.name != parameter.name and not _takes_any_name(given):
+        elif slot.name != parameter.name and not _takes_any_name(actual):
             yield (
                 f"the parameter {slot.name!r} must be called {parameter.name!r}, as in the contract"
             )
-    if any(p.kind is Parameter.VAR_POSITIONAL for p in asked) and not takes_more:
+    if any(p.kind is Parameter.VAR_POSITIONAL for p in required) and not takes_more:
         yield "the method does not accept *args, but the contract does"
 
 
-def _keyword_mismatches(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
+def _keyword_mismatches(required: list[Parameter], actual: list[Parameter]) -> Iterator[str]:
     """Yield problems of parameters that are passed by name."""
-    named = {p.name: p for p in given if p.kind is not Parameter.POSITIONAL_ONLY}
-    for parameter in asked:
+    named = {p.name: p for p in actual if p.kind is not Parameter.POSITIONAL_ONLY}
+    for parameter in required:
         if parameter.kind is not Parameter.KEYWORD_ONLY:
             continue
         slot = named.get(parameter.name)
-        if slot is None and not _takes_any_name(given):
+        if slot is None and not _takes_any_name(actual):
             yield f"the method does not take the keyword {parameter.name!r}"
         elif slot and slot.default is Parameter.empty and parameter.default is not Parameter.empty:
             yield f"the method requires {slot.name!r}, which callers may leave out"
-    if _takes_any_name(asked) and not _takes_any_name(given):
+    if _takes_any_name(required) and not _takes_any_name(actual):
         yield "the method does not accept **kwargs, but the contract does"
 
 
-def _surplus_demands(asked: list[Parameter], given: list[Parameter]) -> Iterator[str]:
+def _surplus_demands(required: list[Parameter], actual: list[Parameter]) -> Iterator[str]:
     """Yield required parameters that no caller passes."""
-    keywords = {p.name for p in asked if p.kind is Parameter.KEYWORD_ONLY}
-    num_positional = sum(p.kind in _POSITIONAL for p in asked)
-    slots = [p for p in given if p.kind in _POSITIONAL]
+    keywords = {p.name for p in required if p.kind is Parameter.KEYWORD_ONLY}
+    num_positional = sum(p.kind in _POSITIONAL for p in required)
+    slots = [p for p in actual if p.kind in _POSITIONAL]
     surplus = [p for p in slots[num_positional:] if p.name not in keywords]
-    surplus += [p for p in given if p.kind is Parameter.KEYWORD_ONLY and p.name not in keywords]
+    surplus += [p for p in actual if p.kind is Parameter.KEYWORD_ONLY and p.name not in keywords]
     for parameter in surplus:
         if parameter.default is Parameter.empty:
             yield f"the method requires {parameter.name!r}, which no caller passes"

@@ -54,11 +54,11 @@ def find_commands(
 
     built_in: the core's commands, which other commands cannot replace or hide.
     """
-    found = sorted(_declared(installed), key=lambda item: (item.words, item.plugin.distribution))
-    ours = [item.words for item in found if item.plugin.first_party and not _refusal(item)]
-    ours += DEVKIT_COMMANDS
-    set_aside = [(item, reason) for item in found if (reason := _refusal(item, ours))]
-    sound = [item for item in found if not _refusal(item, ours)]
+    commands = sorted(_declared(installed), key=lambda item: (item.words, item.plugin.distribution))
+    own_words = [item.words for item in commands if item.plugin.first_party and not _refusal(item)]
+    own_words += DEVKIT_COMMANDS
+    set_aside = [(item, reason) for item in commands if (reason := _refusal(item, own_words))]
+    sound = [item for item in commands if not _refusal(item, own_words)]
     counts, usable = Counter(item.words for item in sound), []
     for item in sound:
         reason = _conflict(item.words, built_in) or _conflict(item.words, counts)
@@ -75,10 +75,10 @@ def find_commands(
     return Commands(usable=tuple(usable), set_aside=tuple(set_aside))
 
 
-def require_devkit(typed: str, found: Collection[str]) -> None:
+def require_devkit(typed: str, installed: Collection[str]) -> None:
     """Raise PluginError if `typed` starts with a devkit command that is not installed."""
     for words in DEVKIT_COMMANDS:
-        if typed.startswith(f"{words} ") and words not in found:
+        if typed.startswith(f"{words} ") and words not in installed:
             raise PluginError(
                 f"`dovetail {words}` is part of {DEVKIT}, which is not installed. "
                 f"Run: pip install {DEVKIT}"
@@ -104,15 +104,15 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
             yield Command(plugin=plugin, help=text)
 
 
-def _refusal(command: Command, ours: Collection[str] = ()) -> str:
+def _refusal(command: Command, own_words: Collection[str] = ()) -> str:
     """Return why a command is refused, or "" if it is not.
 
-    ours: the words of first-party commands, which take precedence.
+    own_words: the words of first-party commands, which take precedence.
     """
     if not command.plugin.first_party:
-        if command.words in ours:
+        if command.words in own_words:
             return "a first-party command has the same words and takes precedence"
-        if reason := _conflict(command.words, ours):
+        if reason := _conflict(command.words, own_words):
             return reason
     name, target = command.plugin.name, command.plugin.target
     if not _NAME.fullmatch(name):

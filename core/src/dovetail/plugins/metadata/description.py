@@ -69,8 +69,8 @@ class Describer:
     def entry(self, candidate: Candidate) -> PluginEntry:
         """Return the manifest entry of a plugin. Defaults if it is missing or broken."""
         manifest = self._manifest(normalize_distribution(candidate.distribution))
-        found = manifest.entries.get((candidate.kind, candidate.name))
-        return found or PluginEntry(kind=candidate.kind, name=candidate.name)
+        entry = manifest.entries.get((candidate.kind, candidate.name))
+        return entry or PluginEntry(kind=candidate.kind, name=candidate.name)
 
     def _manifest(self, name: str) -> Manifest:
         if not name:

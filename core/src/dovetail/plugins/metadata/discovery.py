@@ -73,8 +73,8 @@ class Candidate:
 
     def __str__(self) -> str:
         """Return the plugin's name for messages: "policy 'fcfs' of dovetail-sched-fcfs 0.1.0"."""
-        whose = f" of {self.distribution} {self.version}" if self.distribution else ""
-        return f"{self.kind} {self.name!r}{whose}"
+        source = f" of {self.distribution} {self.version}" if self.distribution else ""
+        return f"{self.kind} {self.name!r}{source}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +127,8 @@ class Discovery:
 
         A first-party package has one owner, even if another distribution declares plugins in it.
         """
-        if ours := first_party_owner(target):
-            return (ours,)
+        if owner := first_party_owner(target):
+            return (owner,)
         package = top_package(target)
         every = self.installations.values()
         return tuple(item.distribution for item in every if package in item.packages)
@@ -158,7 +158,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
                 "'-', '_' and '.' only."
             )
             continue
-        found = Installation(
+        installation = Installation(
             distribution=name,
             version=version,
             entries=tuple(
@@ -168,7 +168,7 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
             ),
             metadata=distribution,
         )
-        by_name.setdefault(normalize_distribution(name), []).append(found)
+        by_name.setdefault(normalize_distribution(name), []).append(installation)
     warnings: list[str] = []
     installations = {name: _pick(same, warnings) for name, same in by_name.items()}
     every = [
@@ -205,18 +205,19 @@ def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
     return chosen
 
 
-def _located(one: Installation) -> str:
-    return f"{one.distribution} {one.version} in {one.metadata.locate_file('')}"
+def _located(installation: Installation) -> str:
+    folder = installation.metadata.locate_file("")
+    return f"{installation.distribution} {installation.version} in {folder}"
 
 
-def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
+def _candidates(installation: Installation, set_aside: list[str]) -> Iterator[Candidate]:
     """Yield the plugins of a distribution. Add a sentence to `set_aside` for each broken one."""
-    for kind, name, target in one.entries:
+    for kind, name, target in installation.entries:
         if kind not in KINDS:
             continue
         if problem := _problem(name, target):
             set_aside.append(
-                f"{one.distribution} {one.version} declares {shorten(name)} in "
+                f"{installation.distribution} {installation.version} declares {shorten(name)} in "
                 f"[{GROUP_PREFIX}{kind}] as {shorten(target)}; {problem}."
             )
             continue
@@ -224,8 +225,8 @@ def _candidates(one: Installation, set_aside: list[str]) -> Iterator[Candidate]:
             kind=kind,
             name=name,
             target=target,
-            distribution=one.distribution,
-            version=one.version,
+            distribution=installation.distribution,
+            version=installation.version,
         )
 
 

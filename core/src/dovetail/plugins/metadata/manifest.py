@@ -84,9 +84,9 @@ def read_manifest(installation: Installation) -> Manifest:
     entries: dict[tuple[str, str], PluginEntry] = {}
     problems: list[str] = []
     for path in find_files(installation):
-        found, wrong = _read_file(path, installation.declared)
+        tables, wrong = _read_file(path, installation.declared)
         problems += [f"{path}: {problem}" for problem in wrong]
-        entries |= {(entry.kind, entry.name): entry for entry in found}
+        entries |= {(entry.kind, entry.name): entry for entry in tables}
     return Manifest(entries={} if problems else entries, problems=tuple(problems))
 
 
@@ -96,7 +96,7 @@ def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str,
     For kinds that are not in `KINDS`. A manifest that cannot be read is skipped; `read_manifest`
     reports it.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    read: dict[str, Mapping[str, Any]] = {}
     for path in find_files(installation):
         with suppress(ValueError, TypeError):
             plugins = _parse(path).get("plugin", [])
@@ -105,8 +105,8 @@ def read_tables(installation: Installation, kind: str) -> dict[str, Mapping[str,
                 for plugin in plugins
                 if isinstance(plugin, dict) and plugin.get("kind") == kind
             )
-            found.update({str(table.get("name")): table for table in tables})
-    return found
+            read.update({str(table.get("name")): table for table in tables})
+    return read
 
 
 def find_files(installation: Installation) -> Iterator[Path]:
@@ -122,16 +122,18 @@ def find_files(installation: Installation) -> Iterator[Path]:
             if record is None or f"{package}/{FILE_NAME}" in record:
                 yield path
         elif (project := _editable_project(metadata)) is not None:
-            found = (folder / FILE_NAME for folder in _package_folders(package))
-            yield from (item for item in found if project in item.parents and os.path.lexists(item))
+            files = (folder / FILE_NAME for folder in _package_folders(package))
+            yield from (item for item in files if project in item.parents and os.path.lexists(item))
 
 
 def _editable_project(metadata: Distribution) -> Path | None:
     """Return the folder that a distribution was installed from, if it is editable (PEP 610)."""
     try:
-        facts = json.loads(_text_of(metadata, "direct_url.json", MAX_ENTRY_POINTS_BYTES) or "{}")
-        editable = facts.get("dir_info", {}).get("editable")
-        return Path(unquote(urlparse(facts["url"]).path)) if editable else None
+        metadata_json = json.loads(
+            _text_of(metadata, "direct_url.json", MAX_ENTRY_POINTS_BYTES) or "{}"
+        )
+        editable = metadata_json.get("dir_info", {}).get("editable")
+        return Path(unquote(urlparse(metadata_json["url"]).path)) if editable else None
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return None
 

@@ -64,13 +64,13 @@ def read_regular_text(path: Path, *, max_bytes: int, cut: bool = False) -> str |
 
 
 def _read(descriptor: int, name: str, max_bytes: int, *, cut: bool) -> bytes | None:
-    facts = os.fstat(descriptor)
-    if stat.S_ISDIR(facts.st_mode):
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
         return None
-    if not stat.S_ISREG(facts.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{name} is not a regular file")
-    if facts.st_size > max_bytes and not cut:
-        raise ValueError(f"{name} has {facts.st_size} bytes; at most {max_bytes} are read")
+    if status.st_size > max_bytes and not cut:
+        raise ValueError(f"{name} has {status.st_size} bytes; at most {max_bytes} are read")
     try:
         with os.fdopen(os.dup(descriptor), "rb") as file:
             return file.read(max_bytes)

@@ -79,10 +79,10 @@ class ClassRules:
         if not every or any(item.first_party for item in declared):
             return ""
         owners = self._owners(cls)
-        ours = bool(first_party_owner(_import_names(cls)[-1]))
+        is_first_party = bool(first_party_owner(_import_names(cls)[-1]))
         names = {_fact(cls, "__qualname__"), *(item.name for item in declared)}
         rules = (
-            self._policy.denial(kind, name, owner, first_party=ours)
+            self._policy.denial(kind, name, owner, first_party=is_first_party)
             for name in sorted(names)
             for owner in owners
         )
@@ -104,17 +104,17 @@ class ClassRules:
                     return load_target(candidate.target, Origin(asked=candidate.name)) is cls
             except PluginError:
                 return False
-        found: object = sys.modules.get(module)
+        value: object = sys.modules.get(module)
         for part in path.split("."):
-            found = inspect.getattr_static(found, part, None)
-        return found is cls
+            value = inspect.getattr_static(value, part, None)
+        return value is cls
 
     def _owners(self, cls: type[Any]) -> Sequence[str]:
         """Return the distributions that may contain the module of a class. ("",) for none."""
-        found: list[str] = []
+        owners: list[str] = []
         for name in _import_names(cls):
-            found += self._discovery.owners(name) or self._installed.get(top_package(name), ())
-        return found or ("",)
+            owners += self._discovery.owners(name) or self._installed.get(top_package(name), ())
+        return owners or ("",)
 
     @cached_property
     def _installed(self) -> Mapping[str, Sequence[str]]:

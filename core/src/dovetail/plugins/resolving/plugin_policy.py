@@ -65,9 +65,14 @@ class PluginPolicy:
             return "the option no_plugins, which permits only first-party plugins"
         return ""
 
-    def denial_of(self, one: Candidate) -> str:
+    def denial_of(self, candidate: Candidate) -> str:
         """Return the rule that denies an installed plugin, or "" for none."""
-        return self.denial(one.kind, one.name, one.distribution, first_party=one.first_party)
+        return self.denial(
+            candidate.kind,
+            candidate.name,
+            candidate.distribution,
+            first_party=candidate.first_party,
+        )
 
     def consents(self, kind: str, name: str, distribution: str) -> bool:
         """Return whether a rule of `allow` matches this plugin."""

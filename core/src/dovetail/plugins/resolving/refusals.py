@@ -67,28 +67,28 @@ def _is_misspelt(name: str, known: str) -> bool:
 
 
 def not_in_distribution(
-    kind: str, asked: NamedReference, named: Sequence[Candidate]
+    kind: str, reference: NamedReference, named: Sequence[Candidate]
 ) -> PluginNotFoundError:
     """Return the error for a plugin name that the requested distribution does not have."""
     return PluginNotFoundError(
-        f"Distribution {asked.distribution!r} has no {kind} {asked.name!r}."
-        f"{nearest(asked.distribution, [c.distribution for c in named])}\n"
+        f"Distribution {reference.distribution!r} has no {kind} {reference.name!r}."
+        f"{nearest(reference.distribution, [c.distribution for c in named])}\n"
         f"A plugin of this name is in {listed(named)}. Write {named[0].reference}."
     )
 
 
 def ambiguity(
-    kind: str, name: str, found: Sequence[Candidate], replacers: Sequence[Candidate]
+    kind: str, name: str, candidates: Sequence[Candidate], replacers: Sequence[Candidate]
 ) -> PluginError:
     """Return the error for a name that several plugins have, with a unique reference of each.
 
     replacers: the plugins that could replace another one if the user allowed it.
     """
-    if len({normalize_distribution(c.distribution) for c in found}) == len(found):
-        choices = [c.reference for c in found]
+    if len({normalize_distribution(c.distribution) for c in candidates}) == len(candidates):
+        choices = [c.reference for c in candidates]
     else:
-        choices = [c.target for c in found]
-    lines = [f"{c.distribution} {c.version} ({c.target})" for c in found]
+        choices = [c.target for c in candidates]
+    lines = [f"{c.distribution} {c.version} ({c.target})" for c in candidates]
     consent = "".join(
         f"\n{c.distribution} can replace the plugin of the same name; allow it with "
         f"plugins_allow=['{kind}:{c.reference}']."
@@ -122,8 +122,8 @@ def listed(candidates: Iterable[Candidate]) -> str:
     """Return the names, grouped by distribution: "a, b (dist 1.0). C (other 2.0)"."""
     by_distribution: dict[str, list[str]] = {}
     for candidate in candidates:
-        whose = f"{candidate.distribution} {candidate.version}"
-        by_distribution.setdefault(whose, []).append(candidate.name)
+        owner = f"{candidate.distribution} {candidate.version}"
+        by_distribution.setdefault(owner, []).append(candidate.name)
     return "; ".join(
-        f"{', '.join(dict.fromkeys(names))} ({whose})" for whose, names in by_distribution.items()
+        f"{', '.join(dict.fromkeys(names))} ({owner})" for owner, names in by_distribution.items()
     )

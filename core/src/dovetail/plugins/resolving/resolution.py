@@ -41,12 +41,12 @@ def compare_resolutions(per_rank: Sequence[Sequence[Resolution]]) -> list[str]:
 
 
 def _table(resolutions: Sequence[Resolution]) -> dict[tuple[str, str], Resolution]:
-    mine = (
+    in_worker = (
         resolution
         for resolution in resolutions
         if not resolution.roles or "worker" in resolution.roles
     )
-    return {(item.kind, item.name): item for item in mine}
+    return {(item.kind, item.name): item for item in in_worker}
 
 
 def _difference(
@@ -70,6 +70,6 @@ def _difference(
 def _state(resolution: Resolution | None) -> str:
     if resolution is None:
         return "not loaded"
-    whose = f"{resolution.distribution} {resolution.version}".strip() or "no distribution"
+    owner = f"{resolution.distribution} {resolution.version}".strip() or "no distribution"
     options = f" with {dict(resolution.options)}" if resolution.options else ""
-    return f"{resolution.target} ({whose}){options}"
+    return f"{resolution.target} ({owner}){options}"

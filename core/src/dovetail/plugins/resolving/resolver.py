@@ -75,7 +75,7 @@ class Resolver:
         are skipped. If `outside` is False, third-party plugins that the user did not allow are
         skipped too. Raises PluginError if several distributions have plugins of the same name.
         """
-        order = [found for name in preferred if (found := self._preferred(kind, name))]
+        order = [resolution for name in preferred if (resolution := self._preferred(kind, name))]
         order = [item for item in order if outside or self._may_serve(item)]
         rest = [c for c in self.candidates(kind) if c not in order and not self.exclusion(c)[0]]
         for name in dict.fromkeys(c.name for c in rest):
@@ -93,10 +93,10 @@ class Resolver:
         if rule := self.denial(candidate):
             return "deny", f"denied by {rule}"
         if not candidate.first_party and not self._is_allowed(candidate):
-            whose = f"{candidate.kind}:{candidate.reference}"
+            owner = f"{candidate.kind}:{candidate.reference}"
             return "outside", (
                 "third-party plugins must be requested by name, or "
-                f"allowed with plugins_allow={whose}"
+                f"allowed with plugins_allow={owner}"
             )
         for other in self.candidates(candidate.kind):
             if _identity(candidate) in self._replaced_by(other):
@@ -116,7 +116,7 @@ class Resolver:
 
     def _preferred(self, kind: str, name: str) -> Candidate | None:
         try:
-            found = self.resolve(kind, name)
+            resolution = self.resolve(kind, name)
         except PluginNotFoundError:
             return None
         except PluginError:
@@ -124,21 +124,23 @@ class Resolver:
             if named and all(map(self.denial, named)):
                 return None
             raise
-        meant = (found.name, found.distribution)
+        meant = (resolution.name, resolution.distribution)
         of_kind = self.candidates(kind)
         return next((c for c in of_kind if (c.name, c.distribution) == meant), None)
 
-    def _resolve_name(self, kind: str, asked: NamedReference) -> Resolution:
-        named = [c for c in self.candidates(kind) if c.name == asked.name]
-        wanted = normalize_distribution(asked.distribution)
-        found = [c for c in named if wanted in ("", normalize_distribution(c.distribution))]
-        if named and not found:
-            raise not_in_distribution(kind, asked, named)
-        if not found:
-            raise not_found(kind, asked.name, self._by_kind())
-        replacers = () if wanted else self._replacers(found)
+    def _resolve_name(self, kind: str, reference: NamedReference) -> Resolution:
+        named = [c for c in self.candidates(kind) if c.name == reference.name]
+        distribution = normalize_distribution(reference.distribution)
+        matching = [
+            c for c in named if distribution in ("", normalize_distribution(c.distribution))
+        ]
+        if named and not matching:
+            raise not_in_distribution(kind, reference, named)
+        if not matching:
+            raise not_found(kind, reference.name, self._by_kind())
+        replacers = () if distribution else self._replacers(matching)
         victims = {victim for c in replacers for victim in self._replaced_by(c)}
-        left = [*replacers, *(c for c in found if c not in replacers)]
+        left = [*replacers, *(c for c in matching if c not in replacers)]
         left = [c for c in left if _identity(c) not in victims]
         usable = [c for c in left if not self.denial(c)]
         if not usable:
@@ -148,21 +150,21 @@ class Resolver:
             usable = [c for c in usable if c.first_party]  # a first-party plugin keeps its name
         if len(usable) > 1:
             replacing = [c for c in usable if self._describer.entry(c).replaces]
-            raise ambiguity(kind, asked.name, usable, replacing)
+            raise ambiguity(kind, reference.name, usable, replacing)
         notes = [
             f"It replaces {c.reference}, as plugins_allow permits."
-            for c in found
+            for c in matching
             if _identity(c) in victims
         ]
         if usable[0].first_party:
             notes += [namesake_note(usable[0], c) for c in outside]
         return Resolution(**usable[0].identity(), notes=tuple(notes))
 
-    def _replacers(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plugins that may replace one of `found`."""
-        wanted = {_identity(candidate) for candidate in found}
-        of_kind = self.candidates(found[0].kind)
-        return [c for c in of_kind if not wanted.isdisjoint(self._replaced_by(c))]
+    def _replacers(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the plugins that may replace one of `candidates`."""
+        identities = {_identity(candidate) for candidate in candidates}
+        of_kind = self.candidates(candidates[0].kind)
+        return [c for c in of_kind if not identities.isdisjoint(self._replaced_by(c))]
 
     def _replaced_by(self, candidate: Candidate) -> set[str]:
         """Return the plugins that a plugin replaces. Empty unless the user allowed it."""
@@ -172,23 +174,25 @@ class Resolver:
         parts = [text.rpartition("@") for text in replaces]
         return {f"{whom}@{normalize_distribution(owner)}" for whom, _, owner in parts}
 
-    def _resolve_qualified(self, kind: str, text: str, asked: QualifiedReference) -> Resolution:
+    def _resolve_qualified(self, kind: str, text: str, reference: QualifiedReference) -> Resolution:
         """Resolve a class path to the installed plugin that declares it, or to the class itself."""
         for candidate in self.candidates(kind):
-            if candidate.target == asked.target or (asked.dotted and candidate.name == text):
+            if candidate.target == reference.target or (
+                reference.dotted and candidate.name == text
+            ):
                 if rule := self.denial(candidate):
                     raise denied(f"{kind} {candidate.reference!r}", rule)
                 return Resolution(**candidate.identity())
-        return self._direct(kind, asked.attribute, asked.target)
+        return self._direct(kind, reference.attribute, reference.target)
 
     def _direct(self, kind: str, name: str, target: str) -> Resolution:
         """Return the resolution of a class path. Raise PluginError if a rule denies it.
 
         A rule may name the distribution that owns the package of the class.
         """
-        ours = bool(first_party_owner(target))
+        is_first_party = bool(first_party_owner(target))
         for owner in self._discovery.owners(target) or ("",):
-            if rule := self._policy.denial(kind, name, owner, first_party=ours):
+            if rule := self._policy.denial(kind, name, owner, first_party=is_first_party):
                 raise denied(f"{kind} {target!r}", rule)
         return Resolution(kind=kind, name=name, target=target)
 

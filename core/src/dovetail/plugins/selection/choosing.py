@@ -24,7 +24,7 @@ def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
     Raises PluginNotFoundError, with every reason, if automatic selection finds no plugin. If a
     requested plugin fails, or with `plugins_strict` any candidate, its error is raised.
     """
-    seen: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for verdict in judge(registry, kind, criteria):
         if verdict.is_fatal and verdict.error is not None:
             raise verdict.error
@@ -34,8 +34,8 @@ def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
             registry.note_choice(kind, verdict.cls)
             registry.check_options_used({kind: (verdict.reference,)})
             return verdict
-        seen.append(verdict)
-    raise PluginNotFoundError(no_winner(kind, criteria, seen))
+        verdicts.append(verdict)
+    raise PluginNotFoundError(no_winner(kind, criteria, verdicts))
 
 
 def choose_platform(registry: PluginRegistry, reference: str | type) -> Platform:

@@ -46,14 +46,14 @@ def explain(registry: PluginRegistry, kind: str, criteria: Criteria) -> Explanat
 
     registry: bound to the platform, unless `kind` is "platform".
     """
-    found = tuple(judge(registry, kind, criteria))
-    errors = [str(item.error) for item in found if item.is_fatal]
-    is_taken = any(item.state == TAKEN for item in found)
+    verdicts = tuple(judge(registry, kind, criteria))
+    errors = [str(item.error) for item in verdicts if item.is_fatal]
+    is_taken = any(item.state == TAKEN for item in verdicts)
     if criteria.references == (AUTO,) and not is_taken and not errors:
-        errors = [no_winner(kind, criteria, found)]
+        errors = [no_winner(kind, criteria, verdicts)]
     return Explanation(
         kind=kind,
         criteria=criteria,
-        verdicts=tuple(item for item in found if item.target),
+        verdicts=tuple(item for item in verdicts if item.target),
         error="\n".join(dict.fromkeys(errors)),
     )

@@ -30,11 +30,11 @@ def judge(registry: PluginRegistry, kind: str, criteria: Criteria) -> Iterator[V
     stands for a reference that matches no plugin. registry: bound to the platform, unless `kind` is
     "platform". Raises PluginNotFoundError for an unknown kind.
     """
-    seen: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for verdict in _participants(registry, kind, criteria):
-        seen.append(verdict)
+        verdicts.append(verdict)
         yield verdict
-    yield from _others(registry, kind, seen, criteria)
+    yield from _others(registry, kind, verdicts, criteria)
 
 
 def no_winner(kind: str, criteria: Criteria, verdicts: Sequence[Verdict]) -> str:
@@ -80,11 +80,11 @@ def _participants(registry: PluginRegistry, kind: str, criteria: Criteria) -> It
 
 
 def _named(
-    registry: PluginRegistry, kind: str, place: int, reference: str | type, criteria: Criteria
+    registry: PluginRegistry, kind: str, rank: int, reference: str | type, criteria: Criteria
 ) -> Iterator[Verdict]:
     """Yield the verdict on a requested plugin. Every state except TAKEN is fatal."""
-    found = registry.resolve(kind, reference)
-    verdict = Verdict(**found.identity(), standing=criteria.why, place=place)
+    resolution = registry.resolve(kind, reference)
+    verdict = Verdict(**resolution.identity(), standing=criteria.why, place=rank)
     verdict = apply_rules(registry, kind, reference, verdict, criteria)
     if verdict.state == ABLE:
         yield _take(verdict, criteria)
@@ -101,7 +101,7 @@ def _named(
 
 
 def _unresolved(
-    registry: PluginRegistry, kind: str, place: int, reference: str | type, error: PluginError
+    registry: PluginRegistry, kind: str, rank: int, reference: str | type, error: PluginError
 ) -> Iterator[Verdict]:
     """Yield verdicts for an unresolved reference: on plugins of that name, or on the reference."""
     meant = [
@@ -109,29 +109,29 @@ def _unresolved(
         for candidate in registry.candidates(kind)
         if reference in (candidate.name, candidate.reference)
     ]
-    named = [Verdict(**item.identity(), place=place) for item in meant]
+    named = [Verdict(**item.identity(), place=rank) for item in meant]
     for verdict in named or [
-        Verdict(kind=kind, name=reference_text(reference), target="", place=place)
+        Verdict(kind=kind, name=reference_text(reference), target="", place=rank)
     ]:
         rejected = verdict.refused("reference", "this plugin is requested, but it cannot be used")
         yield replace(rejected, error=error, is_fatal=True)
 
 
 def _scheduler(
-    registry: PluginRegistry, kind: str, place: int, reference: str | type, criteria: Criteria
+    registry: PluginRegistry, kind: str, rank: int, reference: str | type, criteria: Criteria
 ) -> Iterator[Verdict]:
     """Yield the verdict on the scheduler or policy of a reference, which may name either."""
     scheduler_cls, policy_cls = resolve_scheduler(registry, reference)
     if (policy_cls is not None) == (kind == "policy"):
-        found = registry.resolve(kind, reference)
-        verdict = Verdict(**found.identity(), standing=criteria.why, place=place)
+        resolution = registry.resolve(kind, reference)
+        verdict = Verdict(**resolution.identity(), standing=criteria.why, place=rank)
         yield replace(verdict, state=TAKEN, cls=policy_cls or scheduler_cls)
     elif policy_cls is not None:
         yield Verdict(
             kind=kind,
             name=scheduler_cls.__name__,
             target=f"{scheduler_cls.__module__}:{scheduler_cls.__qualname__}",
-            place=place,
+            place=rank,
             standing="the core's scheduler runs the requested policy",
             state=TAKEN,
             rule="policy",
@@ -160,8 +160,8 @@ def _automatic(registry: PluginRegistry, kind: str, criteria: Criteria) -> Itera
         behind = f"no platform is selected, because {failed} failed" if failed else ""
         verdicts = iter(ranked)
     is_over = False
-    for place, verdict in enumerate(verdicts, 1):
-        verdict = replace(verdict, place=place, is_fatal=verdict.is_fatal and not is_over)
+    for rank, verdict in enumerate(verdicts, 1):
+        verdict = replace(verdict, place=rank, is_fatal=verdict.is_fatal and not is_over)
         if verdict.state == ABLE and behind:
             verdict = replace(verdict, reasons=(*verdict.reasons, behind))
         elif verdict.state == ABLE:
@@ -215,10 +215,10 @@ def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
 
 
 def _others(
-    registry: PluginRegistry, kind: str, seen: Sequence[Verdict], criteria: Criteria
+    registry: PluginRegistry, kind: str, verdicts: Sequence[Verdict], criteria: Criteria
 ) -> Iterator[Verdict]:
     """Yield verdicts on the plugins that are not tried."""
-    known = {(verdict.name, verdict.distribution) for verdict in seen}
+    known = {(verdict.name, verdict.distribution) for verdict in verdicts}
     names = " and ".join(reference_text(reference) for reference in criteria.references)
     for candidate in registry.candidates(kind):
         if (candidate.name, candidate.distribution) in known:

@@ -60,16 +60,16 @@ def apply_rules(
         if rule == "automatic" and not automatic:
             continue
         try:
-            answer = check(subject)
+            reason = check(subject)
         except PluginError as error:
             # If a platform's probe raises, it is unknown whether the platform is usable here.
             unclear = kind == "platform" and rule in _PROBES
             is_fatal = not automatic or unclear or registry.policy.strict
             return verdict.failed(rule, error, is_fatal=is_fatal)
-        if not answer.usable:
-            rejected = verdict.refused(rule, *answer.reasons)
+        if not reason.usable:
+            rejected = verdict.refused(rule, *reason.reasons)
             return replace(rejected, state=OUT) if rule == "automatic" else rejected
-        notes += answer.reasons
+        notes += reason.reasons
     cls = subject.load()
     if kind == "platform":
         verdict = replace(verdict, rank=verdict.rank or cls.rank)
@@ -112,8 +112,8 @@ def _device(subject: _Subject) -> Probe:
 
 
 def _provides(subject: _Subject) -> Probe:
-    wanted = subject.criteria.provides
-    missing = wanted - declared_ids(subject.load(), "provides") if wanted else frozenset()
+    required = subject.criteria.provides
+    missing = required - declared_ids(subject.load(), "provides") if required else frozenset()
     return _unless(f"it does not provide {', '.join(sorted(missing))}" if missing else "")
 
 
@@ -137,14 +137,14 @@ def _class_probe(subject: _Subject) -> Probe:
     if subject.kind != "platform":
         return Probe(usable=True)
     cls: type[Platform] = subject.load()
-    whose = f"platform {subject.verdict.name if subject.verdict.distribution else cls.info.name!r}"
+    owner = f"platform {subject.verdict.name if subject.verdict.distribution else cls.info.name!r}"
     try:
-        answer: object = cls.probe()
+        result: object = cls.probe()
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        raise probe_failure(whose, error) from error
-    return check_probe(whose, answer)
+        raise probe_failure(owner, error) from error
+    return check_probe(owner, result)
 
 
 _RULES: Mapping[str, Callable[[_Subject], Probe]] = MappingProxyType(
@@ -167,11 +167,11 @@ def attention_refusals(
     backend: type[AttentionBackend], required: AttentionRequirements
 ) -> list[str]:
     """Return every reason why `backend` does not meet the requirements."""
-    whose = f"attention backend {backend.name!r}"
-    own: object = ask_plugin(whose, "refusals", lambda: backend.refusals(required))
+    owner = f"attention backend {backend.name!r}"
+    own: object = ask_plugin(owner, "refusals", lambda: backend.refusals(required))
     if not isinstance(own, (list, tuple)) or not all(isinstance(item, str) for item in own):
         raise ContractError(
-            f"The {whose} returned {shorten(own)} from its method refusals; it must return a list "
+            f"The {owner} returned {shorten(own)} from its method refusals; it must return a list "
             "of reasons."
         )
     return [*backend.capabilities.refusals(required), *own]

@@ -151,7 +151,7 @@ def _key(
     layers: Mapping[str, ParallelLinear], sizes: Mapping[str, int], fingerprint: str
 ) -> dict[str, Any]:
     """Return the cache key: everything that the packed bytes depend on, as plain JSON values."""
-    facts = [
+    layer_info = [
         [
             name,
             layer.shape.part_names,
@@ -161,7 +161,7 @@ def _key(
         ]
         for name, layer in layers.items()
     ]
-    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(json.dumps(layer_info).encode(), digest_size=16).hexdigest()
     formats = {_method(layer).packed_format() for layer in layers.values()}
     return {
         "weights": fingerprint,

@@ -101,12 +101,12 @@ class PackedFolder:
         """Delete the least recently used files until there is space for `num_bytes` more."""
         files = [(path.stat(), path) for path in self.path.glob(f"*{ENDING}")]
         files.sort(key=lambda pair: pair[0].st_mtime_ns)
-        total = sum(facts.st_size for facts, _ in files)
-        for facts, path in files:
+        total = sum(status.st_size for status, _ in files)
+        for status, path in files:
             if total + num_bytes <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
-            total -= facts.st_size
+            total -= status.st_size
 
     def _drop_leftovers(self) -> None:
         """Delete temporary files that no process has locked: their writers have exited."""
@@ -120,10 +120,10 @@ class PackedFolder:
                     os.close(fd)
 
 
-def _check_owner(facts: os.stat_result, is_kind: Callable[[int], bool], name: str) -> None:
-    if not is_kind(facts.st_mode):
+def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], name: str) -> None:
+    if not is_kind(status.st_mode):
         raise FolderError(f"{name} is a link or has an unexpected type")
-    if facts.st_uid != os.geteuid():
-        raise FolderError(f"{name} belongs to user {facts.st_uid}, not to you")
-    if facts.st_mode & _OTHERS_MAY_WRITE:
+    if status.st_uid != os.geteuid():
+        raise FolderError(f"{name} belongs to user {status.st_uid}, not to you")
+    if status.st_mode & _OTHERS_MAY_WRITE:
         raise FolderError(f"other users may write to {name}: run chmod go-w, or delete it")

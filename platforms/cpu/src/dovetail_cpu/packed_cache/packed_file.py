@@ -82,9 +82,9 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
         forms[name] = mapped[offset : offset + num_bytes]
         sums.append(checksum)
     with ThreadPoolExecutor(num_threads) as pool:
-        found = list(pool.map(zlib.crc32, forms.values()))
-    for name, got, wanted in zip(forms, found, sums, strict=True):
-        if got != wanted:
+        checksums = list(pool.map(zlib.crc32, forms.values()))
+    for name, got, expected in zip(forms, checksums, sums, strict=True):
+        if got != expected:
             raise PackedFileError(f"the checksum of {name} is wrong")
     return forms
 
@@ -101,12 +101,12 @@ def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, i
     try:
         index = json.loads(text)
         rows = [(str(n), int(o), int(b), int(c)) for n, o, b, c in index["entries"]]
-        size, found = int(index["size"]), index["key"]
+        size, stored_key = int(index["size"]), index["key"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PackedFileError(f"the index of the file cannot be parsed ({error})") from error
     if size != len(mapped):
         raise PackedFileError(f"the file has {len(mapped)} bytes, expected {size}")
-    if found != key:
+    if stored_key != key:
         raise PackedFileError("the file contains packed weights of another checkpoint or format")
     return rows
 

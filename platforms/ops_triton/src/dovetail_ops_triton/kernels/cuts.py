@@ -227,7 +227,7 @@ def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.
 def _column_of_equal(row_ptr, vocab_size, image, number, BLOCK: tl.constexpr):
     """Return the column of the `number`-th token with this integer image, counted from 1."""
     lanes = tl.arange(0, BLOCK)
-    found = tl.zeros([BLOCK], tl.int32)
+    result = tl.zeros([BLOCK], tl.int32)
     num_seen = number * 0
     for start in range(0, vocab_size, BLOCK):
         columns = start + lanes
@@ -235,6 +235,6 @@ def _column_of_equal(row_ptr, vocab_size, image, number, BLOCK: tl.constexpr):
         x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
         same = (inside & (image_of(x) == image)).to(tl.int32)
         is_it = (same > 0) & (num_seen + tl.cumsum(same, axis=0) == number)
-        found = tl.where(is_it, columns, found)
+        result = tl.where(is_it, columns, result)
         num_seen += tl.sum(same, axis=0)
-    return tl.max(found, axis=0)
+    return tl.max(result, axis=0)

@@ -81,13 +81,13 @@ def blocks_kernel(
 
 def prepare_inputs(columns: StepColumns) -> None:
     """Fill the output fields of `columns`: one launch, and one for each KV-cache group."""
-    told = (columns.rows_R, columns.starts_R, columns.query_start_R1)
+    run_columns = (columns.rows_R, columns.starts_R, columns.query_start_R1)
     num_runs = columns.rows_R.shape[0]
     if not num_runs:
         return
     num_blocks = triton.cdiv(columns.longest, BLOCK)
     tokens_kernel[(num_runs, num_blocks)](
-        *told,
+        *run_columns,
         columns.token_ids_RL,
         columns.input_ids_T,
         columns.positions_T,
@@ -105,7 +105,7 @@ def prepare_inputs(columns: StepColumns) -> None:
     for table, block_size, slots_T, table_RM in groups:
         width = table_RM.shape[1]
         blocks_kernel[(num_runs, max(num_blocks, triton.cdiv(width, BLOCK)))](
-            *told,
+            *run_columns,
             table,
             slots_T,
             table_RM,

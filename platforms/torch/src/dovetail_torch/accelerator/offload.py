@@ -169,7 +169,7 @@ class OffloadedLayers:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a model: the list of modules with the most weights."""
-    lists = [list(one) for one in model.modules() if isinstance(one, nn.ModuleList)]
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=lambda layers: sum(map(_num_bytes, layers)), default=[])
 
 

@@ -83,7 +83,7 @@ class SleepMode:
     @explain_oom("a copy of the weights in host memory", "use sleep level 2")
     def _save(self) -> list[torch.Tensor]:
         contents = self.weights.contents()
-        saved = [self._runtime.pinned_empty(one.numel()) for one in contents]
+        saved = [self._runtime.pinned_empty(content.numel()) for content in contents]
         for target, source in zip(saved, contents, strict=True):
             target.copy_(source, non_blocking=True)
         self._runtime.synchronize()

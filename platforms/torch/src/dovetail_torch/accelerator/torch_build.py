@@ -34,10 +34,12 @@ def _constants(path: Path) -> dict[str, str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError):
         return {}
-    found = {}
+    constants = {}
     for node in tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         value = getattr(node, "value", None)
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            found |= {target.id: value.value for target in targets if isinstance(target, ast.Name)}
-    return found
+            constants |= {
+                target.id: value.value for target in targets if isinstance(target, ast.Name)
+            }
+    return constants

@@ -69,27 +69,27 @@ def check_shared(model_cls: type, ranks: RankGroup) -> None:
 def _check(context: WorkerContext) -> None:
     """Raise ConfigError if the context's numbers do not describe a rank of an engine."""
     rank, size = context.rank, context.world_size
-    asked = context.config.tensor_parallel_size
-    if size != asked or not 0 <= rank < size:
+    expected_size = context.config.tensor_parallel_size
+    if size != expected_size or not 0 <= rank < size:
         raise ConfigError(
-            f"tensor_parallel_size={asked} was requested, but this worker is rank {rank} of "
-            f"{size}: choose an executor that starts enough workers (executor_backend='auto'), or "
-            f"set tensor_parallel_size={max(1, size)}."
+            f"tensor_parallel_size={expected_size} was requested, but this worker is rank {rank} "
+            f"of {size}: choose an executor that starts enough workers (executor_backend='auto'), "
+            f"or set tensor_parallel_size={max(1, size)}."
         )
     if size == 1:
         return
     if COLLECTIVES not in context.platform.capabilities():
         raise ConfigError(
-            f"tensor_parallel_size={asked} was requested, but the platform "
+            f"tensor_parallel_size={expected_size} was requested, but the platform "
             f"{context.platform.info.name!r} does not declare {COLLECTIVES!r}: choose another "
             "platform, or set tensor_parallel_size=1."
         )
-    place = urlsplit(context.rendezvous)
+    url = urlsplit(context.rendezvous)
     # torch would wait for minutes for a folder that does not exist.
-    there = place.scheme == "tcp" or (place.scheme == "file" and Path(place.path).parent.is_dir())
+    there = url.scheme == "tcp" or (url.scheme == "file" and Path(url.path).parent.is_dir())
     if not there:
         raise ConfigError(
-            f"tensor_parallel_size={asked} was requested, but the rendezvous "
+            f"tensor_parallel_size={expected_size} was requested, but the rendezvous "
             f"{context.rendezvous!r} is neither a file:// URL in an existing folder nor a tcp:// "
             "URL: the executor must provide one of them."
         )
@@ -100,8 +100,8 @@ def _check_likeness(ranks: RankGroup, context: WorkerContext, device: torch.devi
 
     The shapes of its tensors could differ, too.
     """
-    facts = (torch.__version__, context.config)
-    digest = hashlib.blake2b(repr(facts).encode(), digest_size=16).digest()
+    settings = (torch.__version__, context.config)
+    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16).digest()
     own = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
     if not torch.equal(ranks.broadcast(own.clone()), own):
         raise ConfigError(

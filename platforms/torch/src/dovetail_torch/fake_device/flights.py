@@ -78,15 +78,15 @@ class Flights:
                     "copy, or use other memory."
                 )
 
-    def begin_read(self, host: torch.Tensor, place: Place) -> None:
+    def begin_read(self, host: torch.Tensor, moment: Place) -> None:
         """Start a copy from `host`, which is pinned and claimed."""
         data = ctypes.string_at(host.data_ptr(), host.nbytes)
-        self._flights.append(_Flight(place=place, host=host, data=data, writes=False))
+        self._flights.append(_Flight(place=moment, host=host, data=data, writes=False))
 
-    def begin_write(self, host: torch.Tensor, data: bytes, place: Place) -> None:
+    def begin_write(self, host: torch.Tensor, data: bytes, moment: Place) -> None:
         """Start a copy of `data` to the claimed memory `host`. Fill `host` with a pattern."""
         ctypes.memset(host.data_ptr(), POISON, host.nbytes)
-        self._flights.append(_Flight(place=place, host=host, data=data, writes=True))
+        self._flights.append(_Flight(place=moment, host=host, data=data, writes=True))
 
     def settle(self, timeline: Timeline) -> None:
         """Finish copies that the host knows to be complete.
@@ -107,8 +107,8 @@ class Flights:
 
     def _complete(self, flight: _Flight) -> bool:
         """Complete a copy. Return whether its host memory was unchanged until then."""
-        found = flight.found()
+        content = flight.found()
         if not flight.writes:
-            return found == flight.data
+            return content == flight.data
         ctypes.memmove(flight.start, flight.data, len(flight.data))
-        return found == bytes([POISON]) * len(flight.data)
+        return content == bytes([POISON]) * len(flight.data)

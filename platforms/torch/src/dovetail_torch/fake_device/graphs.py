@@ -34,8 +34,8 @@ class _Operation:
         new = [
             tensor for tensor in _tensors(result) if tensor.untyped_storage()._cdata not in known
         ]
-        for own, found in zip(self.made, new, strict=True):
-            own.copy_(found)
+        for own, new_tensor in zip(self.made, new, strict=True):
+            own.copy_(new_tensor)
 
 
 class FakeGraph:

@@ -38,7 +38,7 @@ class Piece:
     def uses(self) -> list[tuple[str, Place]]:
         """Return the last write and all later reads."""
         written = [] if self.written is None else [("writes", self.written)]
-        return written + [("reads", place) for place in self.reads.values()]
+        return written + [("reads", moment) for moment in self.reads.values()]
 
     def __del__(self) -> None:
         self.memory.give_back(self)
@@ -79,8 +79,8 @@ class Memory:
 
     def require(self, num_bytes: int) -> None:
         """Raise torch.OutOfMemoryError if `num_bytes` are not available."""
-        wanted = self.allocated_bytes + num_bytes
-        if wanted > self.total_bytes - self.outside_bytes - self.mapped_bytes:
+        total = self.allocated_bytes + num_bytes
+        if total > self.total_bytes - self.outside_bytes - self.mapped_bytes:
             raise torch.OutOfMemoryError(
                 f"Fake device out of memory. Tried to allocate {num_bytes} bytes. It has "
                 f"{self.total_bytes} bytes, of which {self._allocated_bytes} are "
@@ -101,34 +101,35 @@ class Memory:
     def give_back(self, piece: Piece) -> None:
         """Free a piece. Record a fault if a stream other than its owner still uses it."""
         self._returned.append(piece.num_bytes)
-        for use, place in piece.uses():
-            if not self._timeline.is_before(place, piece.owner):
+        for use, moment in piece.uses():
+            if not self._timeline.is_before(moment, piece.owner):
                 self._watch.note(
                     f"{piece.num_bytes} bytes of device memory were freed while stream "
-                    f"{place.stream} still {use} them; keep the tensor until its event is complete."
+                    f"{moment.stream} still {use} them; keep the tensor until its event is "
+                    "complete."
                 )
 
-    def read(self, piece: Piece, stream: Stream, place: Place) -> None:
+    def read(self, piece: Piece, stream: Stream, moment: Place) -> None:
         """Record a read. Raise FlightError if it is not ordered after the last write."""
         self._check_mapped(piece)
         written = piece.written
         if written is not None and not self._timeline.is_before(written, stream):
             self._watch.fault(
-                f"stream {place.stream} reads device memory to which stream {written.stream} may "
+                f"stream {moment.stream} reads device memory to which stream {written.stream} may "
                 "not have written yet; make the reading stream wait for the other stream."
             )
-        piece.reads[place.stream] = place
+        piece.reads[moment.stream] = moment
 
-    def write(self, piece: Piece, stream: Stream, place: Place) -> None:
+    def write(self, piece: Piece, stream: Stream, moment: Place) -> None:
         """Record a write. Raise FlightError if it is not ordered after all earlier uses."""
         self._check_mapped(piece)
         for use, other in piece.uses():
             if not self._timeline.is_before(other, stream):
                 self._watch.fault(
-                    f"stream {place.stream} writes to device memory that stream {other.stream} "
+                    f"stream {moment.stream} writes to device memory that stream {other.stream} "
                     f"still {use}; wait for the event of that use first, or write to other memory."
                 )
-        piece.written = place
+        piece.written = moment
         piece.reads.clear()
 
     def _check_mapped(self, piece: Piece) -> None:

@@ -194,7 +194,7 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
         DEVICE.synchronises(str(func))
     target = kwargs.get("device")
     lowering = _Lowering(str(func))
-    written = [args[place] if place < len(args) else kwargs.get(n) for place, n in rule.written]
+    written = [args[index] if index < len(args) else kwargs.get(n) for index, n in rule.written]
     host_args = tuple(lowering.lower(item) for item in args)
     kwargs.pop("pin_memory", None)
     host_kwargs = {name: lowering.lower(item) for name, item in kwargs.items()}
@@ -227,12 +227,12 @@ def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor
     timeline, memory = DEVICE.timeline, DEVICE.memory
     with timeline.lock:
         stream = timeline.current
-        place = stream.give()
+        moment = stream.give()
         for item in read:
-            memory.read(item.piece, stream, place)
+            memory.read(item.piece, stream, moment)
         for item in written:
-            memory.write(item.piece, stream, place)
-    return place
+            memory.write(item.piece, stream, moment)
+    return moment
 
 
 def wrap(host: torch.Tensor) -> FakeDeviceTensor:
@@ -249,9 +249,9 @@ class _Lifting:
     An argument that is returned keeps its wrapper; views share memory.
     """
 
-    def __init__(self, seen: Sequence[FakeDeviceTensor]) -> None:
-        self._same = {id(item.host): item for item in seen}
-        self._owners = {item.host.untyped_storage()._cdata: item for item in seen}
+    def __init__(self, arguments: Sequence[FakeDeviceTensor]) -> None:
+        self._same = {id(item.host): item for item in arguments}
+        self._owners = {item.host.untyped_storage()._cdata: item for item in arguments}
 
     def lift(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -322,9 +322,9 @@ def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) 
     DEVICE.watch.refuse_in_capture("a copy from the host")
     with DEVICE.timeline.lock:
         DEVICE.flights.claim(source, writes=False)
-        place = account((), (target,))
+        moment = account((), (target,))
         if non_blocking and _can_fly(source, target):
-            DEVICE.flights.begin_read(source, place)
+            DEVICE.flights.begin_read(source, moment)
         else:
             DEVICE.synchronises("a blocking, converting or unpinned copy from the host")
         target.host.copy_(source)
@@ -334,10 +334,10 @@ def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool
     DEVICE.watch.refuse_in_capture("a copy to the host")
     with DEVICE.timeline.lock:
         DEVICE.flights.claim(target, writes=True)
-        place = account((source,), ())
+        moment = account((source,), ())
         if non_blocking and _can_fly(target, source):
             data = source.host.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            DEVICE.flights.begin_write(target, data, place)
+            DEVICE.flights.begin_write(target, data, moment)
         else:
             DEVICE.synchronises("a blocking, converting or unpinned copy to the host")
             target.copy_(source.host)

@@ -85,14 +85,14 @@ class Timeline:
         for stream in self._streams:
             self.learn(stream.moment())
 
-    def is_known(self, place: Place) -> bool:
+    def is_known(self, moment: Place) -> bool:
         """Return whether the host knows an operation to be complete."""
-        return place.number <= self.known.get(place.stream, 0)
+        return moment.number <= self.known.get(moment.stream, 0)
 
-    def is_before(self, place: Place, stream: Stream) -> bool:
+    def is_before(self, moment: Place, stream: Stream) -> bool:
         """Return whether an operation comes before the next operation of `stream`."""
-        own = place.stream == stream.number
-        return own or place.number <= stream.before.get(place.stream, 0) or self.is_known(place)
+        own = moment.stream == stream.number
+        return own or moment.number <= stream.before.get(moment.stream, 0) or self.is_known(moment)
 
 
 class Stream:

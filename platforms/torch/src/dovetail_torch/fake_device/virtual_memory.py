@@ -45,10 +45,10 @@ class FakeRegion:
         """Return the memory to the device. A fault if the device may still use it."""
         if not self._piece.is_mapped:
             DEVICE.watch.fault("a region was unmapped twice.")
-        for use, place in self._piece.uses():
-            if not DEVICE.timeline.is_known(place):
+        for use, moment in self._piece.uses():
+            if not DEVICE.timeline.is_known(moment):
                 DEVICE.watch.fault(
-                    f"a region was unmapped while stream {place.stream} still {use} it; wait for "
+                    f"a region was unmapped while stream {moment.stream} still {use} it; wait for "
                     "the device first."
                 )
         self._piece.is_mapped = False

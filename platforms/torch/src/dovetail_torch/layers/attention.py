@@ -96,15 +96,15 @@ def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
 
     Raises ContractError if the model used an index twice or omitted one.
     """
-    found = [pair for pair in model.named_modules() if isinstance(pair[1], Attention)]
-    found.sort(key=lambda pair: pair[1].index)
-    indices = [layer.index for _, layer in found]
-    if indices != list(range(len(found))):
+    layers = [pair for pair in model.named_modules() if isinstance(pair[1], Attention)]
+    layers.sort(key=lambda pair: pair[1].index)
+    indices = [layer.index for _, layer in layers]
+    if indices != list(range(len(layers))):
         raise ContractError(
-            f"{type(model).__name__} assigns to its {len(found)} attention layers the indices "
-            f"{indices}: they must be unique, from 0 to {len(found) - 1}"
+            f"{type(model).__name__} assigns to its {len(layers)} attention layers the indices "
+            f"{indices}: they must be unique, from 0 to {len(layers) - 1}"
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def add_kv_scales(layers: Iterable[Attention], device: torch.device) -> None:

@@ -34,8 +34,8 @@ class VocabParallelEmbedding(nn.Module):
         self.shard = divide_unevenly(
             vocab_size, self.ranks, f"the vocabulary of {vocab_size} tokens"
         )
-        place = {"dtype": context.dtype, "device": context.device}
-        weight_VD = torch.empty(self.shard.size, hidden_size, **place)
+        factory_kwargs = {"dtype": context.dtype, "device": context.device}
+        weight_VD = torch.empty(self.shard.size, hidden_size, **factory_kwargs)
         self.weight = nn.Parameter(weight_VD, requires_grad=False)
         self.is_mapped = False
         self.ops = context.ops

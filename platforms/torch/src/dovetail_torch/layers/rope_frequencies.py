@@ -31,15 +31,17 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     "original_max_position_embeddings" and "max_position_embeddings". Raises ModelError for an
     unknown type or parameters that differ by layer.
     """
-    given = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
-    if not isinstance(given, Mapping):
-        raise ModelError(f"config.json: rope_parameters is {shorten(given)}; it must be an object")
-    if any(isinstance(value, Mapping) for value in given.values()):
+    rope_config = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    if not isinstance(rope_config, Mapping):
         raise ModelError(
-            f"config.json: rope_parameters differ by type of layer ({', '.join(given)}); the "
+            f"config.json: rope_parameters is {shorten(rope_config)}; it must be an object"
+        )
+    if any(isinstance(value, Mapping) for value in rope_config.values()):
+        raise ModelError(
+            f"config.json: rope_parameters differ by type of layer ({', '.join(rope_config)}); the "
             "rotary embedding must be the same for all layers"
         )
-    parameters = dict(given)
+    parameters = dict(rope_config)
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ModelError(

@@ -56,8 +56,8 @@ class RotaryEmbedding(nn.Module):
     @torch.inference_mode()
     def grow(self, num_positions: int) -> int:
         """Fill the table for at least `num_positions`. Return the number of filled positions."""
-        wanted = min(num_positions, self.num_positions)
-        while self._num_ready < wanted:
+        num_rows = min(num_positions, self.num_positions)
+        while self._num_ready < num_rows:
             start = self._num_ready
             end = min(start + _POSITIONS_AT_ONCE, self.num_positions)
             # float32 throughout, as in training: float64 gives other angles at large positions.

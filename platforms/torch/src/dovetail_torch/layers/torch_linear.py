@@ -17,12 +17,14 @@ class TorchLinearMethod(LinearMethod):
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` (None without bias), uninitialized."""
-        place = {"dtype": shape.dtype, "device": shape.device}
-        weight_OI = torch.empty(shape.out_features, shape.in_features, **place)
+        factory_kwargs = {"dtype": shape.dtype, "device": shape.device}
+        weight_OI = torch.empty(shape.out_features, shape.in_features, **factory_kwargs)
         layer.register_parameter("weight", nn.Parameter(weight_OI, requires_grad=False))
         bias = None
         if shape.bias:
-            bias = nn.Parameter(torch.empty(shape.out_features, **place), requires_grad=False)
+            bias = nn.Parameter(
+                torch.empty(shape.out_features, **factory_kwargs), requires_grad=False
+            )
         layer.register_parameter("bias", bias)
 
     def pack(self, layer: nn.Module) -> None:

@@ -61,7 +61,7 @@ def take_buffers(
     shapes = {name: backend.kv_cache_shape(num_blocks, spec) for name, spec in specs.items()}
     blocks_first = all(shape[0] == num_blocks for shape in shapes.values())
     padded = any(spec.page_size_bytes < page for spec in specs.values())
-    places = {
+    indexes = {
         name: group.place(layer)
         for group in config.groups
         for layer, name in enumerate(group.layer_names)
@@ -83,7 +83,7 @@ def take_buffers(
         )
     caches = {
         name: _view(buffers[buffer], start, shapes[name], specs[name], num_blocks)
-        for name, (buffer, start) in places.items()
+        for name, (buffer, start) in indexes.items()
     }
     pages_NP = tuple(buffer.view(num_blocks, page) for buffer in buffers) if blocks_first else ()
     return CacheBuffers(caches=caches, pages_NP=pages_NP)

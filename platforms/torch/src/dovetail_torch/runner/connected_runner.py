@@ -86,11 +86,11 @@ def make_worker_side(context: WorkerContext, kv_cache: KVCacheConfig) -> KVWorke
     reference = context.config.kv_connector
     assert reference is not None, "this runner was created without a KV connector"
     cls = context.plugins.load("kv_connector", reference)
-    given = KVConnectorContext(
+    connector_context = KVConnectorContext(
         config=context.config,
         kv_cache=kv_cache,
         rank=context.rank,
         options=context.plugins.options_of("kv_connector", cls),
     )
-    side: KVWorkerSide = construct("kv_connector", cls.create_worker_side, given)
+    side: KVWorkerSide = construct("kv_connector", cls.create_worker_side, connector_context)
     return side

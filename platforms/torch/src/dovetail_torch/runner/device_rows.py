@@ -96,8 +96,8 @@ class DeviceRows:
         assert request.generation > self._generations[row], "the generation of a row must increase"
         self._generations[row] = request.generation
         self.num_prompt_tokens[row] = request.num_prompt_tokens
-        asked = request.sampling_params.prompt_logprobs
-        self.num_prompt_logprobs[row] = -1 if asked is None else asked
+        num_prompt_logprobs = request.sampling_params.prompt_logprobs
+        self.num_prompt_logprobs[row] = -1 if num_prompt_logprobs is None else num_prompt_logprobs
         for num_blocks in self._num_blocks:
             num_blocks[row] = 0
 

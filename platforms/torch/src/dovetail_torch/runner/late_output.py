@@ -105,13 +105,13 @@ class FetchRing:
 
         The sources must not be written to from now on.
         """
-        self._current = place = (self._current + 1) % len(self._slots)
-        owner = self._owners[place]
+        self._current = slot = (self._current + 1) % len(self._slots)
+        owner = self._owners[slot]
         if owner is not None:
             owner.settle()
-        targets = self._targets(place, sources)
+        targets = self._targets(slot, sources)
         event = self._asynchronous.fetch(sources, targets)
-        output = self._owners[place] = LateOutput(event, sources, targets, finish)
+        output = self._owners[slot] = LateOutput(event, sources, targets, finish)
         return output
 
     def settle(self) -> None:
@@ -120,15 +120,15 @@ class FetchRing:
             if owner is not None:
                 owner.settle()
 
-    def _targets(self, place: int, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _targets(self, slot_index: int, sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         sizes = [source.numel() * source.itemsize for source in sources]
         ends, end = [], 0
         for size in sizes:
             ends.append(end + size)
             end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        if end > len(self._slots[place]):
-            self._slots[place] = self._asynchronous.pinned_zeros(2 * end)
-        slot = self._slots[place]
+        if end > len(self._slots[slot_index]):
+            self._slots[slot_index] = self._asynchronous.pinned_zeros(2 * end)
+        slot = self._slots[slot_index]
         return [
             slot[end - size : end].view(source.dtype).view(source.shape)
             for source, size, end in zip(sources, sizes, ends, strict=True)

@@ -281,9 +281,9 @@ class ModelRunner:
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
             return {}  # the step has only decodes, which have no prompt tokens
         rows = self._path.rows
-        asked = rows.num_prompt_logprobs[batch.rows]
-        found = {}
-        for run in np.flatnonzero(asked >= 0).tolist():
+        num_logprobs = rows.num_prompt_logprobs[batch.rows]
+        by_row = {}
+        for run in np.flatnonzero(num_logprobs >= 0).tolist():
             row = int(batch.rows[run])
             start = int(batch.plan.starts[run])
             end = min(int(batch.ends[run]), int(rows.num_prompt_tokens[row]) - 1)
@@ -292,8 +292,8 @@ class ModelRunner:
             first = int(batch.first_R1[run])
             hidden_PD = hidden_TD[first : first + end - start]
             targets_P = rows.token_ids_RL[row, start + 1 : end + 1].to(torch.int64)
-            found[run] = self._measure(hidden_PD, targets_P, int(asked[run]))
-        return found
+            by_row[run] = self._measure(hidden_PD, targets_P, int(num_logprobs[run]))
+        return by_row
 
     def _measure(
         self, hidden_PD: torch.Tensor, targets_P: torch.Tensor, num_logprobs: int

@@ -63,8 +63,8 @@ class RequestRows:
         tokens = torch.from_numpy(np.asarray(request.token_ids))
         self.token_ids_RL[row, : len(tokens)] = tokens.to(self.token_ids_RL.device)
         self.num_prompt_tokens[row] = request.num_prompt_tokens
-        asked = request.sampling_params.prompt_logprobs
-        self.num_prompt_logprobs[row] = -1 if asked is None else asked
+        num_prompt_logprobs = request.sampling_params.prompt_logprobs
+        self.num_prompt_logprobs[row] = -1 if num_prompt_logprobs is None else num_prompt_logprobs
         for table, num_blocks in zip(self.block_tables, self._num_blocks, strict=True):
             # Backends require that entries beyond a row's blocks are 0.
             table[row, : num_blocks[row]] = 0

@@ -45,8 +45,8 @@ class StepReports:
         logprobs: Columns = {}
         if self.sampled is not None:
             own, tensors = tensors[:_NUM_TENSORS], tensors[_NUM_TENSORS:]
-            found = self.sampled.columns(own)
-            logprobs = {int(self.runs[place]): columns for place, columns in found.items()}
+            by_index = self.sampled.columns(own)
+            logprobs = {int(self.runs[index]): columns for index, columns in by_index.items()}
         prompt_logprobs = {}
         for index, run in enumerate(self.prompts):
             own = tensors[_NUM_TENSORS * index : _NUM_TENSORS * (index + 1)]

@@ -95,10 +95,10 @@ class RowReport:
         tensors: the tensors of `measured`, on the host.
         """
         ids, logprobs, ranks = (tensor.tolist() for tensor in tensors)
-        wanted = [(index, num + 1) for index, num in enumerate(self.num_logprobs) if num >= 0]
+        counts = [(index, num + 1) for index, num in enumerate(self.num_logprobs) if num >= 0]
         return {
             index: to_columns([ids[i][:num]], [logprobs[i][:num]], [ranks[i]])
-            for i, (index, num) in enumerate(wanted)
+            for i, (index, num) in enumerate(counts)
         }
 
 

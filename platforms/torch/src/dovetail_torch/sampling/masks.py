@@ -89,8 +89,8 @@ class TokenMasks:
 
     def leave(self, row: int) -> None:
         """Delete the constraints of `row`."""
-        for wishes in (self._allowed, self._bad_words, self._unended, self._bias):
-            wishes.pop(row, None)
+        for by_row in (self._allowed, self._bad_words, self._unended, self._bias):
+            by_row.pop(row, None)
         self.rows.discard(row)
 
     def looks_back(self, row: int) -> bool:
@@ -132,8 +132,8 @@ class TokenMasks:
     ) -> None:
         pairs = [(i, *pair) for i, row in wishing for pair in self._forbidden(row, history)]
         if pairs:
-            places, ids, active = zip(*pairs, strict=True)
-            place_N = self._upload(np.repeat(np.array(places, np.int64), [len(x) for x in ids]))
+            positions, ids, active = zip(*pairs, strict=True)
+            place_N = self._upload(np.repeat(np.array(positions, np.int64), [len(x) for x in ids]))
             _forbid_pairs(logits_SV, (place_N, torch.cat(ids)), torch.cat(active))
 
     def _forbidden(
@@ -148,8 +148,8 @@ class TokenMasks:
             yield ids, torch.ones_like(ids, dtype=torch.bool)
 
     def _settle(self, row: int) -> None:
-        wishes = (self._allowed, self._bad_words, self._unended, self._bias)
-        if any(row in wish for wish in wishes):
+        tables = (self._allowed, self._bad_words, self._unended, self._bias)
+        if any(row in table for table in tables):
             self.rows.add(row)
         else:
             self.rows.discard(row)

@@ -153,11 +153,13 @@ Target = Assignment | MappedAssignment | ScaleAssignment
 """Where one weight of a checkpoint is stored."""
 
 
-def _check_shape(one: Assignment | MappedAssignment, shape: Collection[int], source: str) -> None:
-    if tuple(shape) != one.shape:
+def _check_shape(
+    assignment: Assignment | MappedAssignment, shape: Collection[int], source: str
+) -> None:
+    if tuple(shape) != assignment.shape:
         raise WeightError(
-            f"{source}: weight {one.name} has the shape {list(shape)}, but config.json requires "
-            f"{list(one.shape)}: config.json and the weights do not match"
+            f"{source}: weight {assignment.name} has the shape {list(shape)}, but config.json "
+            f"requires {list(assignment.shape)}: config.json and the weights do not match"
         )
 
 
@@ -275,11 +277,11 @@ def build_weight_table(model: nn.Module) -> WeightTable:
     )
 
 
-def _shared(one: Assignment, layer: nn.Module) -> Assignment:
+def _shared(assignment: Assignment, layer: nn.Module) -> Assignment:
     """Return the assignment of a weight that `layer` shares with a tied head or an embedding."""
     if isinstance(layer, ParallelLinear):
-        return replace(one, takers=(*one.takers, (layer, 0)))
-    return replace(one, is_table=True)
+        return replace(assignment, takers=(*assignment.takers, (layer, 0)))
+    return replace(assignment, is_table=True)
 
 
 def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> Iterator[Assignment]:
@@ -313,8 +315,8 @@ def _input_shard(layer: ParallelLinear, tensor: torch.Tensor) -> tuple[Shard, ..
     if inputs.is_whole or tensor.ndim < 2:
         return ()
     size, num_ranks = tensor.shape[1], inputs.whole // inputs.size
-    place = inputs.start // inputs.size
-    return (Shard(start=place * size, size=size, whole=num_ranks * size),)
+    index = inputs.start // inputs.size
+    return (Shard(start=index * size, size=size, whole=num_ranks * size),)
 
 
 def _divided(*shards: Shard) -> tuple[Shard, ...]:

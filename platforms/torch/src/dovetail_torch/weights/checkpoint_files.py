@@ -163,23 +163,23 @@ def _read_index(index: Path) -> dict[str, Any]:
 
 def _nothing_to_read(model_dir: Path) -> str:
     names = sorted(path.name for path in model_dir.iterdir()) if model_dir.is_dir() else []
-    asked = f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}"
+    problem = f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}"
     others = [name for name in names if name.endswith(".safetensors")]
     if others:
         return (
-            f"{asked}; it contains only {', '.join(others[:3])}: add the index that "
+            f"{problem}; it contains only {', '.join(others[:3])}: add the index that "
             "belongs to these files"
         )
     pickles = [name for name in names if name.endswith(PICKLE_ENDINGS)]
     if pickles:
         return (
-            f"{asked}; it contains only {', '.join(pickles[:3])}. Pickled weights can run "
+            f"{problem}; it contains only {', '.join(pickles[:3])}. Pickled weights can run "
             "code and are never "
             "read: convert to safetensors, with transformers "
             "AutoModelForCausalLM.from_pretrained(old).save_pretrained(new)"
         )
-    found = ", ".join(names[:5]) or "nothing"
+    listing = ", ".join(names[:5]) or "nothing"
     return (
-        f"{asked}; it contains {found}: add the weights, or set load_format='dummy' to "
+        f"{problem}; it contains {listing}: add the weights, or set load_format='dummy' to "
         "use random weights"
     )

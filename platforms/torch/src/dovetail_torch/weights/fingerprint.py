@@ -51,14 +51,14 @@ def fingerprint_files(paths: Iterable[Path], header_bytes: Mapping[Path, int] | 
 
 
 def _add_file(digest: hashlib.blake2b, fd: int, header_bytes: int | None) -> None:
-    facts = os.fstat(fd)
+    status = os.fstat(fd)
     length = os.pread(fd, _HEADER_LENGTH_BYTES, 0)
     if header_bytes is None:
         header_bytes = int.from_bytes(length, "little")
     # The loader rejects invalid lengths; this limit only bounds the memory.
     header_bytes = min(header_bytes, MAX_HEADER_BYTES)
-    digest.update(f"{facts.st_size}/{facts.st_mtime_ns}/".encode() + length)
+    digest.update(f"{status.st_size}/{status.st_mtime_ns}/".encode() + length)
     digest.update(os.pread(fd, header_bytes, _HEADER_LENGTH_BYTES))
-    step = max(_SAMPLE_BYTES, facts.st_size // _NUM_SAMPLES)
-    for offset in range(0, facts.st_size, step):
+    step = max(_SAMPLE_BYTES, status.st_size // _NUM_SAMPLES)
+    for offset in range(0, status.st_size, step):
         digest.update(os.pread(fd, _SAMPLE_BYTES, offset))

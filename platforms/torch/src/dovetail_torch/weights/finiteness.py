@@ -29,8 +29,8 @@ def check_finite(model: nn.Module) -> None:
     if all(_are_finite([x for x in parameters if x.device == device]) for device in devices):
         return
     table = build_weight_table(model)
-    found = [x.name for x in table.assignments.values() if not bool(x.target.isfinite().all())]
-    wrong = list(dict.fromkeys(map(table.names.to_checkpoint, found)))
+    names = [x.name for x in table.assignments.values() if not bool(x.target.isfinite().all())]
+    wrong = list(dict.fromkeys(map(table.names.to_checkpoint, names)))
     more = f" and {len(wrong) - _NUM_SHOWN} more" if len(wrong) > _NUM_SHOWN else ""
     raise WeightError(
         f"NaN or infinite values in {', '.join(wrong[:_NUM_SHOWN])}{more}: the checkpoint is "

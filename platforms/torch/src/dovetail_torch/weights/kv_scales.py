@@ -50,8 +50,8 @@ class ScaleAssignment:
 
 def is_kv_scale(name: str) -> bool:
     """Return whether a weight of this name is a scale of the KV cache."""
-    found = _NAME.fullmatch(name)
-    return found is not None and found["part"] in (None, found["kind"])
+    match = _NAME.fullmatch(name)
+    return match is not None and match["part"] in (None, match["kind"])
 
 
 def scale_targets(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -65,8 +65,8 @@ def scale_targets(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def normal_scale_name(name: str) -> str:
     """Return the name of a scale without the name of a projection."""
-    found = _NAME.fullmatch(name)
-    return name if found is None else f"{found[1]}.{found['kind']}_scale"
+    match = _NAME.fullmatch(name)
+    return name if match is None else f"{match[1]}.{match['kind']}_scale"
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

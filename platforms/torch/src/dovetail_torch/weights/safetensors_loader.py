@@ -108,12 +108,12 @@ def _copy(handle: Any, chosen: Mapping[str, Target], name: str, advance: Callabl
 
 def _check_entry(entry: WeightEntry, assignment: Target) -> None:
     assignment.check(entry.shape, str(entry.path))
-    wanted = assignment.target.dtype
-    if entry.dtype in FLOAT_DTYPES and wanted in FLOAT_DTYPES.values():
+    dtype = assignment.target.dtype
+    if entry.dtype in FLOAT_DTYPES and dtype in FLOAT_DTYPES.values():
         return
-    if OTHER_DTYPES.get(entry.dtype) is wanted:
+    if OTHER_DTYPES.get(entry.dtype) is dtype:
         return
     raise WeightError(
         f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, which cannot be cast to "
-        f"the model's dtype {wanted}: a quantized checkpoint needs a linear method that supports it"
+        f"the model's dtype {dtype}: a quantized checkpoint needs a linear method that supports it"
     )

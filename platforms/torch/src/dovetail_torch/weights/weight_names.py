@@ -44,8 +44,8 @@ class WeightNames:
         the model does not use the weight.
         """
         for rule in self._rules:
-            if found := rule.source.fullmatch(name):
-                *numbers, rest = found.groups()
+            if match := rule.source.fullmatch(name):
+                *numbers, rest = match.groups()
                 targets = (target.format(*numbers) + rest for target in rule.mapping.targets)
                 return tuple(targets), rule.mapping.transposed and name.endswith(".weight")
         return (name,), False
@@ -54,8 +54,8 @@ class WeightNames:
         """Return the name in the checkpoint of a weight of the model."""
         for rule in self._rules:
             for target in rule.targets:
-                if found := target.fullmatch(name):
-                    *numbers, rest = found.groups()
+                if match := target.fullmatch(name):
+                    *numbers, rest = match.groups()
                     return rule.mapping.source.format(*numbers) + rest
         return name
 

@@ -145,13 +145,13 @@ def _check_invariance(
 
     def attend(steps: Sequence[Sequence[Run]]) -> dict[int, torch.Tensor]:
         rows = AttentionRows(backend, case, device)
-        found: dict[int, list[torch.Tensor]] = {}
+        outputs: dict[int, list[torch.Tensor]] = {}
         for runs in steps:
             batch = rows.batch(runs)
             got = rows.attend(runs, batch, rows.builder.build(batch), f"The case is {case}.")
             for (row, _, _), out_QHD in zip(runs, got, strict=True):
-                found.setdefault(row, []).append(out_QHD)
-        return {row: torch.cat(parts) for row, parts in found.items()}
+                outputs.setdefault(row, []).append(out_QHD)
+        return {row: torch.cat(parts) for row, parts in outputs.items()}
 
     alone = {row: attend([[(row, 0, n)]])[row] for row, n in enumerate(lengths)}
     for how, steps in _cuts(lengths).items():

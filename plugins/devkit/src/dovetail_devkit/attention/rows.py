@@ -229,8 +229,8 @@ class AttentionRows:
     def expect_right(self, what: str, runs: Sequence[Run], got: Sequence[torch.Tensor]) -> None:
         """Compare each run's result with the reference."""
         for (row, first, n), got_QHD in zip(runs, got, strict=True):
-            place = f"Row {row} runs the positions {first} to {first + n - 1}. {what}"
-            self._compare(place, got_QHD, self.want[row][first : first + n])
+            location = f"Row {row} runs the positions {first} to {first + n - 1}. {what}"
+            self._compare(location, got_QHD, self.want[row][first : first + n])
 
     def new_builder(self) -> AttentionMetadataBuilder:
         """Return a new attention metadata builder for the same KV cache group."""
@@ -266,7 +266,7 @@ class AttentionRows:
         num_left = max(0, first - window + 1) // self.case.block_size if window else 0
         return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))
 
-    def _compare(self, place: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    def _compare(self, location: str, got: torch.Tensor, want: torch.Tensor) -> None:
         tolerance = self.case.tolerance
         error = (got.double() - want).abs() / want.abs().clamp(min=1.0)
         # A NaN is always an error, but comparisons with it are false.
@@ -278,5 +278,5 @@ class AttentionRows:
             float(error.flatten()[worst]) <= tolerance,
             f"attention is wrong: token {token}, head {head}, element {element} is "
             f"{float(got.flatten()[worst])}; expected {float(want.flatten()[worst])}, with a "
-            f"tolerance of {tolerance}. {place}",
+            f"tolerance of {tolerance}. {location}",
         )

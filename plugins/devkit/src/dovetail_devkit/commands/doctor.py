@@ -47,9 +47,9 @@ def doctor(
 
 def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
     for area in dict.fromkeys(finding.area for finding in findings):
-        mine = [finding for finding in findings if finding.area == area]
-        well = [finding for finding in mine if _is_plain(finding)]
-        shown = [finding for finding in mine if show_all or finding not in well]
+        own = [finding for finding in findings if finding.area == area]
+        well = [finding for finding in own if _is_plain(finding)]
+        shown = [finding for finding in own if show_all or finding not in well]
         rows = [(item.verdict, item.subject, _text(item)) for item in shown]
         if well and not show_all:
             rows.append(
@@ -63,9 +63,9 @@ def _show(findings: Sequence[Finding], *, show_all: bool) -> None:
         print_table(("", "", ""), rows)
         print_line("")
     counts = Counter(finding.verdict for finding in findings)
-    told = [f"{counts[BROKEN]} broken", _count(counts[WARNING], WARNING)]
-    told += [_count(counts[NOTE], NOTE), f"{counts[OK]} ok"]
-    print_line(", ".join(told) + ".", style="bold red" if counts[BROKEN] else "bold green")
+    counted = [f"{counts[BROKEN]} broken", _count(counts[WARNING], WARNING)]
+    counted += [_count(counts[NOTE], NOTE), f"{counts[OK]} ok"]
+    print_line(", ".join(counted) + ".", style="bold red" if counts[BROKEN] else "bold green")
 
 
 def _count(number: int, noun: str) -> str:

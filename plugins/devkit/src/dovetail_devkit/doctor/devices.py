@@ -31,13 +31,13 @@ def judge_devices(
     if any(not trial.error and not trial.refusals for trial in platforms):
         return
     yield _unused(platforms)
-    found = _torch_version()
-    if found.endswith("+cpu"):
+    torch_version = _torch_version()
+    if torch_version.endswith("+cpu"):
         yield Finding(
             area="environment",
             subject="torch",
             verdict=WARNING,
-            text=f"torch {found} is a CPU-only build, but this machine has an accelerator",
+            text=f"torch {torch_version} is a CPU-only build, but this machine has an accelerator",
             remedy="install the build of torch for this accelerator",
         )
 

@@ -25,7 +25,7 @@ _NO_KINDS = frozenset({COMMAND})
 
 def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
     """Yield a finding for each problem of plugin declarations, or one finding if there is none."""
-    found = [
+    findings = [
         *_unreadable(registry),
         *_unknown_kinds(),
         *_suspicious(registry),
@@ -34,8 +34,8 @@ def check_registrations(registry: PluginRegistry) -> Iterator[Finding]:
         *_replacements(registry),
         *_commands(),
     ]
-    yield from found
-    if all(finding.verdict == NOTE for finding in found):
+    yield from findings
+    if all(finding.verdict == NOTE for finding in findings):
         count = sum(len(registry.candidates(kind)) for kind in KINDS)
         text = f"the declarations of {count} plugins are readable and consistent"
         yield Finding(area=_AREA, subject="declarations", verdict=OK, text=text)

@@ -104,7 +104,7 @@ def _memory() -> Finding:
 
 def _torch() -> Finding:
     try:
-        found = version("torch")
+        torch_version = version("torch")
     except PackageNotFoundError:
         return Finding(
             area=_ENVIRONMENT,
@@ -113,14 +113,16 @@ def _torch() -> Finding:
             text="torch is not installed; only plugins that do not need torch can be used",
             remedy="pip install 'dovetail[cpu]'",
         )
-    numbers = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    numbers = tuple(
+        int(part) for part in torch_version.split("+")[0].split(".")[:2] if part.isdigit()
+    )
     if numbers >= OLDEST_TORCH:
-        return Finding(area=_ENVIRONMENT, subject="torch", verdict=OK, text=found)
+        return Finding(area=_ENVIRONMENT, subject="torch", verdict=OK, text=torch_version)
     oldest = ".".join(map(str, OLDEST_TORCH))
     return Finding(
         area=_ENVIRONMENT,
         subject="torch",
         verdict=WARNING,
-        text=f"torch {found} is older than {oldest}, the oldest version that Dovetail supports",
+        text=f"torch {torch_version} is older than {oldest}, the oldest supported version",
         remedy=f"pip install 'torch>={oldest}'",
     )

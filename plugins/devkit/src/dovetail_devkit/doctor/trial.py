@@ -33,16 +33,16 @@ def run(task: Mapping[str, Any]) -> None:
     """
     with os.fdopen(task["fd"], "w", encoding="utf-8", buffering=1) as pipe:
 
-        def report(facts: dict[str, Any]) -> None:
-            print(dumps(facts), file=pipe, flush=True)
+        def report(info: dict[str, Any]) -> None:
+            print(dumps(info), file=pipe, flush=True)
 
         for module in task["first"]:
             _import_quietly(module)
         registry = PluginRegistry()
         for number, (kind, reference) in enumerate(task["plugins"]):
             report({"event": BEGIN, "number": number, "offset": _offset()})
-            facts = _load(registry, kind, reference)
-            report({"event": END, "number": number, "offset": _offset()} | facts)
+            info = _load(registry, kind, reference)
+            report({"event": END, "number": number, "offset": _offset()} | info)
     # Threads and exit handlers of plugins must not keep this process alive.
     os._exit(0)
 

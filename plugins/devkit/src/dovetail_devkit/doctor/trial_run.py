@@ -127,14 +127,14 @@ def _watch(
     trials: list[Trial] = []
     begun_at = 0
     hung = True
-    for facts in _reports(process, pipe, deadline_s):
-        if facts is None:
+    for record in _reports(process, pipe, deadline_s):
+        if record is None:
             hung = False
-        elif facts["event"] == BEGIN:
-            begun_at = facts["offset"]
+        elif record["event"] == BEGIN:
+            begun_at = record["offset"]
         else:
-            noise = _read(output, begun_at, facts["offset"])
-            trials.append(_trial(plugins[facts["number"]], facts, noise))
+            noise = _read(output, begun_at, record["offset"])
+            trials.append(_trial(plugins[record["number"]], record, noise))
     if len(trials) == len(plugins):
         return trials
     at_fault = plugins[len(trials)]
@@ -182,14 +182,14 @@ def _receive(
     return b"" if is_gone else None
 
 
-def _trial(plugin: Candidate, facts: dict[str, Any], noise: str) -> Trial:
+def _trial(plugin: Candidate, record: dict[str, Any], noise: str) -> Trial:
     return Trial(
         plugin=plugin,
-        error=facts["error"],
+        error=record["error"],
         noise=noise,
-        took_ns=facts.get("ns", 0),
-        notes=tuple(facts.get("notes", ())),
-        refusals=tuple(facts.get("refusals", ())),
+        took_ns=record.get("ns", 0),
+        notes=tuple(record.get("notes", ())),
+        refusals=tuple(record.get("refusals", ())),
     )
 
 
@@ -218,16 +218,16 @@ def _reference(plugin: Candidate, plugins: Sequence[Candidate]) -> str:
     return plugin.reference if len(same) == 1 else plugin.target
 
 
-def _needs(distribution: str, wanted: str) -> bool:
-    """Return whether a distribution requires `wanted`, also through first-party distributions."""
-    seen: set[str] = set()
+def _needs(distribution: str, searched: str) -> bool:
+    """Return whether a distribution requires `searched`, also through first-party distributions."""
+    visited: set[str] = set()
     left = [distribution]
     while left:
         name = normalize_distribution(left.pop())
-        if name == wanted:
+        if name == searched:
             return True
-        if name not in seen:
-            seen.add(name)
+        if name not in visited:
+            visited.add(name)
             left += _requirements(name)
     return False
 

@@ -27,9 +27,9 @@ class _Recorder(FakeSchedulerSide):
         super().__init__(NUM_RANKS)
         self.answers: list[tuple[int, bytes]] = []
 
-    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+    def update(self, report: bytes, rank: int = 0) -> KVOutcome:
         """Record the answer of a rank."""
-        self.answers.append((rank, answer))
+        self.answers.append((rank, report))
         return KVOutcome()
 
 
@@ -76,9 +76,9 @@ def _check_answer(output: ModelRunnerOutput) -> None:
     side = _Recorder()
     if output.kv_transfer:
         RankedSide(side, NUM_RANKS).update(output.kv_transfer)
-    answers = side.answers or [(rank, b"") for rank in range(NUM_RANKS)]
+    reports = side.answers or [(rank, b"") for rank in range(NUM_RANKS)]
     expect(
-        answers == right,
+        reports == right,
         f"step {output.step_id}: the ranks answered {right} for the KV connector, but the result "
-        f"has {answers}; pass the results of all ranks to `aggregate_outputs`",
+        f"has {reports}; pass the results of all ranks to `aggregate_outputs`",
     )

@@ -109,13 +109,13 @@ class FakeAttentionLayer(AttentionLayer):
     def attend(self, q_QHD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor) -> torch.Tensor:
         """Return the attention of one row, [Q, H, D]. Its queries are the last Q positions."""
         window = self.context.sliding_window
-        seen = (
+        num_visible = (
             window + len(q_QHD) - 1 if window else len(k_LKD)
         )  # earlier blocks may belong to other rows
         return reference_attention(
             q_QHD,
-            k_LKD[-seen:],
-            v_LKD[-seen:],
+            k_LKD[-num_visible:],
+            v_LKD[-num_visible:],
             scale=self.context.scale,
             sliding_window=window,
             soft_cap=self.context.soft_cap,

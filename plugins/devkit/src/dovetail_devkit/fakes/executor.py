@@ -53,8 +53,8 @@ class FakeExecutor(Executor):
         """Call an operation on the worker. The timeout is ignored."""
         self.check_health()
         check_rank(unique_reply_rank, 1)
-        answer = find_operation(self.worker, operation)(*args, **(kwargs or {}))
-        reply = SoleReply(Ready(answer), unique_reply_rank)
+        result = find_operation(self.worker, operation)(*args, **(kwargs or {}))
+        reply = SoleReply(Ready(result), unique_reply_rank)
         return reply if non_block else reply.result()
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:

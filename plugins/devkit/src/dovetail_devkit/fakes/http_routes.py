@@ -66,9 +66,9 @@ class FakeHTTPRoutes(HTTPRoutes):
         )
 
     async def _describe(self, request: HTTPRequest) -> HTTPResponse:
-        facts = {"model": self._context.served_model_name}
+        body = {"model": self._context.served_model_name}
         return HTTPResponse(
-            headers={"content-type": "application/json"}, body=json.dumps(facts).encode()
+            headers={"content-type": "application/json"}, body=json.dumps(body).encode()
         )
 
     async def _stream_words(self, request: HTTPRequest) -> HTTPResponse:

@@ -47,14 +47,14 @@ class FakeSchedulerSide:
         orders, self._orders = self._orders, []
         return json.dumps(orders).encode() if orders else b""
 
-    def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
+    def update(self, report: bytes, rank: int = 0) -> KVOutcome:
         """Process the report of a rank. Return the transfers that have ended on this rank."""
-        if not answer:
+        if not report:
             return KVOutcome()
-        told = json.loads(answer)
-        self.known[rank].update(map(bytes.fromhex, told["stored"]))
-        failed = {int(number): tuple(blocks) for number, blocks in told["failed"].items()}
-        return KVOutcome(done=tuple(told["done"]), failed=failed)
+        content = json.loads(report)
+        self.known[rank].update(map(bytes.fromhex, content["stored"]))
+        failed = {int(number): tuple(blocks) for number, blocks in content["failed"].items()}
+        return KVOutcome(done=tuple(content["done"]), failed=failed)
 
     def shutdown(self) -> None:
         """Delete the keys."""
@@ -96,9 +96,9 @@ class FakeWorkerSide:
         orders, self._after = self._after, []
         for order in orders:
             (self.save if order["what"] == "store" else self.load)(order)
-        told = self._told
+        report = self._told
         self._clear()
-        return json.dumps(told).encode() if any(told.values()) else b""
+        return json.dumps(report).encode() if any(report.values()) else b""
 
     def shutdown(self) -> None:
         """Release the cache."""

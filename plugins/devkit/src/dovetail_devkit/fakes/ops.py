@@ -97,10 +97,10 @@ class FakeOps(Ops):
                 columns.positions_T[index] = position
                 self._write_slots(columns, row, position, index)
 
-    def _write_slots(self, columns: StepColumns, row: int, position: int, place: int) -> None:
+    def _write_slots(self, columns: StepColumns, row: int, position: int, index: int) -> None:
         groups = zip(columns.block_tables, columns.block_sizes, columns.slots_T, strict=True)
         for table, size, slots in groups:
-            slots[place] = int(table[row, position // size]) * size + position % size
+            slots[index] = int(table[row, position // size]) * size + position % size
 
     def _rotate(self, x_TNS: torch.Tensor, cos_sin_TS: torch.Tensor) -> torch.Tensor:
         half = cos_sin_TS.shape[-1] // 2

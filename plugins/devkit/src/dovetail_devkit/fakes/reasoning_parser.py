@@ -36,8 +36,8 @@ class FakeReasoningParser(ReasoningParser):
                 self._marker = None
         if self._marker is None:
             return self._rest()
-        before, found, after = self._text.partition(END)
-        if found:
+        before, separator, after = self._text.partition(END)
+        if separator:
             self._text, self._marker = "", None
             return ReasoningDelta(reasoning=before, content=after)
         sizes = range(len(END) - 1, 0, -1)

@@ -167,28 +167,28 @@ class FakeScheduler(SchedulerInterface):
 
     def _run(self, request: Request) -> None:
         limits, start = self._limits, request.num_computed_tokens
-        wanted = request.num_tokens_with_pending - start
+        num_uncomputed = request.num_tokens_with_pending - start
         maximum = limits.max_num_batched_tokens
-        if wanted > 1 and limits.enable_chunked_prefill:
+        if num_uncomputed > 1 and limits.enable_chunked_prefill:
             maximum = min(maximum, limits.long_prefill_token_threshold or maximum)
-        num_tokens = min(wanted, maximum)
-        self._builder.run(request.row, start, num_tokens, samples=num_tokens == wanted)
+        num_tokens = min(num_uncomputed, maximum)
+        self._builder.run(request.row, start, num_tokens, samples=num_tokens == num_uncomputed)
         request.num_computed_tokens += num_tokens
-        request.num_tokens_with_pending += num_tokens == wanted
+        request.num_tokens_with_pending += num_tokens == num_uncomputed
 
     def _finish(self, request: Request) -> tuple[Finished, ...]:
         """Return the `Finished` of `request` if its last token ends it, else None."""
         token, params = request.token_ids[-1], request.sampling_params
-        asked = None
+        stop_token = None
         if token in request.stop_token_ids and request.num_output_tokens >= params.min_tokens:
             self._end(request, RequestStatus.FINISHED_STOPPED)
-            asked = token if token in (params.stop_token_ids or ()) else None
+            stop_token = token if token in (params.stop_token_ids or ()) else None
         elif request.num_tokens >= request.max_total_tokens:
             self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
         else:
             return ()
         reason = FINISH_REASONS[request.status]
-        return (Finished(request_id=request.request_id, reason=reason, stop_reason=asked),)
+        return (Finished(request_id=request.request_id, reason=reason, stop_reason=stop_token),)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         del self._requests[request.request_id]

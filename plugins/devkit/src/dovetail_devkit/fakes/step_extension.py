@@ -53,11 +53,11 @@ class FakeStepExtension(StepExtension):
     def join(self, row: int, request: NewRequest) -> bool:
         """Store the last token of the request."""
         self.leave(row)
-        wish = request.sampling_params.extra_args.get(ARGUMENT)
-        if wish is None:
+        value = request.sampling_params.extra_args.get(ARGUMENT)
+        if value is None:
             return False
-        if wish != "count_up":
-            self._fails_in[row] = str(wish)
+        if value != "count_up":
+            self._fails_in[row] = str(value)
         self._fail("join", [row])
         self._last[row] = request.token_ids[-1]
         return True

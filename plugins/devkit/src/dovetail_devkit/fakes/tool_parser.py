@@ -46,8 +46,8 @@ class FakeToolParser(ToolParser):
         content, calls = "", []
         while True:
             marker = CLOSE if self._in_call else OPEN
-            before, found, after = self._text.partition(marker)
-            if not found and not is_last:
+            before, separator, after = self._text.partition(marker)
+            if not separator and not is_last:
                 size = len(before) - _num_held_back(before, marker)
                 before, after = before[:size], before[size:]
             if self._in_call and before:
@@ -55,7 +55,7 @@ class FakeToolParser(ToolParser):
             elif before:
                 content += before
             self._text = after
-            if not found:
+            if not separator:
                 break
             if self._in_call:
                 self._in_call = False

@@ -32,8 +32,8 @@ class FakeWeightLoader(WeightLoader):
 
         with torch.no_grad():
             # A tensor with two names has two entries in state_dict, but is written once.
-            places = {id(t): (n, t) for n, t in model.state_dict(keep_vars=True).items()}
-            for name, tensor in places.values():
+            by_id = {id(t): (n, t) for n, t in model.state_dict(keep_vars=True).items()}
+            for name, tensor in by_id.values():
                 self.fill(name, tensor)
         return 0
 

@@ -126,8 +126,8 @@ class FakeWorker(WorkerBase):
     def _enter(self, name: str) -> None:
         """Record a call of a method that is allowed once, after the methods in `after`."""
         expect(name not in self.calls, f"{name} was called twice")
-        place = _ONCE.index(name)
-        self._ask(name, after=_ONCE[place - 1] if place else "")
+        index = _ONCE.index(name)
+        self._ask(name, after=_ONCE[index - 1] if index else "")
 
     def _ask(self, name: str, *, after: str) -> None:
         expect("shutdown" not in self.calls, f"{name} was called after shutdown")

@@ -106,13 +106,13 @@ class _Bench:
         for name, copy in zip(_NAMES, copies, strict=True):
             same = bool((getattr(columns, name) == copy).all())
             expect(same, f"draw_tokens must not change {name}")
-        drawn: list[int] = tokens.tolist()
-        inside = all(0 <= token < logits_RV.shape[1] for token in drawn)
+        sampled: list[int] = tokens.tolist()
+        inside = all(0 <= token < logits_RV.shape[1] for token in sampled)
         expect(
             inside,
-            f"draw_tokens returns {drawn}; each token must be 0 to {logits_RV.shape[1] - 1}",
+            f"draw_tokens returns {sampled}; each token must be 0 to {logits_RV.shape[1] - 1}",
         )
-        return drawn
+        return sampled
 
 
 _NAMES = ("temperature_R", "top_k_R", "top_p_R", "min_p_R", "seeds_R", "positions_R")

@@ -40,10 +40,10 @@ def probabilities(logits: Sequence[float], settings: DrawParams) -> list[float]:
 
 
 def _fewest(left: list[int], weights: dict[int, float], top_p: float) -> list[int]:
-    wanted = top_p * math.fsum(weights[c] for c in left)
+    min_weight = top_p * math.fsum(weights[c] for c in left)
     mass = 0.0
     for number, column in enumerate(left, 1):
         mass += weights[column]
-        if mass >= wanted:
+        if mass >= min_weight:
             return left[:number]
     return left

@@ -64,11 +64,11 @@ def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) ->
 
     ops: Any = ops_cls()
     columns, buffers = make_columns(shape, device)
-    given = [getattr(columns, name) for name in ("rows_R", "starts_R", "query_start_R1")]
-    given += [columns.token_ids_RL, *columns.block_tables]
-    copies = [tensor.clone() for tensor in given]
+    tensors = [getattr(columns, name) for name in ("rows_R", "starts_R", "query_start_R1")]
+    tensors += [columns.token_ids_RL, *columns.block_tables]
+    copies = [tensor.clone() for tensor in tensors]
     ops.prepare_inputs(columns)
-    for tensor, copy in zip(given, copies, strict=True):
+    for tensor, copy in zip(tensors, copies, strict=True):
         expect(torch.equal(tensor, copy), "prepare_inputs must not change its inputs")
     for what, got, want in _expected(shape, columns):
         expect(got == want, f"{what} is {got!s:.300}; expected {want!s:.300}")

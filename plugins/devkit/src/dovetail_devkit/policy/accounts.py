@@ -156,15 +156,15 @@ class PolicyAccounts:
         """
         if self.plans:
             return
-        mine = admitted.rank, admitted.request.sequence
+        admitted_key = admitted.rank, admitted.request.sequence
         for other in self.waiting:
             if other.is_fresh:
                 continue
-            theirs = other.rank, other.request.sequence
+            other_key = other.rank, other.request.sequence
             expect(
-                not theirs < mine or self._may_follow(other, block_size),
-                f"the scheduler admits {admitted.request.request_id} with rank {mine}, although "
-                f"{other.request.request_id} with the better rank {theirs} waits",
+                not other_key < admitted_key or self._may_follow(other, block_size),
+                f"the scheduler admits {admitted.request.request_id} with rank {admitted_key}, "
+                f"although {other.request.request_id} with the better rank {other_key} waits",
             )
 
     def _may_follow(self, waiting: _Account, block_size: int) -> bool:

@@ -53,9 +53,11 @@ class _Waiting(Sequence[Any]):
     def __iter__(self) -> Iterator[RequestView]:
         return map(self._veil.request, self._requests)
 
-    def __getitem__(self, place: Any) -> Any:
-        found = self._requests[place]
-        return self._veil.all(found) if isinstance(place, slice) else self._veil.request(found)
+    def __getitem__(self, index: Any) -> Any:
+        selected = self._requests[index]
+        return (
+            self._veil.all(selected) if isinstance(index, slice) else self._veil.request(selected)
+        )
 
 
 class _ViewProxy(_Proxy):
@@ -237,13 +239,13 @@ class WatchedPlan(WatchedPolicy):
         """Forward the actions, and return the answers."""
         actions = self.watched.plan(self.veil.view(view))
         expect(isinstance(actions, Generator), f"plan() returns {actions!r}; expected a generator")
-        answer: Any = None
+        grant: Any = None
         while True:
             try:
-                action = actions.send(answer)
+                action = actions.send(grant)
             except StopIteration:
                 return
-            answer = yield self.veil.action(action)
+            grant = yield self.veil.action(action)
 
 
 def plans(policy_cls: type[Policy]) -> bool:

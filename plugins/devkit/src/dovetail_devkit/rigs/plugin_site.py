@@ -43,9 +43,9 @@ class PluginSite:
                 lines.append(f"{entry} = {package.name if target[0] in ':.' else ''}{target}")
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
-    def registry(self, **given):
+    def registry(self, **engine_args):
         """Return a registry that finds only plugins of this folder."""
-        return PluginRegistry(distributions=distributions(path=[str(self.path)]), **given)
+        return PluginRegistry(distributions=distributions(path=[str(self.path)]), **engine_args)
 
 
 @pytest.fixture

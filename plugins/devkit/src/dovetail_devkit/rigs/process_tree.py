@@ -18,11 +18,11 @@ def children_of(pid: int) -> set[int]:
 
     Source: `/proc/<pid>/task/<thread>/children`.
     """
-    found: set[int] = set()
+    children: set[int] = set()
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(*_GONE):
-            found.update(int(child) for child in path.read_text("ascii").split())
-    return found
+            children.update(int(child) for child in path.read_text("ascii").split())
+    return children
 
 
 def state_of(pid: int) -> str:
@@ -51,12 +51,12 @@ def num_threads_of(pid: int) -> int:
 
 def open_files_of(pid: int) -> list[str]:
     """Return the targets of the descriptors of process `pid`: paths, "socket:[N]", ..."""
-    found = []
+    paths = []
     with suppress(*_GONE):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(*_GONE):
-                found.append(os.readlink(descriptor))
-    return found
+                paths.append(os.readlink(descriptor))
+    return paths
 
 
 def tcp_listeners_of(pid: int) -> set[str]:

@@ -66,8 +66,8 @@ class Program:
         grammar = None
         if runs and rng.random() < 0.15:
             allowed = sum(1 << token for token in rng.sample(range(V), 4))
-            place = rng.randrange(len(runs))
-            grammar = GrammarOutput(runs=(place,), bitmask=allowed.to_bytes(4, "little"))
+            index = rng.randrange(len(runs))
+            grammar = GrammarOutput(runs=(index,), bitmask=allowed.to_bytes(4, "little"))
         return self.builder.build(), grammar, sum(runs)
 
     def join(self, row):
@@ -82,7 +82,7 @@ class Program:
         state.known = len(state.tokens)
         self.rows[row] = state
         self.generations[row] += 1
-        wish = dict(rng.choice(WISHES))
+        params = dict(rng.choice(WISHES))
         self.builder.join(
             NewRequest(
                 request_id=f"{row}-{self.generations[row]}",
@@ -91,10 +91,10 @@ class Program:
                 token_ids=array("i", state.tokens),
                 num_prompt_tokens=rng.randrange(1, state.known + 1),
                 sampling_params=SamplingParams(
-                    max_tokens=20, **{k: v for k, v in wish.items() if k != "bad_words"}
+                    max_tokens=20, **{k: v for k, v in params.items() if k != "bad_words"}
                 ),
-                stop_token_ids=frozenset({1, 2}) if "min_tokens" in wish else frozenset(),
-                bad_words_token_ids=((3,), (4, 5), (6, 7, 8)) if "bad_words" in wish else (),
+                stop_token_ids=frozenset({1, 2}) if "min_tokens" in params else frozenset(),
+                bad_words_token_ids=((3,), (4, 5), (6, 7, 8)) if "bad_words" in params else (),
                 seed=rng.randrange(1 << 64),
             )
         )

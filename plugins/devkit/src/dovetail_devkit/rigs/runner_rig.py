@@ -136,7 +136,7 @@ class Steps:
 
     def join(self, row, tokens, blocks, *, num_prompt=None, **params):
         self.generations[row] = self.generations.get(row, 0) + 1
-        given = {"temperature": 0, "max_tokens": 20} | params
+        settings = {"temperature": 0, "max_tokens": 20} | params
         self.builder.join(
             NewRequest(
                 request_id=f"r{row}",
@@ -144,10 +144,10 @@ class Steps:
                 generation=self.generations[row],
                 token_ids=array("i", tokens),
                 num_prompt_tokens=num_prompt or len(tokens),
-                sampling_params=SamplingParams(**given),
+                sampling_params=SamplingParams(**settings),
                 stop_token_ids=frozenset(),
                 bad_words_token_ids=(),
-                seed=given.get("seed", 0),
+                seed=settings.get("seed", 0),
             )
         )
         self.builder.grow(row, blocks)

@@ -26,10 +26,10 @@ class UnevenWorkerSide(MemoryWorkerSide):
         return list(transfer["blocks"])
 
     def finish(self):
-        answer = super().finish()
+        report = super().finish()
         if not self._is_late:
-            return answer
-        self._held.append(answer)
+            return report
+        self._held.append(report)
         return self._held.pop(0) if len(self._held) > LATE_STEPS else b""
 
 

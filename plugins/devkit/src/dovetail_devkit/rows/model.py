@@ -130,11 +130,11 @@ class RowModel:
         for run, row in enumerate(plan.rows):
             state = self.rows[row]
             start, end, num_drafts = step.runs[run]
-            asked = state.request.sampling_params.prompt_logprobs
+            num_logprobs = state.request.sampling_params.prompt_logprobs
             followers = state.tokens[start + 1 : end + 1]
             followers = followers[: max(0, state.request.num_prompt_tokens - 1 - start)]
-            if asked is not None and followers:
-                prompt_logprobs[run] = make_logprobs(followers, asked, self.vocab_size)
+            if num_logprobs is not None and followers:
+                prompt_logprobs[run] = make_logprobs(followers, num_logprobs, self.vocab_size)
             drafts = state.take_last(num_drafts)
             sampled = []
             if plan.samples[run]:
@@ -143,9 +143,9 @@ class RowModel:
                 state.num_wrong.append(1 + num_planned - len(sampled))
             num_sampled.append(len(sampled))
             token_ids.extend(sampled)
-            asked = state.request.sampling_params.logprobs
-            if sampled and asked is not None:
-                logprobs[run] = make_logprobs(sampled, asked, self.vocab_size)
+            num_logprobs = state.request.sampling_params.logprobs
+            if sampled and num_logprobs is not None:
+                logprobs[run] = make_logprobs(sampled, num_logprobs, self.vocab_size)
         return ModelRunnerOutput(
             step_id=plan.step_id,
             num_sampled=num_sampled,
@@ -385,13 +385,13 @@ class RowModel:
         if not self.strict:
             return
         for (group, block), rows in self.shared_blocks().items():
-            places = {self.rows[row].blocks[group].index(block) for row in rows}
-            end = (max(places) + 1) * self._block_sizes[group]
+            indexes = {self.rows[row].blocks[group].index(block) for row in rows}
+            end = (max(indexes) + 1) * self._block_sizes[group]
             states = [self.rows[row] for row in rows if self.rows[row].num_computed >= 0]
             full = all(state.num_computed >= end for state in states)
             equal = len({tuple(state.tokens[:end]) for state in states}) <= 1
             expect(
-                len(places) == 1 and full and equal,
+                len(indexes) == 1 and full and equal,
                 f"the rows {rows} share block {block}, which is not full or has different tokens",
             )
 

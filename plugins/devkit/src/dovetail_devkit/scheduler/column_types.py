@@ -81,8 +81,8 @@ def _check(made: Any, kind: type) -> None:
     for name, code in _COLUMNS.get(kind, {}).items():
         column = getattr(made, name)
         if not isinstance(column, array) or column.typecode != code:
-            found = getattr(column, "typecode", None)
-            shown = f"array({found!r})" if found else _name(column)
+            typecode = getattr(column, "typecode", None)
+            shown = f"array({typecode!r})" if typecode else _name(column)
             raise _wrong(kind, name, shown, f"array({code!r})")
     for name, plain in _plain_fields(kind):
         if type(getattr(made, name)) is not plain:
@@ -120,8 +120,8 @@ def _check_mapping(made: Any, name: str, key_kind: type, kind: type) -> None:
             _check(item, kind)
 
 
-def _wrong(kind: type, name: str, found: str, due: str) -> AssertionError:
-    return AssertionError(f"the type of {kind.__name__}.{name} is {found}; expected {due}")
+def _wrong(kind: type, name: str, description: str, due: str) -> AssertionError:
+    return AssertionError(f"the type of {kind.__name__}.{name} is {description}; expected {due}")
 
 
 def _name(value: object) -> str:

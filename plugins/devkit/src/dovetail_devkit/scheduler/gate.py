@@ -42,10 +42,10 @@ class FakeGate(AdmissionGate):
             request.request_id not in self.held,
             f"holds() of the admission gate was called for {request.request_id} a second time",
         )
-        wanted = self._wants(request)
-        if wanted:
+        is_held = self._wants(request)
+        if is_held:
             self.held.append(request.request_id)
-        return wanted
+        return is_held
 
     def take_ready(self) -> Sequence[str]:
         """Return the requests of `open` since the last call."""

@@ -103,11 +103,11 @@ def _check_found_again(make: MakeDriver) -> None:
     )
     stats = ask.driver.last_stats
     if stats is not None:
-        found = sum(ask.driver.num_cached.values())
+        num_cached = sum(ask.driver.num_cached.values())
         expect(
-            stats.prefix_hits == found,
-            f"the statistics have prefix_hits={stats.prefix_hits}; requests have {found} cached "
-            "tokens in total",
+            stats.prefix_hits == num_cached,
+            f"the statistics have prefix_hits={stats.prefix_hits}; requests have {num_cached} "
+            "cached tokens in total",
         )
 
 

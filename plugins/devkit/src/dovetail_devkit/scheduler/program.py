@@ -360,9 +360,9 @@ class SchedulerDriver:
         ):
             expect(value == due, f"the statistics have {name}={value}; expected {due}")
         self._check_usage(stats)
-        asked = self.limits.enable_prefix_caching or not stats.prefix_queries
+        is_allowed = self.limits.enable_prefix_caching or not stats.prefix_queries
         expect(
-            asked,
+            is_allowed,
             f"the statistics have prefix_queries={stats.prefix_queries}, but prefix caching is off",
         )
         self._accounts.check(stats)

@@ -170,7 +170,7 @@ def random_content(
     maximum = min(limits.max_num_encoder_tokens, limits.encoder_cache_tokens)
     if not maximum:
         return ()
-    found: list[EncoderInput] = []
+    inputs: list[EncoderInput] = []
     position, at_once = rng.randint(0, 4), 0
     while position < num_tokens:
         kind = rng.randrange(4)
@@ -179,6 +179,6 @@ def random_content(
         if at_once > maximum or position + size > num_tokens:
             break
         name = bytes([kind + 1])
-        found.append(EncoderInput(position=position, num_tokens=size, content_hash=name))
+        inputs.append(EncoderInput(position=position, num_tokens=size, content_hash=name))
         position += size + rng.randint(0, 4)
-    return tuple(found)
+    return tuple(inputs)

@@ -26,13 +26,13 @@ class RequestLedger:
     failing: the expected error message; "" if the request must not fail.
     """
 
-    def __init__(self, asked: EngineCoreRequest, *, max_model_len: int, vocab_size: int) -> None:
-        self.asked = asked
+    def __init__(self, request: EngineCoreRequest, *, max_model_len: int, vocab_size: int) -> None:
+        self.asked = request
         self.got: list[int] = []
         self.prompt_positions: list[int] = []
         self.failing = ""
-        self.due, self.reason = _generate_alone(asked, max_model_len, vocab_size)
-        named = asked.sampling_params.stop_token_ids or ()
+        self.due, self.reason = _generate_alone(request, max_model_len, vocab_size)
+        named = request.sampling_params.stop_token_ids or ()
         stopped = self.reason is FinishReason.STOP and self.due[-1] in named
         self.stop_reason = self.due[-1] if stopped else None
 
@@ -47,22 +47,27 @@ class RequestLedger:
             f"{want}",
         )
         self.got.extend(tokens)
-        asked = self.asked.sampling_params.logprobs
-        if asked is None:
+        num_logprobs = self.asked.sampling_params.logprobs
+        if num_logprobs is None:
             expect(logprobs is None, f"{name} got log-probabilities, but has logprobs=None")
             return
-        expect(logprobs is not None, f"{name} has logprobs={asked}, but got no log-probabilities")
+        expect(
+            logprobs is not None,
+            f"{name} has logprobs={num_logprobs}, but got no log-probabilities",
+        )
         if logprobs is not None:
             expect(
-                logprobs.token_ids[:: 1 + asked].tolist() == list(tokens),
+                logprobs.token_ids[:: 1 + num_logprobs].tolist() == list(tokens),
                 f"{name} got log-probabilities that do not belong to its tokens",
             )
 
     def take_prompt(self, logprobs: LogprobColumns) -> None:
         """Check log-probabilities of further prompt tokens."""
-        asked, name = self.asked.sampling_params.prompt_logprobs, self.asked.request_id
-        expect(asked is not None, f"{name} got prompt_logprobs, but has prompt_logprobs=None")
-        self.prompt_positions.extend(logprobs.token_ids[:: 1 + (asked or 0)])
+        num_logprobs, name = self.asked.sampling_params.prompt_logprobs, self.asked.request_id
+        expect(
+            num_logprobs is not None, f"{name} got prompt_logprobs, but has prompt_logprobs=None"
+        )
+        self.prompt_positions.extend(logprobs.token_ids[:: 1 + (num_logprobs or 0)])
         want = list(self.asked.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
         expect(
             self.prompt_positions == want,
@@ -111,16 +116,16 @@ class RequestLedger:
 
 
 def _generate_alone(
-    asked: EngineCoreRequest, max_model_len: int, vocab_size: int
+    request: EngineCoreRequest, max_model_len: int, vocab_size: int
 ) -> tuple[list[int], FinishReason]:
-    tokens = list(asked.prompt_token_ids)
+    tokens = list(request.prompt_token_ids)
     num_prompt = len(tokens)
-    maximum = min(num_prompt + asked.max_tokens, max_model_len)
-    encoded = encode(asked.encoder_inputs)
+    maximum = min(num_prompt + request.max_tokens, max_model_len)
+    encoded = encode(request.encoder_inputs)
     while len(tokens) < maximum:
-        token = predict_token(tokens, asked.seed, vocab_size, encoded)
+        token = predict_token(tokens, request.seed, vocab_size, encoded)
         tokens.append(token)
         num_output = len(tokens) - num_prompt
-        if token in asked.stop_token_ids and num_output >= asked.sampling_params.min_tokens:
+        if token in request.stop_token_ids and num_output >= request.sampling_params.min_tokens:
             return tokens[num_prompt:], FinishReason.STOP
     return tokens[num_prompt:], FinishReason.LENGTH

@@ -148,21 +148,21 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
         )
         try:
             _check_steps(executor)
-            places = executor.collective_rpc("place")
-            ranks = [(place["rank"], place["world_size"]) for place in places]
+            infos = executor.collective_rpc("place")
+            ranks = [(info["rank"], info["world_size"]) for info in infos]
             expect(
                 ranks == [(0, 2), (1, 2)],
                 f"the workers have (rank, world_size) {ranks}; expected (0, 2) and (1, 2)",
             )
-            meet = {place["rendezvous"] for place in places}
+            meet = {info["rendezvous"] for info in infos}
             expect(
                 len(meet) == 1 and "" not in meet,
                 f"the workers have the rendezvous addresses {meet}; expected one address for all",
             )
             second = executor.collective_rpc("place", unique_reply_rank=1)
             expect(
-                second == places[1],
-                f"collective_rpc with unique_reply_rank=1 returns {second}; expected {places[1]}",
+                second == infos[1],
+                f"collective_rpc with unique_reply_rank=1 returns {second}; expected {infos[1]}",
             )
             rule = "collective_rpc must raise if the operation fails on one rank"
             fail = partial(executor.collective_rpc, "fail_on", args=(1,))
@@ -285,12 +285,12 @@ def _check_operations(executor: Executor) -> None:
     expect(
         got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; expected [5]"
     )
-    one = call(unique_reply_rank=0)
-    expect(one == 5, f"collective_rpc with unique_reply_rank=0 returns {one}; expected 5")
+    result = call(unique_reply_rank=0)
+    expect(result == 5, f"collective_rpc with unique_reply_rank=0 returns {result}; expected 5")
     rule = "collective_rpc must reject a rank that does not exist"
     expect_error(ContractError, partial(call, unique_reply_rank=len(got)), rule)
     handles = [call(non_block=True), call(non_block=True, unique_reply_rank=0)]
-    for handle, due in zip(handles[::-1], (one, got), strict=True):
+    for handle, due in zip(handles[::-1], (result, got), strict=True):
         expect(
             hasattr(handle, "result"),
             f"collective_rpc with non_block=True returns {handle!r}; expected a handle",

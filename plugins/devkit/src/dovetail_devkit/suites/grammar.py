@@ -49,16 +49,16 @@ def check_grammar(
     )
     backend = backend_cls(context)
     for form, text in examples.items():
-        given = GrammarSpec(form=form, text=text, stop_token_ids=frozenset({end or 0}))
+        spec = GrammarSpec(form=form, text=text, stop_token_ids=frozenset({end or 0}))
         for seed in range(NUM_WALKS):
-            _Walk(backend, given, tokenizer.vocab_size, Random(seed)).run()
+            _Walk(backend, spec, tokenizer.vocab_size, Random(seed)).run()
     _check_refusal(backend, end or 0)
 
 
 def _check_refusal(backend: GrammarBackend, end: int) -> None:
-    given = GrammarSpec(form="unknown", text="x", stop_token_ids=frozenset({end}))
+    spec = GrammarSpec(form="unknown", text="x", stop_token_ids=frozenset({end}))
     try:
-        backend.compile(given)
+        backend.compile(spec)
     except RequestError:
         return
     expect(False, "compile must raise RequestError for a form that is not in `forms`")
@@ -68,10 +68,10 @@ class _Walk:
     """Generates a text with one matcher, from random allowed tokens."""
 
     def __init__(
-        self, backend: GrammarBackend, given: GrammarSpec, vocab_size: int, random: Random
+        self, backend: GrammarBackend, spec: GrammarSpec, vocab_size: int, random: Random
     ) -> None:
-        self._matcher, self._other = backend.compile(given), backend.compile(given)
-        self._ends = given.stop_token_ids
+        self._matcher, self._other = backend.compile(spec), backend.compile(spec)
+        self._ends = spec.stop_token_ids
         self._vocab_size = vocab_size
         self._random = random
 

@@ -102,30 +102,34 @@ async def _check_handlers(routes: Sequence[HTTPRoute], requests: Sequence[HTTPRe
 
 async def _answer(handler: Any, request: HTTPRequest) -> HTTPResponse:
     """Return the checked response. Raises RequestError of the handler."""
-    place = f"{request.method} {request.path} with the body {request.body[:20]!r}"
+    description = f"{request.method} {request.path} with the body {request.body[:20]!r}"
     try:
         response: HTTPResponse = await asyncio.wait_for(handler(request), DEADLINE_S)
     except DovetailError:
         raise
     except Exception as error:
         raise AssertionError(
-            f"{place}: the handler raised {error!r:.200}; it must raise RequestError for an "
+            f"{description}: the handler raised {error!r:.200}; it must raise RequestError for an "
             "invalid request"
         ) from error
     expect(
         isinstance(response, HTTPResponse),
-        f"{place}: the handler returned {response!r:.80}, not an HTTPResponse",
+        f"{description}: the handler returned {response!r:.80}, not an HTTPResponse",
     )
     expect(
         type(response.status) is int and 200 <= response.status < 600,
-        f"{place}: the response has the invalid status {response.status!r:.40}",
+        f"{description}: the response has the invalid status {response.status!r:.40}",
     )
     texts = [text for pair in response.headers.items() for text in pair]
     good = all(isinstance(text, str) and text.isprintable() for text in texts)
-    expect(good, f"{place}: header names and values must be printable strings")
+    expect(good, f"{description}: header names and values must be printable strings")
     if isinstance(response.body, bytes):
         return response
-    expect(hasattr(response.body, "__aiter__"), f"{place}: the body must be bytes or an iterator")
+    expect(
+        hasattr(response.body, "__aiter__"), f"{description}: the body must be bytes or an iterator"
+    )
     async for piece in response.body:
-        expect(isinstance(piece, bytes), f"{place}: the body contains {piece!r:.40}, not bytes")
+        expect(
+            isinstance(piece, bytes), f"{description}: the body contains {piece!r:.40}, not bytes"
+        )
     return response

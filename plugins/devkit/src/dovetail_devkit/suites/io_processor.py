@@ -68,8 +68,8 @@ def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
     ]
 
 
-def _completion(place: int) -> CompletionOutput:
-    text = f"answer {place}"
+def _completion(index: int) -> CompletionOutput:
+    text = f"answer {index}"
     return CompletionOutput(index=0, text=text, token_ids=[1, 2], finish_reason="stop")
 
 
@@ -109,11 +109,11 @@ def _check_results(processor: IOProcessor) -> None:
         outputs = make_outputs(batch, failing=failing)
         return IOResult(request=_example(processor), batch=batch, outputs=outputs)
 
-    def finish(one: IOResult) -> Any:
-        before = deepcopy(one.outputs)
-        found = processor.post_process(one)
-        expect(one.outputs == before, "post_process must not change the outputs")
-        return found
+    def finish(result: IOResult) -> Any:
+        before = deepcopy(result.outputs)
+        processed = processor.post_process(result)
+        expect(result.outputs == before, "post_process must not change the outputs")
+        return processed
 
     first, second = (processor.pre_process(_example(processor)) for _ in range(2))
     bad, good = finish(result(second, 0)), finish(result(first, -1))

@@ -76,11 +76,11 @@ def _run(
     check: Callable[[_Rig], None],
 ) -> None:
     with TemporaryDirectory(prefix="dovetail-kv-") as folder:
-        rig = _Rig(connector_cls, device, Path(folder), options)
+        harness = _Rig(connector_cls, device, Path(folder), options)
         try:
-            check(rig)
+            check(harness)
         finally:
-            rig.end()
+            harness.end()
 
 
 class _Rig:
@@ -184,9 +184,9 @@ class _Rig:
         self.worker.begin(instructions)
         for block, pages in forward:
             self.put(block, pages)
-        answer = self.worker.finish()
-        expect(isinstance(answer, bytes), f"finish() returns {answer!r:.80}; expected bytes")
-        outcome = self.scheduler.update(answer)
+        report = self.worker.finish()
+        expect(isinstance(report, bytes), f"finish() returns {report!r:.80}; expected bytes")
+        outcome = self.scheduler.update(report)
         ended: dict[int, tuple[int, ...]] = {**dict.fromkeys(outcome.done, ()), **outcome.failed}
         expect(
             len(ended) == len(outcome.done) + len(outcome.failed),
@@ -233,97 +233,101 @@ class _Rig:
             side.shutdown()
 
 
-def _check_idle(rig: _Rig) -> None:
-    expect(list(rig.scheduler.has([])) == [], "has([]) must return an empty sequence")
+def _check_idle(harness: _Rig) -> None:
+    expect(list(harness.scheduler.has([])) == [], "has([]) must return an empty sequence")
     for _ in range(3):
-        there = list(rig.scheduler.has([rig.key(1), rig.key(2)]))
+        there = list(harness.scheduler.has([harness.key(1), harness.key(2)]))
         expect(
             there == [False, False],
             f"has() returns {there} for two keys that were not stored; expected [False, False]",
         )
-        ended = rig.step()
+        ended = harness.step()
         expect(not ended, f"the connector reports the end of {ended}, but no transfer is active")
-    rig.check_cache("No transfer was requested.")
+    harness.check_cache("No transfer was requested.")
 
 
-def _check_round_trip(rig: _Rig) -> None:
+def _check_round_trip(harness: _Rig) -> None:
     stored, target = [3, 1, 8], [5, 2, 12]
-    keys = [rig.key(number) for number in range(3)]
-    expect(rig.store(keys, stored), "store() must accept three blocks if nothing is stored yet")
-    rig.settle()
-    there = list(rig.scheduler.has([*keys, rig.key(9)]))
+    keys = [harness.key(number) for number in range(3)]
+    expect(harness.store(keys, stored), "store() must accept three blocks if nothing is stored yet")
+    harness.settle()
+    there = list(harness.scheduler.has([*keys, harness.key(9)]))
     expect(
         there == [True] * 3 + [False],
         f"has() returns {there} for three stored keys and another key; expected True for the "
         f"stored keys only",
     )
     for block in stored:
-        rig.spoil(block)
-    if rig.load(keys[::-1], target):
-        rig.settle()
+        harness.spoil(block)
+    if harness.load(keys[::-1], target):
+        harness.settle()
     else:
-        rig.worker.begin(rig.scheduler.take_instructions())
-        rig.check_cache("A synchronous load must have ended when begin() returns.")
-        rig.open.clear()
-    rig.check_cache("Stored blocks were loaded into other blocks.")
+        harness.worker.begin(harness.scheduler.take_instructions())
+        harness.check_cache("A synchronous load must have ended when begin() returns.")
+        harness.open.clear()
+    harness.check_cache("Stored blocks were loaded into other blocks.")
 
 
-def _check_late_content(rig: _Rig) -> None:
-    written = [255 - page_P for page_P in rig.content(4)]
-    expect(rig.store([rig.key(1)], [4]), "store() must accept a block if nothing is stored yet")
-    ended = rig.step(forward=[(4, written)])
+def _check_late_content(harness: _Rig) -> None:
+    written = [255 - page_P for page_P in harness.content(4)]
+    expect(
+        harness.store([harness.key(1)], [4]), "store() must accept a block if nothing is stored yet"
+    )
+    ended = harness.step(forward=[(4, written)])
     if not ended:
-        rig.settle()
-    rig.kept[rig.key(1)] = written
-    rig.spoil(4)
-    rig.load([rig.key(1)], [6])
-    rig.settle()
-    rig.check_cache("A store must copy what the forward pass of the same step writes.")
+        harness.settle()
+    harness.kept[harness.key(1)] = written
+    harness.spoil(4)
+    harness.load([harness.key(1)], [6])
+    harness.settle()
+    harness.check_cache("A store must copy what the forward pass of the same step writes.")
 
 
-def _check_failure(rig: _Rig) -> None:
-    expect(rig.store([rig.key(1)], [3]), "store() must accept a block if nothing is stored yet")
-    rig.settle()
-    rig.load([rig.key(1), rig.key(2)], [7, 9])
-    ended = rig.settle()
+def _check_failure(harness: _Rig) -> None:
+    expect(
+        harness.store([harness.key(1)], [3]), "store() must accept a block if nothing is stored yet"
+    )
+    harness.settle()
+    harness.load([harness.key(1), harness.key(2)], [7, 9])
+    ended = harness.settle()
     failed = [tuple(blocks) for blocks in ended.values() if blocks]
     expect(
         failed == [(9,)],
         f"a load into the blocks 7 and 9 must fail for block 9, whose key was not stored; failed "
         f"blocks: {failed}",
     )
-    for due_NP, cache_NP in zip(rig.due, rig.cache, strict=True):
+    for due_NP, cache_NP in zip(harness.due, harness.cache, strict=True):
         due_NP[9] = cache_NP[9].to("cpu")  # the content of a failed block is undefined
-    rig.check_cache("A load failed for one of two blocks.")
+    harness.check_cache("A load failed for one of two blocks.")
 
 
-def _check_program(rig: _Rig) -> None:
+def _check_program(harness: _Rig) -> None:
     for number in range(NUM_ROUNDS):
-        blocks = rig.random.sample(range(1, NUM_BLOCKS), 6)
-        keys = [rig.key(100 * number + index) for index in range(3)]
-        known = [key for key in rig.kept if rig.scheduler.has([key])[0]]
-        wanted = rig.random.sample(known, min(len(known), 3))
-        rig.store(keys[:1], blocks[:1])
-        rig.store(keys[1:], blocks[1:3])
-        if wanted:
-            rig.load(wanted, blocks[3 : 3 + len(wanted)])
-        ended = rig.settle()
+        blocks = harness.random.sample(range(1, NUM_BLOCKS), 6)
+        keys = [harness.key(100 * number + index) for index in range(3)]
+        known = [key for key in harness.kept if harness.scheduler.has([key])[0]]
+        sampled = harness.random.sample(known, min(len(known), 3))
+        harness.store(keys[:1], blocks[:1])
+        harness.store(keys[1:], blocks[1:3])
+        if sampled:
+            harness.load(sampled, blocks[3 : 3 + len(sampled)])
+        ended = harness.settle()
         expect(
             not any(ended.values()),
             f"the load of stored keys failed in round {number}; failed blocks by transfer: {ended}",
         )
-        extra = rig.step()
+        extra = harness.step()
         expect(
             not extra,
             f"the connector reports the end of {extra} in round {number}, but no transfer is "
             f"active",
         )
-        rig.check_cache(f"Many transfers were active concurrently, in round {number}.")
-        rig.spoil(rig.random.choice(blocks))
+        harness.check_cache(f"Many transfers were active concurrently, in round {number}.")
+        harness.spoil(harness.random.choice(blocks))
 
 
-def _check_end(rig: _Rig) -> None:
-    rig.store([rig.key(1)], [4])
-    rig.step()
-    rig.end()
-    rig.check_cache("Both sides were shut down.")
+def _check_end(harness: _Rig) -> None:
+    harness.store([harness.key(1)], [4])
+    harness.step()
+    harness.end()
+    harness.check_cache("Both sides were shut down.")

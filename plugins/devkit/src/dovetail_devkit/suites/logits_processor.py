@@ -68,15 +68,15 @@ def _new_request(
 def _check_join(processor: LogitsProcessor, asking: SamplingParams) -> None:
     for row in range(NUM_ROWS):
         processor.leave(row)  # no request has this row
-    found = processor.join(_new_request(0, [1, 2, 3], 3, asking))
+    joined = processor.join(_new_request(0, [1, 2, 3], 3, asking))
     expect(
-        found is True,
-        f"join() returns {found!r} for a request with example_args; expected True",
+        joined is True,
+        f"join() returns {joined!r} for a request with example_args; expected True",
     )
-    found = processor.join(_new_request(1, [1, 2, 3], 3, SamplingParams()))
+    joined = processor.join(_new_request(1, [1, 2, 3], 3, SamplingParams()))
     expect(
-        isinstance(found, bool),
-        f"join() returns {found!r} for a request without extra_args; expected True or False",
+        isinstance(joined, bool),
+        f"join() returns {joined!r} for a request without extra_args; expected True or False",
     )
     processor.leave(0)
     processor.leave(0)
@@ -96,10 +96,10 @@ def _random_logits(random: Random, num_rows: int, device: torch.device) -> torch
     return torch.tensor(numbers, dtype=torch.float32, device=device)
 
 
-def _check_result(before_SV: torch.Tensor, after_SV: Any, apart: list[int]) -> None:
+def _check_result(before_SV: torch.Tensor, after_SV: Any, other_rows: list[int]) -> None:
     """Check the result of `apply` against its input.
 
-    apart: indices of rows that do not use the processor.
+    other_rows: indices of rows that do not use the processor.
     """
     import torch
 
@@ -111,12 +111,12 @@ def _check_result(before_SV: torch.Tensor, after_SV: Any, apart: list[int]) -> N
         old, new = getattr(before_SV, name), getattr(after_SV, name)
         expect(old == new, f"apply returns logits with the {name} {new}; expected {old}")
     expect(not bool(after_SV.isnan().any()), "the logits that apply returns must not have NaN")
-    same = torch.equal(before_SV[apart], after_SV[apart])
+    same = torch.equal(before_SV[other_rows], after_SV[other_rows])
     expect(same, "apply must not change the logits of a row that does not use the processor")
     banned = before_SV == -torch.inf
     expect(bool((after_SV[banned] == -torch.inf).all()), "apply must not change logits of -inf")
-    dead = (after_SV == -torch.inf).all(-1) & ~banned.all(-1)
-    expect(not bool(dead.any()), "apply must leave each row at least one finite logit")
+    is_masked = (after_SV == -torch.inf).all(-1) & ~banned.all(-1)
+    expect(not bool(is_masked.any()), "apply must leave each row at least one finite logit")
 
 
 def _check_rows(processor: LogitsProcessor, device: torch.device, asking: SamplingParams) -> None:

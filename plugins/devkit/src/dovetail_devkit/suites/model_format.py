@@ -53,18 +53,18 @@ def check_model_format(
 
 def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    found = made.describe(path)
+    description = made.describe(path)
     expect(
-        isinstance(found, ModelDescription),
-        f"describe() returns a {type(found).__name__}; expected a ModelDescription",
+        isinstance(description, ModelDescription),
+        f"describe() returns a {type(description).__name__}; expected a ModelDescription",
     )
-    names = found.config.get("architectures")
+    names = description.config.get("architectures")
     expect(
         isinstance(names, (list, tuple)) and bool(names) and all(isinstance(n, str) for n in names),
         f"describe returns architectures={names!r} in config; expected a list of str",
     )
-    expect(bool(found.load_format), "describe must return a load_format")
-    expect(bool(found.tokenizer_mode), "describe must return a tokenizer_mode")
+    expect(bool(description.load_format), "describe must return a load_format")
+    expect(bool(description.tokenizer_mode), "describe must return a tokenizer_mode")
     expect(made.choose([path]) == path, "choose() must return the only file of a directory")
 
 

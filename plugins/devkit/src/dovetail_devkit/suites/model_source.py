@@ -53,10 +53,10 @@ def check_model_source(
 def _check_invalid(source: ModelSource, argument: str, cache: Path) -> None:
     for name in ("find", "fetch"):
         try:
-            found = getattr(source, name)(argument)
+            result = getattr(source, name)(argument)
         except ModelError:
             continue
-        expect(False, f"{name}({argument[:20]!r}) must raise ModelError, but returns {found!r}")
+        expect(False, f"{name}({argument[:20]!r}) must raise ModelError, but returns {result!r}")
     left = list(cache.rglob("*")) if cache.exists() else []
     files = [path for path in left if path.is_file()]
     expect(not files, f"the invalid argument {argument[:20]!r} left files: {files[:3]}")

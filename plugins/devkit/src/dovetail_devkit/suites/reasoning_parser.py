@@ -46,13 +46,13 @@ class _Suite:
         """Check that the example is separated, and as it is generated."""
         text = self._cls.example
         expect(bool(text), "the attribute `example` is empty")
-        found = self._read([text])
+        parsed = self._read([text])
         expect(
-            found == (REASONING, CONTENT),
+            parsed == (REASONING, CONTENT),
             f"example must have the reasoning {REASONING!r} and the content {CONTENT!r}; found "
-            f"{found}",
+            f"{parsed}",
         )
-        self._check_splits(text, found)
+        self._check_splits(text, parsed)
         parser = self._make()
         early = [parser.feed(char) for char in text]
         expect(
@@ -63,12 +63,12 @@ class _Suite:
     def check_plain_texts(self) -> None:
         """Check that no text is lost without a marker."""
         for text in PLAIN_TEXTS:
-            found = self._read([text])
+            parsed = self._read([text])
             expect(
-                "".join(found) == text,
-                f"the text {text!r} has no marker, but gives the parts {found}",
+                "".join(parsed) == text,
+                f"the text {text!r} has no marker, but gives the parts {parsed}",
             )
-            self._check_splits(text, found)
+            self._check_splits(text, parsed)
 
     def check_damaged_texts(self) -> None:
         """Check that no text raises an error, and that the pieces never matter."""
@@ -92,19 +92,19 @@ class _Suite:
         )
         if markers.start:
             text = markers.start + REASONING + markers.end + markers.answer + CONTENT
-            found = self._read([text])
+            parsed = self._read([text])
             expect(
-                found == (REASONING, CONTENT),
-                f"the text {text!r}, which has the markers, gives the parts {found}",
+                parsed == (REASONING, CONTENT),
+                f"the text {text!r}, which has the markers, gives the parts {parsed}",
             )
 
     def _check_splits(self, text: str, whole: Parts, num_splits: int = NUM_SPLITS) -> None:
         splits = [list(text)] + [random_pieces(text, Random(seed)) for seed in range(num_splits)]
         for pieces in splits:
-            found = self._read(pieces)
+            parsed = self._read(pieces)
             expect(
-                found == whole,
-                f"the pieces {pieces!r:.300} give {found}, but the whole text gives {whole}",
+                parsed == whole,
+                f"the pieces {pieces!r:.300} give {parsed}, but the whole text gives {whole}",
             )
 
     def _make(self) -> ReasoningParser:

@@ -19,7 +19,7 @@ MAX_RECORD_NS = 2_000_000
 
 def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
     """Return the statistics of a step of a busy engine. counts: fields of StepStats to replace."""
-    given = {"num_new_tokens": 8, "num_finished": step_id % 3 == 0, "num_failed": 0} | counts
+    fields = {"num_new_tokens": 8, "num_finished": step_id % 3 == 0, "num_failed": 0} | counts
     return StepStats(
         scheduler=SchedulerStats(
             step_id=step_id,
@@ -33,7 +33,7 @@ def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
             num_recomputed_tokens=step_id // 10,
         ),
         now_ns=now_ns,
-        **given,
+        **fields,
     )
 
 
@@ -57,8 +57,8 @@ def check_stat_logger(
         began_ns = clock.now_ns()
         for step_id in range(NUM_STEPS):
             now_ns = start_ns + STEP_NS * step_id
-            found: object = stat_logger.record(make_step(step_id, now_ns))
-            expect(found is None, f"record() returns {found!r}; expected None")
+            result: object = stat_logger.record(make_step(step_id, now_ns))
+            expect(result is None, f"record() returns {result!r}; expected None")
         took_ns = (clock.now_ns() - began_ns) // NUM_STEPS
         stat_logger.record(make_step(NUM_STEPS, now_ns))  # includes the time of the last step
         stat_logger.close()

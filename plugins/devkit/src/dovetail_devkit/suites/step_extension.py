@@ -78,13 +78,14 @@ def _new_request(
 def _check_join(extension: StepExtension, asking: SamplingParams) -> None:
     for row in range(NUM_ROWS):
         extension.leave(row)  # no request has this row
-    found = extension.join(0, _new_request(0, [1, 2, 3], 3, asking))
+    joined = extension.join(0, _new_request(0, [1, 2, 3], 3, asking))
     expect(
-        found is True, f"join() returns {found!r} for a request with example_args; expected True"
+        joined is True, f"join() returns {joined!r} for a request with example_args; expected True"
     )
-    found = extension.join(1, _new_request(1, [1, 2, 3], 3, SamplingParams()))
+    joined = extension.join(1, _new_request(1, [1, 2, 3], 3, SamplingParams()))
     expect(
-        found is False, f"join() returns {found!r} for a request without extra_args; expected False"
+        joined is False,
+        f"join() returns {joined!r} for a request without extra_args; expected False",
     )
     extension.leave(0)
     extension.leave(0)
@@ -130,10 +131,10 @@ class _Play:
         for index, row in enumerate(rows):
             fresh, other_row = self._cls(self._context), NUM_ROWS - 1 - row
             fresh.join(other_row, self._request(other_row, row))
-            one = slice(index, index + 1)
-            alone = self._play(fresh, [other_row], [row], hidden_TD[one], logits_RV[one])
+            part = slice(index, index + 1)
+            alone = self._play(fresh, [other_row], [row], hidden_TD[part], logits_RV[part])
             for what, got, want in zip(("hidden_states", "logits"), together, alone, strict=True):
-                same = torch.equal(got[one], want)
+                same = torch.equal(got[part], want)
                 expect(
                     same,
                     f"the result of {what} for a row must not depend on other rows or change after "
@@ -205,7 +206,8 @@ def _check_logits(before_RV: torch.Tensor, after_RV: torch.Tensor) -> None:
         bool((after_RV[banned] == -torch.inf).all()),
         "the method logits() must not change logits of -inf",
     )
-    dead = (after_RV == -torch.inf).all(-1) & ~banned.all(-1)
+    is_masked = (after_RV == -torch.inf).all(-1) & ~banned.all(-1)
     expect(
-        not bool(dead.any()), "the method logits() must leave each row at least one finite logit"
+        not bool(is_masked.any()),
+        "the method logits() must leave each row at least one finite logit",
     )

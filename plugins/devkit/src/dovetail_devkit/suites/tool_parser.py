@@ -53,16 +53,16 @@ class _Suite:
         """Check the example: one call, read as it is generated, if the function is offered."""
         text = self._cls.example
         expect(bool(text), "the attribute `example` is empty")
-        found = self._read([text])
-        expect(len(found.calls) == 1, f"example must contain one call; found {found.calls}")
-        self._check_call(found.calls[0], "example")
-        expect(not found.content.strip(), f"example gives the content {found.content!r}")
-        self._check_splits(text, found)
+        parsed = self._read([text])
+        expect(len(parsed.calls) == 1, f"example must contain one call; found {parsed.calls}")
+        self._check_call(parsed.calls[0], "example")
+        expect(not parsed.content.strip(), f"example gives the content {parsed.content!r}")
+        self._check_splits(text, parsed)
         parser = self._make()
         deltas = [parser.feed(char) for char in text]
-        places = [index for index, delta in enumerate(deltas) if delta.calls]
+        indexes = [index for index, delta in enumerate(deltas) if delta.calls]
         expect(
-            len(places) > 1,
+            len(indexes) > 1,
             "feed must return the name of a call when it is read, and its arguments as they follow",
         )
         unknown = self._read([text], names=("other",))
@@ -74,12 +74,12 @@ class _Suite:
     def check_plain_texts(self) -> None:
         """Check that text without a call is content."""
         for text in PLAIN_TEXTS:
-            found = self._read([text])
+            parsed = self._read([text])
             expect(
-                not found.calls and found.content == text,
-                f"the text {text!r} has no call, but gives {found}",
+                not parsed.calls and parsed.content == text,
+                f"the text {text!r} has no call, but gives {parsed}",
             )
-            self._check_splits(text, found)
+            self._check_splits(text, parsed)
 
     def check_damaged_texts(self) -> None:
         """Check that no text raises an error, and that the pieces never matter."""
@@ -102,14 +102,14 @@ class _Suite:
         call = text.begin + json.dumps(ARGUMENTS) + text.end
         texts = [call] if text.separator is None else [call, call + text.separator + call]
         for number, item in enumerate(texts, start=1):
-            found = self._read([item])
+            parsed = self._read([item])
             expect(
-                len(found.calls) == number,
+                len(parsed.calls) == number,
                 f"the parser must read {number} calls in {item!r}, which call_text gives; found "
-                f"{found}",
+                f"{parsed}",
             )
-            for given in found.calls:
-                self._check_call(given, "call_text")
+            for parsed_call in parsed.calls:
+                self._check_call(parsed_call, "call_text")
 
     def _check_call(self, call: Sequence[str], where: str) -> None:
         name, arguments = call
@@ -125,10 +125,10 @@ class _Suite:
     def _check_splits(self, text: str, whole: Found, num_splits: int = NUM_SPLITS) -> None:
         splits = [list(text)] + [random_pieces(text, Random(seed)) for seed in range(num_splits)]
         for pieces in splits:
-            found = self._read(pieces)
+            parsed = self._read(pieces)
             expect(
-                found == whole,
-                f"the pieces {pieces!r:.300} give {found}, but the whole text gives {whole}",
+                parsed == whole,
+                f"the pieces {pieces!r:.300} give {parsed}, but the whole text gives {whole}",
             )
 
     def _make(self, names: Sequence[str] = (NAME,)) -> ToolParser:
@@ -139,17 +139,17 @@ class _Suite:
 
     def _read(self, pieces: Sequence[str], names: Sequence[str] = (NAME,)) -> Found:
         parser = self._make(names)
-        found = Found(content="", calls=[])
+        parsed = Found(content="", calls=[])
         for delta in [*(parser.feed(piece) for piece in pieces), parser.finish()]:
             expect(isinstance(delta, ToolDelta), "feed and finish must return a ToolDelta")
-            found.content += delta.content
+            parsed.content += delta.content
             for call in delta.calls:
                 if call.name is not None:
-                    expect(call.index == len(found.calls), "calls must be numbered from 0")
-                    found.calls.append([call.name, ""])
-                expect(call.index < len(found.calls), "the first piece of a call must have a name")
-                found.calls[call.index][1] += call.arguments
-        return found
+                    expect(call.index == len(parsed.calls), "calls must be numbered from 0")
+                    parsed.calls.append([call.name, ""])
+                expect(call.index < len(parsed.calls), "the first piece of a call must have a name")
+                parsed.calls[call.index][1] += call.arguments
+        return parsed
 
 
 def _tool(name: str) -> dict[str, Any]:

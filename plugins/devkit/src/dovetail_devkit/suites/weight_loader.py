@@ -70,17 +70,19 @@ def weight_loader_cases(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> Iterator[Case]:
     """Yield the suite's cases. The arguments are those of `check_weight_loader`."""
-    given = loader_cls, model_dir, make_model
+    arguments = loader_cls, model_dir, make_model
     reads = cache(lambda: _load(loader_cls, model_dir, make_model()) > 0)
 
     def check_files(check: _Check) -> None:
         if not reads():
             raise NotHere("the loader does not read files")
-        check(*given)
+        check(*arguments)
 
-    yield Case(name="the constructor reads no files", run=partial(_check_new, *given))
-    yield Case(name="each weight is written once, in place", run=partial(_load_and_count, *given))
-    yield Case(name="a second load gives the same weights", run=partial(_check_again, *given))
+    yield Case(name="the constructor reads no files", run=partial(_check_new, *arguments))
+    yield Case(
+        name="each weight is written once, in place", run=partial(_load_and_count, *arguments)
+    )
+    yield Case(name="a second load gives the same weights", run=partial(_check_again, *arguments))
     yield Case(name="damaged files are rejected", run=partial(check_files, _check_broken_files))
     yield Case(
         name="checkpoints of other models are rejected",
@@ -119,7 +121,7 @@ def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, make_model:
     model = make_model()
     _poison(model)
     sizes = {_storage(tensor): tensor.numel() for _, tensor in _weights(model)}
-    places = {name: tensor.data_ptr() for name, tensor in _weights(model)}
+    addresses = {name: tensor.data_ptr() for name, tensor in _weights(model)}
     with _WriteCounter(set(sizes)) as writes:
         num_bytes = _load(loader_cls, model_dir, model)
     expect(
@@ -128,7 +130,7 @@ def _load_and_count(loader_cls: type[WeightLoader], model_dir: Path, make_model:
     )
     for name, tensor in _weights(model):
         expect(
-            tensor.data_ptr() == places[name],
+            tensor.data_ptr() == addresses[name],
             f"load() replaced the tensor of {name}; it must write into the tensor of the model",
         )
         nan = tensor.is_floating_point() and bool(tensor.isnan().any())
@@ -150,17 +152,17 @@ def _check_broken_files(
                 path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         empty = Path(folder) / "empty"
         empty.mkdir()
-        for place, rule in (
+        for directory, rule in (
             (broken, "load must reject truncated files"),
             (empty, "load must reject a directory without files"),
         ):
             error = expect_error(
                 WeightError,
-                partial(_load, loader_cls, place, make_model()),
+                partial(_load, loader_cls, directory, make_model()),
                 rule,
             )
             expect(
-                str(place) in str(error),
+                str(directory) in str(error),
                 f"{rule} with an error that names the file; its message is: {error}",
             )
 

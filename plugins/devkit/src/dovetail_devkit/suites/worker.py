@@ -150,24 +150,24 @@ def _start(worker: WorkerBase) -> _Case:
         model = cast(ProvidesModel, worker).get_model()
         same = model is not None and cast(ProvidesModel, worker).get_model() is model
         expect(same, "each call of get_model() must return the same loaded model")
-    rig = WorkerRig(worker, kv_cache)
+    harness = WorkerRig(worker, kv_cache)
     rng = Random(11)
     prompts = [[rng.randrange(info.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
-    rig.step()
+    harness.step()
     alone = []
     for prompt in prompts:
-        rig.join(0, prompt)
-        tokens = rig.generate(0, NUM_TOKENS)
+        harness.join(0, prompt)
+        tokens = harness.generate(0, NUM_TOKENS)
         wrong = [token for token in tokens if not 0 <= token < info.vocab_size]
         expect(
             not wrong,
             f"the sampled tokens {wrong} are outside of the vocabulary of {info.vocab_size}",
         )
         alone.append(tokens)
-        rig.leave(0)
-    rig.step()
+        harness.leave(0)
+    harness.step()
     keeps_cache = any(group.bytes_per_block for group in kv_cache.groups)
-    return _Case(rig=rig, info=info, prompts=prompts, alone=alone, keeps_cache=keeps_cache)
+    return _Case(rig=harness, info=info, prompts=prompts, alone=alone, keeps_cache=keeps_cache)
 
 
 def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
@@ -191,27 +191,27 @@ def _check_reuse(case: _Case) -> None:
 
 def _check_leave_and_join(case: _Case) -> None:
     """Check a row that is released and reused in one plan, with longer and shorter prompts."""
-    rig = case.rig
+    harness = case.rig
     for index in (3, 0, 2, 1, 3):
-        if 1 in rig.rows:
-            rig.leave(1)
-        rig.join(1, case.prompts[index])
+        if 1 in harness.rows:
+            harness.leave(1)
+        harness.join(1, case.prompts[index])
         how = "The prompt ran in a row that was released in the same plan."
-        _expect_tokens(case, index, rig.generate(1, 2), how)
+        _expect_tokens(case, index, harness.generate(1, 2), how)
 
 
 def _check_chunks(case: _Case) -> None:
     """Check that a prompt in chunks gets the same tokens, and that only the last chunk samples."""
-    rig = case.rig
+    harness = case.rig
     for pieces in ((1, 3), (4, 4), (5,), (1, 1, 1, 1, 1, 6)):
-        rig.join(2, case.prompts[3])
+        harness.join(2, case.prompts[3])
         for num_tokens in pieces:
-            rig.run(2, num_tokens)
-            expect(not rig.step(), "the worker samples a token although plan.samples is 0")
-        got = rig.generate(2, NUM_TOKENS)
+            harness.run(2, num_tokens)
+            expect(not harness.step(), "the worker samples a token although plan.samples is 0")
+        got = harness.generate(2, NUM_TOKENS)
         how = f"The prompt ran in chunks of {pieces} tokens and a last chunk."
         _expect_tokens(case, 3, got, how)
-        rig.leave(2)
+        harness.leave(2)
 
 
 def _check_dependence(case: _Case) -> None:
@@ -220,59 +220,59 @@ def _check_dependence(case: _Case) -> None:
     With a KV cache they must depend on its first and on its last token.
     """
     if case.keeps_cache:
-        for place in (-1, 0):
-            found = _answers(case, place)
+        for position in (-1, 0):
+            tokens = _answers(case, position)
             expect(
-                len(found) > 1,
-                f"the token at index {place} of a prompt has no effect: the worker always samples "
-                f"{found}",
+                len(tokens) > 1,
+                f"the token at index {position} of a prompt has no effect: the worker always "
+                f"samples {tokens}",
             )
         return
-    places = range(len(case.prompts[2]))
-    depends = any(len(_answers(case, place)) > 1 for place in places)
+    positions = range(len(case.prompts[2]))
+    depends = any(len(_answers(case, position)) > 1 for position in positions)
     expect(depends, "the sampled tokens must depend on the prompt")
 
 
-def _answers(case: _Case, place: int) -> set[tuple[int, ...]]:
-    """Return the sampled tokens for prompts that differ only in the token at index `place`."""
-    found = set()
+def _answers(case: _Case, position: int) -> set[tuple[int, ...]]:
+    """Return the sampled tokens for prompts that differ only in the token at index `position`."""
+    tokens = set()
     for change in range(1, 7):
         prompt = list(case.prompts[2])
-        prompt[place] = (prompt[place] + change) % case.info.vocab_size
+        prompt[position] = (prompt[position] + change) % case.info.vocab_size
         case.rig.join(0, prompt)
-        found.add(tuple(case.rig.generate(0, 2)))
+        tokens.add(tuple(case.rig.generate(0, 2)))
         case.rig.leave(0)
-    return found
+    return tokens
 
 
 def _check_longest(case: _Case) -> None:
     """Check that a request of the maximum length gets the same tokens with different chunks."""
     rng, vocab_size = Random(5), case.info.vocab_size
     prompt = [rng.randrange(vocab_size) for _ in range(LONGEST - NUM_TOKENS)]
-    found = []
+    tokens = []
     for first in (MAX_STEP_TOKENS, MAX_STEP_TOKENS - 5):
         case.rig.join(0, prompt)
         case.rig.run(0, first)
         case.rig.step()
-        found.append(case.rig.generate(0, NUM_TOKENS))
+        tokens.append(case.rig.generate(0, NUM_TOKENS))
         case.rig.leave(0)
     expect(
-        found[0] == found[1],
-        f"a request of {LONGEST} tokens gets {found[0]} or {found[1]}, depending on its chunks",
+        tokens[0] == tokens[1],
+        f"a request of {LONGEST} tokens gets {tokens[0]} or {tokens[1]}, depending on its chunks",
     )
 
 
 def _check_together(case: _Case) -> None:
     """Check that rows that join one by one and run in changing order are independent."""
-    rig = case.rig
+    harness = case.rig
     got: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
     for turn in range(NUM_ROWS + NUM_TOKENS):
         if turn < NUM_ROWS:
-            rig.join(turn, case.prompts[turn])
-        rows = [row for row in rig.rows if len(got[row]) < NUM_TOKENS]
+            harness.join(turn, case.prompts[turn])
+        rows = [row for row in harness.rows if len(got[row]) < NUM_TOKENS]
         for row in rows[::-1] if turn % 2 else rows[1:] + rows[:1]:
-            rig.run(row)
-        for row, token in rig.step().items():
+            harness.run(row)
+        for row, token in harness.step().items():
             got[row].append(token)
     for row, tokens in got.items():
         _expect_tokens(
@@ -282,15 +282,15 @@ def _check_together(case: _Case) -> None:
 
 def _check_mixed_plan(case: _Case) -> None:
     """Check a decode, a chunk, a whole prompt and an idle row in one plan."""
-    rig = case.rig
+    harness = case.rig
     for row in (0, 1, 2):
-        rig.join(row, case.prompts[row])
-    first = {0: rig.generate(0, 1), 1: rig.generate(1, 1)}
-    rig.run(2, 2)
-    rig.run(0)
-    rig.join(3, case.prompts[3])
-    rig.run(3)
-    sampled = rig.step()
+        harness.join(row, case.prompts[row])
+    first = {0: harness.generate(0, 1), 1: harness.generate(1, 1)}
+    harness.run(2, 2)
+    harness.run(0)
+    harness.join(3, case.prompts[3])
+    harness.run(3)
+    sampled = harness.step()
     expect(
         sorted(sampled) == [0, 3],
         f"the worker samples tokens for the rows {sorted(sampled)}; expected the rows 0 and 3",
@@ -298,52 +298,52 @@ def _check_mixed_plan(case: _Case) -> None:
     how = "The plan had a decode, a chunk of a prompt and a whole prompt."
     _expect_tokens(case, 0, [*first[0], sampled[0]], how)
     _expect_tokens(case, 3, [sampled[3]], how)
-    _expect_tokens(case, 2, rig.generate(2, 2), how)
+    _expect_tokens(case, 2, harness.generate(2, 2), how)
     how = "The row of the prompt was idle for one step."
-    _expect_tokens(case, 1, [*first[1], *rig.generate(1, 2)], how)
+    _expect_tokens(case, 1, [*first[1], *harness.generate(1, 2)], how)
 
 
 def _check_resume(case: _Case) -> None:
     """Check that a resumed request continues with the same tokens."""
-    rig = case.rig
+    harness = case.rig
     for index, num_kept in ((0, 3), (2, 1), (3, 2)):
         kept = case.alone[index][:num_kept]
-        rig.join(0, [*case.prompts[index], *kept], num_prompt=len(case.prompts[index]))
-        got = kept + rig.generate(0, NUM_TOKENS - num_kept)
+        harness.join(0, [*case.prompts[index], *kept], num_prompt=len(case.prompts[index]))
+        got = kept + harness.generate(0, NUM_TOKENS - num_kept)
         how = f"The request was resumed after {num_kept} tokens."
         _expect_tokens(case, index, got, how)
-        rig.leave(0)
+        harness.leave(0)
 
 
 def _check_shared_prefix(case: _Case) -> None:
     """Check that a row can use blocks that another row has filled, and vice versa."""
-    rig = case.rig
-    first = rig.join(0, case.prompts[3])
-    tokens = rig.generate(0, 2)
+    harness = case.rig
+    first = harness.join(0, case.prompts[3])
+    tokens = harness.generate(0, 2)
     if not case.keeps_cache:
         return
-    rig.join(1, case.prompts[3], shared=first)
-    got = rig.generate(1, NUM_TOKENS)
+    harness.join(1, case.prompts[3], shared=first)
+    got = harness.generate(1, NUM_TOKENS)
     _expect_tokens(case, 3, got, "The prompt used blocks that another row had filled.")
-    rig.leave(1)
+    harness.leave(1)
     how = "Another row used the blocks of the prompt for some steps."
-    _expect_tokens(case, 3, tokens + rig.generate(0, 2), how)
+    _expect_tokens(case, 3, tokens + harness.generate(0, 2), how)
 
 
 def _check_seeds(case: _Case) -> None:
     """Check that a seed gives the same random tokens with other rows and in any row."""
-    rig = case.rig
+    harness = case.rig
     seeded = SamplingParams(temperature=1.0, seed=5)
-    rig.join(0, case.prompts[1], params=seeded)
-    alone = rig.generate(0, NUM_TOKENS)
-    rig.leave(0)
-    rig.join(1, case.prompts[2], params=SamplingParams(temperature=1.0, seed=6))
-    rig.join(3, case.prompts[1], params=seeded)
+    harness.join(0, case.prompts[1], params=seeded)
+    alone = harness.generate(0, NUM_TOKENS)
+    harness.leave(0)
+    harness.join(1, case.prompts[2], params=SamplingParams(temperature=1.0, seed=6))
+    harness.join(3, case.prompts[1], params=seeded)
     together = []
     for _ in range(NUM_TOKENS):
-        rig.run(1)
-        rig.run(3)
-        together.append(rig.step()[3])
+        harness.run(1)
+        harness.run(3)
+        together.append(harness.step()[3])
     expect(
         together == alone,
         f"a request with a seed gets {alone} alone, but {together} in steps with another row",
@@ -352,14 +352,14 @@ def _check_seeds(case: _Case) -> None:
 
 def _check_grammar(case: _Case) -> None:
     """Check that a run with a grammar gets an allowed token, and that other runs do not change."""
-    rig, vocab_size = case.rig, case.info.vocab_size
+    harness, vocab_size = case.rig, case.info.vocab_size
     only = next(t for t in range(vocab_size) if t != case.alone[1][0])
     bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
-    rig.join(0, case.prompts[2])
-    rig.join(1, case.prompts[1])
-    rig.run(0)
-    rig.run(1)
-    sampled = rig.step(GrammarOutput(runs=(1,), bitmask=bitmask))
+    harness.join(0, case.prompts[2])
+    harness.join(1, case.prompts[1])
+    harness.run(0)
+    harness.run(1)
+    sampled = harness.step(GrammarOutput(runs=(1,), bitmask=bitmask))
     expect(
         sampled[1] == only,
         f"the worker samples {sampled[1]}, but the grammar allows only {only}",
@@ -369,15 +369,15 @@ def _check_grammar(case: _Case) -> None:
 
 def _check_empty_plans(case: _Case) -> None:
     """Check that plans without runs do not change the tokens of requests."""
-    rig = case.rig
-    rig.join(0, case.prompts[1])
-    tokens = rig.generate(0, 2)
-    rig.step()
-    rig.join(1, case.prompts[2])
-    rig.step()
-    rig.leave(1)
-    rig.step()
-    tokens += rig.generate(0, 1)
+    harness = case.rig
+    harness.join(0, case.prompts[1])
+    tokens = harness.generate(0, 2)
+    harness.step()
+    harness.join(1, case.prompts[2])
+    harness.step()
+    harness.leave(1)
+    harness.step()
+    tokens += harness.generate(0, 1)
     _expect_tokens(case, 1, tokens, "Plans without runs were executed between the tokens.")
 
 

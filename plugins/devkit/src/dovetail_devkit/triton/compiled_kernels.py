@@ -153,23 +153,23 @@ def _read_metadata(assembly: str) -> tuple[int, int]:
     Accumulator registers count as registers. Scalar registers that are spilled to vector registers
     use no memory and do not count as spilled.
     """
-    facts = dict(re.findall(r"^\s+\.(\w+):\s+(\d+)$", assembly, re.MULTILINE))
+    metadata = dict(re.findall(r"^\s+\.(\w+):\s+(\d+)$", assembly, re.MULTILINE))
     names = ("vgpr_count", "private_segment_fixed_size")
     expect(
-        facts.keys() >= set(names),
-        f"the metadata of the AMD kernel cannot be parsed: {facts}",
+        metadata.keys() >= set(names),
+        f"the metadata of the AMD kernel cannot be parsed: {metadata}",
     )
-    registers, scratch_bytes = (int(facts[name]) for name in names)
+    registers, scratch_bytes = (int(metadata[name]) for name in names)
     return registers, scratch_bytes
 
 
 def _signature(case: KernelCase) -> dict[str, str]:
     """Return the type of every argument, in the kernel's order."""
     names = case.kernel.arg_names
-    given = case.types.keys() | case.constexprs.keys()
+    known_names = case.types.keys() | case.constexprs.keys()
     expect(
-        given == set(names),
-        f"{case.name}: the arguments {sorted(given ^ set(names))} are missing or unknown",
+        known_names == set(names),
+        f"{case.name}: the arguments {sorted(known_names ^ set(names))} are missing or unknown",
     )
     return {name: case.types.get(name, "constexpr") for name in names}
 
@@ -210,12 +210,12 @@ def _assemble(ptx: str) -> tuple[int, int]:
             timeout=_TIMEOUT_S,
             check=True,
         )
-    told = done.stdout + done.stderr
-    registers = re.findall(r"Used (\d+) registers", told)
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", told)
+    output = done.stdout + done.stderr
+    registers = re.findall(r"Used (\d+) registers", output)
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", output)
     expect(
         len(registers) == 1 and len(spills) == 2,
-        f"the output of Triton's assembler cannot be parsed: {told}",
+        f"the output of Triton's assembler cannot be parsed: {output}",
     )
     return int(registers[0]), sum(map(int, spills))
 

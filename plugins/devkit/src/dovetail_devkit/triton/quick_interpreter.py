@@ -37,8 +37,8 @@ def quick_interpreter() -> Iterator[None]:
         yield
 
 
-def _convert_float(array: Any, given: Any, wanted: Any, rounding_mode: Any) -> Any:
-    """Convert bits of the type `given` to bits of the type `wanted`, both as unsigned integers."""
+def _convert_float(array: Any, value: Any, target: Any, rounding_mode: Any) -> Any:
+    """Convert bits of the type `value` to bits of the type `target`, both as unsigned integers."""
     torch: Any = import_module("torch")
     dtypes = {
         "fp8e4nv": torch.float8_e4m3fn,
@@ -49,6 +49,6 @@ def _convert_float(array: Any, given: Any, wanted: Any, rounding_mode: Any) -> A
     }
     bits = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
     numbers = torch.from_numpy(array.copy().view(f"i{array.itemsize}").reshape(-1))
-    numbers = numbers.view(dtypes[given.name]).to(dtypes[wanted.name])
-    made = numbers.view(bits[wanted.primitive_bitwidth]).numpy().reshape(array.shape)
+    numbers = numbers.view(dtypes[value.name]).to(dtypes[target.name])
+    made = numbers.view(bits[target.primitive_bitwidth]).numpy().reshape(array.shape)
     return made.view(f"u{made.itemsize}")

@@ -36,31 +36,31 @@ def check_ahead(case: Asked) -> None:
 
     Does nothing for a worker that does not provide "async_output".
     """
-    rig = case.rig
-    if ASYNC_OUTPUT not in rig.worker.provides:
+    harness = case.rig
+    if ASYNC_OUTPUT not in harness.worker.provides:
         return
     _check_in_turn(case)
-    rig.clear()
+    harness.clear()
     _check_all_late(case)
-    rig.clear()
+    harness.clear()
     _check_reused_row(case)
 
 
 def _check_in_turn(case: Asked) -> None:
     """Run with two steps in flight, while another thread reads the results."""
-    rig = case.rig
-    rig.join(0, case.prompts[2])
-    rig.join(1, case.prompts[3])
+    harness = case.rig
+    harness.join(0, case.prompts[2])
+    harness.join(1, case.prompts[3])
     got: dict[int, list[int]] = {0: [], 1: []}
 
     def take(step: LaunchedStep) -> None:
-        for row, token in rig.settle(step).items():
+        for row, token in harness.settle(step).items():
             got[row].append(token)
 
     with ThreadPoolExecutor(max_workers=1) as reader:
-        out = _launch(rig, (0, 1))
+        out = _launch(harness, (0, 1))
         for turn in range(1, _NUM_STEPS):
-            following = _launch(rig, (1, 0) if turn % 2 else (0, 1))
+            following = _launch(harness, (1, 0) if turn % 2 else (0, 1))
             reader.submit(take, out).result()
             out = following
         reader.submit(take, out).result()
@@ -70,30 +70,30 @@ def _check_in_turn(case: Asked) -> None:
 
 def _check_all_late(case: Asked) -> None:
     """Read all results after the last step, in reversed order."""
-    rig = case.rig
-    rig.join(2, case.prompts[1])
-    steps = [_launch(rig, (2,)) for _ in range(_NUM_STEPS)]
-    got = [rig.settle(step)[2] for step in steps[::-1]][::-1]
+    harness = case.rig
+    harness.join(2, case.prompts[1])
+    steps = [_launch(harness, (2,)) for _ in range(_NUM_STEPS)]
+    got = [harness.settle(step)[2] for step in steps[::-1]][::-1]
     _expect(case, 1, got, "The results were read in reversed order, after the last step.")
 
 
 def _check_reused_row(case: Asked) -> None:
     """Check that a row can be reused before the token of its last request is read."""
-    rig = case.rig
-    rig.join(0, case.prompts[3])
-    first = _launch(rig, (0,))
-    rig.leave(0)
-    rig.join(0, case.prompts[0])
-    second = _launch(rig, (0,))
-    _expect(case, 3, [rig.settle(first)[0]], "The row was reused before this result was read.")
+    harness = case.rig
+    harness.join(0, case.prompts[3])
+    first = _launch(harness, (0,))
+    harness.leave(0)
+    harness.join(0, case.prompts[0])
+    second = _launch(harness, (0,))
+    _expect(case, 3, [harness.settle(first)[0]], "The row was reused before this result was read.")
     how = "The prompt joined the row before the result of the previous request was read."
-    _expect(case, 0, [rig.settle(second)[0], *rig.generate(0, 1)], how)
+    _expect(case, 0, [harness.settle(second)[0], *harness.generate(0, 1)], how)
 
 
-def _launch(rig: WorkerRig, rows: Sequence[int]) -> LaunchedStep:
+def _launch(harness: WorkerRig, rows: Sequence[int]) -> LaunchedStep:
     for row in rows:
-        rig.run(row)
-    return rig.launch()
+        harness.run(row)
+    return harness.launch()
 
 
 def _expect(case: Asked, index: int, got: list[int], how: str) -> None:

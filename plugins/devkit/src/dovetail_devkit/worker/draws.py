@@ -42,22 +42,22 @@ class Asked(Protocol):
 
 def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SEEDS) -> list[int]:
     """Return the first tokens for several seeds. A step has three seeded rows and a greedy row."""
-    rig, prompt = case.rig, case.prompts[1]
-    found: list[int] = []
+    harness, prompt = case.rig, case.prompts[1]
+    tokens_found: list[int] = []
     for first in range(0, num_seeds, BYSTANDER):
         for row in range(BYSTANDER):
-            rig.join(row, prompt, params=replace(params, seed=first + row))
-        rig.join(BYSTANDER, prompt)
+            harness.join(row, prompt, params=replace(params, seed=first + row))
+        harness.join(BYSTANDER, prompt)
         for row in range(BYSTANDER + 1):
-            rig.run(row)
-        tokens = rig.step()
+            harness.run(row)
+        tokens = harness.step()
         expect(
             tokens.pop(BYSTANDER) == case.alone[1][0],
             f"the sampling parameters of other rows change the token of a greedy row: {params}",
         )
-        found += tokens.values()
-        rig.clear()
-    return found
+        tokens_found += tokens.values()
+        harness.clear()
+    return tokens_found
 
 
 def generate(
@@ -70,11 +70,11 @@ def generate(
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[int]:
     """Generate the tokens after `tokens` in row 0, without other rows. Release the row."""
-    rig = case.rig
-    rig.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
-    found = rig.generate(0, num_tokens)
-    rig.leave(0)
-    return found
+    harness = case.rig
+    harness.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
+    generated = harness.generate(0, num_tokens)
+    harness.leave(0)
+    return generated
 
 
 def other_tokens(case: Asked, count: int) -> tuple[int, ...]:

@@ -33,18 +33,18 @@ def check_repetition(case: Asked) -> None:
     """Check that a small repetition penalty favors tokens of prompt and output."""
     vocab_size, tried = case.info.vocab_size, 0
     for first in range(0, vocab_size - NUM_REPEATS, NUM_REPEATS):
-        seen = list(range(first, first + NUM_REPEATS))
+        repeated = list(range(first, first + NUM_REPEATS))
         for where, num_prompt in (("prompt", NUM_REPEATS), ("output", 1)):
-            (plain,) = generate(case, seen, GREEDY, num_prompt=num_prompt)
-            if plain in seen:
+            (plain,) = generate(case, repeated, GREEDY, num_prompt=num_prompt)
+            if plain in repeated:
                 continue
             tried += 1
             params = replace(GREEDY, repetition_penalty=0.01)
-            (got,) = generate(case, seen, params, num_prompt=num_prompt)
+            (got,) = generate(case, repeated, params, num_prompt=num_prompt)
             expect(
-                got in seen,
-                f"repetition_penalty=0.01 must favor tokens of the {where}, {seen[0]} to "
-                f"{seen[-1]}, but the worker samples {got}",
+                got in repeated,
+                f"repetition_penalty=0.01 must favor tokens of the {where}, {repeated[0]} to "
+                f"{repeated[-1]}, but the worker samples {got}",
             )
         if tried >= 4:
             return

@@ -162,8 +162,8 @@ class WorkerRig:
         self.results.append(result)
         sampled = dict(zip(step.waiting, result.token_ids, strict=True))
         for row, token in sampled.items():
-            state, place = step.waiting[row]
-            state.tokens[place] = token
+            state, index = step.waiting[row]
+            state.tokens[index] = token
         return sampled
 
     def _result(self, output: ModelRunnerOutput | Handle[ModelRunnerOutput]) -> ModelRunnerOutput:
@@ -185,11 +185,11 @@ class WorkerRig:
 
     def generate(self, row: int, num_tokens: int) -> list[int]:
         """Run steps with only this row until it has `num_tokens` new tokens, and return them."""
-        found: list[int] = []
-        while len(found) < num_tokens:
+        tokens: list[int] = []
+        while len(tokens) < num_tokens:
             self.run(row)
-            found.append(self.step()[row])
-        return found
+            tokens.append(self.step()[row])
+        return tokens
 
     def clear(self) -> None:
         """Release all rows, in a step without runs."""

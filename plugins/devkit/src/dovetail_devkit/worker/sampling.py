@@ -60,14 +60,14 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
 
 
 def _check_temperature(case: Asked) -> None:
-    found = first_tokens(case, SamplingParams(temperature=HOT))
+    tokens = first_tokens(case, SamplingParams(temperature=HOT))
     expect(
-        len(set(found)) >= 3,
-        f"temperature={HOT:g} with {NUM_SEEDS} seeds gives only the tokens {sorted(set(found))}; "
+        len(set(tokens)) >= 3,
+        f"temperature={HOT:g} with {NUM_SEEDS} seeds gives only the tokens {sorted(set(tokens))}; "
         f"the worker ignores the temperature or the seed",
     )
-    found = first_tokens(case, SamplingParams(temperature=COLD))
-    _expect_best(case, found, f"temperature={COLD:g}")
+    tokens = first_tokens(case, SamplingParams(temperature=COLD))
+    _expect_best(case, tokens, f"temperature={COLD:g}")
 
 
 def _check_noise(case: Asked) -> None:
@@ -96,34 +96,34 @@ def _check_noise(case: Asked) -> None:
 
 
 def _check_top_k(case: Asked) -> None:
-    found = first_tokens(case, SamplingParams(temperature=HOT, top_k=1))
-    _expect_best(case, found, "top_k=1")
+    tokens = first_tokens(case, SamplingParams(temperature=HOT, top_k=1))
+    _expect_best(case, tokens, "top_k=1")
     _expect_number(first_tokens(case, SamplingParams(temperature=HOT, top_k=3)), 2, 3, "top_k=3")
 
 
 def _check_top_p(case: Asked) -> None:
-    found = first_tokens(case, SamplingParams(temperature=HOT, top_p=1e-6))
-    _expect_best(case, found, "top_p=1e-6")
+    tokens = first_tokens(case, SamplingParams(temperature=HOT, top_p=1e-6))
+    _expect_best(case, tokens, "top_p=1e-6")
     share = 2.5 / case.info.vocab_size
-    found = first_tokens(case, SamplingParams(temperature=HOT, top_p=share))
-    _expect_number(found, 2, 3, f"top_p={share:.3g}")
+    tokens = first_tokens(case, SamplingParams(temperature=HOT, top_p=share))
+    _expect_number(tokens, 2, 3, f"top_p={share:.3g}")
 
 
 def _check_min_p(case: Asked) -> None:
-    found = first_tokens(case, SamplingParams(temperature=HOT, min_p=1.0))
-    _expect_best(case, found, "min_p=1")
-    found = first_tokens(case, SamplingParams(temperature=HOT, min_p=0.001))
-    _expect_number(found, 3, NUM_SEEDS, "min_p=0.001")
+    tokens = first_tokens(case, SamplingParams(temperature=HOT, min_p=1.0))
+    _expect_best(case, tokens, "min_p=1")
+    tokens = first_tokens(case, SamplingParams(temperature=HOT, min_p=0.001))
+    _expect_number(tokens, 3, NUM_SEEDS, "min_p=0.001")
 
 
 def _check_logit_bias(case: Asked) -> None:
     best = case.alone[1][0]
     for token in other_tokens(case, 3):
         params = replace(GREEDY, logit_bias={token: 100.0, best: -100.0})
-        found = first_tokens(case, params, num_seeds=BYSTANDER)
+        tokens = first_tokens(case, params, num_seeds=BYSTANDER)
         expect(
-            set(found) == {token},
-            f"logit_bias={params.logit_bias} gives the tokens {sorted(set(found))}; expected "
+            set(tokens) == {token},
+            f"logit_bias={params.logit_bias} gives the tokens {sorted(set(tokens))}; expected "
             f"{token}",
         )
     (got,) = generate(case, case.prompts[1], replace(GREEDY, logit_bias={best: -100.0}))
@@ -133,10 +133,10 @@ def _check_logit_bias(case: Asked) -> None:
 def _check_allowed(case: Asked) -> None:
     allowed = other_tokens(case, 3)
     params = SamplingParams(temperature=HOT, allowed_token_ids=allowed)
-    found = set(first_tokens(case, params))
+    tokens = set(first_tokens(case, params))
     expect(
-        found <= set(allowed) and len(found) > 1,
-        f"allowed_token_ids={allowed} gives the tokens {sorted(found)}; expected several of the "
+        tokens <= set(allowed) and len(tokens) > 1,
+        f"allowed_token_ids={allowed} gives the tokens {sorted(tokens)}; expected several of the "
         f"allowed tokens and no other tokens",
     )
     params = replace(GREEDY, allowed_token_ids=allowed[:1])
@@ -199,14 +199,14 @@ def _check_min_tokens(case: Asked) -> None:
 
 def _check_logprobs(case: Asked) -> None:
     """Check that the result contains the requested log-probabilities of each sampled token."""
-    rig, params = case.rig, replace(GREEDY, logprobs=2)
-    rig.join(0, case.prompts[1])
-    rig.join(1, case.prompts[3], params=params)
+    harness, params = case.rig, replace(GREEDY, logprobs=2)
+    harness.join(0, case.prompts[1])
+    harness.join(1, case.prompts[3], params=params)
     for num_tokens in (5, 0):
-        rig.run(0)
-        rig.run(1, num_tokens)
-        sampled = rig.step()
-        result = rig.results[-1]
+        harness.run(0)
+        harness.run(1, num_tokens)
+        sampled = harness.step()
+        result = harness.results[-1]
         due = {1} if 1 in sampled else set()
         expect(
             set(result.logprobs) == due,
@@ -241,15 +241,15 @@ def _check_logprobs(case: Asked) -> None:
 
 def _check_prompt_logprobs(case: Asked) -> None:
     """Check that the result contains the requested prompt log-probabilities of each chunk."""
-    rig, prompt = case.rig, case.prompts[3]
-    rig.join(0, case.prompts[1])
-    rig.join(1, prompt, params=replace(GREEDY, prompt_logprobs=1))
+    harness, prompt = case.rig, case.prompts[3]
+    harness.join(0, case.prompts[1])
+    harness.join(1, prompt, params=replace(GREEDY, prompt_logprobs=1))
     positions: list[int] = []
     for num_tokens in (5, 0):
-        rig.run(0)
-        rig.run(1, num_tokens)
-        rig.step()
-        result = rig.results[-1]
+        harness.run(0)
+        harness.run(1, num_tokens)
+        harness.step()
+        result = harness.results[-1]
         expect(
             set(result.prompt_logprobs) == {1} and not result.logprobs,
             f"prompt_logprobs has entries for the runs {sorted(result.prompt_logprobs)} and "
@@ -262,16 +262,16 @@ def _check_prompt_logprobs(case: Asked) -> None:
     )
 
 
-def _expect_best(case: Asked, found: Sequence[int], how: str) -> None:
+def _expect_best(case: Asked, tokens: Sequence[int], how: str) -> None:
     best = case.alone[1][0]
     expect(
-        set(found) == {best},
-        f"{how} must allow only the best token, {best}; the worker samples {sorted(set(found))}",
+        set(tokens) == {best},
+        f"{how} must allow only the best token, {best}; the worker samples {sorted(set(tokens))}",
     )
 
 
-def _expect_number(found: Sequence[int], least: int, most: int, how: str) -> None:
-    got = sorted(set(found))
+def _expect_number(tokens: Sequence[int], least: int, most: int, how: str) -> None:
+    got = sorted(set(tokens))
     expect(
         least <= len(got) <= most,
         f"{how} must keep {least} to {most} tokens, because the probabilities are nearly equal; "

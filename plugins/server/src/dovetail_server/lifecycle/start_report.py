@@ -22,16 +22,16 @@ Phases = Sequence[tuple[str, float, int]]
 
 def start_report(llm: AsyncLLM) -> Iterator[str]:
     """Yield the lines of the report."""
-    facts = llm.facts
-    total_s = sum(seconds for _, seconds, _ in facts.phases)
+    info = llm.facts
+    total_s = sum(seconds for _, seconds, _ in info.phases)
     yield f"The engine started in {total_s:.2f} s:"
-    for name, seconds, grown in facts.phases:
+    for name, seconds, grown in info.phases:
         yield f"  {name:<14} {seconds:7.2f} s {grown / MIB:+9.1f} MiB"
     one_process = llm.config.parallel.tensor_parallel_size == 1
     sizes = (
-        _growth(facts.phases, WEIGHTS) if one_process else None,
-        _growth(facts.phases, ACTIVATIONS) if one_process else None,
-        facts.cache_bytes,
+        _growth(info.phases, WEIGHTS) if one_process else None,
+        _growth(info.phases, ACTIVATIONS) if one_process else None,
+        info.cache_bytes,
     )
     yield "Memory (weights and activations: growth of the engine's process; cache: reserved):"
     for (name, options), size in zip(PLAN, sizes, strict=True):

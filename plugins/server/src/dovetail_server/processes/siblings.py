@@ -41,17 +41,17 @@ class Siblings:
             num_aborted += await self._ask(Question(next(self._numbers), chunk, everything))
         return num_aborted
 
-    def receive(self, answer: Answer) -> None:
+    def receive(self, reply: Answer) -> None:
         """Pass the answer to the task that waits for it."""
-        waiting = self._waiting.get(answer.number)
+        waiting = self._waiting.get(reply.number)
         if waiting is not None and not waiting.done():
-            waiting.set_result(answer.count)
+            waiting.set_result(reply.count)
 
     async def _ask(self, question: Question) -> int:
-        answer = self._waiting[question.number] = asyncio.get_running_loop().create_future()
+        reply = self._waiting[question.number] = asyncio.get_running_loop().create_future()
         try:
             send(self._channel, question)
-            return await asyncio.wait_for(answer, ANSWER_S)
+            return await asyncio.wait_for(reply, ANSWER_S)
         except TimeoutError:
             raise unavailable(
                 "Another process of the server does not respond. Try again later.",
@@ -89,18 +89,18 @@ class Questions:
     def ask(self, asker: Asker, question: Question, others: Iterator[Asker]) -> None:
         """Send a question to `others`."""
         number = next(self._numbers)
-        one = self._open[number] = _Open(asker, question.number, set(others))
-        for other in one.missing:
+        pending = self._open[number] = _Open(asker, question.number, set(others))
+        for other in pending.missing:
             other.send(Question(number, question.ids, question.everything, question.counts))
         self._finish(number)
 
-    def answer(self, sender: Asker, answer: Answer) -> None:
+    def answer(self, sender: Asker, reply: Answer) -> None:
         """Add an answer."""
-        one = self._open.get(answer.number)
-        if one is not None and sender in one.missing:
-            one.missing.discard(sender)
-            one.count += answer.count
-            self._finish(answer.number)
+        pending = self._open.get(reply.number)
+        if pending is not None and sender in pending.missing:
+            pending.missing.discard(sender)
+            pending.count += reply.count
+            self._finish(reply.number)
 
     def forget(self, ended: Asker) -> None:
         """Expect no answer of a process that has ended."""
@@ -109,7 +109,7 @@ class Questions:
             self._finish(number)
 
     def _finish(self, number: int) -> None:
-        one = self._open[number]
-        if not one.missing:
+        pending = self._open[number]
+        if not pending.missing:
             del self._open[number]
-            one.asker.send(Answer(one.number, one.count))
+            pending.asker.send(Answer(pending.number, pending.count))

@@ -152,7 +152,7 @@ class Supervisor:
             self._tell(news)
         self._bury()
         self._keep_running()
-        if not self._is_announced and all(place and place.is_serving for place in self._places):
+        if not self._is_announced and all(slot and slot.is_serving for slot in self._places):
             self._is_announced = True
             self._announce()
 
@@ -161,7 +161,7 @@ class Supervisor:
             process.send(message)
 
     def _running(self) -> Iterator[APIProcess]:
-        return (place for place in self._places if place is not None)
+        return (slot for slot in self._places if slot is not None)
 
     def _bury(self) -> None:
         """Release API processes that have ended. Raise the error of one that cannot start."""
@@ -194,27 +194,27 @@ class Supervisor:
             if process is None and now_s >= self._starts_s[index]:
                 self._places[index] = self._start(index, now_s)
 
-    def _start(self, place: int, now_s: float) -> APIProcess:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+    def _start(self, index: int, now_s: float) -> APIProcess:
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent_end.setblocking(False)
         public, admin = self._listeners.public, self._listeners.admin
         start = Start(
             settings=asdict(self._state.settings),
             served_model_name=self._state.slot.served_model_name,
-            control=theirs.fileno(),
+            control=child_end.fileno(),
             public=public.fileno(),
             admin=None if admin is None else admin.fileno(),
             replaces_another=self._is_announced,
         )
-        sockets = [item for item in (theirs, public, admin) if item is not None]
-        with theirs:
+        sockets = [item for item in (child_end, public, admin) if item is not None]
+        with child_end:
             child = start_child(
                 ENTRY,
                 msgspec.json.encode(start),
-                name=f"API process {place}",
+                name=f"API process {index}",
                 descriptors=[item.fileno() for item in sockets],
             )
-        process = APIProcess(child, ours, now_s)
+        process = APIProcess(child, parent_end, now_s)
         process.follow(self._pass_on)
         process.send(self._news)
         return process

@@ -56,19 +56,19 @@ def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
 
 
 def read_messages(
-    given: Sequence[Mapping[str, Any]], most: int, templates: Iterable[str] = ()
+    items: Sequence[Mapping[str, Any]], most: int, templates: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
     """Return messages whose content is a text or None. Raise APIError for an invalid entry.
 
     templates: the chat templates, which may name further roles than those of OpenAI.
     """
-    if not given:
+    if not items:
         raise APIError("messages is empty; send at least one message.", param="messages")
-    if len(given) > most:
+    if len(items) > most:
         raise APIError(
-            f"messages has {len(given)} entries; at most {most} are accepted.", param="messages"
+            f"messages has {len(items)} entries; at most {most} are accepted.", param="messages"
         )
-    messages = [_message(f"messages[{index}]", item) for index, item in enumerate(given)]
+    messages = [_message(f"messages[{index}]", item) for index, item in enumerate(items)]
     for index, message in enumerate(messages):
         if message["role"] not in ROLES:
             _check_role(f"messages[{index}].role", message["role"], templates)
@@ -130,17 +130,17 @@ def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first)))
 
 
-def _message(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    role = given.get("role")
+def _message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    role = message.get("role")
     if type(role) is not str or not role:
         code = "missing_required_parameter" if role is None else "invalid_type"
         raise APIError(
             f"{name}.role must be a string, such as user.", code=code, param=f"{name}.role"
         )
-    content = given.get("content")
+    content = message.get("content")
     if isinstance(content, list):
         content = "".join(_part(f"{name}.content[{i}]", item) for i, item in enumerate(content))
-    elif content is None and not given.get("tool_calls"):
+    elif content is None and not message.get("tool_calls"):
         raise APIError(
             f"{name}.content is missing.",
             code="missing_required_parameter",
@@ -152,7 +152,7 @@ def _message(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
             code="invalid_type",
             param=f"{name}.content",
         )
-    return {**given, "content": content}
+    return {**message, "content": content}
 
 
 def _check_role(name: str, role: str, templates: Iterable[str]) -> None:
@@ -168,9 +168,9 @@ def _check_role(name: str, role: str, templates: Iterable[str]) -> None:
         )
 
 
-def _part(name: str, given: Any) -> str:
-    kind = given.get("type") if isinstance(given, dict) else None
-    text = given.get("text") if isinstance(given, dict) else None
+def _part(name: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if isinstance(part, dict) else None
     if kind in _TEXT_PARTS and isinstance(text, str):
         return text
     if isinstance(kind, str) and kind not in _TEXT_PARTS:
@@ -215,13 +215,13 @@ def _final_text(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _cut_after(text: str, final: str) -> str:
     """Return `text` up to the end of the final message, as transformers does."""
-    place = text.rfind(final.strip())
-    if place < 0:
+    index = text.rfind(final.strip())
+    if index < 0:
         raise RequestError(
             "The chat template changes the last message, so this message cannot be continued.",
             parameter="continue_final_message",
         )
-    end = place + len(final.strip())
+    end = index + len(final.strip())
     # A template that keeps the spaces around a text also keeps them here.
     rest = final[len(final.rstrip()) :]
     return text[:end] + (rest if text[end:].startswith(rest) else "")
@@ -242,17 +242,17 @@ def _unused_mark(value: Any) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    found, waiting = [], [value]
+    strings, waiting = [], [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, str):
-            found.append(one)
-        elif isinstance(one, list):
-            waiting.extend(one)
-        elif isinstance(one, dict):
-            waiting.extend(one)
-            waiting.extend(one.values())
-    return found
+        item = waiting.pop()
+        if isinstance(item, str):
+            strings.append(item)
+        elif isinstance(item, list):
+            waiting.extend(item)
+        elif isinstance(item, dict):
+            waiting.extend(item)
+            waiting.extend(item.values())
+    return strings
 
 
 def _marked(find: re.Pattern[str], mark: str, value: Any) -> Any:
@@ -271,6 +271,6 @@ def _marked(find: re.Pattern[str], mark: str, value: Any) -> Any:
 def _split_text(find: re.Pattern[str], mark: str, text: str) -> str:
     """Insert a mark after the first character of each special token, until none is left."""
     while True:
-        text, count = find.subn(lambda found: found[0][0] + mark + found[0][1:], text)
+        text, count = find.subn(lambda pair: pair[0][0] + mark + pair[0][1:], text)
         if not count:
             return text

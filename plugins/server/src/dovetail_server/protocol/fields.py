@@ -172,18 +172,18 @@ _TYPE_NAMES = {
 }
 
 
-def read_fields(given: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[R, list[str]]:
-    """Return the request in `given`, and the names of the unknown fields.
+def read_fields(values: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[R, list[str]]:
+    """Return the request in `values`, and the names of the unknown fields.
 
     strict: refuse unknown fields. Raises an APIError that names an invalid or missing field.
     """
-    if len(given) > MAX_FIELDS:
-        raise APIError(f"The body has {len(given)} fields; at most {MAX_FIELDS} are accepted.")
+    if len(values) > MAX_FIELDS:
+        raise APIError(f"The body has {len(values)} fields; at most {MAX_FIELDS} are accepted.")
     known = kind.__struct_fields__
     ignored = []
-    for name in given.keys() - known:
+    for name in values.keys() - known:
         if name in UNSUPPORTED:
-            _check_unsupported(name, given[name])
+            _check_unsupported(name, values[name])
         elif name not in WITHOUT_EFFECT:
             ignored.append(name)
     ignored.sort()
@@ -195,7 +195,7 @@ def read_fields(given: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[
             param=name[:80],
         )
     try:
-        return msgspec.convert(given, kind), ignored
+        return msgspec.convert(values, kind), ignored
     except (msgspec.ValidationError, RecursionError) as error:
         raise _type_error(str(error)) from None
 
@@ -214,8 +214,8 @@ def _check_unsupported(name: str, value: object) -> None:
 
 def _type_error(message: str) -> APIError:
     """Return the error for a message of msgspec, such as "Expected `int`, got `str` - at `$.n`"."""
-    reason, _, place = message.partition(" - at `")
-    path = place.rstrip("`").removeprefix("$").removeprefix(".") or None
+    reason, _, location = message.partition(" - at `")
+    path = location.rstrip("`").removeprefix("$").removeprefix(".") or None
     if reason.startswith("Object missing required field"):
         name = reason.partition("`")[2].rstrip("`")
         full = f"{path}.{name}" if path else name
@@ -225,8 +225,8 @@ def _type_error(message: str) -> APIError:
     expected = re.fullmatch(r"Expected `(.+)`, got `(.+)`", reason)
     if expected is None:
         return APIError(f"{path or 'The body'}: {reason}.", code="invalid_type", param=path)
-    wanted = " or ".join(_TYPE_NAMES.get(item, item) for item in expected[1].split(" | "))
+    type_names = " or ".join(_TYPE_NAMES.get(item, item) for item in expected[1].split(" | "))
     got = _TYPE_NAMES.get(expected[2], expected[2])
     return APIError(
-        f"{path or 'The body'} must be {wanted}, not {got}.", code="invalid_type", param=path
+        f"{path or 'The body'} must be {type_names}, not {got}.", code="invalid_type", param=path
     )

@@ -28,16 +28,16 @@ OPTIONS = frozenset({"whitespace_pattern", "disable_any_whitespace", "backend"})
 
 def grammar_field(request: GenerationFields) -> str:
     """Return the field that restricts the output, or "". Raise APIError if there are several."""
-    given = [name for name in FIELDS if getattr(request, name) is not None]
+    names = [name for name in FIELDS if getattr(request, name) is not None]
     if request.response_format is not None and request.response_format.get("type") == "text":
-        given.remove("response_format")
-    if len(given) > 1:
+        names.remove("response_format")
+    if len(names) > 1:
         raise APIError(
-            f"{given[0]} and {given[1]} both restrict the output; use only one of them.",
+            f"{names[0]} and {names[1]} both restrict the output; use only one of them.",
             code="contradictory_parameters",
-            param=given[1],
+            param=names[1],
         )
-    return given[0] if given else ""
+    return names[0] if names else ""
 
 
 def read_grammar(request: GenerationFields) -> StructuredOutputsParams | None:
@@ -49,25 +49,25 @@ def read_grammar(request: GenerationFields) -> StructuredOutputsParams | None:
         logger.warning("%s is an old name; use structured_outputs.%s.", field, GUIDED[field])
         return _made({GUIDED[field]: getattr(request, field)}, field)
     if field == "structured_outputs":
-        given = request.structured_outputs or {}
-        return _made({name: item for name, item in given.items() if name not in OPTIONS}, field)
+        grammar = request.structured_outputs or {}
+        return _made({name: item for name, item in grammar.items() if name not in OPTIONS}, field)
     return _made(_read_format(request.response_format or {}), field)
 
 
-def _read_format(given: Mapping[str, Any]) -> dict[str, Any]:
+def _read_format(response_format: Mapping[str, Any]) -> dict[str, Any]:
     """Return the argument of `StructuredOutputsParams` that a `response_format` sets."""
-    kind = given.get("type")
+    kind = response_format.get("type")
     if kind == "json_object":
         return {"json_object": True}
     if kind == "structural_tag":
-        return {"structural_tag": given}
+        return {"structural_tag": response_format}
     if kind != "json_schema":
         raise APIError(
             'response_format.type must be "text", "json_object", "json_schema" or '
             '"structural_tag".',
             param="response_format.type",
         )
-    wrapper = given.get("json_schema")
+    wrapper = response_format.get("json_schema")
     schema = wrapper.get("schema") if isinstance(wrapper, dict) else None
     if not isinstance(schema, dict):
         raise APIError(
@@ -78,9 +78,9 @@ def _read_format(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"json": schema}
 
 
-def _made(given: dict[str, Any], field: str) -> StructuredOutputsParams:
+def _made(fields: dict[str, Any], field: str) -> StructuredOutputsParams:
     try:
-        return StructuredOutputsParams(**{str(name): item for name, item in given.items()})
+        return StructuredOutputsParams(**{str(name): item for name, item in fields.items()})
     except RequestError as error:
         names = {"structured_outputs": field}
         if field != "structured_outputs":

@@ -83,18 +83,18 @@ class CompletionLogprobs:
         self._top: list[msgspec.Raw | None] = []
         self._offsets: list[int] = []
 
-    def add(self, token: int, found: TokenLogprobs | None) -> None:
-        """Add a position. `found` is None for the first token of a prompt."""
+    def add(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Add a position. `logprobs` is None for the first token of a prompt."""
         text = self._texts.text(token)
         self._tokens.append(text)
         self._offsets.append(self.offset)
         self.offset += self._texts.num_chars(token)
-        if found is None:
+        if logprobs is None:
             self._logprobs.append(None)
             self._top.append(None)
             return
-        self._logprobs.append(finite(found[token].logprob))
-        top = {self._texts.text(item): finite(entry.logprob) for item, entry in found.items()}
+        self._logprobs.append(finite(logprobs[token].logprob))
+        top = {self._texts.text(item): finite(entry.logprob) for item, entry in logprobs.items()}
         self._top.append(msgspec.Raw(_encode(top)))
 
     def body(self) -> dict[str, Any]:
@@ -115,15 +115,15 @@ class ChatLogprobs:
         self._num_top = num_top
         self._content: list[msgspec.Raw] = []
 
-    def add(self, token: int, found: TokenLogprobs | None) -> None:
+    def add(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Add a position."""
-        found = found or {}
+        logprobs = logprobs or {}
         ranked = sorted(
             (entry.rank, item, entry)
-            for item, entry in found.items()
+            for item, entry in logprobs.items()
             if entry.rank is not None and entry.rank <= self._num_top
         )
-        own = found.get(token)
+        own = logprobs.get(token)
         self._content.append(
             msgspec.Raw(
                 _encode(
@@ -152,11 +152,11 @@ class ChatLogprobs:
 async def add_all(
     block: CompletionLogprobs | ChatLogprobs,
     token_ids: Sequence[int],
-    found: Sequence[TokenLogprobs | None],
+    logprobs: Sequence[TokenLogprobs | None],
 ) -> None:
     """Add positions in slices, between which other tasks of the event loop run."""
     work = 0
-    for token, entries in zip(token_ids, found, strict=False):
+    for token, entries in zip(token_ids, logprobs, strict=False):
         block.add(token, entries)
         work += 1 + len(entries or ())
         if work >= WORK_PER_SLICE:
@@ -165,12 +165,12 @@ async def add_all(
 
 
 async def prompt_logprobs_body(
-    found: Sequence[TokenLogprobs | None], texts: TokenTexts
+    logprobs: Sequence[TokenLogprobs | None], texts: TokenTexts
 ) -> list[msgspec.Raw | None]:
     """Return the field `prompt_logprobs`: for each token None, or its entries by token id."""
     body: list[msgspec.Raw | None] = []
     work = 0
-    for entries in found:
+    for entries in logprobs:
         body.append(None if entries is None else msgspec.Raw(_encode(_by_id(entries, texts))))
         work += 1 + len(entries or ())
         if work >= WORK_PER_SLICE:

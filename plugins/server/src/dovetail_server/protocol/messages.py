@@ -84,25 +84,25 @@ class ChoiceReader:
 
     def delta(self, text: str, *, is_last: bool) -> dict[str, Any]:
         """Return the `delta` of an event for the next piece of text, or {} if nothing is new."""
-        found = self._parser.finish(text) if is_last else self._parser.feed(text)
+        message_delta = self._parser.finish(text) if is_last else self._parser.feed(text)
         delta: dict[str, Any] = {}
-        if content := _shown(found.content, self._reading.hidden):
+        if content := _shown(message_delta.content, self._reading.hidden):
             delta["content"] = content
-        reasoning = _shown(found.reasoning, self._reading.hidden)
+        reasoning = _shown(message_delta.reasoning, self._reading.hidden)
         if reasoning and self._reading.with_reasoning:
             delta["reasoning"] = delta["reasoning_content"] = reasoning
-        if found.calls:
+        if message_delta.calls:
             self._has_calls = True
             delta["tool_calls"] = [
-                self._call(call.index, call.name, call.arguments) for call in found.calls
+                self._call(call.index, call.name, call.arguments) for call in message_delta.calls
             ]
         return delta
 
     def message(self, text: str) -> dict[str, Any]:
         """Return the `message` of a choice."""
-        found = parse_message(self._parser, text, self._reading.parsers.tool_parser_cls)
-        self._has_calls = bool(found.tool_calls)
-        return _message(found, self._reading)
+        message = parse_message(self._parser, text, self._reading.parsers.tool_parser_cls)
+        self._has_calls = bool(message.tool_calls)
+        return _message(message, self._reading)
 
     def finish_reason(self, reason: str | None) -> str | None:
         """Return the finish reason of the choice: "tool_calls" if it ends with calls."""
@@ -120,11 +120,11 @@ class ChoiceReader:
         }
 
 
-def _message(found: ChatMessage, reading: Reading) -> dict[str, Any]:
-    shown = found.content if found.content is None else _shown(found.content, reading.hidden)
-    message: dict[str, Any] = {**found.to_dict(), "content": shown, "refusal": None}
+def _message(parsed: ChatMessage, reading: Reading) -> dict[str, Any]:
+    shown = parsed.content if parsed.content is None else _shown(parsed.content, reading.hidden)
+    message: dict[str, Any] = {**parsed.to_dict(), "content": shown, "refusal": None}
     if reading.with_reasoning and reading.parsers.reasoning is not None:
-        reasoning = found.reasoning and _shown(found.reasoning, reading.hidden)
+        reasoning = parsed.reasoning and _shown(parsed.reasoning, reading.hidden)
         message["reasoning"] = message["reasoning_content"] = reasoning
     return message
 

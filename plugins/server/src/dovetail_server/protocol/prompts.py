@@ -12,34 +12,34 @@ MAX_PROMPTS = 2048
 OnePrompt = str | list[int]
 
 
-def read_prompts(given: Any) -> list[OnePrompt]:
+def read_prompts(value: Any) -> list[OnePrompt]:
     """Return the prompts in a field `prompt`. Raise an APIError that names an invalid entry."""
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list):
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
         raise _refuse("prompt", "must be a string, a list of token ids, or a list of prompts")
-    if not given:
+    if not value:
         raise _refuse("prompt", "is an empty list; send at least one prompt or token id")
-    if type(given[0]) is int:
-        return [_token_ids("prompt", given)]
-    if len(given) > MAX_PROMPTS:
-        raise _refuse("prompt", f"has {len(given)} prompts; at most {MAX_PROMPTS} are accepted")
-    return [_one(f"prompt[{index}]", item) for index, item in enumerate(given)]
+    if type(value[0]) is int:
+        return [_token_ids("prompt", value)]
+    if len(value) > MAX_PROMPTS:
+        raise _refuse("prompt", f"has {len(value)} prompts; at most {MAX_PROMPTS} are accepted")
+    return [_one(f"prompt[{index}]", item) for index, item in enumerate(value)]
 
 
-def _one(name: str, given: Any) -> OnePrompt:
-    if isinstance(given, str):
-        return given
-    if isinstance(given, list):
-        return _token_ids(name, given)
+def _one(name: str, value: Any) -> OnePrompt:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return _token_ids(name, value)
     raise _refuse(name, "must be a string or a list of token ids")
 
 
-def _token_ids(name: str, given: list[Any]) -> list[int]:
-    if set(map(type, given)) - {int}:
-        wrong = next(index for index, item in enumerate(given) if type(item) is not int)
+def _token_ids(name: str, token_ids: list[Any]) -> list[int]:
+    if set(map(type, token_ids)) - {int}:
+        wrong = next(index for index, item in enumerate(token_ids) if type(item) is not int)
         raise _refuse(f"{name}[{wrong}]", "must be a token id (an integer)")
-    return given
+    return token_ids
 
 
 def _refuse(name: str, why: str) -> APIError:

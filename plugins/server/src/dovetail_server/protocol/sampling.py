@@ -159,9 +159,9 @@ def _check_best_of(best_of: int, n: int, *, streamed: bool) -> None:
         )
 
 
-def _biases(given: Mapping[str, float]) -> dict[int, float]:
+def _biases(mapping: Mapping[str, float]) -> dict[int, float]:
     biases = {}
-    for token, bias in given.items():
+    for token, bias in mapping.items():
         if not (token.isascii() and token.isdigit() and len(token) <= 10):
             raise APIError(
                 f"logit_bias has the key {token[:40]!r}; keys must be token ids.",

@@ -39,12 +39,12 @@ def admin_routes(state: ServerState) -> list[Route]:
         "/start_profile": routes.start_profile,
         "/stop_profile": routes.stop_profile,
     }
-    found = [
+    post_routes = [
         Route(method="POST", path=path, handler=handler, access=Access.ADMIN)
         for path, handler in handlers.items()
     ]
     return [
-        *found,
+        *post_routes,
         Route(method="GET", path="/is_paused", handler=routes.is_paused, access=Access.ADMIN),
     ]
 
@@ -76,11 +76,11 @@ class AdminRoutes:
 
     async def abort(self, exchange: Exchange) -> None:
         """End requests by the ids of their responses. The field `all` ends all of them."""
-        given = await _fields(exchange, "request_ids", "all")
-        ids, everything = given.get("request_ids", []), given.get("all", False)
+        fields = await _fields(exchange, "request_ids", "all")
+        ids, everything = fields.get("request_ids", []), fields.get("all", False)
         if type(everything) is not bool:
             raise APIError("The field `all` must be a boolean.", code="invalid_type", param="all")
-        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+        if not isinstance(ids, list) or not all(isinstance(item, str) for item in ids):
             raise APIError(
                 "request_ids must be a list of strings.", code="invalid_type", param="request_ids"
             )
@@ -114,7 +114,7 @@ class AdminRoutes:
     async def wake_up(self, exchange: Exchange) -> None:
         """Allocate the released memory again. The field `tags` lists the kinds, [] for all."""
         tags = (await _fields(exchange, "tags")).get("tags", [])
-        if not isinstance(tags, list) or not all(one in SLEEP_TAGS for one in tags):
+        if not isinstance(tags, list) or not all(tag in SLEEP_TAGS for tag in tags):
             raise APIError(f"tags must be a list of: {', '.join(SLEEP_TAGS)}.", param="tags")
         llm = self._state.slot.llm
         await _run(llm.wake_up(tags))
@@ -149,17 +149,17 @@ async def _run(operation: Awaitable[Any]) -> None:
 
 async def _fields(exchange: Exchange, *known: str) -> dict[str, Any]:
     """Return the fields of a body, which may be empty. Raise APIError for unknown fields."""
-    given = await exchange.read_object(may_be_empty=True)
-    for name in given:
+    fields = await exchange.read_object(may_be_empty=True)
+    for name in fields:
         if name not in known:
             raise APIError(
                 f"The field {name[:80]!r} is not known.", code="unknown_parameter", param=name[:80]
             )
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _choice(given: dict[str, Any], name: str, choices: list[str]) -> str:
-    value = given.get(name, choices[0])
+def _choice(fields: dict[str, Any], name: str, choices: list[str]) -> str:
+    value = fields.get(name, choices[0])
     if value not in choices:
         raise APIError(f"{name} must be one of: {', '.join(choices)}.", param=name)
     return str(value)

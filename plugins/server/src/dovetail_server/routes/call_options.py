@@ -23,11 +23,11 @@ FIRST_TOKEN_HEADER = "X-First-Token-Timeout"
 MAX_SECONDS = 1e6
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Raise APIError if `asked` is not the name of the served model."""
-    if asked is not None and asked != served:
+def check_model(model: str | None, served: str) -> None:
+    """Raise APIError if `model` is not the name of the served model."""
+    if model is not None and model != served:
         raise APIError(
-            f"The model {asked[:120]!r} does not exist; this server has {served[:200]!r}.",
+            f"The model {model[:120]!r} does not exist; this server has {served[:200]!r}.",
             status=404,
             code="model_not_found",
             param="model",
@@ -55,11 +55,11 @@ def check_format(request: GenerationFields, llm: AsyncLLM) -> None:
 
 def read_timeout(headers: Mapping[str, str], settings: ServerSettings) -> float | None:
     """Return the time limit of a request in seconds, or None for no limit."""
-    asked = _seconds(headers, TIMEOUT_HEADER)
+    timeout_s = _seconds(headers, TIMEOUT_HEADER)
     maximum = settings.request_timeout_s
-    if asked is None or maximum is None:
-        return maximum if asked is None else asked
-    return min(asked, maximum)
+    if timeout_s is None or maximum is None:
+        return maximum if timeout_s is None else timeout_s
+    return min(timeout_s, maximum)
 
 
 def prompt_traits(

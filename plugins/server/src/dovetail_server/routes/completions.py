@@ -63,11 +63,11 @@ class GenerationRoutes:
             request = await self._read(exchange, CompletionRequest)
             check_format(request, llm)
             sampling = completion_sampling(request, llm.default_sampling_params())
-            given = read_prompts(request.prompt)
+            prompts = read_prompts(request.prompt)
             if request.add_special_tokens is False:
-                given = await asyncio.to_thread(_without_special_tokens, llm, given)
+                prompts = await asyncio.to_thread(_without_special_tokens, llm, prompts)
             form = self._form(CompletionForm, llm, request, num_top=request.logprobs)
-            call = self._call(llm, exchange, request, given, sampling, form)
+            call = self._call(llm, exchange, request, prompts, sampling, form)
             await self._serve(llm, exchange, call, streamed=bool(request.stream))
 
     async def chat(self, exchange: Exchange) -> None:
@@ -100,9 +100,9 @@ class GenerationRoutes:
 
     async def _read(self, exchange: Exchange, kind: type[R]) -> R:
         """Return the checked fields of a request. Raise APIError for a wrong field."""
-        given = await exchange.read_object()
+        fields = await exchange.read_object()
         strict = self._state.settings.strict_params
-        request, ignored = read_fields(given, kind, strict=strict)
+        request, ignored = read_fields(fields, kind, strict=strict)
         note_ignored(exchange, ignored)
         check_model(request.model, self._state.slot.served_model_name)
         return request
@@ -134,14 +134,14 @@ class GenerationRoutes:
         llm: AsyncLLM,
         exchange: Exchange,
         request: GenerationFields,
-        given: Sequence[OnePrompt],
+        prompts: Sequence[OnePrompt],
         sampling: Sampling,
         form: AnswerForm,
     ) -> Call:
         traits = prompt_traits(exchange, request, self._state.settings)
-        self._state.check_size(llm, len(given) * sampling.params.n, sampling.names.get("n", "n"))
+        self._state.check_size(llm, len(prompts) * sampling.params.n, sampling.names.get("n", "n"))
         return Call(
-            prompts=[_prompt(item, traits) for item in given],
+            prompts=[_prompt(item, traits) for item in prompts],
             sampling=sampling,
             form=form,
             priority=request.priority or 0,
@@ -177,7 +177,7 @@ class GenerationRoutes:
                     outputs=tuple(call.outputs.values()),
                     streamed=streamed,
                     num_completion_tokens=call.usage.num_completion_tokens,
-                    num_tokens=tuple(call.num_tokens.get(place, 0) for place in call.outputs),
+                    num_tokens=tuple(call.num_tokens.get(index, 0) for index in call.outputs),
                     finish_reasons=tuple(call.finish_reasons),
                     traceparent=exchange.headers.get("traceparent", "")[:100],
                     arrival_ns=arrival_ns,
@@ -198,20 +198,20 @@ def _reading(llm: AsyncLLM, request: ChatRequest, text: str) -> Reading:
     )
 
 
-def _prompt(given: OnePrompt, traits: dict[str, Any]) -> Prompt:
+def _prompt(one_prompt: OnePrompt, traits: dict[str, Any]) -> Prompt:
     if not traits:
-        return given
-    key = "prompt" if isinstance(given, str) else "prompt_token_ids"
-    prompt: Prompt = {key: given, **traits}  # type: ignore[assignment,misc]
+        return one_prompt
+    key = "prompt" if isinstance(one_prompt, str) else "prompt_token_ids"
+    prompt: Prompt = {key: one_prompt, **traits}  # type: ignore[assignment,misc]
     return prompt
 
 
-def _without_special_tokens(llm: AsyncLLM, given: Sequence[OnePrompt]) -> list[OnePrompt]:
+def _without_special_tokens(llm: AsyncLLM, prompts: Sequence[OnePrompt]) -> list[OnePrompt]:
     """Return prompts as token ids, without the tokens that a tokenizer adds to a text."""
     tokenizer = llm.tokenizer
     if tokenizer is None:
-        return list(given)
+        return list(prompts)
     return [
         tokenizer.encode(item, add_special_tokens=False) if isinstance(item, str) else item
-        for item in given
+        for item in prompts
     ]

@@ -60,8 +60,8 @@ class Generation:
     async def answer(self) -> dict[str, Any]:
         """Return the complete response. Raise APIError if a prompt fails."""
         call = self._call
-        places = range(len(call.prompts))
-        finished = await _all_of([self._named(place, self._finish(place)) for place in places])
+        indexes = range(len(call.prompts))
+        finished = await _all_of([self._named(index, self._finish(index)) for index in indexes])
         choices: list[dict[str, Any]] = []
         prompt_fields: dict[str, Any] = {}
         for index, output in enumerate(finished):
@@ -81,83 +81,85 @@ class Generation:
             last = await self._named(0, self._stream_one(0))
         else:
             last = b""
-            places = range(len(call.prompts))
-            await _all_of([self._named(place, self._stream_and_write(place)) for place in places])
+            indexes = range(len(call.prompts))
+            await _all_of([self._named(index, self._stream_and_write(index)) for index in indexes])
         if call.form.with_usage:
             last += call.form.usage_event(call.usage.body())
         await exchange.end(last + DONE)
 
     # --- one prompt ---------------------------------------------------------------------------
 
-    def _request(self, place: int) -> dict[str, Any]:
+    def _request(self, index: int) -> dict[str, Any]:
         """Return the arguments of `AsyncLLM.generate` for a prompt."""
         call = self._call
         return {
-            "prompt": call.prompts[place],
+            "prompt": call.prompts[index],
             "params": call.sampling.params,
-            "request_id": f"{call.form.id}-{place}",
+            "request_id": f"{call.form.id}-{index}",
             "priority": call.priority,
             "timeout_s": call.timeout_s,
         }
 
-    async def _named(self, place: int, work: Awaitable[R]) -> R:
+    async def _named(self, index: int, work: Awaitable[R]) -> R:
         """Await `work`. Raise its errors with the names of the request's fields."""
         try:
             return await work
         except RequestError as error:
             refusal = api_error(error, self._call.sampling.names)
             if refusal.param == "prompt" and len(self._call.prompts) > 1:
-                refusal.param = f"prompt[{place}]"
+                refusal.param = f"prompt[{index}]"
             raise refusal from None
 
-    async def _finish(self, place: int) -> RequestOutput:
+    async def _finish(self, index: int) -> RequestOutput:
         kind = RequestOutputKind.FINAL_ONLY
-        stream = self._llm.generate(**self._request(place), output_kind=kind)
+        stream = self._llm.generate(**self._request(index), output_kind=kind)
         async with aclosing(stream) as outputs:
             async for output in outputs:
-                self._call.outputs[place] = output
+                self._call.outputs[index] = output
         _raise_failure(output, self._call.sampling.names)
         if not self._call.sampling.without_output:
             num_tokens = sum(len(item.token_ids) for item in output.outputs)
             self._call.usage.num_completion_tokens += num_tokens
-            self._call.num_tokens[place] = num_tokens
+            self._call.num_tokens[index] = num_tokens
         self._call.finish_reasons.extend(item.finish_reason or "abort" for item in output.outputs)
         return output
 
-    async def _stream_and_write(self, place: int) -> None:
-        if last := await self._stream_one(place):
+    async def _stream_and_write(self, index: int) -> None:
+        if last := await self._stream_one(index):
             await self._exchange.write(last)
 
-    async def _stream_one(self, place: int) -> bytes:
+    async def _stream_one(self, index: int) -> bytes:
         """Write the events of a prompt. Return the last events, which are not written yet."""
         call = self._call
-        events = EventWriter(self._llm, self._exchange, call, place)
-        stream = self._llm.generate_to(events, **self._request(place))
+        events = EventWriter(self._llm, self._exchange, call, index)
+        stream = self._llm.generate_to(events, **self._request(index))
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 if output.finished:
                     _raise_failure(output, self._call.sampling.names)
                 data = await events.encode(output)
                 if output.finished:
-                    call.outputs[place] = output
+                    call.outputs[index] = output
                     call.usage.add_prompt(output)
                     break
                 if data:
                     await self._exchange.write(data)
         call.usage.num_completion_tokens += events.num_tokens
-        call.num_tokens[place] = events.num_tokens
+        call.num_tokens[index] = events.num_tokens
         return data
 
     # --- complete choices ---------------------------------------------------------------------
 
     async def _choices(self, output: RequestOutput, first: int) -> list[dict[str, Any]]:
         call = self._call
-        found = output.outputs
-        if len(found) > call.sampling.num_returned:
-            found = sorted(found, key=_mean_logprob, reverse=True)[: call.sampling.num_returned]
+        completions = output.outputs
+        if len(completions) > call.sampling.num_returned:
+            completions = sorted(completions, key=_mean_logprob, reverse=True)[
+                : call.sampling.num_returned
+            ]
         prompt_text = await _echoed(self._llm, call, output)
         choices = []
-        for number, item in enumerate(found):
+        for number, item in enumerate(completions):
             item = _shown(call, item)
             fields = await _choice_fields(call, output, item)
             text = prompt_text + item.text
@@ -176,13 +178,13 @@ class EventWriter:
     It is also the sink of the request, which writes events that have only text.
     """
 
-    def __init__(self, llm: AsyncLLM, exchange: Exchange, call: Call, place: int) -> None:
+    def __init__(self, llm: AsyncLLM, exchange: Exchange, call: Call, index: int) -> None:
         self.num_tokens = 0
         self._llm = llm
         self._exchange = exchange
         self._call = call
         self._form = call.form
-        self._first = place * call.sampling.num_returned
+        self._first = index * call.sampling.num_returned
         no_fields = call.form.num_top is None and not call.with_ids
         self._plain = no_fields and call.reading is None
         self._sends_all = not no_fields
@@ -197,10 +199,10 @@ class EventWriter:
 
     def take(self, output: RequestOutput) -> None:
         """Write an output that has only text."""
-        one = output.outputs[0]
-        self.num_tokens += len(one.token_ids)
-        if one.text:
-            self._exchange.write_now(self._form.event(self._first, one.text))
+        completion = output.outputs[0]
+        self.num_tokens += len(completion.token_ids)
+        if completion.text:
+            self._exchange.write_now(self._form.event(self._first, completion.text))
 
     async def encode(self, output: RequestOutput) -> bytes:
         """Return the events for the new content of `output`."""
@@ -218,46 +220,50 @@ class EventWriter:
                 parts.append(await self._full(item, index))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _open(self, output: RequestOutput, one: CompletionOutput) -> bytes:
+    async def _open(self, output: RequestOutput, completion: CompletionOutput) -> bytes:
         """Return the events with which a choice starts."""
-        call, index = self._call, self._first + one.index
-        self._offsets[one.index] = 0
+        call, index = self._call, self._first + completion.index
+        self._offsets[completion.index] = 0
         if (reader := _reader(call)) is not None:
-            self._readers[one.index] = reader
+            self._readers[completion.index] = reader
         start = self._form.first_event(index)
         fields = await _prompt_fields(call, output)
         if not call.echo and not fields:
             return start
         text = await _echoed(self._llm, call, output)
-        self._offsets[one.index] = len(text)
+        self._offsets[completion.index] = len(text)
         if call.echo and call.form.num_top is not None and output.prompt_logprobs is not None:
             block = self._form.logprobs()
             await add_all(block, output.prompt_token_ids, output.prompt_logprobs)
             fields["logprobs"] = block.body()
         return start + self._form.full_event(index, text, fields)
 
-    async def _full(self, one: CompletionOutput, index: int) -> bytes:
+    async def _full(self, completion: CompletionOutput, index: int) -> bytes:
         call = self._call
-        if one.finish_reason is not None:
-            call.finish_reasons.append(one.finish_reason)
+        if completion.finish_reason is not None:
+            call.finish_reasons.append(completion.finish_reason)
         fields: dict[str, Any] = {
-            "finish_reason": one.finish_reason,
-            "stop_reason": one.stop_reason,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
         }
-        if call.form.num_top is not None and one.logprobs is not None and one.token_ids:
-            block = self._form.logprobs(self._offsets[one.index])
-            await add_all(block, one.token_ids, one.logprobs)
-            self._offsets[one.index] = getattr(block, "offset", 0)
+        if (
+            call.form.num_top is not None
+            and completion.logprobs is not None
+            and completion.token_ids
+        ):
+            block = self._form.logprobs(self._offsets[completion.index])
+            await add_all(block, completion.token_ids, completion.logprobs)
+            self._offsets[completion.index] = getattr(block, "offset", 0)
             fields["logprobs"] = block.body()
         if call.with_ids:
-            fields["token_ids"] = one.token_ids
-        reader = self._readers.get(one.index)
+            fields["token_ids"] = completion.token_ids
+        reader = self._readers.get(completion.index)
         if reader is None:
-            return self._form.full_event(index, one.text, fields)
-        delta = reader.delta(one.text, is_last=one.finish_reason is not None)
-        if not (delta or self._sends_all or one.finish_reason is not None):
+            return self._form.full_event(index, completion.text, fields)
+        delta = reader.delta(completion.text, is_last=completion.finish_reason is not None)
+        if not (delta or self._sends_all or completion.finish_reason is not None):
             return b""
-        fields["finish_reason"] = reader.finish_reason(one.finish_reason)
+        fields["finish_reason"] = reader.finish_reason(completion.finish_reason)
         return self._form.delta_event(index, delta, fields)
 
 
@@ -277,19 +283,21 @@ async def _echoed(llm: AsyncLLM, call: Call, output: RequestOutput) -> str:
     return await asyncio.to_thread(llm.tokenizer.decode, output.prompt_token_ids)
 
 
-def _shown(call: Call, one: CompletionOutput) -> CompletionOutput:
+def _shown(call: Call, completion: CompletionOutput) -> CompletionOutput:
     """Return a completion as the client sees it."""
     if not call.sampling.without_output:
-        return one
-    return replace(one, text="", token_ids=[], logprobs=None)
+        return completion
+    return replace(completion, text="", token_ids=[], logprobs=None)
 
 
 async def _prompt_fields(call: Call, output: RequestOutput) -> dict[str, Any]:
     """Return the fields of a choice that describe its prompt."""
     fields: dict[str, Any] = {}
     params = call.sampling.params
-    asked = params.prompt_logprobs is not None and not (call.echo and call.form.num_top is not None)
-    if asked and output.prompt_logprobs is not None:
+    is_requested = params.prompt_logprobs is not None and not (
+        call.echo and call.form.num_top is not None
+    )
+    if is_requested and output.prompt_logprobs is not None:
         fields["prompt_logprobs"] = await prompt_logprobs_body(
             output.prompt_logprobs, call.form.texts
         )
@@ -299,28 +307,28 @@ async def _prompt_fields(call: Call, output: RequestOutput) -> dict[str, Any]:
 
 
 async def _choice_fields(
-    call: Call, output: RequestOutput, one: CompletionOutput
+    call: Call, output: RequestOutput, completion: CompletionOutput
 ) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "logprobs": None,
-        "finish_reason": one.finish_reason,
-        "stop_reason": one.stop_reason,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
     }
     if call.form.num_top is not None:
         block = call.form.logprobs()
         if call.echo and output.prompt_logprobs is not None:
             await add_all(block, output.prompt_token_ids, output.prompt_logprobs)
-        await add_all(block, one.token_ids, one.logprobs or ())
+        await add_all(block, completion.token_ids, completion.logprobs or ())
         fields["logprobs"] = block.body()
     if call.with_ids:
-        fields["token_ids"] = one.token_ids
+        fields["token_ids"] = completion.token_ids
     return fields
 
 
-def _mean_logprob(one: CompletionOutput) -> float:
-    if one.cumulative_logprob is None or not one.token_ids:
+def _mean_logprob(completion: CompletionOutput) -> float:
+    if completion.cumulative_logprob is None or not completion.token_ids:
         return LOWEST
-    return one.cumulative_logprob / len(one.token_ids)
+    return completion.cumulative_logprob / len(completion.token_ids)
 
 
 def _raise_failure(output: RequestOutput, names: Mapping[str, str]) -> None:

@@ -95,8 +95,8 @@ def make_document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     error = {"application/json": {"schema": _ref("Error")}}
     generates = route.path in ("/v1/completions", "/v1/chat/completions")
-    answer = _ref("Answer") if generates else {"type": "object"}
-    content: dict[str, Any] = {"application/json": {"schema": answer}}
+    response = _ref("Answer") if generates else {"type": "object"}
+    content: dict[str, Any] = {"application/json": {"schema": response}}
     if route.path == METRICS_PATH:
         content = {"text/plain": {"schema": {"type": "string"}}}
     if generates:

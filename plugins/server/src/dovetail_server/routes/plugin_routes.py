@@ -136,8 +136,8 @@ async def _respond(exchange: Exchange, response: object) -> None:
     await exchange.end()
 
 
-def _headers(given: Mapping[str, str]) -> Iterable[Header]:
-    for name, value in given.items():
+def _headers(headers: Mapping[str, str]) -> Iterable[Header]:
+    for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
             raise ContractError(f"the header {name!r:.80} of a route is not valid.")
         if name.lower() not in _SERVER_HEADERS:

@@ -24,8 +24,8 @@ def pooling_routes(state: ServerState) -> list[Route]:
     """Return the routes, which refuse every request and name the tasks of the model."""
 
     async def refuse(exchange: Exchange) -> None:
-        given = await exchange.read_object()
-        name = given.get("model")
+        fields = await exchange.read_object()
+        name = fields.get("model")
         if name is not None and not isinstance(name, str):
             raise APIError("model must be a string.", code="invalid_type", param="model")
         check_model(name, state.slot.served_model_name)

@@ -68,10 +68,10 @@ class TokenRoutes:
 
     async def tokenize(self, exchange: Exchange) -> None:
         """Respond with the token ids of a text or a conversation."""
-        llm, given = self._state.slot.llm, await exchange.read_object()
+        llm, fields = self._state.slot.llm, await exchange.read_object()
         tokenizer = self._tokenizer()
-        kind = TokenizeChat if "messages" in given else TokenizeText
-        request, ignored = read_fields(given, kind, strict=self._state.settings.strict_params)
+        kind = TokenizeChat if "messages" in fields else TokenizeText
+        request, ignored = read_fields(fields, kind, strict=self._state.settings.strict_params)
         note_ignored(exchange, ignored)
         check_model(request.model, self._state.slot.served_model_name)
         if isinstance(request, TokenizeChat):
@@ -94,10 +94,10 @@ class TokenRoutes:
 
     async def detokenize(self, exchange: Exchange) -> None:
         """Respond with the text of token ids."""
-        given = await exchange.read_object()
+        fields = await exchange.read_object()
         tokenizer = self._tokenizer()
         strict = self._state.settings.strict_params
-        request, ignored = read_fields(given, Detokenize, strict=strict)
+        request, ignored = read_fields(fields, Detokenize, strict=strict)
         note_ignored(exchange, ignored)
         check_model(request.model, self._state.slot.served_model_name)
         highest = max(request.tokens, default=0)

@@ -73,8 +73,10 @@ class Application:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, self._bodies, self._settings)
-        given = exchange.headers.get("x-request-id", "")
-        exchange.request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        request_id = exchange.headers.get("x-request-id", "")
+        exchange.request_id = (
+            request_id if _REQUEST_ID.fullmatch(request_id) else f"req-{uuid.uuid4().hex}"
+        )
         self._exchanges.add(exchange)
         try:
             with self._probe.watch():

@@ -106,10 +106,10 @@ class Exchange:
         body = await self.read_body()
         if may_be_empty and not body:
             return {}
-        given = read_json_object(self.headers, body, self._settings)
+        fields = read_json_object(self.headers, body, self._settings)
         if len(body) > LARGE_BYTES:
             await asyncio.sleep(0)  # other requests continue before this one is checked
-        return given
+        return fields
 
     async def respond(
         self, content: object, *, status: int = 200, headers: Iterable[Header] = ()

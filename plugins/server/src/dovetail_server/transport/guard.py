@@ -93,8 +93,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_allowed(headers: Mapping[str, str], names: Collection[str]) -> bool:
-    given = headers.get("host", "")
-    name = given.rpartition(":")[0] if given.rpartition(":")[2].isdigit() else given
+    host = headers.get("host", "")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     name = name.strip("[]").lower()
     if name in names:
         return True

@@ -31,24 +31,24 @@ class KeyRing:
 
         Compares the key with every key of the ring, so that the time does not depend on the key.
         """
-        scheme, _, given = headers.get("authorization", "").partition(" ")
+        scheme, _, key = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            given = headers.get("x-api-key", "")
-        asked = _digest(given.strip())
-        found = ""
+            key = headers.get("x-api-key", "")
+        request_digest = _digest(key.strip())
+        key_name = ""
         for digest in self._digests:
-            if hmac.compare_digest(digest, asked):
-                found = f"key-{digest.hex()[:16]}"
-        return found
+            if hmac.compare_digest(digest, request_digest):
+                key_name = f"key-{digest.hex()[:16]}"
+        return key_name
 
 
 def client_keys(settings: ServerSettings) -> KeyRing:
     """Return the keys of clients. Raise ConfigError for an unusable key or file."""
     file = settings.api_key_file
-    found = parse_keys(read_text_file("--api-key-file", file, max_bytes=MIB)) if file else []
-    if file and not found:
+    keys = parse_keys(read_text_file("--api-key-file", file, max_bytes=MIB)) if file else []
+    if file and not keys:
         raise ConfigError(f"--api-key-file {file} contains no key; write one key in each line.")
-    return KeyRing([*settings.api_keys, *found])
+    return KeyRing([*settings.api_keys, *keys])
 
 
 def admin_keys(settings: ServerSettings) -> KeyRing:

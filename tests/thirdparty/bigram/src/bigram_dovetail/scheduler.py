@@ -173,14 +173,14 @@ class RoundRobinScheduler(SchedulerInterface):
         stopped = token in request.stop_token_ids
         if stopped and request.num_output_tokens >= params.min_tokens:
             self._end(request, RequestStatus.FINISHED_STOPPED)
-            asked = token if token in (params.stop_token_ids or ()) else None
+            requested = token if token in (params.stop_token_ids or ()) else None
         elif request.num_tokens >= request.max_total_tokens:
             self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
-            asked = None
+            requested = None
         else:
             return ()
         reason = FINISH_REASONS[request.status]
-        return (Finished(request_id=request.request_id, reason=reason, stop_reason=asked),)
+        return (Finished(request_id=request.request_id, reason=reason, stop_reason=requested),)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         del self._requests[request.request_id]
