@@ -129,7 +129,9 @@ def test_wrong_routers_and_clusters_raise_errors(tmp_path):
         "    def choose(self, request, replicas): return len(replicas)\n"
         "class Other: pass\n"
     )
-    with pytest.raises(UserError, match=r"router='round_robn' is unknown. Did you mean 'round_ro"):
+    with pytest.raises(
+        UserError, match=r"router='round_robn' is unknown; use round_robin.* Did you mean 'round_ro"
+    ):
         load_router("round_robn")
     with pytest.raises(UserError, match="--trust-local-code"):
         load_router(f"{file}:Mine")

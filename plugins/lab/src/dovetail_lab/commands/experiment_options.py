@@ -56,6 +56,15 @@ class ExperimentOptions:
     step_times: Annotated[
         str, _option(EXPERIMENT_GROUP, "Step-time model of the simulator: a name or a file.")
     ] = ""
+    replicas: Annotated[
+        int, _option(EXPERIMENT_GROUP, "Engines behind a router, in the simulator (1).")
+    ] = 0
+    router: Annotated[
+        str, _option(EXPERIMENT_GROUP, "round_robin, least_load, session, prefix or a class.")
+    ] = ""
+    prefill_replicas: Annotated[
+        int, _option(EXPERIMENT_GROUP, "Replicas that only run prefill; the others decode (0).")
+    ] = 0
     model: Annotated[str, _option(EXPERIMENT_GROUP, "Model of the real engine (demo).")] = ""
     time_limit: Annotated[float, _option(EXPERIMENT_GROUP, "Seconds per run (600).")] = 0.0
 
@@ -65,7 +74,15 @@ class ExperimentOptions:
         told["workload"] = self._workload(dict(told.get("workload") or {}))
         setup = {
             **dict(told.get("setup") or {}),
-            **_set({"step_times": self.step_times, "model": self.model}),
+            **_set(
+                {
+                    "step_times": self.step_times,
+                    "model": self.model,
+                    "replicas": self.replicas,
+                    "router": self.router,
+                    "prefill_replicas": self.prefill_replicas,
+                }
+            ),
         }
         if setup:
             told["setup"] = setup

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from dovetail.cli.plugins_table import print_line, print_table
 from dovetail.errors import UserError
 from dovetail_lab.commands.experiment_options import DEFAULT_OPTIONS, RUN_GROUP, ExperimentOptions
-from dovetail_lab.experiments.engines import load_step_times
+from dovetail_lab.experiments.engines import run_workload
 from dovetail_lab.experiments.job import built_workload, burst_capacity
 from dovetail_lab.experiments.metric_table import METRICS
 from dovetail_lab.experiments.run_key import CAPACITY_LOAD, RunKey
@@ -19,7 +19,6 @@ from dovetail_lab.experiments.spec import ExperimentSpec, make_spec
 from dovetail_lab.reports.perfetto import write_trace
 from dovetail_lab.reports.tables import number_text
 from dovetail_lab.simulation.results import RunResult
-from dovetail_lab.simulation.simulate import simulate
 
 _POLICY_HELP = "The policy: a name, or ./file.py:Class."
 _SEED_HELP = "Seed of the workload, from 0; the number of seeds comes from --seeds."
@@ -49,6 +48,8 @@ def run_once(
         raise UserError(f"--engine {experiment.engine}: this command only simulates.")
     fields = experiment.apply({"loads": (0.9,), "policies": (policy,)})
     spec = make_spec(fields)
+    if decision_log is not None and spec.setup.replicas > 1:
+        raise UserError("--decision-log records one engine; it cannot be used with replicas.")
     if not 0 <= seed < spec.seeds:
         raise UserError(f"--seed {seed} must be between 0 and {spec.seeds - 1}.")
     capacity = burst_capacity(
@@ -86,11 +87,11 @@ def _key(spec: ExperimentSpec, load: float, rate: float, seed: int) -> RunKey:
 def _simulate(
     spec: ExperimentSpec, key: RunKey, trust_local_code: bool, decision_log: Path | None = None
 ) -> RunResult:
-    setup = spec.setup.setup(spec.policies[0], key.seed, trust_local_code=trust_local_code)
-    return simulate(
+    return run_workload(
+        spec,
+        key,
         built_workload(spec, key).workload,
-        setup,
-        load_step_times(spec.setup.step_times),
+        trust_local_code=trust_local_code,
         decision_log=decision_log,
     )
 

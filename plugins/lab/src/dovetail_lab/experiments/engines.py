@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 from functools import lru_cache
+from pathlib import Path
 
 from dovetail.errors import UserError
 from dovetail_lab.experiments.linear_step_times import NAME, make_linear
+from dovetail_lab.experiments.replica_runs import run_replicas
 from dovetail_lab.experiments.run_key import RunKey
 from dovetail_lab.experiments.spec import ExperimentSpec
 from dovetail_lab.simulation.results import RunResult
@@ -15,13 +17,20 @@ from dovetail_lab.workloads.workload import Workload
 
 
 def run_workload(
-    spec: ExperimentSpec, key: RunKey, workload: Workload, *, trust_local_code: bool
+    spec: ExperimentSpec,
+    key: RunKey,
+    workload: Workload,
+    *,
+    trust_local_code: bool,
+    decision_log: Path | None = None,
 ) -> RunResult:
     """Return the result of a run with the columns of its steps.
 
-    An error of the policy, raised or returned as `RunResult.error`, fails the run.
+    decision_log: a new file for the decision log of one simulated engine. An error of the policy,
+    raised or returned as `RunResult.error`, fails the run.
     """
-    setup = spec.setup.setup(spec.policy(key.policy), key.seed, trust_local_code=trust_local_code)
+    policy = spec.policy(key.policy)
+    setup = spec.setup.setup(policy, key.seed, trust_local_code=trust_local_code)
     # Imported here, because each needs packages that the other one does not need.
     if key.engine == "real":
         from dovetail_lab.engine_runs import run_real
@@ -30,7 +39,11 @@ def run_workload(
         return real
     from dovetail_lab.simulation.simulate import simulate
 
-    return simulate(workload, setup, load_step_times(spec.setup.step_times))
+    step_times = load_step_times(spec.setup.step_times)
+    if spec.setup.replicas > 1:
+        router = policy.router or spec.setup.router
+        return run_replicas(spec.setup, workload, setup, step_times, router)
+    return simulate(workload, setup, step_times, decision_log=decision_log)
 
 
 @lru_cache

@@ -60,10 +60,23 @@ def policy_version(reference: str, *, trust_local_code: bool) -> str:
         scheduler, policy = choose_scheduler(registry, reference)
     except Exception:  # a class from a file may raise anything
         return ""
-    module = (policy or scheduler).__module__
+    return _source_hash(reference, (policy or scheduler).__module__)
+
+
+def router_version(reference: str) -> str:
+    """Return the SHA-256 of the sources of a router that is a class; "" for a known name."""
+    module = reference.rpartition(":")[0]
+    try:
+        return _source_hash(reference, module) if module else ""
+    except (ImportError, ValueError):  # its runs fail with the reason
+        return ""
+
+
+def _source_hash(reference: str, module: str) -> str:
+    """Return the SHA-256 of the file that a reference names, or of the package of a module."""
     file = Path(reference.rpartition(":")[0])
-    if file.suffix == ".py" and file.is_file():
-        return _hash_files([file])
+    if file.suffix == ".py":
+        return _hash_files([file]) if file.is_file() else ""
     spec = importlib.util.find_spec(module.partition(".")[0])
     if spec is None:
         return ""
@@ -79,6 +92,7 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
     fingerprint: of the workload. Names and the other runs of the experiment do not matter.
     """
     policy = spec.policy(key.policy)
+    router = policy.router or spec.setup.router
     told = {
         "policy": policy.policy,
         "options": policy.options,
@@ -86,6 +100,7 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
         "code_version": code_version(),
         "engine": key.engine,
         "setup": spec.setup.model_dump(),
+        "router": [router, router_version(router)],
         "step_times": _file_digest(spec.setup.step_times),
         "workload": fingerprint,
         "seed": key.seed,

@@ -20,6 +20,8 @@ from dovetail_lab.workloads.spec import WorkloadSpec
 
 Share = Annotated[float, Field(ge=0, lt=0.5)]
 Load = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+MAX_REPLICAS = 1024
 _MAX_FILE_BYTES = 2**20
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     ".json": json.loads,
@@ -37,11 +39,13 @@ class PolicySpec(_Model):
     """A policy of the experiment.
 
     policy: its reference: a name, "pkg.mod:Class" or "./file.py:Class". options: its options.
-    label: its name in reports; "" for the name of the policy or class.
+    router: the router of its replicas; "" for that of the setup. label: its name in reports; "" for
+    the name of the policy or class.
     """
 
     policy: str
     options: dict[str, Any] = {}
+    router: str = ""
     label: str = ""
 
     @property
@@ -55,6 +59,9 @@ class EngineSpec(_Model):
 
     step_times: the step-time model of the simulator, see `load_step_times`. model: the model of the
     real engine. num_blocks, block_size: the KV cache. depth: steps in flight.
+    replicas: number of engines behind `router`, in the simulator. prefill_replicas: if not 0, this
+    number of the replicas only runs prefill and the others only decode; transfer_latency_ms and
+    transfer_us_per_token: time to move a request's KV blocks between them.
     """
 
     step_times: str = "linear"
@@ -68,6 +75,11 @@ class EngineSpec(_Model):
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
+    router: str = "least_load"
+    prefill_replicas: Annotated[int, Field(ge=0)] = 0
+    transfer_latency_ms: Milliseconds = 1.0
+    transfer_us_per_token: Milliseconds = 2.6
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -82,6 +94,13 @@ class EngineSpec(_Model):
                 f"the KV cache holds {room} tokens; max_model_len={self.max_model_len} needs "
                 f"num_blocks of at least {-(-self.max_model_len // self.block_size) + 1}"
             )
+        if self.prefill_replicas >= self.replicas:
+            raise ValueError(
+                f"prefill_replicas={self.prefill_replicas} must be less than "
+                f"replicas={self.replicas}"
+            )
+        if self.prefill_replicas and not self.enable_prefix_caching:
+            raise ValueError("prefill_replicas needs enable_prefix_caching=true")
         return self
 
     def setup(self, policy: PolicySpec, seed: int, *, trust_local_code: bool) -> EngineSetup:
@@ -143,6 +162,8 @@ class ExperimentSpec(_Model):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two policies are named {twice[0]!r}; give them labels")
+        if self.setup.replicas > 1 and self.engine != "sim":
+            raise ValueError(f"engine={self.engine!r} runs one engine; replicas are simulated")
         if len(set(self.loads)) != len(self.loads):
             raise ValueError("the loads are not unique")
         return self

@@ -171,7 +171,10 @@ def load_router(reference: str, *, trust_local_code: bool = False) -> Router:
         return ROUTERS[reference]()
     location, _, name = reference.rpartition(":")
     if not location:
-        raise UserError(f"router={reference!r} is unknown.{nearest(reference, ROUTERS)}")
+        known = ", ".join(ROUTERS)
+        raise UserError(
+            f"router={reference!r} is unknown; use {known} or a class.{nearest(reference, ROUTERS)}"
+        )
     origin = Origin(asked=reference)
     if location.endswith(".py"):
         if not trust_local_code:
