@@ -1,3 +1,4 @@
+import weakref
 from array import array
 
 import pytest
@@ -167,3 +168,26 @@ def test_positions_near_the_32_bit_limit_are_counted_correctly(decode_batch):
         starts = step(decode_batch)[1].starts
         assert starts[7] == 2**31 - 9 + number and starts[8] == 9 + number
         assert starts[299] == 300 + number and starts[0] == 1 + number
+
+
+def test_a_request_that_has_left_the_batch_is_not_referenced_until_its_last_step(decode_batch):
+    ended, staying = decoding(0, max_tokens=900), decoding(1, max_tokens=900)
+    join(decode_batch, ended, staying)
+    step(decode_batch)
+    decode_batch.release(ended)
+    decode_batch.check_integrity()
+    step(decode_batch)  # the record of the step before is dropped
+    reference = weakref.ref(ended.sampling_params)
+    del ended
+    assert reference() is None
+
+
+def test_skipped_steps_end_at_the_next_full_block(decode_batch):
+    join(decode_batch, decoding(0, computed=5, max_tokens=90), decoding(1, computed=7))
+    assert decode_batch.num_steps_to_full_members == 1  # position 8 of the second request
+    decode_batch.take_full_members()
+    decode_batch.skip_steps(1)
+    assert decode_batch.num_steps_to_full_members == 2  # position 8 of the first request
+    decode_batch.end_skipped(1)
+    assert list(decode_batch.starts) == [6, 8]
+    decode_batch.check_integrity()

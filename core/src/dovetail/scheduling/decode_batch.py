@@ -86,7 +86,7 @@ class DecodeBatch:
         self._stops: Counter[frozenset[int]] = Counter()
         self._stop_ids: frozenset[int] | None = frozenset()
         self._by_phase: defaultdict[int, dict[Request, None]] = defaultdict(dict)
-        self._by_last_step: defaultdict[int, list[Request]] = defaultdict(list)
+        self._by_last_step: defaultdict[int, dict[Request, None]] = defaultdict(dict)
         self._capped: list[Request] = []
 
     def __len__(self) -> int:
@@ -157,12 +157,7 @@ class DecodeBatch:
         batch after that step.
         """
         step = self._step_counter.num_steps
-        for request in self._by_last_step.pop(step, ()):
-            if (
-                request.event_step == step and request in self
-            ):  # otherwise the request has left the batch
-                request.event_step = -1  # a request may be in the list twice
-                self._capped.append(request)
+        self._capped += self._by_last_step.pop(step, ())
         return sorted(self._by_phase.get(step % self._block_size, ()), key=ADMISSION)
 
     def take_step(self) -> DecodeStepRecord:
@@ -245,6 +240,9 @@ class DecodeBatch:
             )
             assert member.event_step >= self._step_counter.num_steps
         assert sum(map(len, self._by_phase.values())) == len(members)
+        assert sum(map(len, self._by_last_step.values())) == len(members), (
+            "the decode batch keeps requests that have left it"
+        )
 
     def _insert(self, request: Request) -> None:
         """Insert a member. The lists must not be shared with the record of a step."""
@@ -261,12 +259,16 @@ class DecodeBatch:
         self._by_phase[self._phase(request.num_computed_tokens)][request] = None
         num_left = request.max_total_tokens - 1 - request.num_tokens_with_pending
         request.event_step = self._step_counter.num_steps + num_left
-        self._by_last_step[request.event_step].append(request)
+        self._by_last_step[request.event_step][request] = None
 
     def _remove(self, request: Request) -> None:
         self._copy_shared_columns()
         index = bisect_left(self._order, request.admission)
         del self._by_phase[self._phase(self._starts[index])][request]
+        if ending := self._by_last_step.get(request.event_step):
+            ending.pop(request, None)
+            if not ending:
+                del self._by_last_step[request.event_step]
         for column in (self._members, self._order, self._ids, self._tokens):
             del column[index]
         del self._rows[index], self._starts[index]
