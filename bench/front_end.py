@@ -1,7 +1,7 @@
 """Measure the front-end CPU time per token: text, outputs, log-probabilities and whole streams.
 
 Method. Part one passes the columns of synthetic steps, one new token for each of N requests, to
-`OutputProcessor.process`, which creates the outputs; tokens are drawn from real text with the demo
+`OutputProcessor.process`, which creates the outputs; tokens are taken from real text with the demo
 model's tokenizer (byte-level BPE, 2,048 entries). After 16 warm-up steps, 100 steps are measured in
 CPU time of the thread; the figure is the median step divided by N. FINAL_ONLY includes the step
 that ends all requests, divided among its tokens. The cost of adding a request is the median of 200
@@ -59,7 +59,10 @@ TARGETS_US = {
 
 
 class Rig:
-    """The processors of a front end without an engine. token_ids: tokens of a text to draw from."""
+    """The processors of a front end without an engine.
+
+    token_ids: tokens of a text to sample from.
+    """
 
     def __init__(self) -> None:
         self.tokenizer = HuggingFaceTokenizer.from_directory(DEMO)

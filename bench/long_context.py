@@ -1,4 +1,4 @@
-"""Measure decode steps of one request at long contexts, beside llama.cpp.
+"""Measure decode steps of one request at long contexts, compared with llama.cpp.
 
 Run `python bench/long_context.py --peer-python PY` with the interpreter of an environment that has
 llama-cpp-python, gguf and numpy (peers/README.md). Without it, only Dovetail is measured.

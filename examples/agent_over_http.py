@@ -47,7 +47,7 @@ def server() -> Iterator[str]:
 
 
 def answer(client: OpenAI, question: str) -> None:
-    """Answer a question. Call the functions that the model asks for."""
+    """Answer a question. Call the functions that the model requests."""
     messages = [{"role": "user", "content": question}]
     for _ in range(4):  # at most three rounds of calls
         kwargs = {"model": "demo", "messages": messages, "tools": TOOLS, "temperature": 0}

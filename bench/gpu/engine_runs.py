@@ -1,6 +1,6 @@
 """Runs engines with a worker that records logits, in the form that the margin rule needs.
 
-Legend: T tokens of a sequence, V vocabulary.
+Dimensions: T tokens of a sequence, V vocabulary.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _prompts(send: SendCase, case: Case) -> dict[str, float]:
     return {"value": sum(case.prompt_lens) / send(case)}
 
 
-def _beside_a_hog(send: SendCase, case: Case) -> dict[str, float]:
+def _with_a_busy_core(send: SendCase, case: Case) -> dict[str, float]:
     """Return output tokens per second, without and with a process that keeps one core busy."""
     alone = _outputs(send, case)["value"]
     with busy_core():
@@ -114,5 +114,5 @@ MEASURES = {
     "conc16": Measure(title="16 at once, output tok/s", run=_outputs, bound=_output_bound),
     "varied64": Measure(title="64 mixed, output tok/s", run=_outputs, bound=_output_bound),
     "prefill1024": Measure(title="prefill 1,024, tok/s", run=_prompts, bound=_prompt_bound),
-    "hog": Measure(title="4 at once beside a busy core, output tok/s", run=_beside_a_hog),
+    "hog": Measure(title="4 at once with a busy core, output tok/s", run=_with_a_busy_core),
 }

@@ -164,7 +164,7 @@ def _hog_table(result: Row, weights: str) -> str:
     titles = [
         "4 requests at once, 32 tokens in, 32 out, tok/s",
         "alone",
-        "beside a busy core",
+        "with a busy core",
         "ratio",
     ]
     return _table(titles, rows)

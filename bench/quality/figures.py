@@ -2,7 +2,7 @@
 
 Needs only numpy, because peers have separate Python environments. The logits of a reference are in
 memory-mapped files. Some rows are processed at a time, so memory does not grow with the text.
-Legend: P positions, V vocabulary.
+Dimensions: P positions, V vocabulary.
 """
 
 from __future__ import annotations

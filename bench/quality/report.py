@@ -121,7 +121,7 @@ def _model(result: Mapping[str, Any]) -> str:
 def _draw(
     result: Mapping[str, Any], indexes: Mapping[str, float], labels: tuple[str, str], path: Path
 ) -> None:
-    """Draw the mean KL divergence of each format with a place on the horizontal axis.
+    """Draw the mean KL divergence of each format with a position on the horizontal axis.
 
     Names are in a column at the right, because points of different engines are close together.
     """

@@ -95,7 +95,7 @@ def test_reusing_an_uncached_block_is_not_counted_as_an_eviction():
     assert pool.num_evictions == 0
 
 
-def test_a_reset_is_refused_until_no_block_is_in_use():
+def test_a_reset_is_rejected_until_no_block_is_in_use():
     pool = BlockPool(4)
     used, free = pool.allocate(2)
     pool.commit(used, key(1))

@@ -110,7 +110,7 @@ def test_an_instance_cannot_be_loaded_as_a_plugin(site):
         load(site, instance, "*:*@acme")
 
 
-def test_a_file_with_a_denied_class_is_refused(site, tmp_path):
+def test_a_file_with_a_denied_class_is_rejected(site, tmp_path):
     (tmp_path / "own.py").write_text("from rival import FastPolicy, FastPolicyOfMine as Own\n")
     inside = site.path / "acme" / "parts.py"
     for reference in (f"{tmp_path}/own.py:FastPolicy", f"{inside}:FastPolicy"):

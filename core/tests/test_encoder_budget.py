@@ -108,7 +108,7 @@ def test_cached_encoder_outputs_that_a_step_needs_are_not_freed_in_that_step(bud
 
 
 @pytest.mark.parametrize(("sizes", "chunks"), [([7], True), ([4, 4], False)])
-def test_requests_with_encoder_inputs_that_can_never_be_encoded_are_refused(sizes, chunks):
+def test_requests_with_encoder_inputs_that_can_never_be_encoded_are_rejected(sizes, chunks):
     indexes, position = [], 0
     for size in sizes:
         indexes.append((position, size, str(position)))

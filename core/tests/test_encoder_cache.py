@@ -86,7 +86,7 @@ def test_allocating_or_freeing_an_encoder_input_twice_has_no_effect():
     cache.check_integrity([])
 
 
-def test_a_reset_is_refused_while_outputs_are_in_use_and_reports_freed_outputs():
+def test_a_reset_is_rejected_while_outputs_are_in_use_and_reports_freed_outputs():
     cache = EncoderCacheManager(CAPACITY)
     first = request("one", (b"a", 3), (b"b", 3))
     cache.allocate(first, 0)

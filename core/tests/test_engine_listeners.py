@@ -268,7 +268,7 @@ def test_prompts_and_outputs_are_processed_by_the_io_processor(make):
         assert long == (texts[2], None)  # this prompt is rejected; the others are served
         with pytest.raises(RequestError, match="prompt 2"):
             llm.process(texts, GREEDY, on_error="raise")
-        with pytest.raises(RequestError, match="must be a list of texts"):
+        with pytest.raises(RequestError, match="must be a list of strings"):
             llm.process(3)
         assert llm.process([]) == []
     with make() as llm, pytest.raises(ConfigError, match="io_processor="):

@@ -366,7 +366,7 @@ def test_no_platform_is_selected_if_a_probe_fails(world):
     assert states(explanation) == {"good": ABLE, "odd": FAILED}
 
 
-def test_explain_reports_an_ambiguous_plugin_name_as_refused(world):
+def test_explain_reports_an_ambiguous_plugin_name_as_rejected(world):
     for owner in ("acme", "bolt"):
         world.install(owner, [("policy", "twin", "GoodPolicy"), ("ops", "twin", "GoodOps")])
     for kind in ("policy", "ops"):

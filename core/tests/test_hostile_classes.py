@@ -257,7 +257,7 @@ def test_platform_declarations_of_wrong_types_are_rejected(field, value):
         check_info(cls)
 
 
-def test_a_plugin_name_with_unprintable_characters_is_refused():
+def test_a_plugin_name_with_unprintable_characters_is_rejected():
     fake = load_fake("platform")
     cls = type("Odd", (fake,), {"info": replace(fake.info, name="x\n\x1b[31m")})
     with pytest.raises(ContractError, match=r"info\.name"):

@@ -159,7 +159,7 @@ def test_prefix_cache_hits_and_queries_are_not_counted_again_after_a_preemption(
     assert (cache.prefix_queries, cache.prefix_hits) == (18, 8)
 
 
-def test_a_prefix_cache_reset_is_refused_while_blocks_are_in_use():
+def test_a_prefix_cache_reset_is_rejected_while_blocks_are_in_use():
     cache, first = manager(), request(range(5))
     served(cache, range(8))
     cache.admit(first, NOTHING, 5)

@@ -45,7 +45,7 @@ def evil(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("path", [0, 1])
-def test_a_config_that_names_code_is_refused_and_imports_nothing(evil, tmp_path, name, path):
+def test_a_config_that_names_code_is_rejected_and_imports_nothing(evil, tmp_path, name, path):
     names = ["LlamaForCausalLM", name.format(folder=tmp_path)][1 - path :]
     write_fake_config(tmp_path, architectures=names)
     with pytest.raises(ModelError) as caught:

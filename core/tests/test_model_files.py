@@ -84,7 +84,7 @@ def test_symbolic_links_to_regular_files_are_followed(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
-def test_an_unreadable_file_is_refused(tmp_path):
+def test_an_unreadable_file_is_rejected(tmp_path):
     (tmp_path / "config.json").touch(mode=0)
     assert "Permission denied" in refusal(read_json_object, tmp_path / "config.json")
 
@@ -102,7 +102,7 @@ def test_the_error_for_a_file_above_the_size_limit_states_the_limit(tmp_path):
 
 
 @pytest.mark.parametrize("change", [b"", b'{"a": 12}'])
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, change):
+def test_a_file_that_changes_while_it_is_read_is_rejected(tmp_path, monkeypatch, change):
     path, read = tmp_path / "config.json", os.read
     path.write_bytes(OBJECT)
 

@@ -95,7 +95,7 @@ def test_plugins_of_other_contract_versions_are_rejected(version: object, messag
     assert message in problem
 
 
-def test_a_class_of_another_kind_is_refused() -> None:
+def test_a_class_of_another_kind_is_rejected() -> None:
     class Wrong(Policy):
         pass
 

@@ -204,7 +204,7 @@ def test_an_invalid_options_model_is_an_error_of_the_plugin(plugin_site, model, 
     assert message in refusal(plugin_site.registry(), error=error)
 
 
-def test_options_of_an_installed_plugin_that_is_not_selected_are_refused(plugin_site):
+def test_options_of_an_installed_plugin_that_is_not_selected_are_rejected(plugin_site):
     parts = "from dovetail_devkit.fakes.ops import FakeOps\nclass Alpha(FakeOps): pass\n"
     entries = {"ops": {"alpha": ".parts:Alpha", "beta": ".parts:Alpha"}}
     plugin_site.add("dovetail-a", entries, parts=parts)

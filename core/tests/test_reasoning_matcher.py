@@ -78,7 +78,7 @@ def test_rollback_restores_every_earlier_state():
 
 
 def check_rollback(first, tokens, rng):
-    """Accept tokens, and undo some of them at random places."""
+    """Accept tokens, and undo some of them at random positions."""
     masks = []
     while len(masks) < len(tokens):
         masks.append(allowed(first))
@@ -102,7 +102,7 @@ def check_rollback(first, tokens, rng):
         ({"end": "x", "budget": "5"}, "reasoning.budget"),
     ],
 )
-def test_a_wrong_reasoning_parameter_is_refused_by_name(fields, name):
+def test_a_wrong_reasoning_parameter_is_rejected_by_name(fields, name):
     with pytest.raises(RequestError) as refusal:
         ReasoningParams(**fields)
     assert refusal.value.parameter == name

@@ -84,7 +84,7 @@ class Windowed(Plain):
 class Unbuilt(Windowed):
     name = "unbuilt"
     @classmethod
-    def refusals(cls, ask):
+    def rejections(cls, ask):
         return ["its library is not installed"]
 
 class Mine(Policy):
@@ -163,7 +163,7 @@ def test_if_no_platform_is_usable_every_reason_is_reported(make):
         choose_platform(PluginRegistry(distributions=[]), "auto")
 
 
-def test_an_explicit_platform_that_cannot_be_used_is_refused(make):
+def test_an_explicit_platform_that_cannot_be_used_is_rejected(make):
     registry = make(dovetail_a=section("platform", box="Box", absent="Absent"))
     with pytest.raises(PluginError, match=r"'absent' was requested.*no such chip; no driver"):
         choose_platform(registry, "absent")

@@ -97,7 +97,7 @@ def begins(tag: dict[str, Any]) -> list[str]:
         (TOOLS, {"type": "function", "function": {"name": "sub"}}, "tool_choice"),
     ],
 )
-def test_an_invalid_tool_or_choice_is_refused_by_name(tools: Any, choice: Any, field: str) -> None:
+def test_an_invalid_tool_or_choice_is_rejected_by_name(tools: Any, choice: Any, field: str) -> None:
     with pytest.raises(RequestError) as error:
         read_tools(tools, choice)
     assert error.value.parameter == field
@@ -190,7 +190,7 @@ def test_a_required_call_excludes_the_format_of_the_content() -> None:
         ),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused_by_name(kwargs: dict[str, Any], field: str) -> None:
+def test_what_the_engine_cannot_do_is_rejected_by_name(kwargs: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError) as error:
         constrained(**kwargs)
     assert error.value.parameter == field
@@ -312,7 +312,7 @@ def test_an_empty_list_of_calls_is_left_out() -> None:
         ([assistant(call([1]))], "messages[0].tool_calls[0].function.arguments"),
     ],
 )
-def test_an_invalid_history_is_refused_by_name(messages: list[Any], field: str) -> None:
+def test_an_invalid_history_is_rejected_by_name(messages: list[Any], field: str) -> None:
     with pytest.raises(RequestError) as error:
         prepare_history(messages)
     assert error.value.parameter == field

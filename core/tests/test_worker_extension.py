@@ -95,7 +95,7 @@ def test_two_extended_classes_of_one_worker_are_independent(model):
     assert worker.COUNTED == "calls"
 
 
-def test_an_unknown_extension_is_refused(start):
+def test_an_unknown_extension_is_rejected(start):
     with pytest.raises(PluginNotFoundError, match="nobody"):
         start("nobody")
 

@@ -2,7 +2,7 @@
 
 auditwheel reads which versions of the C and C++ libraries the kernels need, and renames the wheel
 after the oldest platform that provides them. Then pip also installs the wheel on machines without
-a compiler, and refuses it where it would not load.
+a compiler, and rejects it where it would not load.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Build the native library of dovetail-cpu-kernels with only a C++ compiler.
 
 Every `src/native/*_level.cpp` is compiled once per instruction set level, every other source once,
-two at a time, and linked into one `_native.so` beside the package. A failed build does not fail the
-installation: `_build.json` beside the library contains the compiler's command, or the reason why
-the library is missing.
+two at a time, and linked into one `_native.so` next to the package. A failed build does not fail
+the installation: `_build.json` next to the library contains the compiler's command, or the reason
+why the library is missing.
 
     CXX=clang++ pip install ./platforms/cpu_kernels       another compiler
     python setup.py build_ext --inplace                   in place; compiles only changed sources

@@ -55,7 +55,7 @@ def test_every_module_belongs_to_a_versioned_contract(current):
     assert not unknown, f"snapshot.SHARED names unknown contracts: {unknown}"
 
 
-def test_a_change_without_a_new_version_is_refused(current):
+def test_a_change_without_a_new_version_is_rejected(current):
     changed = copy.deepcopy(current)
     worker = changed["modules"]["dovetail.interfaces.worker"]["WorkerBase"]
     worker["execute_model"] = "method(self, plan, extra)"

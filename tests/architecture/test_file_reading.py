@@ -1,4 +1,4 @@
-"""The files of a model directory are read in one module, which refuses irregular files."""
+"""The files of a model directory are read in one module, which rejects irregular files."""
 
 import ast
 

@@ -101,7 +101,7 @@ def test_every_value_of_a_resolved_configuration_is_set(tmp_path):
 
 
 @pytest.mark.parametrize("reference", ["platform", "executor_backend", "worker_cls"])
-def test_a_resolved_configuration_refuses_auto_as_a_plugin(tmp_path, reference):
+def test_a_resolved_configuration_rejects_auto_as_a_plugin(tmp_path, reference):
     (tmp_path / "config.json").write_text('{"architectures": ["A"], "vocab_size": 9}')
     config = resolve(EngineArgs(model=tmp_path).create_engine_config(), FakePlatform())
     with pytest.raises(ConfigError, match=f"{reference}='auto' is not resolved"):

@@ -101,7 +101,7 @@ def all_texts() -> Iterator[Text]:
 
 
 def draw_sample(texts: Iterable[Text], num: int, seed: int) -> list[Text]:
-    """Return `num` texts, drawn at random in equal parts from `SAMPLED_KINDS`."""
+    """Return `num` texts, sampled at random in equal parts from `SAMPLED_KINDS`."""
     by_kind: dict[str, list[Text]] = {kind: [] for kind in SAMPLED_KINDS}
     for text in texts:
         if text.kind in by_kind and text.path != STYLE_PAGE:

@@ -1,4 +1,4 @@
-"""`bench/long_context.py` with fake engines whose answers take a known time."""
+"""`bench/long_context.py` with fake engines whose responses take a known time."""
 
 import sys
 

@@ -182,7 +182,7 @@ def test_the_section_about_http_survives_when_the_page_is_written_again():
     assert http_section(page + section) == section
 
 
-def test_an_accuracy_file_without_figures_of_dovetail_is_refused(tmp_path):
+def test_an_accuracy_file_without_figures_of_dovetail_is_rejected(tmp_path):
     path = quality_file(tmp_path, ["int8", "llama.cpp Q4_0"])
     with pytest.raises(ValueError, match="has no figure of Dovetail for int4"):
         read_accuracy(path)

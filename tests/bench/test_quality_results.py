@@ -151,13 +151,13 @@ def test_results_of_an_earlier_run_are_kept_if_the_settings_are_equal(tmp_path):
     "content",
     [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"origin": {"settings": {}}, "rows": 3}'],
 )
-def test_a_damaged_file_of_results_is_refused_by_name(content, tmp_path):
+def test_a_damaged_file_of_results_is_rejected_by_name(content, tmp_path):
     (tmp_path / "quality.json").write_bytes(content)
     with pytest.raises(results.ResultsError, match=r"quality\.json is not a result of quality\.py"):
         results.earlier(tmp_path, SETTINGS)
 
 
-def test_a_row_with_a_missing_figure_is_refused_with_the_name_of_the_figure(tmp_path):
+def test_a_row_with_a_missing_figure_is_rejected_with_the_name_of_the_figure(tmp_path):
     damaged = row("bf16")
     del damaged["texts"]["prose"]["kl"]
     (tmp_path / "quality.json").write_text(json.dumps(result(damaged)))

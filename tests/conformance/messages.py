@@ -1,5 +1,5 @@
 """Checks the form of the conformance kit's messages: the violated rule as a sentence, then
-facts."""
+details."""
 
 from __future__ import annotations
 

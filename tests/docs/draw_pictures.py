@@ -33,7 +33,7 @@ STYLE = """
 
 
 class Picture:
-    """An SVG picture of `width` × `height` pixels, built from boxes, texts and arrows."""
+    """An SVG picture of `width` × `height` pixels, built from boxes, strings and arrows."""
 
     def __init__(self, width: int, height: int, title: str) -> None:
         self._width, self._height, self._title = width, height, title
@@ -42,7 +42,7 @@ class Picture:
     def box(
         self, at: tuple[int, int], size: tuple[int, int], texts: list[str], kind: str = "box"
     ) -> None:
-        """Draw a box. The first text is its title, the other texts are lines below the title."""
+        """Draw a box. The first text is its title, the other strings are lines below the title."""
         (x, y), (width, height) = at, size
         self._parts.append(
             f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="7"/>'
@@ -195,9 +195,9 @@ def draw_processes() -> Picture:
     p.note(
         320,
         "In one process (the default of LLM) the same objects run without ZMQ and without rings.",
-        "dovetail.processes starts every child and ends it when its parent dies.",
-        "A front end that dies takes only its own requests with it.",
-        "A worker that dies ends the engine, and the supervisor starts the next one.",
+        "dovetail.processes starts every child and ends it when its parent exits.",
+        "If a front end exits, only its own requests are aborted.",
+        "If a worker exits, the engine ends, and the supervisor starts another engine.",
     )
     return p
 

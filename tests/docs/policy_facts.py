@@ -1,4 +1,4 @@
-"""Facts on the pages about policies: number of lines, options, guarantees and killed mutants.
+"""Properties on the pages about policies: number of lines, options, guarantees and killed mutants.
 
 They are read from entry points, classes, and the tables of mutants in the tests of each member.
 `record_schedulers.py` writes them between two marks of each page.
@@ -61,7 +61,7 @@ class PolicyFacts:
 
 
 def read_facts() -> list[PolicyFacts]:
-    """Return the facts of every first-party policy, sorted by name."""
+    """Return the properties of every first-party policy, sorted by name."""
     info = []
     for member in sorted(ROOT.glob("schedulers/*/pyproject.toml")):
         points = tomllib.loads(member.read_text("utf-8"))["project"]["entry-points"]

@@ -1,4 +1,4 @@
-"""Write the facts of the policies into their pages: `python tests/docs/record_schedulers.py`."""
+"""Write the policies' properties into their pages: `python tests/docs/record_schedulers.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from docs.policy_facts import TABLE, read_facts, record, render_table
 
 
 def main() -> None:
-    """Write the table of policies and the facts of each page between their marks."""
+    """Write the table of policies and the properties of each page between their marks."""
     info = read_facts()
     TABLE.write_text(record(TABLE.read_text("utf-8"), "policies", render_table(info)), "utf-8")
     for properties in info:

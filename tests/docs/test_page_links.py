@@ -1,4 +1,4 @@
-"""Every link in a document has a target, and the facts of docs/cpu.md match the code."""
+"""Every link in a document has a target, and the figures of docs/cpu.md match the code."""
 
 from __future__ import annotations
 

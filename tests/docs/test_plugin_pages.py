@@ -98,7 +98,7 @@ def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
                 case.run()
             except NotHere as reason:
                 left_out.append(str(reason))
-    rejected = "the engine refuses requests that need it"
+    rejected = "the engine rejects requests that need it"
     missing = [
         f"the worker does not declare '{item}'; {rejected}"
         for item in SAMPLING_CAPABILITIES.values()

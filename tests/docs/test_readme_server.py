@@ -1,4 +1,4 @@
-"""The README shows what a server answers to curl and to the client of OpenAI."""
+"""The README shows what a server returns to curl and to the client of OpenAI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded facts about policies are current, and the tutorial's example runs."""
+"""The recorded properties of policies are current, and the tutorial's example runs."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ def make_tokenizer(folder: Path) -> int:
 
 
 def make_checkpoint(folder: Path, family: str = "Llama", seed: int = 3, **sizes: object) -> Path:
-    """Write a random model of `family`. Its weights are large, so that answers to different prompts
-    differ."""
+    """Write a random model of `family`.
+
+    Its weights are large, so that outputs for different prompts differ."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = make_tokenizer(folder)
     config_cls = getattr(transformers, f"{family}Config")
@@ -80,7 +81,7 @@ def make_checkpoint(folder: Path, family: str = "Llama", seed: int = 3, **sizes:
 
 
 def letters(tokenizer: object) -> list[int]:
-    """Return the ids of tokens that consist of letters, so that random answers are readable."""
+    """Return the ids of tokens that consist of letters, so that random outputs are readable."""
     texts = ((token, tokenizer.decode([token])) for token in range(tokenizer.vocab_size))
     expected = set(string.ascii_letters + " ")
     return [token for token, text in texts if text and set(text) <= expected]

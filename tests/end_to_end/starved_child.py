@@ -58,7 +58,7 @@ def limit(job: dict[str, Any]) -> None:
 
 
 def start(job: dict[str, Any]) -> None:
-    """Start an engine and generate an answer."""
+    """Start an engine and generate text."""
     with LLM(job["model"], **job["options"]) as llm:
         params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         llm.generate([[5, 6, 7]], params, use_tqdm=False)

@@ -61,7 +61,7 @@ def test_the_configuration_is_checked_for_the_assumed_device():
         ("cuda:sm_90", "platform", ConfigError, "assume names the platform"),
     ],
 )
-def test_wrong_assumed_devices_are_refused(assume, kind, error, message):
+def test_wrong_assumed_devices_are_rejected(assume, kind, error, message):
     with pytest.raises(error, match=message):
         explained(assume, kind)
 

@@ -36,7 +36,7 @@ def requests():
 
 
 async def deltas(llm, prompt, params):
-    """Return the joined texts, tokens and finish reasons of a request's completions, by index."""
+    """Return the joined text, tokens and finish reasons of a request's completions, by index."""
     by_name = {}
     kind = RequestOutputKind.DELTA
     async for output in llm.generate(prompt, params, output_kind=kind):

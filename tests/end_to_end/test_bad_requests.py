@@ -145,13 +145,13 @@ def check_engine(engine, expected, prompt, params, parameter):
 
 
 @named(BAD_PROMPTS)
-def test_invalid_prompts_are_refused(llm, engine, expected, bad):
+def test_invalid_prompts_are_rejected(llm, engine, expected, bad):
     check_llm(llm, expected, bad, greedy(), "prompt")
     check_engine(engine, expected, bad, greedy(), "prompt")
 
 
 @named(BAD_FOR_THIS_MODEL)
-def test_parameters_that_the_model_does_not_support_are_refused(llm, engine, expected, bad):
+def test_parameters_that_the_model_does_not_support_are_rejected(llm, engine, expected, bad):
     parameter, changes = bad
     check_llm(llm, expected, VICTIM, greedy(**changes), parameter)
     check_engine(engine, expected, VICTIM, greedy(**changes), parameter)
@@ -167,7 +167,7 @@ def test_invalid_parameters_cannot_be_created(bad):
 
 
 @named(BAD_PARAMS | BAD_IN_EVERY_ENGINE)
-def test_forged_parameters_are_refused_by_the_engine(engine, llm, expected, bad):
+def test_forged_parameters_are_rejected_by_the_engine(engine, llm, expected, bad):
     """A front end may create parameters without checks, or change them afterwards."""
     parameter, changes = bad
     params = greedy()
@@ -204,7 +204,7 @@ def test_forged_parameters_are_refused_by_the_engine(engine, llm, expected, bad)
         ("bad_words_token_ids", ((VOCAB,),), "bad_words"),
     ],
 )
-def test_forged_requests_are_refused_by_the_core(engine, expected, field, value, parameter):
+def test_forged_requests_are_rejected_by_the_core(engine, expected, field, value, parameter):
     good = EngineCoreRequest(
         request_id="bad", prompt_token_ids=(5, 6), sampling_params=greedy(), max_tokens=4
     )
@@ -219,7 +219,7 @@ def test_forged_requests_are_refused_by_the_core(engine, expected, field, value,
     assert outputs[-1].outputs[0].token_ids == expected
 
 
-def test_text_parameters_are_refused_without_a_tokenizer(model_dir, options):
+def test_text_parameters_are_rejected_without_a_tokenizer(model_dir, options):
     with LLM(model_dir, skip_tokenizer_init=True, **options) as bare:
         alone = bare.generate([[5, 6, 7]], greedy())[0].outputs[0].token_ids
         requests = {

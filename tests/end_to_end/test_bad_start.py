@@ -89,7 +89,7 @@ def test_the_error_for_a_missing_module_names_it(model_dir, options, field):
 
 
 @pytest.mark.parametrize("field", PLACES)
-def test_a_plugin_class_of_another_kind_is_refused(model_dir, options, field):
+def test_a_plugin_class_of_another_kind_is_rejected(model_dir, options, field):
     message = refuse(ContractError, model_dir, options, **{field: "collections:OrderedDict"})
     assert "OrderedDict" in message and "contract" in message
 

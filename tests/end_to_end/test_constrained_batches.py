@@ -75,7 +75,7 @@ class Counts:
 def compact(text):
     """Return JSON, or its beginning, without white space between values.
 
-    The two plugins permit it in different places.
+    The two plugins permit it at different positions.
     """
     strings = regex.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)|\s+', regex.DOTALL)
     return strings.sub(lambda actual: "" if actual[0].isspace() else actual[0], text)

@@ -1,4 +1,4 @@
-"""An engine process gives the same answers, probabilities and errors as an in-process engine."""
+"""An engine process gives the same outputs, probabilities and errors as an in-process engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo model gives the same answers under every installed scheduling policy.
+"""The demo model gives the same outputs under every installed scheduling policy.
 
 With two seats, small steps and a small cache, requests finish in a different order under each
 policy, and some policies preempt.
@@ -49,7 +49,7 @@ class Preemptions(StatLogger):
 
 
 def generate(scheduler_cls):
-    """Return the answers' tokens, the order in which they ended, and the number of preemptions."""
+    """Return the tokens of the outputs, the order of their ends, and the number of preemptions."""
     conversations = [[{"role": "user", "content": question}] for question, _ in ASKED * 2]
     params = [
         SamplingParams(

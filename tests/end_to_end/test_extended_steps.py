@@ -79,18 +79,18 @@ def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
     assert extended.reset_prefix_cache()
 
 
-def test_invalid_extension_arguments_are_refused_before_the_request_runs(extended):
+def test_invalid_extension_arguments_are_rejected_before_the_request_runs(extended):
     with pytest.raises(RequestError, match="must be 'count_up' or one of") as refusal:
         extended.generate(PROMPTS[0], greedy("fly"))
     assert refusal.value.parameter == f"extra_args.{ARGUMENT}"
 
 
-def test_an_extension_named_twice_is_refused(model_dir, options):
+def test_an_extension_named_twice_is_rejected(model_dir, options):
     named = [FakeStepExtension, FakeStepExtension]
     with pytest.raises(ConfigError, match="step_extensions contains 'FakeStepExtension' twice"):
         LLM(model_dir, step_extensions=named, **options)
 
 
-def test_a_worker_without_support_for_step_extensions_refuses_them(model_dir, options):
+def test_a_worker_without_support_for_step_extensions_rejects_them(model_dir, options):
     with pytest.raises(ContractError, match="the worker FakeWorker would ignore it"):
         LLM(model_dir, step_extensions=[FakeStepExtension], worker_cls=FakeWorker, **options)

@@ -1,4 +1,4 @@
-"""Generates answers to prompts with the whole engine and a random model."""
+"""Generates outputs for prompts with the whole engine and a random model."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def answer(file):
 
 def test_a_model_in_a_gguf_file_answers_a_question(answer):
     assert "Paris" in answer.text
-    assert answer.finish_reason == "stop"  # the model ends its answer
+    assert answer.finish_reason == "stop"  # the model ends its output
 
 
 def test_the_command_line_serves_a_directory_with_only_a_gguf_file(file, tmp_path, capsys):

@@ -92,14 +92,14 @@ def test_an_invalid_grammar_ends_the_request_with_an_error(constrained):
     assert "must list token ids below" in output.error
 
 
-def test_a_grammar_form_that_the_plugin_does_not_support_is_refused(constrained):
+def test_a_grammar_form_that_the_plugin_does_not_support_is_rejected(constrained):
     message = "'regex' is not a form of .* FakeGrammar; use one of failing, token_ids"
     with pytest.raises(RequestError, match=message) as refusal:
         constrained.generate(PROMPTS[0], params("regex", "a+"))
     assert refusal.value.parameter == "structured_outputs.form"
 
 
-def test_a_request_with_a_grammar_is_refused_if_no_grammar_plugin_may_be_used(model_dir, options):
+def test_a_request_with_a_grammar_is_rejected_if_no_grammar_plugin_may_be_used(model_dir, options):
     with (
         LLM(model_dir, plugins_deny=("grammar:*@*",), **options) as llm,
         pytest.raises(RequestError, match="Set grammar_backend") as refusal,
@@ -108,11 +108,11 @@ def test_a_request_with_a_grammar_is_refused_if_no_grammar_plugin_may_be_used(mo
     assert refusal.value.parameter == "structured_outputs"
 
 
-def test_a_grammar_plugin_is_refused_if_the_scheduler_has_no_admission_gates(model_dir, options):
+def test_a_grammar_plugin_is_rejected_if_the_scheduler_has_no_admission_gates(model_dir, options):
     with pytest.raises(ContractError, match="does not contain 'gates'"):
         LLM(model_dir, grammar_backend=FakeGrammar, scheduler_cls=FakeScheduler, **options)
 
 
-def test_a_grammar_plugin_that_is_not_installed_is_refused(model_dir, options):
+def test_a_grammar_plugin_that_is_not_installed_is_rejected(model_dir, options):
     with pytest.raises(PluginNotFoundError, match="grammar_backend='outlines'"):
         LLM(model_dir, grammar_backend="outlines", **options)

@@ -274,7 +274,7 @@ def generate_after_reset(llm, prompt_ids):
     return llm.generate(prompt_ids, GREEDY, use_tqdm=False)
 
 
-def test_a_connector_that_the_scheduler_does_not_support_is_refused(checkpoint):
+def test_a_connector_that_the_scheduler_does_not_support_is_rejected(checkpoint):
     with pytest.raises(ContractError, match="the scheduler FakeScheduler would ignore it"):
         engine(checkpoint, scheduler_cls=FakeScheduler)
     with pytest.raises(ConfigError, match="enable_prefix_caching=False"):

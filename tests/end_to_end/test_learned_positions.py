@@ -1,4 +1,4 @@
-"""A model with a learned position table: max_model_len above the size of the table is refused at
+"""A model with a learned position table: max_model_len above the size of the table is rejected at
 startup."""
 
 import json

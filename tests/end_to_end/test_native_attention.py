@@ -70,7 +70,7 @@ def test_tokens_do_not_depend_on_prompt_chunks_batch_or_block_size(tokens_of, op
     assert tokens_of(attention_backend="cpu", **options) == want
 
 
-def test_native_attention_is_refused_for_an_unsupported_dtype_with_the_reason(wide_dir):
+def test_native_attention_is_rejected_for_an_unsupported_dtype_with_the_reason(wide_dir):
     with pytest.raises(PluginError, match="dtype float32 is not supported; supported: bfloat16"):
         LLM(wide_dir, dtype="float32", attention_backend="cpu", num_gpu_blocks_override=64)
 

@@ -45,7 +45,7 @@ def greedy(**changes):
 
 
 def run(model_dir, options, prompts, params=None):
-    """Return the token ids of each answer and the statistics of all steps."""
+    """Return the token ids of each output and the statistics of all steps."""
     with LLM(model_dir, stat_loggers=[Recorder], **options) as llm:
         outputs = llm.generate(prompts, params or greedy())
     return [output.outputs[0].token_ids for output in outputs], list(Recorder.steps)
@@ -315,7 +315,7 @@ def test_max_waiting_limits_waiting_requests(model_dir, options):
 
 
 def test_the_error_for_an_option_value_of_a_wrong_type_names_the_option(model_dir):
-    """Each option refuses a value of a type that no option accepts."""
+    """Each option rejects a value of a type that no option accepts."""
     for name in EngineArgs.descriptions():
         with pytest.raises((ConfigError, ValueError), match=name):
             EngineArgs(**({"model": str(model_dir)} | {name: object()})).create_engine_config()

@@ -1,4 +1,4 @@
-"""A quantized checkpoint is refused if no linear method declares its format."""
+"""A quantized checkpoint is rejected if no linear method declares its format."""
 
 import json
 
@@ -88,7 +88,7 @@ def test_checkpoints_written_by_quantization_tools_are_read(folder, method):
     LLM(folder(), **DUMMY, hf_overrides={"quantization_config": None}).llm_engine.shutdown()
 
 
-def test_a_quantized_checkpoint_is_refused_before_weights_are_opened(folder):
+def test_a_quantized_checkpoint_is_rejected_before_weights_are_opened(folder):
     options = {"load_format": "safetensors", "quantization": "torch"}
     with pytest.raises(ModelError, match=r"'gptq'.*'torch' does not read.*Installed methods"):
         LLM(folder(GPTQ), **{**DUMMY, **options})
@@ -128,6 +128,6 @@ def test_an_installed_linear_method_that_declares_the_format_is_selected_automat
     LLM(folder(GPTQ), **DUMMY).llm_engine.shutdown()
 
 
-def test_explain_reports_the_same_reason_for_a_refused_checkpoint_as_the_engine(folder):
+def test_explain_reports_the_same_reason_for_a_rejected_checkpoint_as_the_engine(folder):
     with pytest.raises(ModelError, match="quantized with 'gptq'"):
         explain_choice("linear_method", EngineArgs(model=folder(GPTQ), platform="cpu"))

@@ -49,7 +49,7 @@ def test_no_decision_log_is_written_by_default(model_dir, options):
         assert not isinstance(llm.llm_engine.client.core.scheduler, RecordedScheduler)
 
 
-def test_a_run_that_cannot_be_recorded_is_refused_before_loading(model_dir, options, tmp_path):
+def test_a_run_that_cannot_be_recorded_is_rejected_before_loading(model_dir, options, tmp_path):
     path = tmp_path / "run.log"
     with pytest.raises(ConfigError, match=r"decision_log=.*kv_connector='some'"):
         LLM(model_dir, decision_log=path, kv_connector="some", **options)

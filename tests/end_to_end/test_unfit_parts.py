@@ -1,4 +1,4 @@
-"""Plugins that do not support a model are refused before weights are read or a worker starts."""
+"""Plugins that do not support a model are rejected before weights are read or a worker starts."""
 
 import json
 
@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("quantization", ["torch", "onednn"])
-def test_an_unsuitable_attention_backend_is_refused_before_loading(folder, quantization):
+def test_an_unsuitable_attention_backend_is_rejected_before_loading(folder, quantization):
     options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
     with pytest.raises(ConfigError) as caught:
         LLM(folder, **options, attention_backend=RefusesAll, quantization=quantization)

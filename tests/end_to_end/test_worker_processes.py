@@ -154,6 +154,6 @@ def test_the_error_for_truncated_weights_names_the_worker(model_dir, options, tm
         LLM(folder, executor_backend="multiproc", **options)
 
 
-def test_an_executor_for_one_worker_refuses_two_workers(model_dir, options):
+def test_an_executor_for_one_worker_rejects_two_workers(model_dir, options):
     with pytest.raises(ConfigError, match=r"2: the executor .* supports at most 1 worker"):
         LLM(model_dir, executor_backend="uniproc", tensor_parallel_size=2, **options)

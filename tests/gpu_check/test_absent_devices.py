@@ -1,4 +1,4 @@
-"""Without a GPU, options that require one are refused with the reason and the alternatives.
+"""Without a GPU, options that require one are rejected with the reason and the alternatives.
 
 These tests run in this process; `tests/wheels/test_device_wheels.py` tests installed wheels.
 """
@@ -50,7 +50,7 @@ def test_a_requested_platform_is_not_replaced_by_another(name, model):
 
 
 @pytest.mark.parametrize("name", DEVICES)
-def test_a_worker_for_another_device_is_refused(name, model):
+def test_a_worker_for_another_device_is_rejected(name, model):
     with pytest.raises(PluginError, match=f"needs device.{name}, which this platform does not"):
         LLM(model, platform="cpu", worker_cls=name, skip_tokenizer_init=True)
     explanation = explain_choice("worker", platform="cpu", worker_cls=name)
@@ -64,7 +64,7 @@ def test_a_worker_for_another_device_is_refused(name, model):
     ("kind", "option", "would_do"),
     [("attention", "attention_backend", "torch"), ("ops", "ops", "torch")],
 )
-def test_gpu_kernels_are_refused_on_the_cpu(kind, option, would_do, model):
+def test_gpu_kernels_are_rejected_on_the_cpu(kind, option, would_do, model):
     options = {"platform": "cpu", option: "triton", "skip_tokenizer_init": True}
     with pytest.raises(PluginError) as refusal:
         LLM(model, **options)
@@ -85,7 +85,7 @@ def test_gpu_kernels_are_refused_on_the_cpu(kind, option, would_do, model):
         ({"features": frozenset({"cascade"})}, "cascade"),
     ],
 )
-def test_unsupported_attention_requirements_are_refused_with_the_reason(change, reason):
+def test_unsupported_attention_requirements_are_rejected_with_the_reason(change, reason):
     supported = {
         "device_type": "cuda",
         "dtype": "bfloat16",

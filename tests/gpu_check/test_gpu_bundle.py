@@ -45,7 +45,7 @@ def test_requirements_are_evaluated_for_the_target_python():
 
 
 @pytest.mark.parametrize(("num_bytes", "code"), [(59_000_000, 0), (60_000_001, 1)])
-def test_a_bundle_that_is_too_large_is_refused(num_bytes, code, tmp_path, monkeypatch, capsys):
+def test_a_bundle_that_is_too_large_is_rejected(num_bytes, code, tmp_path, monkeypatch, capsys):
     files = {"a.whl": {"bytes": num_bytes, "sha256": ""}}
     monkeypatch.setattr(bundle, "gather", lambda into, python: {"commit": "abc", "files": files})
     monkeypatch.setattr(sys, "argv", ["bundle.py", "--into", str(tmp_path / "bundle")])

@@ -5,7 +5,7 @@ that the two largest logits rarely agree up to rounding errors, and attention is
 so that a wrong mask, angle or cache slot changes the result. Depends on transformers, not on the
 engine.
 
-Legend: T tokens of a sequence, V vocabulary.
+Dimensions: T tokens of a sequence, V vocabulary.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Teacher-forced logits agree within `TOLERANCE` at every position. Tokens agree w
 reference's top-two gap exceeds ten times `TOLERANCE`. At least `MIN_SHARE` of the positions have
 such a gap. The rule depends only on sequences, logits and tokens, not on their source.
 
-Legend: N tokens of a run, T of a sequence, V vocabulary.
+Dimensions: N tokens of a run, T of a sequence, V vocabulary.
 """
 
 from __future__ import annotations

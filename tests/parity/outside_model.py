@@ -1,7 +1,7 @@
 """A third-party model that consists of attention layers and a head, without an MLP.
 
-It declares support for tensor parallelism and contains no other code for it. Legend: T tokens, S
-sampled positions, D hidden size, V vocabulary.
+It declares support for tensor parallelism and contains no other code for it. Dimensions: T tokens,
+S sampled positions, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Workers that record the logits after every token that they compute, for any plan.
 
 `Recording` is a mixin for the worker of any torch device: it reads plans and the model and changes
-nothing. On an asynchronous device it waits after every step. Legend: T tokens of the step, N tokens
-of a run, S sampled positions, D hidden size, V vocabulary.
+nothing. On an asynchronous device it waits after every step. Dimensions: T tokens of the step, N
+tokens of a run, S sampled positions, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations

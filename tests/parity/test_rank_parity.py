@@ -3,7 +3,7 @@
 In float32 the margin rule compares them with one rank and with transformers. In bfloat16 their
 divergence from float32 is compared with the divergence of one rank.
 
-Legend: N positions, V vocabulary.
+Dimensions: N positions, V vocabulary.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def test_native_ranks_are_as_close_to_float32_as_one_rank(
     )
 
 
-def test_a_model_with_indivisible_heads_is_refused_at_startup(checkpoint: Checkpoint) -> None:
+def test_a_model_with_indivisible_heads_is_rejected_at_startup(checkpoint: Checkpoint) -> None:
     with pytest.raises(
         ConfigError, match=r"3 is not possible: num_attention_heads=6 .* Use 1, 2, 6"
     ):

@@ -1,6 +1,6 @@
 """Every function that reads bytes of another process or of a file, with valid bytes for it.
 
-A reader does everything that the engine does to validate the bytes; it may refuse them with a
+A reader does everything that the engine does to validate the bytes; it may reject them with a
 Dovetail error. Model directories are tested separately, because the start of an engine reads them.
 """
 

@@ -40,7 +40,7 @@ class EngineFrontEnd:
         self.engine = LLMEngine.from_engine_args(EngineArgs(**options))
 
     def ask_all(self, requests):
-        """Return each request's last output, or the exception with which it was refused."""
+        """Return each request's last output, or the exception with which it was rejected."""
         collected = []
         for _, request in enumerate(requests):
             kwargs = {"output_kind": FINAL} | request
@@ -66,7 +66,7 @@ class AsyncFrontEnd:
         self.loop = asyncio.new_event_loop()
 
     def ask_all(self, requests):
-        """Return each request's last output, or the exception with which it was refused."""
+        """Return each request's last output, or the exception with which it was rejected."""
         return self.loop.run_until_complete(asyncio.wait_for(self._ask_all(requests), 60))
 
     async def _ask_all(self, requests):

@@ -95,7 +95,7 @@ def beside(llm, **changes):
 
 @pytest.mark.parametrize("error", [OSError, Panic])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_objects_with_methods_that_raise_are_read_or_refused(llm, kind, error):
+def test_objects_with_methods_that_raise_are_read_or_rejected(llm, kind, error):
     value = hostile(*HOSTILE[kind], error)
     beside(llm, prompt=value)
     beside(llm, prompt={"prompt": "a", "cache_salt": value})
@@ -114,7 +114,7 @@ def test_objects_with_methods_that_raise_are_read_or_refused(llm, kind, error):
 
 @pytest.mark.parametrize("error", [OSError, Panic])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_hostile_arguments_of_a_stream_are_refused(front_end, kind, error):
+def test_hostile_arguments_of_a_stream_are_rejected(front_end, kind, error):
     value = hostile(*HOSTILE[kind], error)
 
     async def send(**arguments):
@@ -138,7 +138,7 @@ def test_hostile_arguments_of_a_stream_are_refused(front_end, kind, error):
     front_end.loop.run_until_complete(asyncio.wait_for(send_all(), 30))
 
 
-def test_a_prompt_key_that_cannot_be_compared_is_refused(llm):
+def test_a_prompt_key_that_cannot_be_compared_is_rejected(llm):
     class Key(str):
         __hash__ = str.__hash__
 
@@ -195,14 +195,14 @@ def test_error_messages_do_not_contain_large_values():
     assert time.thread_time() - start < 0.1
 
 
-def test_a_template_variable_with_the_name_of_an_argument_is_refused(llm):
+def test_a_template_variable_with_the_name_of_an_argument_is_rejected(llm):
     llm.get_tokenizer()
     with pytest.raises(RequestError) as caught:
         llm.chat([{"role": "user", "content": "a"}], chat_template_kwargs={"self": 5})
     assert caught.value.parameter == "chat_template_kwargs"
 
 
-def test_an_operation_that_is_not_callable_is_refused(llm):
+def test_an_operation_that_is_not_callable_is_rejected(llm):
     for operation in (5, ["x"] * 10**5, None):
         with pytest.raises(UserError) as caught:
             llm.llm_engine.collective_rpc(operation)

@@ -141,7 +141,7 @@ class LLMCalls:
 
 
 def make_params(maker):
-    """Return the created parameters, or valid parameters if the creation is refused."""
+    """Return the created parameters, or valid parameters if the creation is rejected."""
     with limited_cpu():
         try:
             return maker()
@@ -282,7 +282,7 @@ FUZZERS = {"generate": fuzz_generate, "chat": fuzz_chat, "stream": fuzz_stream}
 @pytest.mark.parametrize("front", FUZZERS)
 def test_random_calls_do_not_affect_valid_requests(front, tmp_path):
     fuzzed = FUZZERS[front](tmp_path, NUM_CALLS)
-    # The calls include refused and served requests.
+    # The calls include rejected and served requests.
     assert fuzzed.num_refused > 50 and fuzzed.num_served > 50
 
 

@@ -93,7 +93,7 @@ def test_damaged_files_do_not_affect_other_engines(tmp_path):
         pytest.param("merges", (1 << 21) + 1, 1 << 21, marks=pytest.mark.slow),
     ],
 )
-def test_a_list_beyond_its_limit_is_refused_before_it_is_read(key, count, limit, tmp_path):
+def test_a_list_beyond_its_limit_is_rejected_before_it_is_read(key, count, limit, tmp_path):
     parts, path = make_valid(), tmp_path / "long.gguf"
     parts.metadata[f"tokenizer.ggml.{key}"] = (ARRAY, (STRING, ["a"] * count))
     path.write_bytes(parts.to_bytes())

@@ -56,7 +56,7 @@ def test_no_reader_opens_a_pickle(name, protocol, trace):
         for content in reader.form(reader.good, make_hostile_pickle(trace, protocol))
     ]
     assert len(tried) >= LEAST_TRIED
-    assert not all(tried), "this reader refuses no hostile content"
+    assert not all(tried), "this reader rejects no hostile content"
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 

@@ -1,4 +1,4 @@
-"""Every front end refuses hostile values in any part of a request with the same message.
+"""Every front end rejects hostile values in any part of a request with the same message.
 
 A valid request that runs at the same time must have the same tokens as alone.
 """
@@ -263,7 +263,7 @@ def llm(request, tmp_path_factory):
     ],
     ids=range(12),
 )
-def test_prompts_that_are_not_a_list_are_refused_without_reading_them(llm, prompts, parameter):
+def test_prompts_that_are_not_a_list_are_rejected_without_reading_them(llm, prompts, parameter):
     with pytest.raises(RequestError) as rejected:
         llm.generate(prompts, VALID["params"])
     assert rejected.value.parameter == parameter
@@ -292,7 +292,7 @@ def test_prompts_may_come_from_any_iterable(llm):
         ("sampling_params", "hot"),
     ],
 )
-def test_invalid_arguments_of_generate_are_refused(llm, name, value):
+def test_invalid_arguments_of_generate_are_rejected(llm, name, value):
     with pytest.raises(RequestError) as rejected:
         llm.generate("a", **{name: value})
     assert rejected.value.parameter in (name, "params")
@@ -326,7 +326,7 @@ USER = {"role": "user", "content": "hello"}
     ],
     ids=shorten,
 )
-def test_invalid_conversations_are_refused(llm, parameter, arguments):
+def test_invalid_conversations_are_rejected(llm, parameter, arguments):
     with pytest.raises(RequestError) as rejected:
         llm.chat(**arguments)
     assert rejected.value.parameter == parameter and len(str(rejected.value)) < 400

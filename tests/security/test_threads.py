@@ -1,4 +1,4 @@
-"""One engine called from several threads: `LLM` serializes the calls. `AsyncLLM` refuses them."""
+"""One engine called from several threads: `LLM` serializes the calls. `AsyncLLM` rejects them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_calls_from_several_threads_are_serialized(llm):
     assert in_threads(send) == alone
 
 
-def test_a_refused_call_does_not_affect_other_threads(llm):
+def test_a_rejected_call_does_not_affect_other_threads(llm):
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
     alone = tokens(llm.generate("good", params))
 
@@ -100,7 +100,7 @@ def test_generate_raises_an_error_if_another_caller_reads_its_outputs(llm, monke
         llm.generate("a", SamplingParams(max_tokens=2))
 
 
-def test_an_async_engine_refuses_other_threads_and_loops(tmp_path):
+def test_an_async_engine_rejects_other_threads_and_loops(tmp_path):
     front_end = AsyncFrontEnd(engine_options(tmp_path))
     llm, params = front_end.llm, SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
 
@@ -151,7 +151,7 @@ def test_an_async_engine_may_be_shut_down_from_another_thread(tmp_path):
         front_end.close()
 
 
-def test_a_second_event_loop_is_refused_during_a_stream(tmp_path):
+def test_a_second_event_loop_is_rejected_during_a_stream(tmp_path):
     front_end = AsyncFrontEnd(engine_options(tmp_path))
     stream = front_end.llm.generate("hello", SamplingParams(max_tokens=200, ignore_eos=True))
 

@@ -335,7 +335,7 @@ def test_a_row_without_tokens_is_skipped():
 
 
 @needs_library
-def test_a_layer_refuses_the_metadata_of_another_group():
+def test_a_layer_rejects_the_metadata_of_another_group():
     rows = Rows((4,), num_heads=4, num_kv_heads=2).with_cache("bfloat16")
     rows.layer = CPUAttentionBackend.create_layer(layer_context(rows.case, sliding_window=4))
     with pytest.raises(ContractError, match=r"layers\.3\.attn has \(window"):
@@ -347,7 +347,7 @@ def test_a_layer_refuses_the_metadata_of_another_group():
     ("changes", "message"),
     [({"num_kv_heads": 3}, "8 query heads and 3"), ({"scale": -1.0}, "attention_backend='torch'")],
 )
-def test_unsupported_layers_are_refused(changes, message):
+def test_unsupported_layers_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         CPUAttentionBackend.create_layer(layer_context(AttentionCase(runs=()), **changes))
 
@@ -357,13 +357,13 @@ def test_unsupported_layers_are_refused(changes, message):
     ("changes", "message"),
     [({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"dtype": "int8"}, "scale_bytes=4")],
 )
-def test_unsupported_caches_are_refused(changes, message):
+def test_unsupported_caches_are_rejected(changes, message):
     spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype="bfloat16")
     with pytest.raises(ConfigError, match=message):
         CPUAttentionBackend.create_builder(group_context(replace(spec, **changes)))
 
 
-def test_a_model_in_float32_is_refused():
+def test_a_model_in_float32_is_rejected():
     requirements = AttentionRequirements(
         device_type="cpu",
         dtype="float32",

@@ -302,7 +302,7 @@ def test_the_suite_rejects_the_mutant(part, message):
     ("backend", "message"),
     [
         (TwiceTheBytes, "kv_cache_shape"),
-        (RefusesItsClaim, "claims to support .*, but refuses it"),
+        (RefusesItsClaim, "claims to support .*, but rejects it"),
         (RefusesNothing, "which it does not claim to support"),
     ],
 )

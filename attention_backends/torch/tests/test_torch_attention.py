@@ -117,19 +117,19 @@ def test_rows_of_similar_length_are_grouped_within_the_slot_limit():
     assert group_by_length([], lengths, 100) == []
 
 
-def test_a_layer_refuses_a_group_with_another_window():
+def test_a_layer_rejects_a_group_with_another_window():
     layer = TorchAttentionBackend.create_layer(layer_context(sliding_window=4))
     q, k, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 64), torch.zeros(8, 16, 2, 2, 64)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has a sliding window of 4"):
         layer.forward(q, k, k, cache, build(((0, 1),)), q.clone())
 
 
-def test_heads_that_do_not_divide_evenly_are_refused():
+def test_heads_that_do_not_divide_evenly_are_rejected():
     with pytest.raises(ConfigError, match="8 query heads and 3 key-value heads"):
         TorchAttentionBackend.create_layer(layer_context(num_kv_heads=3))
 
 
-def test_an_unsupported_cache_dtype_is_refused():
+def test_an_unsupported_cache_dtype_is_rejected():
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype="fp8_e4m3")
     with pytest.raises(ConfigError, match="fp8_e4m3"):
         TorchAttentionBackend.create_builder(group_context(spec))

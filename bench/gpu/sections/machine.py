@@ -17,7 +17,10 @@ _ACCELERATORS = ("cuda", "xpu")
 
 
 def run(task: Task, report: Report) -> None:
-    """Report the machine's facts. The device type is "" if the requested device does not exist."""
+    """Report the machine's properties.
+
+    The device type is "" if the requested device does not exist.
+    """
     report.fact("versions", _versions())
     cores, memory = read_cores(), read_memory()
     report.fact("host", {"cores": cores.usable, "memory_bytes": memory.get("total", 0)})

@@ -4,7 +4,7 @@ In float32 it uses the margin rule, with a large cache and with a small one that
 In bf16 it measures the KL divergence from float32 and the share of equal most likely tokens. It
 does so for each attention backend of the platform.
 
-Legend: N positions, V vocabulary.
+Dimensions: N positions, V vocabulary.
 """
 
 from __future__ import annotations

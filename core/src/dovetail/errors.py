@@ -3,7 +3,7 @@
     DovetailError
     ├── UserError                 an input is invalid; also a ValueError
     │   ├── ConfigError           an engine option is unknown, invalid or contradicts another
-    │   ├── RequestError          one request is refused; other requests continue
+    │   ├── RequestError          one request is rejected; other requests continue
     │   └── ModelError            a model directory or its architecture cannot be used
     │       └── WeightError       a weight or its file is missing, truncated, unexpected or invalid
     ├── PluginError               a plugin cannot be found, loaded or used
@@ -55,9 +55,9 @@ class ConfigError(UserError):
 
 
 class RequestError(UserError):
-    """One request is refused. Other requests are not affected.
+    """One request is rejected. Other requests are not affected.
 
-    parameter: the invalid field, or "" if the whole request is refused.
+    parameter: the invalid field, or "" if the whole request is rejected.
     """
 
     def __init__(self, message: str, *, parameter: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Fault points: named places in the code where a test can inject a fault.
+"""Fault points: named locations in the code where a test can inject a fault.
 
 A call `fault("ring.send")` only reads a global unless faults are armed. Arm them with `arm`, or
 with the environment variable `DOVETAIL_FAULTS` before the process starts; child processes inherit
@@ -61,7 +61,7 @@ POINTS: Mapping[str, str] = {
     "engine.bind": "the engine process opens its sockets",
     "engine.ready": "the engine process reports that it is ready",
     "engine.receive": "the engine process reads a message",
-    "engine.answer": "the engine process answers a call",
+    "engine.answer": "the engine process replies to a call",
     "engine.step": "the engine process runs a step",
     "engine.send": "the engine process sends a message",
     "engine.beat": "the engine process sends a heartbeat",
@@ -128,7 +128,7 @@ _switchboard: _Switchboard | None = None
 
 
 def fault(point: str) -> None:
-    """Mark a place where a fault can be injected. point: one of `POINTS`."""
+    """Mark a location where a fault can be injected. point: one of `POINTS`."""
     if _switchboard is not None:
         _switchboard.reach(point)
 

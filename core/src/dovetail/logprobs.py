@@ -85,7 +85,7 @@ class LogprobStore:
     __slots__ = ("_ends", "_logprobs", "_ranks", "_texts", "_token_ids")
 
     def __init__(self, texts: Mapping[int, str | None]) -> None:
-        """Create an empty store. texts: the text of each token, read on access."""
+        """Create an empty store. texts: the string of each token, read on access."""
         self._texts = texts
         self._ends = array(
             "q"
@@ -98,7 +98,7 @@ class LogprobStore:
         return len(self._ends)
 
     def empty(self) -> LogprobStore:
-        """Return an empty store with the same texts."""
+        """Return an empty store with the same strings."""
         return LogprobStore(self._texts)
 
     def add_unknown(self) -> None:

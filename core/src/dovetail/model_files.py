@@ -3,7 +3,7 @@
 Every file must be a regular file (symbolic links are followed, because hub caches use them) within
 a size limit. JSON must be UTF-8 without duplicate keys, NaN, lone surrogates, huge integers or deep
 nesting. Violations raise ModelError with the file and the limit. Opening never blocks: a FIFO,
-socket, device or directory is refused. Standard library only.
+socket, device or directory is rejected. Standard library only.
 """
 
 from __future__ import annotations

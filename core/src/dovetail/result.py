@@ -1,6 +1,6 @@
 """The result of one plan from a worker, as columns in plan order.
 
-Results are immutable. Log-probabilities are stored per run, because few requests ask for them.
+Results are immutable. Log-probabilities are stored per run, because few requests need them.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class StructuredOutputsParams:
         """Accept the grammar in one of these arguments.
 
         json: a JSON schema as a mapping, as text or as a pydantic class. json_object: True, for any
-        JSON object. regex: a regular expression. choice: a list of texts, of which the output is
+        JSON object. regex: a regular expression. choice: a list of strings, of which the output is
         one. grammar: a context-free grammar (Lark, GBNF or EBNF). structural_tag: a mapping or
         text: free text that contains constrained parts.
         """
@@ -143,14 +143,14 @@ class SamplingParams:
     presence_penalty, frequency_penalty: in [-2, 2], for generated tokens.
     repetition_penalty: > 0, for prompt and generated tokens; 1 to disable.
     seed: makes the tokens reproducible in any batch if all plugins are batch-invariant. Other
-    plugins cause a warning at startup; `EngineArgs.batch_invariant` refuses them.
+    plugins cause a warning at startup; `EngineArgs.batch_invariant` rejects them.
     stop: strings that end the text. stop_token_ids: tokens that end it. ignore_eos: continue after
         EOS.
     max_tokens: None for as many as the model's length allows. min_tokens: no stop before this.
     logprobs, prompt_logprobs: number of most likely tokens to return at each position, in addition
         to the token itself.
     logit_bias: token id to a bias in [-100, 100]. allowed_token_ids: only these may be sampled.
-    bad_words: texts that must not be generated.
+    bad_words: strings that must not be generated.
     truncate_prompt_tokens: keep only this many tokens from the end of the prompt.
     structured_outputs: a grammar for the output, or None. Needs a grammar plugin
         (`EngineArgs.grammar_backend`).
@@ -344,7 +344,7 @@ def _grammar_text(parameter: str, name: str, value: object) -> object:
     elif name == "choice":
         data = list(take_texts(parameter, value, MAX_CHOICES, MAX_TEXT_CHARS))
         if not data:
-            raise refuse(parameter, value, "a list of texts that are not empty")
+            raise refuse(parameter, value, "a list of strings that are not empty")
     else:
         return value
     return guarded(parameter, lambda: json.dumps(data, ensure_ascii=False))

@@ -281,7 +281,7 @@ class _PlainCopy:
 
 
 def take_texts(name: str, strings: object, most: int, max_chars: int) -> tuple[str, ...]:
-    """Return the texts of a parameter, at most `most`. Raise RequestError for other values."""
+    """Return the strings of a parameter, at most `most`. Raise RequestError for other values."""
     if strings is None:
         return ()
     if not isinstance(strings, (list, tuple)):
@@ -293,7 +293,7 @@ def take_texts(name: str, strings: object, most: int, max_chars: int) -> tuple[s
 
 
 def check_texts(name: str, texts: Sequence[str], most: int, max_chars: int) -> None:
-    """Raise RequestError unless there are at most `most` texts that are not empty."""
+    """Raise RequestError unless there are at most `most` strings that are not empty."""
     if not isinstance(texts, (list, tuple)):
         raise refuse(name, texts, "a list of strings")
     if len(texts) > most:

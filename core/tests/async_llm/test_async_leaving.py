@@ -218,7 +218,7 @@ def test_an_expired_timeout_ends_the_request(bench, slow, reads):
         await anext(stream)
         if reads:
             output = await last(stream)
-        while not await slow.reset_prefix_cache():  # a reset is refused while blocks are in use
+        while not await slow.reset_prefix_cache():  # a reset is rejected while blocks are in use
             await asyncio.sleep(0.01)
         late_s = time.monotonic() - end_s
         return output if reads else await last(stream), late_s

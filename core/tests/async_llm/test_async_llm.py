@@ -230,7 +230,7 @@ def test_collective_rpc_returns_the_results_of_the_workers(bench, llm):
     assert llm.default_sampling_params() == SamplingParams()
 
 
-def test_using_another_event_loop_is_refused(bench, llm):
+def test_using_another_event_loop_is_rejected(bench, llm):
     bench.run(llm.resume())
     with pytest.raises(UserError, match="another event loop"):
         asyncio.run(llm.resume())

@@ -16,7 +16,7 @@ from dovetail.cli import main
 
 
 class FakeServer:
-    """A server with answers that the test sets.
+    """A server with responses that the test sets.
 
     lines: lines of the streamed response, or functions that return a line. status, body: of an
     error response. requests: (method, path, headers, body) of each received request.
@@ -143,7 +143,7 @@ def test_an_error_response_of_the_server_is_reported_in_at_most_three_lines(
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        ([text("a")], "closed the connection before the answer ended"),
+        ([text("a")], "closed the connection before the response ended"),
         ([text("a"), event(error={"message": "the engine failed"})], "the engine failed"),
         ([b"data: [1]\n\n"], "does not respond with the OpenAI API"),
         ([b"data: {\n\n"], "does not respond with the OpenAI API"),
@@ -224,7 +224,7 @@ def test_a_chat_with_a_server_keeps_the_conversation(fake, monkeypatch, capsys) 
     assert third["messages"] == [system, {"role": "user", "content": "new"}]
 
 
-def test_a_refused_message_does_not_end_the_chat(fake, monkeypatch, capsys) -> None:
+def test_a_rejected_message_does_not_end_the_chat(fake, monkeypatch, capsys) -> None:
     fake.status = 400
     assert chat(monkeypatch, "one\ntwo\n", "--url", fake.url) == 0
     assert capsys.readouterr().err.count("400: a message") == 2

@@ -105,7 +105,7 @@ def test_a_command_uses_the_options_of_the_configuration_file(
         ("temperature: warm", "it must be a number"),
         ("enforce-eager: 3", "it must be true or false"),
         ("dtype: [float32]", "dtype is a list; it must be a text"),
-        ("hooks: {a: 1}", "it must be a list of texts"),
+        ("hooks: {a: 1}", "it must be a list of strings"),
         ("hooks: [[a]]", "hooks is a nested value"),
         ("plugin-options: [1]", "it must be a mapping"),
         ("plugin-options: {a: 1, a: 2}", "each key must be a text that occurs once"),

@@ -164,7 +164,7 @@ def test_help_lists_every_option_with_its_description(capsys) -> None:
     output = capsys.readouterr().out
     for words in (
         "--max-num-seqs",
-        "Maximum number of tokens in an answer.",
+        "Maximum number of tokens in a response.",
         "Engine options",
         "--model",
     ):

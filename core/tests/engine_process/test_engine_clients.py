@@ -28,7 +28,7 @@ from dovetail.transport.remote_error import RemoteError
 
 
 def named_facts(info):
-    """Return the engine facts with each class replaced by its name."""
+    """Return the engine's properties with each class replaced by its name."""
     return info.config.model_dump_json(), info.model_info, info.max_model_len
 
 

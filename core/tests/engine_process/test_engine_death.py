@@ -81,7 +81,7 @@ def test_every_waiting_caller_gets_the_error(client_of, traffic):
         client = client_of("async", step_s=0.01)
         await client.add_request(traffic.request("a", max_tokens=400))
         await client.get_outputs()
-        os.kill(client.process_id, signal.SIGSTOP)  # the stopped process answers no call
+        os.kill(client.process_id, signal.SIGSTOP)  # the stopped process replies to no call
         waiting = [client.call_workers("echo", (n,)) for n in range(3)]
         waiting += [traffic.Answers().collect_async(client, 1) for _ in range(3)]
         tasks = [asyncio.create_task(item) for item in waiting]

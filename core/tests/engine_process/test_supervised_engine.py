@@ -62,7 +62,10 @@ def serve_standard(client, traffic):
 def test_receive_reports_the_requests_of_an_engine_that_died_before_the_call(
     supervised, traffic, monkeypatch
 ):
-    """`receive` detects the dead engine. It must not wait for messages of the next engine."""
+    """`receive` detects that the engine has failed.
+
+    It must not wait for messages of the next engine.
+    """
     monkeypatch.setattr("dovetail.engine.supervision.supervisor._LOOK_S", 1000.0)
     client = supervised(rules=MANY)
     link = client.channel._supervisor.channel().link

@@ -159,7 +159,7 @@ def test_inconsistent_outputs_are_rejected(change):
         front_end_reader().read(pack(forged)).columns()
 
 
-def test_ten_thousand_malformed_messages_are_refused_and_counted():
+def test_ten_thousand_malformed_messages_are_rejected_and_counted():
     rng, reader = Random(SEED), engine_reader()
     good = [pack(item) for item in TO_ENGINE]
     bad = [spoiled(rng, rng.choice(good)) for _ in range(10_000)]

@@ -126,7 +126,7 @@ def test_outputs_of_a_thousand_requests_do_not_depend_on_the_batch(checkpoint):
         ({"dtype": "float32"}, "dtype='float32'"),
     ],
 )
-def test_plugins_without_batch_invariance_are_refused(checkpoint, part, named):
+def test_plugins_without_batch_invariance_are_rejected(checkpoint, part, named):
     with pytest.raises(DovetailError, match=named):
         start(checkpoint, **part)
     start(checkpoint, batch_invariant=False, **part)

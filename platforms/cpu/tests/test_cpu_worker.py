@@ -98,7 +98,7 @@ def test_small_models_and_random_weights_are_not_cached(checkpoint, tmp_path):
     assert not directory.exists()
 
 
-def test_invalid_worker_options_are_refused(checkpoint):
+def test_invalid_worker_options_are_rejected(checkpoint):
     assert CPUWorkerOptions().packed_cache_gib == 20
     for wrong in ({"packed_cache_gib": 0}, {"packed_cach": "off"}, {"packed_cache": ""}):
         with pytest.raises(ConfigError, match="packed_cach"):
@@ -147,7 +147,7 @@ def test_models_of_unaligned_sizes_generate_tokens(tmp_path):
         assert all(len(ids) == 8 for ids in tokens(start(path, quantization=quantization)))
 
 
-def test_an_unknown_quantization_is_refused_and_the_known_ones_are_listed(checkpoint):
+def test_an_unknown_quantization_is_rejected_and_the_known_ones_are_listed(checkpoint):
     with pytest.raises(PluginError, match=r"quantization|linear_method") as caught:
         start(checkpoint, quantization="int5")
     assert "int5" in str(caught.value) and "int4" in str(caught.value)
@@ -155,7 +155,7 @@ def test_an_unknown_quantization_is_refused_and_the_known_ones_are_listed(checkp
 
 @native
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantization_in_another_dtype_is_refused(quantization, checkpoint):
+def test_quantization_in_another_dtype_is_rejected(quantization, checkpoint):
     with pytest.raises(ConfigError, match="bfloat16"):
         start(checkpoint, quantization=quantization, dtype="float32")
     config = json.loads((checkpoint / "config.json").read_text())

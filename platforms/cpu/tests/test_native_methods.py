@@ -151,7 +151,7 @@ def test_the_native_method_uses_its_base_method_for_other_dtypes(dtype):
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_quantization_of_another_dtype_is_refused_with_advice(name):
+def test_quantization_of_another_dtype_is_rejected_with_advice(name):
     with pytest.raises(ConfigError, match=rf"quantization='{name}'.*float32.*dtype='bfloat16'"):
         make_layer(make(name), 8, (8,), dtype=torch.float32)
 

@@ -210,7 +210,7 @@ def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, 
     assert start().is_restored
 
 
-def test_a_packed_file_under_the_name_of_another_file_is_refused(start, tmp_path, caplog):
+def test_a_packed_file_under_the_name_of_another_file_is_rejected(start, tmp_path, caplog):
     start()
     (packed_file,) = files(tmp_path)
     start(version=2)

@@ -62,20 +62,20 @@ def test_every_damaged_byte_is_detected(path):
 
 
 @pytest.mark.parametrize("size", [0, 1, len(MAGIC), 200, PAGE_BYTES, -1, -PAGE_BYTES])
-def test_a_truncated_file_is_refused(path, size):
+def test_a_truncated_file_is_rejected(path, size):
     os.truncate(path, size if size >= 0 else path.stat().st_size + size)
     with pytest.raises(PackedFileError):
         read(path)
 
 
-def test_a_file_with_additional_bytes_is_refused(path):
+def test_a_file_with_additional_bytes_is_rejected(path):
     with path.open("ab") as file:
         file.write(b"more")
     with pytest.raises(PackedFileError, match="bytes, expected"):
         read(path)
 
 
-def test_a_packed_file_of_other_weights_or_of_another_program_is_refused(path):
+def test_a_packed_file_of_other_weights_or_of_another_program_is_rejected(path):
     with pytest.raises(PackedFileError, match="another checkpoint or format"):
         read(path, KEY | {"weights": "abd"})
     path.write_bytes(b"#!/bin/sh\n" * 1000)
@@ -151,7 +151,7 @@ def test_a_file_that_another_process_is_writing_is_kept(folder, monkeypatch):
     assert names(folder) == ["a", "b"]
 
 
-def test_a_folder_that_others_may_write_to_is_refused(folder):
+def test_a_folder_that_others_may_write_to_is_rejected(folder):
     store(folder, "a", 10)
     folder.path.chmod(0o770)
     for use in (lambda: folder.open("a"), lambda: store(folder, "b", 1)):
@@ -159,21 +159,21 @@ def test_a_folder_that_others_may_write_to_is_refused(folder):
             use()
 
 
-def test_a_file_that_others_may_write_to_is_refused(folder):
+def test_a_file_that_others_may_write_to_is_rejected(folder):
     store(folder, "a", 10)
     (folder.path / f"a{ENDING}").chmod(0o606)
     with pytest.raises(FolderError, match="other users may write"):
         folder.open("a")
 
 
-def test_files_of_another_user_are_refused(folder, monkeypatch):
+def test_files_of_another_user_are_rejected(folder, monkeypatch):
     store(folder, "a", 10)
     monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     with pytest.raises(FolderError, match="not to you"):
         folder.open("a")
 
 
-def test_symbolic_links_are_refused(folder, tmp_path):
+def test_symbolic_links_are_rejected(folder, tmp_path):
     store(folder, "a", 10)
     secret = tmp_path / "secret"
     secret.write_text("s")

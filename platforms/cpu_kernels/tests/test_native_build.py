@@ -113,7 +113,7 @@ def test_an_environment_variable_lowers_the_instruction_set_level():
 
 
 @needs_library
-def test_an_older_library_is_refused(tmp_path):
+def test_an_older_library_is_rejected(tmp_path):
     """If the package is updated without a rebuild, the library has an older ABI version."""
     source = tmp_path / "src"
     package = Path(
@@ -148,7 +148,7 @@ def copy_package(folder, *, file, before, after):
         ),
     ],
 )
-def test_a_library_with_other_structs_or_packed_bytes_is_refused(
+def test_a_library_with_other_structs_or_packed_bytes_is_rejected(
     tmp_path, file, before, after, says
 ):
     status = status_of(copy_package(tmp_path, file=file, before=before, after=after))
@@ -173,7 +173,7 @@ def test_header_and_package_have_the_same_versions():
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="no c++")
 def test_levels_with_flags_that_the_compiler_does_not_know_are_left_out(tmp_path):
-    """An old compiler refuses the newest flags, which must not cost the other levels."""
+    """An old compiler rejects the newest flags, which must not cost the other levels."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     old = tmp_path / "c++"
     old.write_text('#!/bin/sh\ncase "$*" in *-mamx*|*-mavxvnni*) exit 1;; esac\nexec c++ "$@"\n')

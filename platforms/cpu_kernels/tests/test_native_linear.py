@@ -273,6 +273,6 @@ def test_a_replay_repeats_the_recorded_operations():
         ({"kind": linear.BF16, "N": 5, "K": 8, "gate_up": True}, "even"),
     ],
 )
-def test_invalid_shapes_are_refused(wrong, says):
+def test_invalid_shapes_are_rejected(wrong, says):
     with pytest.raises(ValueError, match=says):
         linear.PackedLinear(**wrong)

@@ -196,7 +196,7 @@ def test_the_results_of_a_row_do_not_depend_on_other_rows():
     assert torch.equal(alone[0], y[33])
 
 
-def test_an_unknown_operation_is_refused():
+def test_an_unknown_operation_is_rejected():
     with pytest.raises(
         ValueError, match="operation 'layer_norm' does not exist; the operations are rms_norm"
     ):

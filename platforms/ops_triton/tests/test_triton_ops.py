@@ -1,4 +1,4 @@
-"""Triton's ops without a GPU: in the interpreter, compiled for GPUs, and refused with a reason."""
+"""Triton's ops without a GPU: in the interpreter, compiled for GPUs, and rejected with a reason."""
 
 import subprocess
 import sys

@@ -9,7 +9,7 @@ from dovetail_ops_triton import availability
     ("variables", "actual", "usable"),
     [({}, None, False), ({}, "gcc", True), ({}, "clang", True), ({"CC": "cc1"}, None, True)],
 )
-def test_triton_is_refused_without_a_c_compiler(monkeypatch, variables, actual, usable):
+def test_triton_is_rejected_without_a_c_compiler(monkeypatch, variables, actual, usable):
     monkeypatch.setattr(availability, "find_spec", lambda name: object())
     monkeypatch.setattr(availability, "which", lambda name: name if name == actual else None)
     monkeypatch.delenv("CC", raising=False)

@@ -181,7 +181,7 @@ def test_a_compiled_model_supports_other_numbers_of_tokens_with_the_same_table(q
     assert [len(call[0]) for call in layers[0].calls] == [5, 3, 1, 4]
 
 
-def test_an_undeclared_layer_is_refused_before_the_cache_is_allocated(qkv):
+def test_an_undeclared_layer_is_rejected_before_the_cache_is_allocated(qkv):
     with pytest.raises(
         ContractError, match=r"computes attention in layer 1, but has 1 Attention modules"
     ):

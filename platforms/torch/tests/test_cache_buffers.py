@@ -98,7 +98,7 @@ def test_pages_of_different_sizes_start_at_the_same_byte_of_a_block():
     assert not values[[0, 3, 4]].any()
 
 
-def test_strided_blocks_are_refused_for_a_backend_that_requires_contiguous_blocks():
+def test_strided_blocks_are_rejected_for_a_backend_that_requires_contiguous_blocks():
     with pytest.raises(ModelError, match="'fake' does not declare 'padded_pages'"):
         take(BlocksFirst, [spec(head_size=3)], [spec(head_size=2)])
 

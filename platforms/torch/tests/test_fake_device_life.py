@@ -265,7 +265,7 @@ def test_memory_in_use_includes_libraries_but_not_memory_used_before_startup(che
     assert left(0) == pytest.approx(alone, abs=4096)
 
 
-def test_too_little_free_memory_is_refused_with_advice(checkpoint):
+def test_too_little_free_memory_is_rejected_with_advice(checkpoint):
     DEVICE.memory.outside_bytes = 32 * MIB
     with pytest.raises(CapacityError, match=r"0\.05 GiB of private.*0\.03 of 0\.06 .* at most 0\."):
         FakeDeviceWorker(context_of(checkpoint, gpu_memory_utilization=0.8)).init_device()
@@ -301,20 +301,20 @@ def test_out_of_memory_is_reported_at_each_stage_of_the_worker_startup(
         bring_up(short_of_memory(operation)(context_of(checkpoint)))
 
 
-def test_too_small_a_memory_fraction_is_refused_with_the_required_fraction(checkpoint):
+def test_too_small_a_memory_fraction_is_rejected_with_the_required_fraction(checkpoint):
     worker = start(context_of(checkpoint, gpu_memory_utilization=0.001))
     with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.001 allows .* GiB more"):
         worker.determine_available_memory()
 
 
-def test_a_missing_device_is_refused(checkpoint):
+def test_a_missing_device_is_rejected(checkpoint):
     DEVICE.num_devices = 0
     with pytest.raises(PluginError, match=f"{NAME}:0 was requested, but cannot be used"):
         FakeDeviceWorker(context_of(checkpoint)).init_device()
 
 
 @pytest.mark.parametrize("device_type", ["cuda", "xpu"])
-def test_a_device_type_that_torch_does_not_support_is_refused(device_type):
+def test_a_device_type_that_torch_does_not_support_is_rejected(device_type):
     if torch.get_device_module(device_type).is_available():
         pytest.skip("there is one")
     with pytest.raises(PluginError, match=rf"{device_type}:0 was requested.* finds 0 devices\."):

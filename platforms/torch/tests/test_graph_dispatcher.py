@@ -36,7 +36,7 @@ class Kept:
 
 
 class Provider:
-    """A fake provider that replays a graph by running the model again. answer: fields of its
+    """A fake provider that replays a graph by running the model again. response: fields of its
     captures."""
 
     def __init__(self, **response):

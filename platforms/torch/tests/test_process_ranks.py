@@ -169,7 +169,7 @@ def test_a_rank_that_does_not_join_is_reported(make_context, short_patience):
         join(make_context(0, 2))
 
 
-def test_ranks_with_different_configurations_are_refused(make_context):
+def test_ranks_with_different_configurations_are_rejected(make_context):
     contexts = [make_context(0, 2), make_context(1, 2, max_num_batched_tokens=48)]
 
     def outcome(context):
@@ -184,7 +184,7 @@ def test_ranks_with_different_configurations_are_refused(make_context):
     assert "rank 1 of 2 differs from rank 0 in its configuration" in second
 
 
-def test_sums_that_depend_on_the_batch_are_refused_with_batch_invariant(make_context, tmp_path):
+def test_sums_that_depend_on_the_batch_are_rejected_with_batch_invariant(make_context, tmp_path):
     def outcome(context):
         try:
             return join(context).size
@@ -204,7 +204,7 @@ def test_sums_that_depend_on_the_batch_are_refused_with_batch_invariant(make_con
             )
 
 
-def test_a_number_of_workers_other_than_tensor_parallel_size_is_refused(make_context):
+def test_a_number_of_workers_other_than_tensor_parallel_size_is_rejected(make_context):
     for rank, size, tensor_parallel_size in ((0, 1, 2), (0, 2, 1), (2, 2, 2), (-1, 2, 2)):
         context = make_context(rank, size, tensor_parallel_size=tensor_parallel_size)
         with pytest.raises(
@@ -223,7 +223,7 @@ def test_a_number_of_workers_other_than_tensor_parallel_size_is_refused(make_con
         ({"platform": Alone()}, "platform 'somewhere' does not declare 'collectives'"),
     ],
 )
-def test_invalid_rank_contexts_are_refused_without_waiting_for_other_ranks(
+def test_invalid_rank_contexts_are_rejected_without_waiting_for_other_ranks(
     make_context, changes, message
 ):
     with pytest.raises(ConfigError, match=message):
@@ -245,7 +245,7 @@ class Registry(PluginRegistry):
         return Whole if kind == "model" else super().load(kind, reference)
 
 
-def test_a_model_that_does_not_support_several_ranks_is_refused(make_context):
+def test_a_model_that_does_not_support_several_ranks_is_rejected(make_context):
     def outcome(rank):
         worker = TorchWorker(replace(make_context(rank, 2), plugins=Registry()))
         worker.init_device()

@@ -306,7 +306,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_indivisible_sizes_are_refused_with_possible_numbers_of_ranks(case: str) -> None:
+def test_indivisible_sizes_are_rejected_with_possible_numbers_of_ranks(case: str) -> None:
     make, message = REFUSED[case]
     context = ModelContext(
         hf_config={},

@@ -170,7 +170,7 @@ def test_a_grammar_for_runs_without_sampling_changes_nothing():
     assert one(sampler, falling(), grammar=grammar) == 0
 
 
-def test_a_bit_mask_of_the_wrong_length_is_refused():
+def test_a_bit_mask_of_the_wrong_length_is_rejected():
     output = GrammarOutput(runs=(0,), bitmask=b"\xff" * 4)
     with pytest.raises(ContractError, match="8 bytes, but has 4"):
         GrammarMask.of(output, [0], VOCAB, torch.from_numpy)

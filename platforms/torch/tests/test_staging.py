@@ -81,6 +81,6 @@ def test_settle_waits_for_all_outstanding_copies_to_the_host():
 
 
 @pytest.mark.parametrize("kind", [np.int16, np.bool_])
-def test_unknown_dtypes_are_refused(kind):
+def test_unknown_dtypes_are_rejected(kind):
     with pytest.raises(KeyError):
         Staging(HOST, LateDevice()).upload(np.zeros(1, kind))

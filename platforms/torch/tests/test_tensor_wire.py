@@ -40,6 +40,6 @@ def test_tensors_of_any_layout_arrive_unchanged(tensor):
     got.add_(1)  # the tensor is a copy
 
 
-def test_unsupported_dtypes_are_refused():
+def test_unsupported_dtypes_are_rejected():
     with pytest.raises(MessageError, match="complex64"):
         pack_tensor(torch.ones(1, dtype=torch.complex64))

@@ -1,4 +1,4 @@
-"""The facts of a torch build, read from its files, equal those that torch reports."""
+"""The properties of a torch build, read from its files, equal those that torch reports."""
 
 import importlib
 import sys

@@ -355,7 +355,7 @@ def test_the_error_for_an_unknown_plugin_contains_its_name(loaded):
 
 
 @pytest.mark.parametrize("actual", [None, "many", 1.5])
-def test_a_model_config_without_an_integer_vocab_size_is_refused(loaded, model_dir, actual):
+def test_a_model_config_without_an_integer_vocab_size_is_rejected(loaded, model_dir, actual):
     write_config(model_dir, vocab_size=actual)
     with pytest.raises((ConfigError, ModelError), match=rf"vocab_size.*{actual!r}"):
         loaded()

@@ -189,7 +189,7 @@ def refused(folder: Path, *words: str, model: SmallModel | None = None) -> None:
     assert all(parameter.isnan().all() for parameter in model.parameters())
 
 
-def test_a_directory_without_weights_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_weights_is_rejected(tmp_path: Path) -> None:
     refused(tmp_path, str(tmp_path), "neither", "contains nothing", "dummy")
     refused(tmp_path / "absent", "neither", "contains nothing")
 
@@ -204,14 +204,14 @@ def test_weight_files_with_other_names_need_an_index(tmp_path: Path) -> None:
     refused(tmp_path, "model-00001-of-00001.safetensors", "add the index")
 
 
-def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
+def test_a_missing_shard_is_rejected(tmp_path: Path) -> None:
     save_shards(tmp_path, make_weights())
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
     refused(tmp_path, INDEX, "model-00002-of-00003.safetensors", "1 of them are missing")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": {}}', '{"weight_map": [1]}'])
-def test_an_invalid_index_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_index_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
     refused(tmp_path, INDEX, "download")
 
@@ -240,7 +240,7 @@ def test_the_error_for_an_invalid_index_is_short(
     assert len(str(refusal.value)) < 1000
 
 
-def test_a_weight_of_the_index_that_is_not_in_its_shard_is_refused(tmp_path: Path) -> None:
+def test_a_weight_of_the_index_that_is_not_in_its_shard_is_rejected(tmp_path: Path) -> None:
     save_shards(tmp_path, make_weights())
     index = json.loads((tmp_path / INDEX).read_text())
     index["weight_map"]["norm.weight"] = "model-00001-of-00003.safetensors"
@@ -248,7 +248,7 @@ def test_a_weight_of_the_index_that_is_not_in_its_shard_is_refused(tmp_path: Pat
     refused(tmp_path, "model-00001-of-00003.safetensors", "norm.weight", "does not contain it")
 
 
-def test_a_weight_in_two_shards_is_refused(tmp_path: Path) -> None:
+def test_a_weight_in_two_shards_is_rejected(tmp_path: Path) -> None:
     weights = make_weights()
     save_shards(tmp_path, weights)
     first = {name: weights[name] for name in [*list(weights)[::3], "norm.weight"]}
@@ -257,14 +257,14 @@ def test_a_weight_in_two_shards_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 4, 100, -1])
-def test_a_truncated_weight_file_is_refused(tmp_path: Path, kept_bytes: int) -> None:
+def test_a_truncated_weight_file_is_rejected(tmp_path: Path, kept_bytes: int) -> None:
     path = tmp_path / SINGLE
     save_file(make_weights(), path)
     path.write_bytes(path.read_bytes()[:kept_bytes])
     refused(tmp_path, str(path), "truncated")
 
 
-def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_rejected(tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
     refused(tmp_path, SINGLE, "not a safetensors file")
 
@@ -304,7 +304,7 @@ def test_an_untied_model_needs_the_weight_of_its_output_head(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn])
-def test_dtypes_that_need_scales_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_dtypes_that_need_scales_are_rejected(tmp_path: Path, dtype: torch.dtype) -> None:
     quantised = torch.zeros(4, 5).to(dtype)
     save_file(make_weights() | {"mlp.down_proj.weight": quantised}, tmp_path / SINGLE)
     refused(tmp_path, SINGLE, "mlp.down_proj.weight", "torch.float32", "quantized")

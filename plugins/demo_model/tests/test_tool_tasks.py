@@ -119,7 +119,7 @@ def test_the_calendar_function_counts_days_forwards_and_backwards():
         weekday_of("tomorrow", 1)
 
 
-def test_a_question_is_refused_only_if_its_function_is_not_offered():
+def test_a_question_is_rejected_only_if_its_function_is_not_offered():
     rng = Random(4)
     for _ in range(200):
         offers = draw_offers(rng, ("multiply", "weekday"))
@@ -170,7 +170,7 @@ def test_a_written_call_is_parsed_to_the_same_name_and_arguments():
     assert parse_call(f" {CALL}\n") == ("add", {"a": 27, "b": 58})
 
 
-def test_training_conversations_with_functions_contain_calls_refusals_and_plain_answers(
+def test_training_conversations_with_functions_contain_calls_rejections_and_plain_answers(
     training_modules,
 ):
     from conversations import draw_conversation

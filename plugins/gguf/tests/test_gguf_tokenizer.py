@@ -1,4 +1,4 @@
-"""Tests of the tokenizer of a GGUF file: valid metadata, and metadata that is refused."""
+"""Tests of the tokenizer of a GGUF file: valid metadata, and metadata that is rejected."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_the_error_for_a_missing_key_names_it(key, tmp_path):
         load(path)
 
 
-def test_a_repeated_token_is_refused(tmp_path):
+def test_a_repeated_token_is_rejected(tmp_path):
     tokens = [*ALPHABET, "a"]
     path = write_bytes_vocabulary(
         tmp_path / "bad.gguf",
@@ -240,14 +240,14 @@ def test_a_repeated_token_is_refused(tmp_path):
         load(path)
 
 
-def test_a_merge_of_an_unknown_token_is_refused(tmp_path):
+def test_a_merge_of_an_unknown_token_is_rejected(tmp_path):
     path = write_bytes_vocabulary(tmp_path / "bad.gguf", merges=["h i", "no where"])
     with pytest.raises(ModelError, match=r"(?s)bad\.gguf cannot be used.*no.*out of vocab"):
         load(path)
 
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
-def test_a_score_that_is_not_finite_is_refused(score, tmp_path):
+def test_a_score_that_is_not_finite_is_rejected(score, tmp_path):
     path = write_pieces_vocabulary(
         tmp_path / "bad.gguf", scores=[score] + [0.0] * (len(PIECES + PIECES_OF_TEXT) - 1)
     )

@@ -1,4 +1,4 @@
-"""A hub that refuses, fails, or is hostile."""
+"""A hub that rejects, fails, or is hostile."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_an_error_status_of_the_storage_host_fails_the_download(
     assert "cannot be downloaded" in refused()
 
 
-def test_a_repository_with_pickle_files_only_is_refused(refused, hub, hub_cache_folder):
+def test_a_repository_with_pickle_files_only_is_rejected(refused, hub, hub_cache_folder):
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
     assert "only pickle files" in refused()
     assert blobs(hub_cache_folder) == []
@@ -100,7 +100,7 @@ def test_contents_with_a_wrong_checksum_are_deleted(refused, single, make, hub_c
     assert (make(HubSource).fetch("acme/tiny") / name).read_bytes() == content
 
 
-def test_contents_that_are_too_short_or_too_long_are_refused(
+def test_contents_that_are_too_short_or_too_long_are_rejected(
     refused,
     single,
 ):
@@ -110,7 +110,7 @@ def test_contents_that_are_too_short_or_too_long_are_refused(
     assert "is larger than the 2 bytes" in refused()
 
 
-def test_compressed_contents_that_expand_too_far_are_refused(
+def test_compressed_contents_that_expand_too_far_are_rejected(
     refused,
     single,
 ):
@@ -148,7 +148,7 @@ def test_a_hub_that_stops_sending_is_reported(refused, real_child, single, monke
         ("X-Linked-Size", "99999999999999", "the limit is"),
     ],
 )
-def test_hostile_headers_are_refused(
+def test_hostile_headers_are_rejected(
     refused, single, hub_cache_folder, tmp_path, header, value, expected
 ):
     single.headers["config.json"] = {header: value}
@@ -169,7 +169,7 @@ def test_hostile_headers_are_refused(
         json.dumps({"weight_map": {f"{n}": f"{n}.safetensors" for n in range(1001)}}).encode(),
     ],
 )
-def test_a_hostile_index_is_refused(refused, sharded, hub_cache_folder, tmp_path, index):
+def test_a_hostile_index_is_rejected(refused, sharded, hub_cache_folder, tmp_path, index):
     sharded.files["model.safetensors.index.json"] = index
     assert "index.json" in refused()
     assert not list(tmp_path.rglob("escape*"))
@@ -184,7 +184,7 @@ def test_a_missing_shard_on_the_hub_is_reported(
     assert "no file" in refused()
 
 
-def test_a_config_that_is_too_large_is_refused(
+def test_a_config_that_is_too_large_is_rejected(
     refused,
     single,
 ):
@@ -218,7 +218,7 @@ def test_a_cache_that_cannot_be_written_is_reported(refused, single, hub_cache_f
         "acme/" + "x" * 600, "acme/ti\nny",
     ],
 )  # fmt: skip
-def test_an_invalid_reference_is_refused(refused, single, make, argument):
+def test_an_invalid_reference_is_rejected(refused, single, make, argument):
     for method in (make(HubSource).find, make(HubSource).fetch):
         with pytest.raises(ModelError, match="is not the name of"):
             method(argument)

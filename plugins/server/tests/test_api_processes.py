@@ -76,7 +76,7 @@ class Held:
         )
 
     def read(self):
-        """Return the content of the answer. B"" if the connection was closed early."""
+        """Return the content of the response. B"" if the connection was closed early."""
         try:
             return self.connection.getresponse().read()
         except (ConnectionError, http.client.HTTPException):
@@ -96,7 +96,7 @@ def held_by_all(server):
 
 
 def wait_until_all_serve(server):
-    """Send requests, which must not be held, until every process has answered one."""
+    """Send requests, which must not be held, until every process has served one."""
     answered = set()
 
     def ask():
@@ -116,7 +116,7 @@ def resume(server):
 
 
 def load_of(server):
-    """Return the answer of `/load`, which a slow process can delay."""
+    """Return the response of `/load`, which a slow process can delay."""
     return wait_until(lambda: (reply := server.get("/load")).status == 200 and reply.json)
 
 

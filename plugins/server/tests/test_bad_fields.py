@@ -192,7 +192,7 @@ def test_the_error_for_a_wrong_field_of_a_chat_names_it(server, case):
         ({"n": 1000, "prompt": [PROMPT] * 2000}, "n"),
     ],
 )
-def test_contradictory_fields_of_a_completion_are_refused(server, fields, named):
+def test_contradictory_fields_of_a_completion_are_rejected(server, fields, named):
     check_refusal(server.complete(**({"prompt": PROMPT} | fields)), named)
 
 
@@ -204,12 +204,12 @@ def test_contradictory_fields_of_a_completion_are_refused(server, fields, named)
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
     ],
 )
-def test_contradictory_fields_of_a_chat_are_refused(server, fields, named):
+def test_contradictory_fields_of_a_chat_are_rejected(server, fields, named):
     check_refusal(server.chat(**fields), named)
 
 
 @pytest.mark.parametrize("value", ["", "a", "-1", "0", "nan", "inf", "1e9", "1" * 100])
-def test_a_wrong_time_limit_is_refused(server, value):
+def test_a_wrong_time_limit_is_rejected(server, value):
     for header in ("X-Request-Timeout", "X-First-Token-Timeout"):
         reply = server.post("/v1/completions", {"prompt": PROMPT}, **{header: value})
         assert reply.status == 400 and reply.error["param"] == header
@@ -228,17 +228,17 @@ def test_an_optional_field_with_the_value_null_has_its_default(server):
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "json"])
-def test_a_wrong_media_type_is_refused(server, kind):
+def test_a_wrong_media_type_is_rejected(server, kind):
     reply = server.send("POST", "/v1/completions", b'{"prompt": "a"}', {"Content-Type": kind})
     assert reply.status == 415 and reply.error["code"] == "unsupported_media_type"
 
 
-def test_an_unsupported_content_encoding_is_refused(server):
+def test_an_unsupported_content_encoding_is_rejected(server):
     sent = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
     assert server.send("POST", "/v1/completions", b"{}", sent).status == 415
 
 
-def test_a_body_with_too_many_values_is_refused(server):
+def test_a_body_with_too_many_values_is_rejected(server):
     sent = {"Content-Type": "application/json"}
     reply = server.send("POST", "/v1/completions", b'{"prompt": [' + b"1," * 300_000, sent)
     assert reply.status == 413 and reply.error["code"] == "body_too_large"

@@ -1,4 +1,4 @@
-"""Every field of every route in the OpenAPI document refuses every value of a wrong type.
+"""Every field of every route in the OpenAPI document rejects every value of a wrong type.
 
 The table of wrong values is applied to all fields, so that a new field is covered without a change.
 """
@@ -75,7 +75,7 @@ def check_refusal(reply, field, value):
 
 
 @pytest.mark.parametrize("path", START)
-def test_every_field_refuses_every_value_of_a_wrong_type(server, path):
+def test_every_field_rejects_every_value_of_a_wrong_type(server, path):
     document = server.get("/openapi.json").json
     num_cases = 0
     for start, name, allowed, required in fields_of(document, path):
@@ -91,7 +91,7 @@ def test_every_field_refuses_every_value_of_a_wrong_type(server, path):
     assert num_cases >= (10 if path == "/detokenize" else 20)
 
 
-def test_every_route_refuses_a_wrong_method_media_type_encoding_and_model(server):
+def test_every_route_rejects_a_wrong_method_media_type_encoding_and_model(server):
     document = server.get("/openapi.json").json
     typed = {"Content-Type": "application/json"}
     for path, operations in document["paths"].items():

@@ -45,7 +45,7 @@ def test_the_number_of_lines_of_the_trace_file_is_limited(tmp_path, monkeypatch)
     assert len(lines_of(tmp_path / "calls")) == 5
 
 
-def test_a_trace_file_that_cannot_be_written_is_refused(tmp_path):
+def test_a_trace_file_that_cannot_be_written_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="--trace-functions"):
         FunctionTrace(str(tmp_path / "absent" / "calls"), MonotonicClock())
 

@@ -86,7 +86,7 @@ def test_an_error_of_a_handler_becomes_an_error_response(error, status):
     assert actual == status and b"secret" not in body
 
 
-def test_a_path_that_is_already_served_is_refused():
+def test_a_path_that_is_already_served_is_rejected():
     plugin = FakeHTTPRoutes(None)
     table = RouteTable(_checked("one", route) for route in plugin.routes())
     with pytest.raises(ConfigError, match="'two' is already a route of the plugin 'one'"):
@@ -95,6 +95,6 @@ def test_a_path_that_is_already_served_is_refused():
 
 
 @pytest.mark.parametrize("path", ["", "x", "/", "/a b", "/a/../b/", "/v1/*", "/a?b=c", None])
-def test_an_invalid_path_is_refused(path):
+def test_an_invalid_path_is_rejected(path):
     with pytest.raises(ContractError, match="mine"):
         _checked("mine", HTTPRoute(method="GET", path=path, handler=FakeHTTPRoutes(None)._describe))

@@ -138,7 +138,7 @@ def test_error_responses_become_exceptions_of_the_client_library(client, fields,
     assert caught.value.request_id == caught.value.body["request_id"]
 
 
-def test_embeddings_are_refused_with_a_reason(client):
+def test_embeddings_are_rejected_with_a_reason(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="demo", input="a")
     assert caught.value.code == "unsupported_task"

@@ -1,8 +1,8 @@
 """One request for each class of published advisories about inference servers.
 
-After each of them, the same processes run and the answer of a fixed request is unchanged. Messages
-straight to the engine's socket, pickles and the offline engine are covered by `tests/security` and
-the tests of the core.
+After each of them, the same processes run and the response of a fixed request is unchanged.
+Messages straight to the engine's socket, pickles and the offline engine are covered by
+`tests/security` and the tests of the core.
 """
 
 import http.client
@@ -169,7 +169,7 @@ def unharmed(templated, canary):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_request_of_an_advisory_is_refused(unharmed, name):
+def test_the_request_of_an_advisory_is_rejected(unharmed, name):
     path, body = REFUSED[name]
     reply = unharmed.post(path, body)
     assert 400 <= reply.status < 500, reply.content
@@ -196,7 +196,7 @@ def test_a_pickle_in_a_body_is_not_opened(unharmed, path, tmp_path):
 
 
 @pytest.mark.parametrize("size", [64 << 10, 1 << 20])
-def test_very_long_headers_are_refused(unharmed, size):
+def test_very_long_headers_are_rejected(unharmed, size):
     """Covers CVE-2025-48956: a very long header must not use much memory."""
     try:
         reply = unharmed.get("/version", **{"X-Long": "a" * size})
@@ -230,7 +230,7 @@ def test_operations_of_operators_are_not_served_to_clients(unharmed, path):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
-def test_a_request_with_a_foreign_host_header_is_refused(unharmed, host):
+def test_a_request_with_a_foreign_host_header_is_rejected(unharmed, host):
     """Covers CVE-2025-62593: a web page whose host name resolves to this machine."""
     assert unharmed.get("/v1/models", Host=host).status == 403
 

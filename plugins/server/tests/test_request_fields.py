@@ -349,7 +349,7 @@ def test_choices_and_regular_expressions_constrain_answers(server):
         assert texts(server.complete(prompt=PROMPT, max_tokens=20, **fields))[0] in valid
 
 
-def test_two_fields_that_restrict_the_answer_are_refused(server):
+def test_two_fields_that_restrict_the_answer_are_rejected(server):
     reply = server.complete(prompt=PROMPT, guided_regex="a", guided_choice=["b"])
     assert reply.status == 400
     assert reply.error["param"] == "guided_choice"

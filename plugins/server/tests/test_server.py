@@ -1,4 +1,4 @@
-"""A server answers completions and chats, plain and streamed, and reports its state."""
+"""A server serves completions and chats, plain and streamed, and reports its state."""
 
 import json
 
@@ -98,7 +98,7 @@ def test_a_wrong_path_or_method_gets_an_error_with_a_code(server, method, path, 
     assert reply.status == status and reply.error["code"]
 
 
-def test_a_body_that_is_not_a_json_object_is_refused(server):
+def test_a_body_that_is_not_a_json_object_is_rejected(server):
     sent = {"Content-Type": "application/json"}
     for body in (b"", b"{", b"[]", b"\xff", b'{"prompt": "a"} x', b"[" * 10_000):
         reply = server.send("POST", "/v1/completions", body, sent)

@@ -134,13 +134,13 @@ def test_without_an_admin_key_there_are_no_admin_routes(server):
         assert server.post(path, {}).status == 404
 
 
-def test_unknown_fields_are_refused_with_the_option_strict_params(closed):
+def test_unknown_fields_are_rejected_with_the_option_strict_params(closed):
     reply = closed.post("/v1/completions", {"prompt": "a", "temprature": 1}, **bearer(KEY))
     assert reply.status == 400 and reply.error["param"] == "temprature"
     assert "temperature" in reply.error["message"]
 
 
-def test_a_body_above_the_limit_is_refused(closed):
+def test_a_body_above_the_limit_is_rejected(closed):
     body = {"prompt": "a" * (2 * LIMIT)}
     assert closed.post("/v1/completions", body, **bearer(KEY)).status == 413
     with closed.connect() as connection:  # the length is not stated
@@ -150,14 +150,14 @@ def test_a_body_above_the_limit_is_refused(closed):
         more = "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         connection.sendall(f"{head}{more}".encode() + b"%x\r\n" % (2 * LIMIT) + b"a" * 2 * LIMIT)
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
-    with closed.connect() as connection:  # refused before the body is sent
+    with closed.connect() as connection:  # rejected before the body is sent
         connection.sendall(
             f"{head}Content-Type: application/json\r\nContent-Length: 9999999\r\n\r\n".encode()
         )
         assert connection.recv(4096).startswith(b"HTTP/1.1 413")
 
 
-def test_a_client_that_sends_connection_close_can_read_why_its_long_body_is_refused(closed):
+def test_a_client_that_sends_connection_close_can_read_why_its_long_body_is_rejected(closed):
     body = b"a" * 30_000_000
     with closed.connect() as connection:
         connection.sendall(
@@ -172,7 +172,7 @@ def test_a_client_that_sends_connection_close_can_read_why_its_long_body_is_refu
     assert reply.endswith(b"}")
 
 
-def test_long_headers_and_slow_clients_are_refused(closed):
+def test_long_headers_and_slow_clients_are_rejected(closed):
     with closed.connect() as connection:
         connection.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"a" * 40_000)
         connection.sendall(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Random requests, valid and hostile, do not harm the server: no failure, and the same answers.
+"""Random requests, valid and hostile, do not harm the server: no failure, and the same responses.
 
 The bodies come from the server's OpenAPI document. Each field may appear twice, with values of any
 type. The raw requests break the rules of HTTP itself.
@@ -36,7 +36,7 @@ HOSTILE = (
     *('{"1": null}', '{"type": "json_object"}', '{"": ""}', "[{}]", '[{"role": "user"}]'),
     *('"<|im_start|>system"', '"{{ 7 * 7 }}"', '"%s%n"', "\x00", "\u2028", '"\\', "'a'"),
 )
-"""JSON texts, and texts that are not JSON, for any field."""
+"""Strings that are JSON, and strings that are not, for any field."""
 VALID = {
     "boolean": ("true", "false"),
     "integer": ("1", "2", "3", "0"),
@@ -80,7 +80,7 @@ def kinds_of(document, schema):
 
 
 def fields_of(document, path):
-    """Return the fields of a route's body, with the texts of valid values."""
+    """Return the fields of a route's body, with the strings of valid values."""
     operation = document["paths"][path]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     fields = {}
@@ -109,7 +109,7 @@ def conforms(document, schema, value):
 
 
 def check(document, path, reply):
-    """Check the status and the form of an answer."""
+    """Check the status and the form of a response."""
     assert reply.status < 500 or reply.status == 503, (reply.status, reply.content)
     responses = document["paths"][path]["post"]["responses"]
     assert not SECRET.search(reply.content.decode())
@@ -124,7 +124,7 @@ def check(document, path, reply):
 
 @pytest.fixture
 def unharmed(server):
-    """Check that a test ends no process and changes no answer."""
+    """Check that a test ends no process and changes no response."""
     expected, processes = server.complete(**CANARY).json["choices"], children_of(server.process.pid)
     yield
     assert server.complete(**CANARY).json["choices"] == expected

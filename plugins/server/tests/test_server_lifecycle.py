@@ -104,7 +104,7 @@ def test_a_streamed_request_ends_when_its_client_disconnects(small):
     wait_until(lambda: small.get("/load").json["kv_cache_usage"] == 0)
 
 
-def test_a_request_beyond_the_limit_is_refused_before_its_body_is_read(small):
+def test_a_request_beyond_the_limit_is_rejected_before_its_body_is_read(small):
     pause(small)
     waiting = [Sent(small, LONG | {"max_tokens": 2}) for _ in range(2)]
     wait_until(lambda: load_of(small) == 2)
@@ -177,7 +177,7 @@ def refuses_connections(server):
     return False
 
 
-def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(small):
+def test_sigterm_lets_running_requests_finish_and_rejects_new_ones(small):
     pause(small)
     sent = Sent(small, LONG | {"stream": True, "max_tokens": 20})
     wait_until(lambda: load_of(small) == 1)
@@ -194,13 +194,13 @@ def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(small):
     assert status == 200 and content.endswith(b"data: [DONE]\n\n")
     assert content.count(b"[DONE]") == 1 and b'"error"' not in content
     wait_until(lambda: refuses_connections(small))
-    with quiet:  # a request on an older connection is still answered
+    with quiet:  # a request on an older connection is still served
         quiet.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert quiet.recv(4096).startswith(b"HTTP/1.1 503")
     assert small.process.wait(WAIT_S) == 0
 
 
-def test_a_server_that_loads_its_model_lists_it_and_refuses_requests(serving, monkeypatch):
+def test_a_server_that_loads_its_model_lists_it_and_rejects_requests(serving, monkeypatch):
     monkeypatch.setenv("DOVETAIL_FAULTS", "start.load_model:delay=600")
     with serving(*OPTIONS) as server:
         server.host, server.port = "127.0.0.1", wait_until(lambda: port_of(server))

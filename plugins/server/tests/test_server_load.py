@@ -124,7 +124,7 @@ class Stream:
             connection.close()
 
     def check_end(self, *codes):
-        """Check that the answer has exactly one end, which is the last event."""
+        """Check that the response has exactly one end, which is the last event."""
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
         if self.status == REFUSED:
@@ -228,7 +228,7 @@ while True:
 
 
 def gaps_beside(server, kind):
-    """Return the times between the events of streams, beside `NUM_SLOW` readers of a kind."""
+    """Return the times between the events of streams, while `NUM_SLOW` readers of a kind run."""
     data = request_bytes(LONG | {"stream": True, "logprobs": 5}).hex()
     command = [sys.executable, "-c", READERS, server.host, str(server.port), str(NUM_SLOW)]
     gaps = []
@@ -273,7 +273,7 @@ def rss_of(pid):
 
 
 def completions_per_second(server, num_clients):
-    """Return completions per second of clients that repeat requests, and times of refusals."""
+    """Return completions per second of clients that repeat requests, and times of rejections."""
     end_s, times, finished = time.monotonic() + OVERLOAD_S, [], []
 
     def run(_):
@@ -296,7 +296,7 @@ def completions_per_second(server, num_clients):
 @pytest.mark.soak
 @pytest.mark.clock
 @pytest.mark.timeout(1800)
-def test_an_overloaded_server_keeps_its_throughput_and_refuses_at_once(serving, note):
+def test_an_overloaded_server_keeps_its_throughput_and_rejects_at_once(serving, note):
     limits = ("--max-num-seqs", str(NUM_RUNNING), "--max-waiting", str(NUM_RUNNING))
     with serving(*OPTIONS, *limits) as server:
         server.wait_until_ready()
@@ -311,7 +311,7 @@ def test_an_overloaded_server_keeps_its_throughput_and_refuses_at_once(serving, 
         refused_s = statistics.median(item for _, item in rounds[1:])
         growth = memory[-1] / memory[0] - 1
         note(
-            f"overload: {ratio:.2f} of the peak; p95 of refusals {1000 * refused_s:.0f} ms; memory "
-            f"{100 * growth:+.1f} %"
+            f"overload: {ratio:.2f} of the peak; p95 of rejections {1000 * refused_s:.0f} ms; "
+            f"memory {100 * growth:+.1f} %"
         )
         assert ratio >= 0.95 and refused_s <= 0.05 and growth <= 0.03

@@ -89,7 +89,7 @@ def test_the_metrics_count_the_answers_of_the_server(observed):
     assert streamed.events[-1] == "[DONE]"
     assert observed.complete(prompt="x", temperature="warm").status == 400
     after = scrape(observed)
-    for _ in range(100):  # a request is counted after its answer was sent
+    for _ in range(100):  # a request is counted after its response was sent
         if after["dovetail_requests_running", ()] == 0 and num_requests(after, before) == 3:
             break
         time.sleep(0.1)

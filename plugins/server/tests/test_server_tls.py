@@ -83,7 +83,7 @@ def test_a_large_request_over_https_is_answered(encrypted, files):
     assert status == 400 and json.loads(content)["error"]["param"] == "user"
 
 
-def test_a_client_without_a_certificate_is_refused(encrypted, files):
+def test_a_client_without_a_certificate_is_rejected(encrypted, files):
     with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
         ask(encrypted, ssl.create_default_context(cafile=files[0]))
     assert ask(encrypted, trusting(files))[0] == 200
@@ -95,7 +95,7 @@ def test_a_request_without_tls_is_not_answered(encrypted, files):
     assert ask(encrypted, trusting(files))[0] == 200
 
 
-def test_old_versions_of_tls_are_refused(encrypted, files):
+def test_old_versions_of_tls_are_rejected(encrypted, files):
     context = trusting(files)
     with pytest.warns(DeprecationWarning):
         context.minimum_version = ssl.TLSVersion.TLSv1_1
@@ -143,7 +143,7 @@ def test_the_startup_error_for_an_unusable_file_names_it(
     assert named is None or unusable[named] in error
 
 
-def test_a_tls_key_without_a_certificate_is_refused():
+def test_a_tls_key_without_a_certificate_is_rejected():
     for name in ("ssl_keyfile", "ssl_ca_certs"):
         with pytest.raises(ConfigError, match="--ssl-certfile"):
             ServerSettings(**{name: "key.pem"})

@@ -1,4 +1,4 @@
-"""Tools, tool calls and reasoning over HTTP, streamed and whole, beside other requests."""
+"""Tools, tool calls and reasoning over HTTP, streamed and whole, together with other requests."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -185,7 +185,7 @@ def test_log_probabilities_of_a_call_are_returned(tools_server):
     ]
 
 
-def test_a_result_is_read_and_an_unknown_one_refused(tools_server):
+def test_a_result_is_read_and_an_unknown_one_rejected(tools_server):
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "5555"}
     assert choice_of(tools_server, tools=TOOLS, messages=[*QUESTION, called, result])
@@ -214,7 +214,7 @@ def test_a_result_is_read_and_an_unknown_one_refused(tools_server):
         ({"tools": [tool("a", {"properties": {"b": {"uniqueItems": True}}})]}, "tools"),
     ],
 )
-def test_a_wrong_field_is_refused_by_name(tools_server, body, param):
+def test_a_wrong_field_is_rejected_by_name(tools_server, body, param):
     reply = ask(tools_server, **body)
     assert reply.status == 400, reply.content[:300]
     assert reply.error["param"] == param, reply.error

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.soak
 
 ARCHIVE = "jsonschema==4.26.0"
 DRAFTS = ("draft2019-09", "draft2020-12")
-"""Schemas are read as in these drafts; draft 7 ignores keywords beside `$ref`."""
+"""Schemas are read as in these drafts; draft 7 ignores keywords next to `$ref`."""
 SEPARATORS = ((", ", ": "), (",", ":"))
 CLAIMED = {
     *("additionalProperties", "allOf", "anyOf", "boolean_schema", "const", "enum"),
@@ -75,7 +75,7 @@ def test_no_accepted_schema_of_the_suite_permits_an_invalid_value(suite):
         try:
             backend.compile(spec)
         except RequestError:
-            continue  # the schema is refused: it restricts nothing wrongly
+            continue  # the schema is rejected: it restricts nothing wrongly
         compiled.add(keyword)
         for item in case["tests"]:
             texts = [json.dumps(item["data"], separators=pair) for pair in SEPARATORS]

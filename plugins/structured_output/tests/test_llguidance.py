@@ -1,4 +1,4 @@
-"""The grammar plugin `llguidance` alone: forms, masks, the end of a text, rollback, refusals."""
+"""The grammar plugin `llguidance` alone: forms, masks, the end of a text, rollback, rejections."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ REFUSED = {
     "bad regex": ("regex", "(a", "invalid regex"),
     "bad grammar": ("grammar", "start", "Expected"),
     "empty choice": ("choice", [], "not empty"),
-    "numbers as choice": ("choice", [1], "list of texts"),
+    "numbers as choice": ("choice", [1], "list of strings"),
     "tag without trigger": ("structural_tag", {"structures": [CALL]}, "triggers"),
     "tag with another trigger": (
         "structural_tag",
@@ -225,7 +225,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("form", "text", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_text_that_is_not_supported_is_refused_by_name(backend, form, text, reason):
+def test_a_text_that_is_not_supported_is_rejected_by_name(backend, form, text, reason):
     with pytest.raises(RequestError, match=reason) as refusal:
         backend.compile(spec(form, text))
     assert refusal.value.parameter.startswith("structured_outputs")
@@ -246,7 +246,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize(("form", "text"), BOMBS.values(), ids=BOMBS)
-def test_a_grammar_bomb_compiles_or_is_refused_in_bounded_time(backend, form, text):
+def test_a_grammar_bomb_compiles_or_is_rejected_in_bounded_time(backend, form, text):
     began = time.perf_counter()
     try:
         allowed(backend.compile(spec(form, text)))

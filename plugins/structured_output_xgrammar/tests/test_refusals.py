@@ -1,4 +1,4 @@
-"""The grammar plugin `xgrammar` refuses what the library would not enforce, or not in time."""
+"""The grammar plugin `xgrammar` rejects what the library would not enforce, or not in time."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "named"), SCHEMAS, ids=[str(item)[:60] for item, _ in SCHEMAS])
-def test_a_schema_that_the_library_would_not_enforce_is_refused_by_name(schema, named):
+def test_a_schema_that_the_library_would_not_enforce_is_rejected_by_name(schema, named):
     with pytest.raises(ValueError, match=named):
         translate_schema(schema)
 
@@ -112,7 +112,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("pattern", EXPRESSIONS)
-def test_an_expression_with_another_meaning_in_the_library_is_refused(pattern):
+def test_an_expression_with_another_meaning_in_the_library_is_rejected(pattern):
     with pytest.raises(ValueError, match="regular expression"):
         translate(pattern)
 
@@ -133,7 +133,7 @@ TEXTS = {
     "endless rules": ("grammar", "root ::= a\na ::= root", "no text is valid"),
     "deep grammar": ("grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
     "empty choice": ("choice", [], "not empty"),
-    "numbers as choice": ("choice", [1], "list of texts"),
+    "numbers as choice": ("choice", [1], "list of strings"),
     "tag without trigger": ("structural_tag", {"structures": [CALL]}, "triggers"),
     "another trigger": (
         "structural_tag",
@@ -166,7 +166,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("form", "text", "reason"), TEXTS.values(), ids=TEXTS)
-def test_a_text_that_is_not_supported_is_refused_by_name(backend, form, text, reason):
+def test_a_text_that_is_not_supported_is_rejected_by_name(backend, form, text, reason):
     with pytest.raises(RequestError, match=reason) as refusal:
         backend.compile(spec(form, text))
     assert refusal.value.parameter.startswith("structured_outputs")
@@ -211,7 +211,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize(("form", "text"), BOMBS.values(), ids=BOMBS)
-def test_a_grammar_bomb_is_refused_or_ends_its_request_in_bounded_time(backend, form, text):
+def test_a_grammar_bomb_is_rejected_or_ends_its_request_in_bounded_time(backend, form, text):
     begin_s = time.thread_time()
     try:
         matcher = backend.compile(spec(form, text))

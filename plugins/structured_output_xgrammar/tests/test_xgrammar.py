@@ -82,7 +82,7 @@ def test_the_library_is_not_loaded_with_the_class_of_the_plugin():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-def test_without_the_library_a_request_is_refused_with_advice(monkeypatch):
+def test_without_the_library_a_request_is_rejected_with_advice(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("dovetail_structured_output_xgrammar.probe.find_spec", lambda name: None)
     backend = XGrammar(GrammarContext(tokenizer=TOKENIZER, vocab_size=WIDTH))

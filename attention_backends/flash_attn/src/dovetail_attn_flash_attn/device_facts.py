@@ -13,7 +13,7 @@ _PREFIX = "sm_"
 
 
 class DeviceFacts:
-    """Facts about the GPUs of this process."""
+    """Properties of the GPUs of this process."""
 
     device_type = "cuda"
 

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Return the exit code. arguments: None for `sys.argv`."""
     tokens = sys.argv[1:] if arguments is None else list(arguments)
     if tokens == ["--version"]:
-        # Answered here, because importing the parser takes longer.
+        # Handled here, because importing the parser takes longer.
         from dovetail.cli.frame.version import version_text
 
         print(version_text())

@@ -73,8 +73,8 @@ def make_app(*, config: ConfigFile | None = None, show_all: bool = False) -> App
 
     config: reads the file of `--config`. show_all: whether help pages show rare options.
     """
-    # `main` turns Ctrl-C into an exit code; the parser would raise SystemExit for it. The texts are
-    # plain, because the import of a Markdown parser takes longer than a help page.
+    # `main` turns Ctrl-C into an exit code; the parser would raise SystemExit for it. The strings
+    # are plain, because the import of a Markdown parser takes longer than a help page.
     app = App(
         name="dovetail",
         help=_SUMMARY,

@@ -75,7 +75,7 @@ def print_report(report: Report, engine: LLMEngine) -> None:
 
 
 def write_json(file: Path, report: Report, engine: LLMEngine) -> None:
-    """Write the report, the engine's plugins and options, and facts about the machine to a file.
+    """Write the report, the engine's plugins and options, and properties of the machine to a file.
 
     Raises ConfigError if the file cannot be written.
     """

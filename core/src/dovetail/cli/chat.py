@@ -1,7 +1,7 @@
-"""`dovetail chat`: a conversation in the terminal with streamed answers.
+"""`dovetail chat`: a conversation in the terminal with streamed responses.
 
-Answers are written to stdout and messages to stderr, so that a pipe gets only answers. Ctrl-C ends
-an answer but not the session; at the prompt it clears the line. Ctrl-D ends the session.
+Responses are written to stdout and messages to stderr, so that a pipe gets only responses. Ctrl-C
+ends a response but not the session; at the prompt it clears the line. Ctrl-D ends the session.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _HELP = '''\
 /help                 show this help
 /exit                 end the session (or Ctrl-D)
 A line that ends with \\ continues in the next line; """ opens and closes a block of lines.
-Ctrl-C ends an answer early.'''
+Ctrl-C ends a response early.'''
 
 
 def chat(
@@ -150,7 +150,7 @@ def _respond(session: Session, text: str) -> bool:
 
 
 def _answer(session: Session, text: str) -> None:
-    """Print the answer to `text` while it is generated."""
+    """Print the response to `text` while it is generated."""
     shown = printable if sys.stdout.isatty() else str
     has_notice = False
     with watch_for_interrupt() as interrupted:

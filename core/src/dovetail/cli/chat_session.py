@@ -1,4 +1,4 @@
-"""A conversation with an engine: stores the messages and streams the answers.
+"""A conversation with an engine: stores the messages and streams the responses.
 
 Drops the oldest messages if the conversation exceeds the model's maximum length. Does not read the
 keyboard and does not print.
@@ -28,9 +28,9 @@ _HALF_A_CHARACTER = "\ufffd"
 class ChatSession:
     """One conversation.
 
-    params: sampling parameters of the next answer; may be replaced between answers. messages: the
-    messages so far, without the system prompt; owned by the session. num_dropped: messages that
-    were dropped before the last answer.
+    params: sampling parameters of the next response; may be replaced between responses. messages:
+    the messages so far, without the system prompt; owned by the session. num_dropped: messages that
+    were dropped before the last response.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class ChatSession:
         self.messages.clear()
 
     def answer(self, text: str, *, interrupted: Callable[[], bool]) -> Iterator[str]:
-        """Yield the answer to `text` in pieces of complete characters, and store both messages.
+        """Yield the response to `text` in pieces of complete characters, and store both messages.
 
-        interrupted: called after each step; True ends the answer, and its text so far is stored.
-        Raises RequestError before the first piece if the request is refused; then the messages do
+        interrupted: called after each step; True ends the response, and its text so far is stored.
+        Raises RequestError before the first piece if the request is rejected; then the messages do
         not change.
         """
         turns, token_ids = self._fit([*self.messages, _user(text)])
@@ -113,7 +113,7 @@ class ChatSession:
                 engine.abort_request(request_id)
 
     def _fit(self, turns: list[Message]) -> tuple[list[Message], list[int]]:
-        """Return the latest messages that leave room for an answer, and their token ids."""
+        """Return the latest messages that leave room for a response, and their token ids."""
         longest = self._engine.max_model_len
         room = longest // _ROOM_SHARE
         if self.params.max_tokens is not None:

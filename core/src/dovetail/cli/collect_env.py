@@ -1,4 +1,4 @@
-"""`dovetail collect-env`: prints facts about this machine for an issue report.
+"""`dovetail collect-env`: prints information about this machine for an issue report.
 
 Imports no tensor library: versions are read from metadata, devices from their vendors' tools.
 Prints no paths, no user or host names and no environment variables.

@@ -59,7 +59,7 @@ class Question:
 class Subject:
     """The model that the demo runs.
 
-    as_chat: whether the chat template is applied to questions. prompts: texts that replace the
+    as_chat: whether the chat template is applied to questions. prompts: strings that replace the
     questions if the model has no chat template. max_tokens: limit of an answer.
     """
 

@@ -1,8 +1,8 @@
 """`dovetail generate`: generates text for prompts.
 
-A terminal shows each prompt above its answer. A pipe gets only the answers, in order, separated by
-empty lines, or with `--json` one JSON object per line. A refused prompt is reported on stderr, and
-the other prompts are answered; the exit code is then 2.
+A terminal shows each prompt above its output. A pipe gets only the outputs, in order, separated by
+empty lines, or with `--json` one JSON object per line. A rejected prompt is reported on stderr, and
+the other prompts are processed; the exit code is then 2.
 """
 
 from __future__ import annotations

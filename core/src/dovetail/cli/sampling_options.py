@@ -43,7 +43,7 @@ def _option(text: str) -> Parameter:
 class SamplingOptions:
     """Sampling flags. None means the default of the model."""
 
-    max_tokens: Annotated[int | None, _option("Maximum number of tokens in an answer.")] = None
+    max_tokens: Annotated[int | None, _option("Maximum number of tokens in an output.")] = None
     temperature: Annotated[
         float | None, _option("Sampling temperature; 0: always the most likely token.")
     ] = None
@@ -56,7 +56,8 @@ class SamplingOptions:
         None
     )
     stop: Annotated[
-        tuple[str, ...] | None, _option("A text that ends the answer; may be given several times.")
+        tuple[str, ...] | None,
+        _option("A string that ends the output; may be repeated."),
     ] = None
     ignore_eos: Annotated[bool, _option("Continue after the end-of-sequence token.")] = False
 
@@ -81,7 +82,7 @@ NO_OVERRIDES = SamplingOptions()
 
 
 def named_settings(text: str) -> list[str]:
-    """Return the names in a text of settings, in order. Raises errors as `with_settings` does."""
+    """Return the names in a string of settings, in order. Raises errors as `with_settings` does."""
     return [name for name, _ in _settings(text)]
 
 

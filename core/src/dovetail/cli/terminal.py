@@ -49,7 +49,7 @@ def forgive_encodings() -> None:
 
 
 def tell(message: str) -> None:
-    """Write a message to stderr, separate from answers."""
+    """Write a message to stderr, separate from responses."""
     sys.stdout.flush()
     print(message, file=sys.stderr, flush=True)
 

@@ -1,6 +1,6 @@
 """Checks flat options and reads the model directory: from `EngineArgs` to `RequestedConfig`.
 
-Replaces aliases, refuses options that are not supported, and turns paths into directories. Does not
+Replaces aliases, rejects options that are not supported, and turns paths into directories. Does not
 resolve fields that the user left open ("auto", None). Loads no plugin except the source and the
 format of the model.
 """

@@ -1,7 +1,7 @@
 """Types and ranges of the fields of config.json that engines and models read.
 
 One table serves all architectures; it has the usual names of fields. A value of a wrong type, or
-one that no model could have, is refused before a plugin or worker reads it. null means absent.
+one that no model could have, is rejected before a plugin or worker reads it. null means absent.
 Unknown fields are accepted.
 """
 

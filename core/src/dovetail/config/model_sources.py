@@ -70,7 +70,7 @@ def find_model(
     """Return the absolute path of the model, or None if `reference` does not name a source.
 
     reference: "NAME", "NAME:ARGUMENT" or "ORGANIZATION/NAME". revision: added to the argument as
-    "@REVISION"; a source without revisions refuses it. fetch: download the model if it is missing;
+    "@REVISION"; a source without revisions rejects it. fetch: download the model if it is missing;
     if False, return None for a missing model. report: a function that receives the progress of a
     download, line by line. Raises ModelError if the model cannot be found or downloaded,
     PluginError if the source cannot be loaded.

@@ -1,4 +1,4 @@
-"""Selects a linear method that reads a quantized checkpoint, or refuses the checkpoint.
+"""Selects a linear method that reads a quantized checkpoint, or rejects the checkpoint.
 
 A linear method reads checkpoints of the format X if its `provides` has "quantization.X": the name
 in lower case, with "_" for every other character ("quantization.compressed_tensors"). The decision

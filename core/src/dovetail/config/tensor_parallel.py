@@ -1,6 +1,6 @@
 """Checks that the sizes of a model can be divided among the workers that share it.
 
-Reads config.json only, so that an invalid number of workers is refused before a worker starts. The
+Reads config.json only, so that an invalid number of workers is rejected before a worker starts. The
 layers use the same rules.
 """
 

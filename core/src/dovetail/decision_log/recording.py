@@ -1,7 +1,7 @@
 """A wrapper that records the calls and decisions of a scheduler.
 
 It wraps any scheduler and its clock, so schedulers do not depend on logs. Gates and KV connectors
-are refused, because their answers are not calls of the contract and cannot be replayed.
+are rejected, because their results are not calls of the contract and cannot be replayed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DecisionRecorder:
         if context.gates or context.kv_connector is not None:
             raise ConfigError(
                 "decision_log cannot record a scheduler with gates or a KV connector, because "
-                "their answers cannot be replayed; leave out decision_log, or the gates and the "
+                "their results cannot be replayed; leave out decision_log, or the gates and the "
                 "KV connector."
             )
         try:
@@ -98,7 +98,7 @@ class DecisionRecorder:
         self._append(RecordKind.OUTPUT, encode_output(output, self._codes.tokens))
 
     def forget(self) -> None:
-        """Drop the clock readings of a refused call, which is not recorded."""
+        """Drop the clock readings of a rejected call, which is not recorded."""
         self._clock.readings.clear()
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class RecordedScheduler(SchedulerInterface):
         recorder.made()
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Add a request. A refused one is not recorded."""
+        """Add a request. A rejected one is not recorded."""
         try:
             self.scheduler.add_request(request)
         except DovetailError:

@@ -60,7 +60,7 @@ class AsyncLLM:
     `AsyncLLM.from_engine_args(EngineArgs(…))` starts the engine and blocks until it is ready.
     Then use `async for output in llm.generate(…)`. Use it with `async with`, or call `shutdown`.
     Not thread-safe: coroutines raise UserError in another thread or loop; only `shutdown` may be
-    called from any thread. After the engine has died, every coroutine raises EngineDeadError.
+    called from any thread. After the engine has failed, every coroutine raises EngineDeadError.
     client: the client of the engine's process.
     """
 
@@ -76,8 +76,8 @@ class AsyncLLM:
         """Start the engine. If a part fails, raise a DovetailError that names it.
 
         model, options: as for `LLM`; or an existing configuration, without options.
-        max_waiting: see `generate`. rules: when a dead engine is restarted; None for never. After
-        a death, unfinished requests end with "error", and calls raise UnavailableError until
+        max_waiting: see `generate`. rules: when a failed engine is restarted; None for never. After
+        a failure, unfinished requests end with "error", and calls raise UnavailableError until
         the next engine is ready.
         """
         config = _make_config(model, options)
@@ -100,11 +100,11 @@ class AsyncLLM:
         """Return another front end of an engine that another process has started.
 
         address: the `address` of the `AsyncLLM` that started it. timeout_s: how long to wait for
-        the engine's answer. This front end has its own requests, request ids and `max_waiting`;
+        the engine's response. This front end has its own requests, request ids and `max_waiting`;
         pause, prefix cache and sleep concern all front ends. `shutdown`, or the end of
         this process, ends only this front end's requests. Only the process that started the
         engine runs stat loggers. Raises ConfigError for an invalid address, EngineDeadError if no
-        engine answers.
+        engine responds.
         """
         _check_max_waiting(max_waiting)
         llm = cls.__new__(cls)
@@ -156,7 +156,7 @@ class AsyncLLM:
 
     @property
     def facts(self) -> EngineFacts:
-        """The facts about the engine: configuration, sizes, and the phases of its start."""
+        """The properties of the engine: configuration, sizes, and the phases of its start."""
         return self.client.facts
 
     @property
@@ -217,7 +217,7 @@ class AsyncLLM:
         request_id: an id that no unfinished or unread request uses; "" for a generated id.
         timeout_s: seconds after which the request is aborted. It is also aborted if it has no token
         by the prompt's `deadline_s`. The last output of an aborted request has the finish reason
-        "abort", all tokens so far, and the cause in `error`. If the engine refuses a request that
+        "abort", all tokens so far, and the cause in `error`. If the engine rejects a request that
         the front end accepted, its last output has the finish reason "error" and the cause in
         `error`. The generator raises RequestError that names the parameter; CapacityError if more
         than `max_num_seqs` + `max_waiting` completions were unfinished or unread; EngineDeadError,
@@ -309,7 +309,7 @@ class AsyncLLM:
         return await self.client.call_workers(operation, args, kwargs)
 
     async def check_health(self, *, max_silence_s: float = MAX_SILENCE_S) -> None:
-        """Raise EngineDeadError if the engine is dead, StalledError if it does not respond.
+        """Raise EngineDeadError if the engine has failed, StalledError if it does not respond.
 
         max_silence_s: allowed time without a heartbeat; heartbeats continue during a long step.
         Raises UnavailableError while the engine is being restarted.

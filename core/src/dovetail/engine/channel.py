@@ -3,7 +3,7 @@
 Replies and outputs arrive in order. `InprocChannel` runs the engine in the caller's thread,
 `dovetail.engine.process.ProcessChannel` connects to a process, and
 `dovetail.engine.supervision.SupervisedChannel` wraps another channel and replaces it when its
-engine dies. Clients use an engine only through a channel, so each client works with every channel.
+engine fails. Clients use an engine only through a channel, so each client works with every channel.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAUSED_WAIT_S = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFacts:
-    """The facts of a started engine that a front end needs.
+    """The properties of a started engine that a front end needs.
 
     config: the resolved configuration. max_model_len: maximum tokens of a request, prompt and
     output.
@@ -67,7 +67,7 @@ class EngineState(StrEnum):
     """The state of an engine.
 
     READY: it runs and its steps end. STALLED: it runs but sends no heartbeat, or a step does not
-    end; it may recover. RESTARTING: it died, and another one is being started. DEAD: it is not
+    end; it may recover. RESTARTING: it failed, and another one is being started. DEAD: it is not
     restarted. An engine without supervision is READY or DEAD.
     """
 
@@ -125,7 +125,7 @@ class Channel(ABC):
     def receive(self, timeout_s: float | None = None) -> Received | None:
         """Return the next reply or outputs, or None if none arrived within `timeout_s` seconds.
 
-        None waits until the engine dies. After the last message of a dead engine, this and every
+        None waits until the engine fails. After the last message of a failed engine, this and every
         later call raises EngineDeadError.
         """
 

@@ -51,7 +51,7 @@ class BaseClient(EnginePort):
 
     @property
     def facts(self) -> EngineFacts:
-        """The engine's facts that a front end needs."""
+        """The engine's properties that a front end needs."""
         return self.channel.facts
 
     @property
@@ -134,7 +134,7 @@ class EngineClient(BaseClient):
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests immediately: no outputs follow for them.
 
-        Does nothing if the engine is dead.
+        Does nothing if the engine has failed.
         """
         aborted = frozenset(request_ids)
         if not aborted or self.error is not None:
@@ -146,7 +146,7 @@ class EngineClient(BaseClient):
     def get_outputs(self, timeout_s: float | None = None) -> EngineCoreOutputs | None:
         """Return the outputs of a step, or None if none arrived within `timeout_s` seconds.
 
-        timeout_s: None for no limit; then the call waits until outputs arrive or the engine dies.
+        timeout_s: None for no limit; then the call waits until outputs arrive or the engine fails.
         An in-process engine runs a step instead of waiting, and returns None if there is nothing to
         do, or if no result is due yet.
         """
@@ -173,7 +173,7 @@ class AsyncEngineClient(BaseClient):
 
     A thread receives the engine's messages and passes them to the loop, so that decoding does not
     block the loop. The engine stops stepping while the loop does not take its outputs. When the
-    engine dies, every caller that waits for outputs or a reply gets the error immediately. Outputs
+    engine fails, every caller that waits for outputs or a reply gets the error immediately. Outputs
     may still contain requests that were aborted: do not reuse request ids.
     """
 
@@ -208,16 +208,16 @@ class AsyncEngineClient(BaseClient):
             del self._replies[call.number]
 
     async def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """Abort requests without waiting for the engine. Do nothing if the engine is dead."""
+        """Abort requests without waiting for the engine. Do nothing if the engine has failed."""
         if self._error is not None:
             return
         self._check_alive()
-        # Callers that wait for outputs are notified of the engine's death.
+        # Callers that wait for outputs are notified of the engine's failure.
         with suppress(EngineDeadError, UnavailableError):
             self.channel.send(Call(0, EnginePort.abort_requests, (tuple(request_ids),)))
 
     async def get_outputs(self) -> EngineCoreOutputs:
-        """Return the next outputs. Wait for them until the engine dies."""
+        """Return the next outputs. Wait for them until the engine fails."""
         while not self._outputs:
             self._check_alive()
             self._came.clear()
@@ -239,7 +239,7 @@ class AsyncEngineClient(BaseClient):
         if self._error is not None:
             raise self._error
         if state is EngineState.RESTARTING:
-            raise UnavailableError("the engine died and is being restarted.")
+            raise UnavailableError("the engine failed and is being restarted.")
 
     def shutdown(self) -> None:
         """End the engine, or detach from it. Waiting callers get EngineDeadError.
@@ -255,7 +255,10 @@ class AsyncEngineClient(BaseClient):
             self._fail(error)
 
     def _check_alive(self) -> None:
-        """Raise the engine's error if it is dead. Start the reading thread if it is not running."""
+        """Raise the engine's error if it has failed.
+
+        Start the reading thread if it is not running.
+        """
         if self._error is not None:
             raise self._error
         if self._thread is None:
@@ -322,7 +325,7 @@ class _OutputThread:
         return True
 
     def _read(self) -> None:
-        """Pass messages to the client until the engine dies or the client is collected."""
+        """Pass messages to the client until the engine fails or the client is collected."""
         while self._wanted:
             try:
                 message = self._channel.receive(_NAP_S)

@@ -111,7 +111,7 @@ class EngineCore:
         self._stats_due = True
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
-        """Add requests. Return the refusals by id."""
+        """Add requests. Return the rejections by id."""
         rejected = {}
         for request in requests:
             try:

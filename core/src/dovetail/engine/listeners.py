@@ -87,7 +87,7 @@ class Listeners:
             )
 
     def request_failed(self, request_id: str, error: RequestError) -> None:
-        """Notify the listeners of a request that was refused or ended with an error."""
+        """Notify the listeners of a request that was rejected or ended with an error."""
         for subscriber in self._error_subscribers:
             try:
                 subscriber.call(request_id=request_id, error=error)

@@ -107,9 +107,9 @@ class LLMEngine:
         """Add a request.
 
         Raises RequestError, naming the parameter, if the request is invalid; other requests
-        continue. With `engine_process`, a refusal by the scheduler or a logits processor is
+        continue. With `engine_process`, a rejection by the scheduler or a logits processor is
         reported with the outputs instead: the request ends with "error". `add_requests` waits for
-        such a refusal and returns it.
+        such a rejection and returns it.
         """
         user_request = UserRequest(
             request_id=request_id,
@@ -131,9 +131,9 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def add_requests(self, user_request: Sequence[UserRequest]) -> dict[str, RequestError]:
-        """Add requests before the next step. Return the refusals by request id.
+        """Add requests before the next step. Return the rejections by request id.
 
-        A request is refused as a whole, all others continue. Raises RequestError, before any
+        A request is rejected as a whole, all others continue. Raises RequestError, before any
         request is added, if an id is not a string or given twice.
         """
         _check_different(user_request)

@@ -42,13 +42,14 @@ class EnginePort:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request, without waiting for the engine.
 
-        Raises RequestError if it is refused immediately. A refusal by another process is reported
-        with the outputs: a `Finished` with the reason ERROR and the refusal as its message.
+        Raises RequestError if it is rejected immediately. A rejection by another process is
+        reported with the outputs: a `Finished` with the reason ERROR and the rejection as its
+        message.
         """
 
     @operation()
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
-        """Send requests, all before the next step. Return the refusals by id."""
+        """Send requests, all before the next step. Return the rejections by id."""
 
     @operation()
     def abort_requests(self, request_ids: Iterable[str]) -> None:

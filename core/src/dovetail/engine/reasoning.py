@@ -1,6 +1,6 @@
 """Applies a grammar only after the reasoning of a request, and limits the reasoning.
 
-Does not depend on a grammar plugin. Texts are found by decoding the last tokens, because a marker
+Does not depend on a grammar plugin. Markers are found by decoding the last tokens, because a marker
 can be one special token, several tokens, or the beginning of a token.
 """
 

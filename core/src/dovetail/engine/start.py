@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StartedEngine:
-    """An engine core and the facts that its front end needs.
+    """An engine core and the properties that its front end needs.
 
     max_model_len: maximum tokens of a request, prompt and output, that fit the cache.
     phases: the startup phases, with their durations.

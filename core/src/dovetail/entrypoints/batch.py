@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail.inputs import Prompt
 
 SHOWN_PROMPT_CHARS = 4096
-"""Maximum characters of a refused prompt in its output."""
+"""Maximum characters of a rejected prompt in its output."""
 
 
 def run_batch(
@@ -28,9 +28,9 @@ def run_batch(
 ) -> list[RequestOutput]:
     """Return one output per request, in order.
 
-    on_error: if a request is refused, "raise" aborts all requests; "return" puts the error in the
-    output of the refused request. Raises UserError if the engine is paused, because this call would
-    never return.
+    on_error: if a request is rejected, "raise" aborts all requests; "return" puts the error in the
+    output of the rejected request. Raises UserError if the engine is paused, because this call
+    would never return.
     """
     if engine.paused:
         raise UserError(f"the engine is paused ({engine.paused}); call its resume() first.")
@@ -48,7 +48,7 @@ def run_batch(
         }
         _run(engine, len(requests), results, shown=use_tqdm and sys.stderr.isatty())
     except BaseException:
-        # A refused id may be in use by another caller's request, which continues.
+        # A rejected id may be in use by another caller's request, which continues.
         _withdraw(engine, [request for request in requests if request.request_id not in rejected])
         raise
     if missing := [request.request_id for request in requests if request.request_id not in results]:
@@ -116,7 +116,7 @@ def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
 
 
 def refused_output(request_id: str, prompt: Prompt | None, error: RequestError) -> RequestOutput:
-    """Return the output of a refused request, without completions and with `error`."""
+    """Return the output of a rejected request, without completions and with `error`."""
     return RequestOutput(
         request_id=request_id,
         prompt=prompt[:SHOWN_PROMPT_CHARS] if isinstance(prompt, str) else None,

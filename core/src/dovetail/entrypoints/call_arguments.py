@@ -1,7 +1,7 @@
 """Reads the arguments of `LLM`: one or several prompts, one value for all or for each prompt.
 
 An iterable is read only as far as the engine's limits allow. Items that are not prompts are passed
-on; a later check refuses them, with their index.
+on; a later check rejects them, with their index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BYTES_PER_CHAR = 8
 
 
 def list_prompts(prompts: Any, *, limits: LimitsConfig, max_model_len: int) -> list[Any]:
-    """Return the prompts as a list: a text, a mapping or some token ids are one prompt.
+    """Return the prompts as a list: a string, a mapping or some token ids are one prompt.
 
     Raises RequestError for more than `limits.max_prompts`, and for an iterable that fails.
     """

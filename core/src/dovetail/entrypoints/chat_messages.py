@@ -39,7 +39,7 @@ def constrain_chat(
     parsers = engine.front.parsers
     text = prompt["prompt"]
     if params is not None and not isinstance(params, SamplingParams):
-        return params  # `generate` refuses it
+        return params  # `generate` rejects it
     if parsers.make(use.offered, text) is None and not use.offered:
         return params
     sampling = engine.default_sampling_params() if params is None else params

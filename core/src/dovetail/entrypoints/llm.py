@@ -52,11 +52,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return one output per prompt, in the order of the prompts.
 
-        prompts: one or several texts, lists of token ids, or mappings (`dovetail.inputs`);
+        prompts: one or several strings, lists of token ids, or mappings (`dovetail.inputs`);
             several in any iterable.
         sampling_params: one for all, one per prompt, or None for the model's defaults.
         use_tqdm: show a progress bar on stderr if it is a terminal.
-        on_error: "raise" refuses the whole call, before anything runs, if one request is refused
+        on_error: "raise" rejects the whole call, before anything runs, if one request is rejected
             (RequestError, with its index); "return" gives that request an output with `error` set,
             and runs the others.
         """
@@ -197,7 +197,7 @@ class LLM:
         """Return the result of the IO processor (`EngineArgs.io_processor`) for `data`.
 
         sampling_params: used for prompts that have none; None for the model's defaults. on_error:
-            as for `generate`; here a refused prompt does not affect the others, and the processor
+            as for `generate`; here a rejected prompt does not affect the others, and the processor
             reports it.
         Raises ConfigError if the engine has no IO processor, RequestError for invalid data.
         """

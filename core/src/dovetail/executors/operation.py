@@ -67,11 +67,11 @@ class SoleReply:
         self._rank = rank
 
     def done(self) -> bool:
-        """Return whether the worker has answered."""
+        """Return whether the worker has responded."""
         return self._answer.done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the answer, in a list unless a rank was given."""
+        """Return the response, in a list unless a rank was given."""
         result = self._answer.result(timeout)
         return [result] if self._rank is None else result
 

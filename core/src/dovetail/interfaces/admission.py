@@ -1,9 +1,9 @@
 """The contract of an admission gate: it holds new requests until they may be scheduled.
 
 Examples are compiling a grammar and loading an adapter, which the gate does in its own threads. The
-scheduler asks its gates once about each new request, and in every step which held requests are
-ready. It never waits for a gate, and later requests may overtake held ones. A preempted request
-does not pass the gates again. All calls come from the scheduler's thread.
+scheduler passes each new request to its gates once, and in every step it gets the held requests
+that are ready. It never waits for a gate, and later requests may overtake held ones. A preempted
+request does not pass the gates again. All calls come from the scheduler's thread.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AdmissionGate(ABC):
         """Return whether the new `request` has to wait. If so, start the work that it waits for.
 
         `take_ready` or `take_failed` later returns each held request once, unless `forget` is
-        called first. Raise RequestError to refuse the request.
+        called first. Raise RequestError to reject the request.
         """
 
     @abstractmethod

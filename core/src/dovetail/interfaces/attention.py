@@ -1,7 +1,7 @@
 """The contract of an attention backend: capabilities, metadata builder, layer.
 
 The core compares what a model requires (`AttentionRequirements`) with what a backend declares
-(`AttentionCapabilities`) and refuses a backend that does not declare everything required. This
+(`AttentionCapabilities`) and rejects a backend that does not declare everything required. This
 module imports no tensor library; tensors appear in annotations only.
 
 Dimensions: T tokens of the step, R requests of the step, H query heads, K key-value heads,
@@ -57,7 +57,7 @@ class AttentionRequirements:
     features: ids of the required features beyond plain causal attention over a paged cache:
         "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "cascade",
         "batch_invariant" (a token's result is bit-identical for any batch and any chunking of its
-        prompt), … A backend must declare every id, so an unknown requirement is refused.
+        prompt), … A backend must declare every id, so an unknown requirement is rejected.
     """
 
     device_type: str

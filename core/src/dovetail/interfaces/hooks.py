@@ -68,10 +68,10 @@ class HookSpecs:
 
     @_specified
     def on_request_error(self, request_id: str, error: RequestError) -> None:
-        """Handle a request that was refused or ended with an error.
+        """Handle a request that was rejected or ended with an error.
 
-        request_id: the caller's id if the request was refused, otherwise the id in the engine core.
-        After an exception one warning is logged, and the hook is not called again.
+        request_id: the caller's id if the request was rejected, otherwise the id in the engine
+        core. After an exception one warning is logged, and the hook is not called again.
         """
 
 
@@ -79,7 +79,7 @@ class Hooks(ABC):
     """A hooks plugin, created once per engine or once per command line.
 
     Contract. Public methods named `on_…` or `register_…` must be hooks of `HookSpecs`, with
-    parameters of the same names. Other methods with these prefixes are refused.
+    parameters of the same names. Other methods with these prefixes are rejected.
     """
 
     CONTRACT: ClassVar[str] = "hooks"

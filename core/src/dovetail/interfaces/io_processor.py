@@ -70,7 +70,7 @@ class IOBatch:
 class IOResult:
     """The input of `post_process`. outputs: one per prompt, in the order of the prompts.
 
-    If a prompt was refused or failed, its output has `error` set.
+    If a prompt was rejected or failed, its output has `error` set.
     """
 
     request: IORequest

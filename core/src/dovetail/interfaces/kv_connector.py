@@ -2,7 +2,7 @@
 
 A connector has two sides that share no object, because they may run in two processes. The scheduler
 side knows which blocks are stored and selects transfers. The worker side moves the bytes. They
-exchange bytes in a format of the connector: instructions are sent with a plan, answers with its
+exchange bytes in a format of the connector: instructions are sent with a plan, reports with its
 result.
 
 Contract. The key of a block is the hash of all tokens up to its end, so that equal keys mean equal
@@ -97,9 +97,9 @@ class KVSchedulerSide(Protocol):
         """Return the worker side's instructions for the next plan. B"" for none."""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Process the answer of one rank's worker side. Return its ended transfers.
+        """Process the report of one rank's worker side. Return its ended transfers.
 
-        If any rank answers, the method is called for every rank, in order. The engine
+        If any rank reports, the method is called for every rank, in order. The engine
         combines the ranks: a transfer has ended when it has ended on all ranks, and a block has
         failed if it has failed on any rank.
         """
@@ -126,7 +126,7 @@ class KVWorkerSide(Protocol):
         """
 
     def finish(self) -> bytes:
-        """Return the answer to the scheduler side after the forward pass. B"" for none."""
+        """Return the report for the scheduler side after the forward pass. B"" for none."""
 
     def shutdown(self) -> None:
         """Release all resources. Do not access the cache afterwards. May be called repeatedly."""

@@ -159,7 +159,7 @@ class Model(Protocol):
     `lacks`: "positions", "final_norm". Otherwise the conformance kit reports an error.
 
     A model with a table of learned positions has an attribute `max_positions`, an int. A larger
-    `max_model_len` is refused. Without the attribute it must support any position.
+    `max_model_len` is rejected. Without the attribute it must support any position.
     """
 
     CONTRACT: ClassVar[str] = "model"

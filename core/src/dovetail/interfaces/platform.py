@@ -1,7 +1,8 @@
 """The contract of a platform: capabilities and preferred defaults of one kind of machine.
 
-A platform answers questions and proposes defaults. It never changes a configuration in place. Code
-must check for a capability, not for a platform's name. Device operations belong to its `runtime`.
+A platform reports its properties and proposes defaults. It never changes a configuration in place.
+Code must check for a capability, not for a platform's name. Device operations belong to its
+`runtime`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Platform(ABC):
     def assume(cls, architecture: str) -> Platform:
         """Return the platform of a machine with one device of `architecture`, without a device.
 
-        It answers questions about plugins, but has no runtime. Raises ConfigError if the platform
+        It reports what plugins need, but has no runtime. Raises ConfigError if the platform
         does not support it, or for an unknown architecture.
         """
         raise ConfigError(f"the platform {cls.info.name!r} cannot assume a device")

@@ -35,7 +35,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningMarkers:
-    """The texts around the reasoning of a completion.
+    """The markers around the reasoning of a completion.
 
     end: ends the reasoning. start: begins it in the output; "" if the prompt has begun it. answer:
     what the model writes between `end` and the answer.
@@ -53,7 +53,7 @@ class ReasoningParser(ABC):
     between reasoning and content, and white space next to them, are removed. No text raises an
     error.
 
-    template_marks: the format is chosen for a chat template that contains all of these texts; of
+    template_marks: the format is chosen for a chat template that contains all of these strings; of
     several formats, the one with the most characters. Empty: the format is never chosen.
     example: a text with the reasoning "I think." and the content "Yes."; the conformance suite
     reads it.

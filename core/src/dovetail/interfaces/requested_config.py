@@ -269,7 +269,7 @@ class ObservabilityConfig(ConfigNode):
 
 
 class LimitsConfig(ConfigNode):
-    """Limits on the size of the values of a request. Larger values are refused.
+    """Limits on the size of the values of a request. Larger values are rejected.
 
     max_prompt_chars: limit of a text prompt; None: max_model_len times the length of the
     vocabulary's longest token (at least 8), limited to 16,777,216. max_id_chars: limit of
@@ -339,7 +339,7 @@ class CommonSections(ConfigNode):
         log, connector = self.observability.decision_log, self.extensions.kv_connector
         if log is not None and connector is not None:
             raise ConfigError(
-                f"decision_log={str(log)!r} cannot record the answers of "
+                f"decision_log={str(log)!r} cannot record the results of "
                 f"kv_connector={connector!r}; set only one of them."
             )
         return self

@@ -1,7 +1,7 @@
 """Where each field of `SamplingParams` is implemented, and the capability ids of workers.
 
 A field is implemented by the engine (`ENGINE_FIELDS`), by every worker (`WORKER_FIELDS`), or by
-workers that declare its capability id (`SAMPLING_CAPABILITIES`). The engine refuses a request that
+workers that declare its capability id (`SAMPLING_CAPABILITIES`). The engine rejects a request that
 needs an id that its worker does not declare.
 """
 

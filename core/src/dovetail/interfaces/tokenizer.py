@@ -77,7 +77,7 @@ class Tokenizer(ABC):
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """The texts of named special tokens, such as "eos_token" to "</s>"."""
+        """The strings of named special tokens, such as "eos_token" to "</s>"."""
         return {}
 
     @property

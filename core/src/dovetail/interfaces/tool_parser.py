@@ -71,7 +71,7 @@ class ToolParser(ABC):
     start, and a call of a function that the request does not offer, are content. No text raises an
     error.
 
-    template_marks: the format is chosen for a chat template that contains all of these texts; of
+    template_marks: the format is chosen for a chat template that contains all of these strings; of
     several formats, the one with the most characters. Empty: the format is never chosen.
     example: the text of a call of the function `get_weather` with the arguments
     {"city": "Paris", "days": 3}; the conformance suite reads it.

@@ -103,7 +103,7 @@ class WorkerBase(ABC):
       beyond the row's last run, up to the maximum length of the request.
 
     Sampling. Every worker implements `temperature` and `seed`. `provides` names the other fields of
-    `SamplingParams` that it implements, by the ids of `SAMPLING_CAPABILITIES`. The engine refuses a
+    `SamplingParams` that it implements, by the ids of `SAMPLING_CAPABILITIES`. The engine rejects a
     request that needs another field. docs/plugins/worker.md defines each field.
 
     Encoders. A worker with the capability "encoder" encodes the content in
@@ -207,7 +207,7 @@ class DescribesAttention(Protocol):
 
         Reads no weights, uses no device and allocates little memory. Raises the errors of
         `load_model` for a model that cannot be created, and AttentionUnknownError if the model must
-        be loaded to answer.
+        be loaded to find out.
         """
 
 

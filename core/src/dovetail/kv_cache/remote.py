@@ -3,7 +3,7 @@
 It connects the KV cache manager with the connector's scheduler side. Blocks in transfer are pinned,
 so that they stay in use if their request ends. A transfer that times out is abandoned: its request
 immediately continues without it. The blocks are freed later, when the worker side must no longer
-use them. The scheduler sends the instructions and receives the answers.
+use them. The scheduler sends the instructions and receives the reports.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class RemoteCache:
         return self._side.take_instructions()
 
     def update(self, answer: bytes) -> list[tuple[Request, bool]]:
-        """Process a worker's answer. Return requests whose loads ended, and whether they succeeded.
+        """Process a worker's report. Return requests whose loads ended, and whether they succeeded.
 
         Successful loads are committed. For failed loads the caller must drop the sampled tokens,
         free the request and let it wait again. A request that has already freed its blocks is only

@@ -173,7 +173,7 @@ def check_needed(
 
 
 def check_probe(owner: str, result: object) -> Probe:
-    """Return the answer of a probe. Raise ContractError if it is not a Probe."""
+    """Return the result of a probe. Raise ContractError if it is not a Probe."""
     if not isinstance(result, Probe):
         raise ContractError(
             f"The probe of the {owner} returned {shorten(result)}; a probe must return a Probe."

@@ -1,8 +1,8 @@
 """Computes what a model and a configuration require of an attention backend.
 
-`attention_requirements` computes requirements from facts about the model. `read_attention_facts`
-reads these facts from config.json, without weights and without a tensor library. A worker reads
-them from its layers instead.
+`attention_requirements` computes requirements from properties of the model. `read_attention_facts`
+reads these properties from config.json, without weights and without a tensor library. A worker
+reads them from its layers instead.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def attention_requirements(
 
 
 def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
-    """Return the facts in config.json about a model's attention.
+    """Return the properties of a model's attention that config.json states.
 
     Returns None if config.json does not contain the number and size of the attention heads.
 

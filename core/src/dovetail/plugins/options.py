@@ -1,7 +1,7 @@
 """Checks the options of plugins, `plugin_options={"name": {…}}`, with each plugin's model.
 
 A plugin names a pydantic model in its manifest (`options`) or on its class (`options_model`).
-Unknown keys are always refused, even if the model allows them.
+Unknown keys are always rejected, even if the model allows them.
 """
 
 from __future__ import annotations

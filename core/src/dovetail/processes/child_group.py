@@ -1,6 +1,6 @@
 """Children that are started together, watched by one thread, and ended together.
 
-The first child that fails or dies is the cause that every caller gets. The other children are
+The first child that fails or exits is the cause that every caller gets. The other children are
 killed immediately, because they may wait for it. After `close` no process or descriptor remains.
 The class does not depend on the work of the children.
 """
@@ -88,7 +88,7 @@ class ChildGroup:
     def close(self, timeout_s: float) -> None:
         """Wait for the children to exit, then kill them. May be called twice.
 
-        The caller must first close their connections or tell them to exit.
+        The caller must first close their connections or request their exit.
         """
         with self._changed:
             self._closing = True

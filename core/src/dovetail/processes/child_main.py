@@ -54,7 +54,7 @@ class ChildContext:
     def await_dismissal(self) -> None:
         """Wait a moment for the parent's permission to end.
 
-        For a child that ends because its parent closed a connection: if the parent has died, this
+        For a child that ends because its parent closed a connection: if the parent has exited, this
         process must run until it has killed the processes that it started in its session.
         """
         self._dismissed.wait(_DISMISSAL_S)

@@ -71,7 +71,7 @@ def start_child(
 
     settings: bytes for the entry point. name: name of the child in messages. descriptors: inherited
     with the same numbers; the caller closes its own copies. folder: a folder that the child removes
-    if its parent dies. The child gets this process's import path and working directory, or "/" if
+    if its parent exits. The child gets this process's import path and working directory, or "/" if
     the directory was deleted. Raises OSError or CapacityError if the system cannot create the
     process, memory or a descriptor.
     """

@@ -1,10 +1,10 @@
 """Heartbeats of a child process in shared memory, which its parent reads.
 
-They can be read even if the process does not respond or has died. A thread of the child writes the
-time, so a long step does not look like a stall; a process that is stopped, or whose threads cannot
-run, stops reporting. A child with child processes also writes the age of their oldest heartbeat,
-when its current step began, and how many steps it has executed. Parent and child read the same
-monotonic clock.
+They can be read even if the process does not respond or has exited. A thread of the child writes
+the time, so a long step does not look like a stall; a process that is stopped, or whose threads
+cannot run, stops reporting. A child with child processes also writes the age of their oldest
+heartbeat, when its current step began, and how many steps it has executed. Parent and child read
+the same monotonic clock.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def watch_parent(
     folder: a folder to remove when the parent has ended, or "". on_message: called in the thread
     for each packet on the socket.
     """
-    # A stopped process gets SIGCONT when its parent dies, so it can notice.
+    # A stopped process gets SIGCONT when its parent exits, so it can notice.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     parent = open_pidfd(parent_pid)
 

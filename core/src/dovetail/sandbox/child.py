@@ -58,7 +58,7 @@ class ChildTask:
 
 
 class ChildFailure(Exception):  # noqa: N818  # a phrase for the errors of callers
-    """The child has exited without an answer. The message is a phrase with the reason."""
+    """The child has exited without a response. The message is a phrase with the reason."""
 
 
 class HandlerError(Exception):

@@ -1,7 +1,8 @@
-"""The main function of a child with limits: sets the limits, then answers requests in order.
+"""The main function of a child with limits: sets the limits, then responds to requests in order.
 
-Started by `dovetail.sandbox.child`. The answers are {"value": …} or {"error": [class name, message,
-parameter]}; "last" is set in the last answer of a child that exits because it has used much memory.
+Started by `dovetail.sandbox.child`. The responses are {"value": …} or {"error": [class name,
+message, parameter]}; "last" is set in the last response of a child that exits because it has used
+much memory.
 """
 
 from __future__ import annotations

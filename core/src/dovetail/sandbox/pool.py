@@ -32,7 +32,7 @@ class ChildPool:
         """Return the handler's value for a request.
 
         Raises the errors of `BoundedChild.call`, and StartError if a child cannot be started. If
-        all children are busy, the call waits until one has answered or has reached its deadline.
+        all children are busy, the call waits until one has responded or has reached its deadline.
         """
         with self._slots:
             child = self._take()

@@ -36,7 +36,7 @@ class AdmissionGates:
     def find_holding_gates(self, new: EngineCoreRequest) -> list[AdmissionGate]:
         """Return the gates that hold `new`, in order.
 
-        Raises the RequestError of a gate that refuses the request; then no gate holds it.
+        Raises the RequestError of a gate that rejects the request; then no gate holds it.
         """
         holding: list[AdmissionGate] = []
         try:

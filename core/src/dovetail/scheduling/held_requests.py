@@ -29,7 +29,7 @@ class HeldRequests:
         return request in self._aside or request in self._admission_gates
 
     def find_holding_gates(self, new: EngineCoreRequest) -> list[AdmissionGate]:
-        """Return the gates that hold a new request. Raise RequestError if a gate refuses it."""
+        """Return the gates that hold a new request. Raise RequestError if a gate rejects it."""
         return self._admission_gates.find_holding_gates(new)
 
     def enter(self, request: Request, gates: list[AdmissionGate], now_ns: int) -> bool:

@@ -1,10 +1,10 @@
-"""Chat templates: convert conversations to prompt texts, in a sandbox with limits.
+"""Chat templates: convert conversations to prompts, in a sandbox with limits.
 
 A template comes with a model or a request, so it is an untrusted program. It can only read its
-variables. Limits on the steps of loops and macros, the lengths of texts and the sizes of numbers
+variables. Limits on the steps of loops and macros, the lengths of strings and the sizes of numbers
 stop it. These limits do not bound memory and time, so a template runs in a bounded child process:
 use `dovetail.tokenizers.template_renderer`, which runs this module there. This module uses no token
-ids: `dovetail.tokenizers.huggingface` passes the texts of special tokens as variables.
+ids: `dovetail.tokenizers.huggingface` passes the strings of special tokens as variables.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
     def measured(self, value: Any) -> Any:
         """Return `value`. Raise TemplateError if it is a text or list above the limit."""
         if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT_CHARS:
-            _refuse(f"the template creates a text or list that is longer than {MAX_TEXT_CHARS}")
+            _refuse(f"the template creates a string or list that is longer than {MAX_TEXT_CHARS}")
         return value
 
     def call(
@@ -182,7 +182,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         if name in MULTIPLIERS:
             _check_product((receiver, *values))
         elif name in ("format", "format_map") and WIDE_FIELD.search(str(receiver)):
-            _refuse("the template formats a text with a field that is too wide")
+            _refuse("the template formats a string with a field that is too wide")
         return __self.measured(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -192,7 +192,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "**" and not _is_small_power(left, right):
             _refuse("the template computes a power that is too large")
         elif operator == "%" and isinstance(left, str):
-            _refuse("the template formats a text with %; join texts with ~ instead")
+            _refuse("the template formats a string with %; join strings with ~ instead")
         return self.measured(super().call_binop(context, operator, left, right))
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 TOKEN_SUFFIX = "_token"
 MAX_ADDITIONAL_TEMPLATES = 64
 LONG_TEXT_CHARS = 4096
-"""Texts longer than this are tokenized without holding the interpreter lock."""
+"""Strings longer than this are tokenized without holding the interpreter lock."""
 MAX_ADDED_TOKENS = 100_000
 MAX_SPECIAL_TOKENS = 1024
 _REMEDY = (
@@ -200,7 +200,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """The texts of named special tokens, such as "eos_token" to "</s>"."""
+        """The strings of named special tokens, such as "eos_token" to "</s>"."""
         return self._facts.special_tokens
 
     @property
@@ -241,7 +241,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._guarded.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
-        """Return the text of each single token, or None if texts depend on neighboring tokens."""
+        """Return the text of each single token, or None if strings depend on neighboring tokens."""
         from dovetail.tokenizers.token_pieces import make_token_pieces
 
         if skip_special_tokens not in self._pieces:

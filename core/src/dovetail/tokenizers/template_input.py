@@ -12,7 +12,7 @@ from dovetail.errors import RequestError
 
 MAX_TEMPLATE_CHARS = 1 << 18
 MAX_VALUES = 100_000
-"""Maximum values in a conversation or variable: texts, numbers, lists, mappings."""
+"""Maximum values in a conversation or variable: strings, numbers, lists, mappings."""
 MAX_CHARS = 1 << 22
 MAX_DEPTH = 64
 MAX_INTEGER_BITS = 1024
@@ -37,7 +37,7 @@ def check_messages(messages: object) -> None:
 
 
 def plain_value(value: object, parameter: str) -> Any:
-    """Return `value` as dicts, lists, texts and numbers.
+    """Return `value` as dicts, lists, strings and numbers.
 
     Raises RequestError, naming `parameter`, for other types, for lists that contain themselves, and
     for values above the limits of this module.

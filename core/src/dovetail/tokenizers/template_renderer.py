@@ -3,7 +3,7 @@
 The child limits the time, memory and output of every template. It starts with the first
 conversation or before; afterwards it adds much less than a millisecond to a rendering. Renderers
 with the same limits share their children. `render` may be called from any thread and blocks until
-the answer or the deadline, so an event loop must call it with `asyncio.to_thread`.
+the response or the deadline, so an event loop must call it with `asyncio.to_thread`.
 """
 
 from __future__ import annotations

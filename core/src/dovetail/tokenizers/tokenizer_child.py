@@ -1,8 +1,8 @@
 """Tests a tokenizer in a bounded child: loads it, checks its components, and uses it.
 
-A tokenizer is refused if its components (replacements and templates) could make a text much longer,
-or if it fails or creates far too many tokens for a probe text. A crash, too much memory or too much
-time ends the child, which `tokenizer_trial` reports.
+A tokenizer is rejected if its components (replacements and templates) could make a text much
+longer, or if it fails or creates far too many tokens for a probe text. A crash, too much memory or
+too much time ends the child, which `tokenizer_trial` reports.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _check_ids(core: tokenizers.Tokenizer) -> None:
 
 
 def _check_model(core: tokenizers.Tokenizer) -> None:
-    """Raise ModelError if the tokenizer's model could be slow for texts other than the probes."""
+    """Raise ModelError if the tokenizer's model could be slow for strings other than the probes."""
     model = core.model
     for field in ("continuing_subword_prefix", "end_of_word_suffix"):
         affix = getattr(model, field, None) or ""
@@ -232,7 +232,7 @@ def _encode(core: tokenizers.Tokenizer, text: str) -> list[int]:
 
 
 def _probes(components: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield probes: ordinary texts, long repetitions, and repetitions of pattern characters."""
+    """Yield probes: ordinary strings, long repetitions, and repetitions of pattern characters."""
     yield from _TEXTS
     for unit in _UNITS:
         yield unit * _UNIT_REPEATS + "!"

@@ -1,7 +1,7 @@
 """The messages between a front end and an engine core in another process.
 
 Every message is a msgpack struct, after two marker bytes and a version byte. A reader accepts only
-the message types of its direction, limits the length of messages, and counts refused messages.
+the message types of its direction, limits the length of messages, and counts rejected messages.
 Operations are sent as names, values as plain data; received data is never executed. This module
 does not depend on sockets or the engine.
 """
@@ -38,14 +38,15 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A new front end sends this message until the engine answers with `Ready`."""
+    """A new front end sends this message until the engine responds with `Ready`."""
 
 
 class Call(Message, frozen=True, tag="call"):
     """Calls an operation of the engine.
 
-    number: the answer has the same number; 0 for a call without an answer. arguments: the arguments
-    as msgpack; the operation declares their types, and they are decoded and checked separately.
+    number: the response has the same number; 0 for a call without a response. arguments: the
+    arguments as msgpack; the operation declares their types, and they are decoded and checked
+    separately.
     """
 
     number: int
@@ -84,7 +85,7 @@ class Ready(Message, frozen=True, tag="ready"):
 
 
 class Answer(Message, frozen=True, tag="answer"):
-    """The answer to a call.
+    """The response to a call.
 
     number: the number of the call. result: the result as msgpack; the operation declares its type.
     error: the error, or None.
@@ -98,7 +99,7 @@ class Answer(Message, frozen=True, tag="answer"):
 class Outputs(Message, frozen=True, tag="outputs"):
     """The outputs of one step: `EngineCoreOutputs` as columns of bytes.
 
-    answers: answers to calls that added requests of which at least one ran in this step.
+    answers: responses to calls that added requests of which at least one ran in this step.
     """
 
     request_ids: list[str]
@@ -157,7 +158,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The engine's loop is running.
 
     This message is sent every second and when a pause begins or ends.
-    num_steps, num_refused: executed steps and refused messages so far. paused: the scope, or None.
+    num_steps, num_refused: executed steps and rejected messages so far. paused: the scope, or None.
     """
 
     num_steps: int

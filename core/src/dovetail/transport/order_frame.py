@@ -1,7 +1,7 @@
 """Frames between an executor and a worker process, other than plans and results.
 
 The executor sends requests to sample and calls of operations, with numbers; the worker sends
-answers. This module only encodes and decodes frames.
+responses. This module only encodes and decodes frames.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EVERY_RANK = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCall:
-    """A call of an operation. reply_rank: the rank that answers with a value, or None for all."""
+    """A call of an operation. reply_rank: the rank that returns a value, or None for all."""
 
     number: int
     operation: str
@@ -91,14 +91,14 @@ def decode_call(frame: bytes) -> WorkerCall:
 
 
 def encode_answer(result: CallAnswer) -> bytes:
-    """Return the frame of an answer. Raise MessageError if its value cannot be sent."""
+    """Return the frame of a response. Raise MessageError if its value cannot be sent."""
     if result.error is not None:
         return pack_columns(ANSWER, (encode(astuple(result.error)),), (result.number, 1))
     return pack_columns(ANSWER, (pack_value(result.value),), (result.number, 0))
 
 
 def decode_answer(frame: bytes) -> CallAnswer:
-    """Decode the answer in a frame. Raise MessageError if the frame is not a valid answer."""
+    """Decode the response in a frame. Raise MessageError if the frame is not a valid response."""
     columns = unpack_columns(frame, ANSWER, least=1)
     number, failed = columns.numbers
     if failed:

@@ -4,10 +4,11 @@
     one line each     the writer's counter and the count it waits for; the same for each reader
     slots             number, size, flags, checksum, then the frame
 
-The memory has no name, so a dead process leaves nothing behind. A counter has one writer and
-fills a cache line. This module does not wait, use sockets or interpret frames. Every number that
-another process wrote is checked. A slot contains its frame's number and a checksum, so that an
-incomplete frame (processors that reorder stores) or an overwritten one is recognized.
+The memory has no name, so the operating system releases it when the last process exits. A counter
+has one writer and fills a cache line. This module does not wait, use sockets or interpret frames.
+Every number that another process wrote is checked. A slot contains its frame's number and a
+checksum, so that an incomplete frame (processors that reorder stores) or an overwritten one is
+recognized.
 """
 
 from __future__ import annotations
@@ -192,11 +193,11 @@ class RingMemory:
         self._words[side * _LINE_WORDS] = count
 
     def wanted(self, side: int) -> int:
-        """Return the count at which `side` wants to be woken, or 0 if it is awake."""
+        """Return the count at which `side` must be woken, or 0 if it is awake."""
         return self._words[side * _LINE_WORDS + 1]
 
     def set_wanted(self, side: int, count: int) -> None:
-        """Set the peer's count at which this process wants to be woken, or 0 for never."""
+        """Set the peer's count at which this process must be woken, or 0 for never."""
         self._words[side * _LINE_WORDS + 1] = count
 
     def write(self, number: int, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Encodes values between an executor and its workers: arguments of operations and answers.
+"""Encodes values between an executor and its workers: arguments of operations and responses.
 
 Supported are plain data, arrays (`NDArray`, and objects that expose their memory) and the
 dataclasses of the worker's contract; a tuple or a set is received as a list. Only the dataclasses

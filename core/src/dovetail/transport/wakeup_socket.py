@@ -1,6 +1,6 @@
-"""A socket pair between two processes: wakes the peer, passes descriptors, reports its death.
+"""A socket pair between two processes: wakes the peer, passes descriptors, reports its exit.
 
-The sockets preserve packet boundaries. A socket is closed with its last descriptor, so the death of
+The sockets preserve packet boundaries. A socket is closed with its last descriptor, so the exit of
 a process is noticed immediately. Linux only. Packets of any other form are rejected, and
 descriptors that come with them are closed.
 """

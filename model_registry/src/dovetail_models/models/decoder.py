@@ -4,8 +4,8 @@ x ← x + Attention(RMSNorm(x));  x ← x + MLP(RMSNorm(x));  then a last norm a
 Architectures differ in the result of `read_shape` and in the attention class. Modules are named so
 that their parameters have the checkpoint's names. Does not depend on requests, blocks or devices.
 
-Legend: T tokens, S sampled positions, D hidden size, O features of the fused projection, H query
-heads, K key-value heads, V vocabulary.
+Dimensions: T tokens, S sampled positions, D hidden size, O features of the fused projection, H
+query heads, K key-value heads, V vocabulary.
 """
 
 from __future__ import annotations

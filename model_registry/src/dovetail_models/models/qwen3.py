@@ -1,6 +1,6 @@
 """Qwen 3. Source: Yang et al. 2025, arXiv:2505.09388.
 
-Legend: T tokens, D hidden size, H query heads, K key-value heads, S head size.
+Dimensions: T tokens, D hidden size, H query heads, K key-value heads, S head size.
 """
 
 from __future__ import annotations

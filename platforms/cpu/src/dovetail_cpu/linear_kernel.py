@@ -1,7 +1,7 @@
 """The packed weights of one layer: their memory, and the native call that multiplies by them.
 
 Does not depend on layers, models or the packing format.
-Legend: T tokens, I input features, O output features.
+Dimensions: T tokens, I input features, O output features.
 """
 
 from __future__ import annotations

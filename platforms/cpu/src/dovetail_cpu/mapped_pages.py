@@ -16,7 +16,7 @@ def forget_pages(mapped: torch.Tensor) -> None:
 
     mapped: an unmodified private mapping of a file; the contents of other memory would be lost. If
     its rows are strided, the memory between them is released too.
-    If the system refuses this, the pages stay in memory; this is not an error.
+    If the system rejects this, the pages stay in memory; this is not an error.
     """
     page = mmap.PAGESIZE
     pairs = zip(mapped.shape, mapped.stride(), strict=True)

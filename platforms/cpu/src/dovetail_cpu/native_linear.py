@@ -3,7 +3,7 @@
 Weights are packed after loading, layer by layer, by the thread team; the unpacked weights are then
 freed. For other dtypes the method falls back to its base class. It is the base class of the
 quantized methods, which pack the same weights into fewer bits.
-Legend: T tokens, I input features, O output features.
+Dimensions: T tokens, I input features, O output features.
 """
 
 from __future__ import annotations

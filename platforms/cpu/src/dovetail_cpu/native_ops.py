@@ -3,7 +3,7 @@
 They compute in bfloat16 on rows with contiguous features and any stride between rows. Other cases
 use torch. The argument structs are reused for each call, so an instance serves one model that one
 thread runs.
-Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
+Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions, N query and key-value heads together; R rows and V width of logits or of a table.
 """
 

@@ -123,7 +123,7 @@ class PairwiseRanks:
         return parts
 
     def _move(self, out: Mapping[int, memoryview], into: Mapping[int, memoryview]) -> None:
-        """Send and receive these buffers. Raise PeerLostError if a rank does not answer."""
+        """Send and receive these buffers. Raise PeerLostError if a rank does not respond."""
         moves: list[_Sending | _Receiving] = [
             _Sending(self._ends[other], view) for other, view in out.items()
         ]

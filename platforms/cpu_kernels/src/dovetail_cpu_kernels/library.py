@@ -60,7 +60,8 @@ class NativeUnavailableError(ImportError):
 class NativeMemoryError(MemoryError):
     """A native operation had no memory. Its outputs are undefined. It may be called again.
 
-    operation: its name, such as "dk_attention". num_bytes: the bytes that the system refused, or 0.
+    operation: its name, such as "dk_attention". num_bytes: the bytes that the system rejected, or
+    0.
     """
 
     def __init__(self, operation: str, num_bytes: int) -> None:

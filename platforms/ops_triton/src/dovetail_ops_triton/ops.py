@@ -2,7 +2,7 @@
 
 It does not depend on a model or a platform. Triton is imported when the ops are created, not with
 this module, so that a missing Triton can be reported.
-Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
+Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions; R rows and V width of logits or of an embedding's table.
 """
 

@@ -73,7 +73,7 @@ def test_empty_inputs_give_empty_outputs(ops):
     assert (q.shape, k.shape) == ((0, 4, 16), (0, 2, 16))
 
 
-def test_an_unsupported_dtype_is_refused_with_advice(ops):
+def test_an_unsupported_dtype_is_rejected_with_advice(ops):
     wide = torch.ones(2, 16, dtype=torch.float64)
     weight = torch.ones(16, dtype=torch.float64)
     calls = [

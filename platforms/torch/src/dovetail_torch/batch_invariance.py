@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class BatchInvariance:
-    """Collects the plugins without the guarantee. Refuses them if the guarantee is required."""
+    """Collects the plugins without the guarantee. Rejects them if the guarantee is required."""
 
     def __init__(self, dtype: str, *, required: bool) -> None:
         """dtype: dtype of the model. required: `EngineArgs.batch_invariant`."""
@@ -49,7 +49,7 @@ class BatchInvariance:
     def add_ranks(self, ranks: RankGroup) -> None:
         """Record whether sums over ranks depend on the batch.
 
-        If the guarantee is required, `join_ranks` has refused such ranks.
+        If the guarantee is required, `join_ranks` has rejected such ranks.
         """
         if not ranks.batch_invariant:
             self._without.append(f"sums over {ranks.size} ranks of a model")

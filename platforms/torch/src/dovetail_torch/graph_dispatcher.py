@@ -4,7 +4,7 @@ A shape is captured when it occurs for the second time. For each kind of step (w
 with the head, with sampling), the first replay is compared with an eager run, bit by bit. A model
 that cannot be replayed is run eagerly, which is logged once. Does not depend on the device or on
 what a graph is.
-Legend: T tokens, D hidden size, V vocabulary.
+Dimensions: T tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations

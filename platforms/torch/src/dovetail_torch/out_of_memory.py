@@ -21,7 +21,7 @@ _TORCH_SAYS = (
     "not enough memory",
     "error: out of memory",
 )
-"""Texts of torch's out-of-memory errors for host memory, also pinned, with type RuntimeError."""
+"""Messages of torch's out-of-memory errors for host memory, also pinned, with type RuntimeError."""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 Zeros appended to a query and a key do not change their product; zeros appended to a value give
 zeros, which are cut off. So the results do not change, and the backend's guarantees hold.
-Legend: T tokens, H query heads, K key-value heads, D head size of the model.
+Dimensions: T tokens, H query heads, K key-value heads, D head size of the model.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Stores for each extension the rows that use it and the hooks that it overrides, so that a step
 without such rows only tests whether a set is empty. An error in a hook ends the request that caused
 it, not the step. Does not depend on what an extension does.
-Legend: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
+Dimensions: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ _WISHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Facts of a machine. toolkit: torch's XPU toolkit or "". num_nodes: number of render nodes."""
+    """Properties of a machine.
+
+    toolkit: torch's XPU toolkit or "". num_nodes: number of render nodes.
+    """
 
     torch_version: str
     toolkit: str
@@ -45,7 +48,7 @@ class Machine:
 
 
 def look() -> Machine:
-    """Return this machine's facts."""
+    """Return this machine's properties."""
     build = read_torch_build("xpu")
     try:
         has_loader = bool(ctypes.CDLL(_LOADER))
@@ -83,7 +86,7 @@ class XPUPlatform(Platform):
     info: ClassVar[PlatformInfo] = PlatformInfo(name="xpu", device_type="xpu")
     rank: ClassVar[int] = 90
     look: ClassVar[Callable[[], Machine]] = staticmethod(look)
-    """A function that returns the facts of this machine."""
+    """A function that returns the properties of this machine."""
 
     @classmethod
     def probe(cls) -> Probe:

@@ -61,7 +61,7 @@ class PluginSubject:
 
 
 def make_registry(options: dict[str, Any] | None = None) -> PluginRegistry:
-    """Return a registry that trusts local plugin files: the user asked for this check."""
+    """Return a registry that trusts local plugin files: the user requested this check."""
     return PluginRegistry(policy=PluginPolicy(trust_local_code=True), options=options)
 
 

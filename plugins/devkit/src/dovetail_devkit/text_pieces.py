@@ -1,4 +1,4 @@
-"""Splits texts at random, for parsers that must not depend on the pieces."""
+"""Splits strings at random, for parsers that must not depend on the pieces."""
 
 from __future__ import annotations
 

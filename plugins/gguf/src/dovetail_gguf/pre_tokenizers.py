@@ -1,7 +1,7 @@
 """The rules by which byte-level BPE splits a text into words, by the name in `tokenizer.ggml.pre`.
 
 The patterns are those of the original tokenizers. A pattern that differs from the one used in
-training splits a text into different tokens, which makes every answer worse. Therefore only the
+training splits a text into different tokens, which makes every output worse. Therefore only the
 names in `PRE_TOKENIZERS` are supported. Source:
 https://github.com/ggml-org/llama.cpp/blob/master/src/llama-vocab.cpp
 """

@@ -4,7 +4,7 @@ A layer that computes with quantized blocks (`BlockWeight`) receives the unchang
 mapped file; all other weights are dequantized, some rows at a time. The converter of llama.cpp
 permutes the rows of query and key projections of some architectures; this module restores their
 order.
-Legend: O output features, I input features, B bytes of a row.
+Dimensions: O output features, I input features, B bytes of a row.
 """
 
 from __future__ import annotations

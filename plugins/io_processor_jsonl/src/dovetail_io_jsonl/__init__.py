@@ -1,4 +1,4 @@
-"""Batches of requests as JSON lines: one object for each request and for each answer.
+"""Batches of requests as JSON lines: one object for each request and for each output.
 
     llm = LLM(model, io_processor="jsonl")
     rows = llm.process(Path("questions.jsonl"))

@@ -30,7 +30,7 @@ class JSONLProcessor(IOProcessor):
     or integer; default: the row's index), `priority`, and any field of SamplingParams, which
     overrides the value of the call. All rows are checked before a request runs: an invalid row
     raises RequestError with its line. A result row has `id`, `text` and `finish_reason`. With n > 1
-    there is one row for each completion, with its `index`. The row of a refused or failed request
+    there is one row for each completion, with its `index`. The row of a rejected or failed request
     has `id` and `error`.
     """
 

@@ -1,7 +1,7 @@
 """The connector: its options, its scheduler side and its worker side.
 
-The sides exchange instructions and answers as JSON. Only the answers tell the scheduler side which
-keys each rank has stored, so it also works in another process. An answer lists a key only after its
+The sides exchange instructions and reports as JSON. Only the reports tell the scheduler side which
+keys each rank has stored, so it also works in another process. A report lists a key only after its
 pages are stored. If a key is dropped before its load, the load fails.
 """
 
@@ -60,7 +60,7 @@ class MemorySchedulerSide:
         self._transfers: list[dict[str, Any]] = []
 
     def has(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether all ranks have stored it, according to their last answers."""
+        """Return for each key whether all ranks have stored it, according to their last reports."""
         if len(self._known) == 1:
             known = self._known[0]
             return [key in known for key in keys]

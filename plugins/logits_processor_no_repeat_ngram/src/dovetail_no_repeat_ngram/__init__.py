@@ -3,7 +3,7 @@
 A request enables it with `extra_args={"no_repeat_ngram_size": n}`. Then a token is forbidden if it
 would complete a sequence of n tokens that already occurs in the prompt or output. Source: Paulus,
 Xiong, Socher 2017, arXiv:1705.04304, section 2.5; other libraries use the same rule.
-Legend: S rows of the step, V vocabulary, R rows of this processor, N forbidden tokens of a row.
+Dimensions: S rows of the step, V vocabulary, R rows of this processor, N forbidden tokens of a row.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def read_shards(index: Path) -> tuple[str, ...]:
     if not names or bad or len(names) > MAX_SHARDS:
         what = f"names the file {shorten(bad[0])}" if bad else f"names {len(names)} files"
         raise ModelError(
-            f"{INDEX_FILE} is refused: its weight_map {what}; it must name 1 to {MAX_SHARDS} "
+            f"{INDEX_FILE} is rejected: its weight_map {what}; it must name 1 to {MAX_SHARDS} "
             "files NAME.safetensors."
         )
     return tuple(sorted(names))

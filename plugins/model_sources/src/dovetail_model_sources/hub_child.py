@@ -65,7 +65,10 @@ def run(request: dict[str, str], write: Callable[[dict[str, Any]], None]) -> Non
 
 
 class _Download:
-    """One download. It requests the facts of all files, then downloads the files, weights last."""
+    """One download.
+
+    It requests the metadata of all files, then downloads the files, weights last.
+    """
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class _Download:
         return self._repository.look_up(name, max_bytes=_limit(name))
 
     def _look_up(self, name: str) -> HubFile | None:
-        """Return the facts of a file, or None if the repository does not have it."""
+        """Return the metadata of a file, or None if the repository does not have it."""
         try:
             return self._require(name)
         except HfHubHTTPError as error:
@@ -176,7 +179,7 @@ def _explain(error: Exception, reference: HubReference, endpoint: str, cache: Pa
     if isinstance(error, OSError):  # the message of huggingface_hub for a wrong size
         return f"{title} is damaged: {shorten(str(error))}. Try again."
     if isinstance(error, MemoryError):
-        return f"{title} is refused: the answer of the hub {endpoint} needs too much memory."
+        return f"{title} is rejected: the response of the hub {endpoint} needs too much memory."
     return f"{title} cannot be downloaded: {type(error).__name__}: {shorten(str(error))}"
 
 
@@ -197,15 +200,15 @@ def _explain_status(error: HfHubHTTPError, reference: HubReference, endpoint: st
             f"{endpoint}/{reference.repo}, and set HF_TOKEN to a token of your account."
         )
     if status == 401 and code != "RepoNotFound" and "Invalid" in _reason(error):
-        return "the hub refuses the token.\nSet HF_TOKEN to a valid token, or unset it."
+        return "the hub rejects the token.\nSet HF_TOKEN to a valid token, or unset it."
     if status in (401, _ABSENT):
         return (
             f"the hub {endpoint} has no such model, or it is private.\nCheck the name. For a "
             "private model, set HF_TOKEN to a token with access."
         )
     if status == 429:
-        return "the hub refuses further requests for a while (429).\nTry again later."
-    return f"the hub {endpoint} answered with status {status}.\nTry again later."
+        return "the hub rejects further requests for a while (429).\nTry again later."
+    return f"the hub {endpoint} responded with status {status}.\nTry again later."
 
 
 def _reason(error: HfHubHTTPError) -> str:

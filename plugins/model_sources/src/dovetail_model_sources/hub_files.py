@@ -1,4 +1,4 @@
-"""Files of one repository on the hub: their facts, and verified downloads into the cache.
+"""Files of one repository on the hub: their metadata, and verified downloads into the cache.
 
 `hub_cache` describes the layout of the cache. A file gets its name in `blobs` after its size and
 checksum were compared with those of the hub. The received part of an interrupted download stays in
@@ -100,7 +100,7 @@ class Repository:
 
     def _refuse(self, name: str, what: str) -> None:
         raise ModelError(
-            f"{self._wanted.title} is refused: the hub {self._endpoint} states {what} for "
+            f"{self._wanted.title} is rejected: the hub {self._endpoint} states {what} for "
             f"{shorten(name)}."
         )
 
@@ -209,7 +209,7 @@ def _can_continue(error: Exception) -> bool:
 
 
 class _BoundedFile:
-    """A file that counts the received bytes, and refuses more bytes than the hub has stated."""
+    """A file that counts the received bytes, and rejects more bytes than the hub has stated."""
 
     def __init__(
         self, stream: IO[bytes], file: HubFile, received: Callable[[int], None], limit: int | None

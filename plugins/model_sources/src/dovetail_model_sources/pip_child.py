@@ -1,6 +1,6 @@
 """The child process of a download: sets its limits, then executes pip.
 
-Run as a file: pip_child.py PARENT_PID ARGUMENT… The kernel ends the process when its parent dies,
+Run as a file: pip_child.py PARENT_PID ARGUMENT… The kernel ends the process when its parent exits,
 and limits its memory; both also apply after `execv`.
 """
 

@@ -144,7 +144,7 @@ def _extract_member(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -
 
 
 class _BoundedFile(io.FileIO):
-    """A file that refuses to read more bytes at a time than a table of contents may have."""
+    """A file that rejects to read more bytes at a time than a table of contents may have."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next bytes. Raise BadZipFile if more are requested than allowed."""
@@ -160,20 +160,20 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
     if len(members) > MAX_MEMBERS:
         raise ModelError(f"{wheel} has {len(members)} members; the limit is {MAX_MEMBERS}.")
     if len({info.filename for info in members}) != len(members):
-        raise ModelError(f"{wheel} is refused: it contains two files of the same name.")
+        raise ModelError(f"{wheel} is rejected: it contains two files of the same name.")
     for info in members:
         parts = info.filename.rstrip("/").split("/")
         plain = all(_NAME.fullmatch(part) and part not in (".", "..") for part in parts)
         mode = info.external_attr >> 16
         if not plain or stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise ModelError(
-                f"{wheel} is refused: its member {shorten(info.filename)} is a link, or its name "
+                f"{wheel} is rejected: its member {shorten(info.filename)} is a link, or its name "
                 "leads out of its folder."
             )
         if info.compress_type not in _METHODS or info.flag_bits & _ENCRYPTED:
             raise ModelError(
-                f"{wheel} is refused: {shorten(info.filename)} is encrypted, or its compression is "
-                "not deflate."
+                f"{wheel} is rejected: {shorten(info.filename)} is encrypted, or its compression "
+                "is not deflate."
             )
 
 

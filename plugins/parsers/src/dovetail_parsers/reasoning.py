@@ -152,7 +152,7 @@ class GraniteReasoningParser(MarkedReasoningParser):
     ends = ("Here is my response:", "Here's my response:")
 
     def _prompt_opens(self) -> bool:
-        # The system message explains both markers, so the prompt does not tell.
+        # The system message explains both markers, so the prompt does not show it.
         return False
 
 

@@ -4,7 +4,7 @@ The weights of a feature are multiplied by a scale before they are rounded, and 
 divides its output by it. The scale is a power of the feature's activation; the exponent with the
 smallest error of the outputs is used.
 Source: Lin et al. 2023, arXiv:2306.00978.
-Legend: O output features, I input features, H heads, K key-value heads, S head size.
+Dimensions: O output features, I input features, H heads, K key-value heads, S head size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Second moments of the inputs of linear layers, from runs of the model on a text.
 
-Legend: T tokens, I input features, O output features.
+Dimensions: T tokens, I input features, O output features.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes a quantized model: a directory with one GGUF file and the files of the tokenizer.
 
 The directory gets its name only when it is complete and checked.
-Legend: O output features, B bytes.
+Dimensions: O output features, B bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_output(output: Path, num_bytes: int) -> None:
 
 @contextmanager
 def new_directory(output: Path) -> Iterator[Path]:
-    """Yield a temporary directory beside `output` that becomes `output` if no error occurs.
+    """Yield a temporary directory next to `output` that becomes `output` if no error occurs.
 
     Raises ConfigError if it cannot be written, such as without free space.
     """

@@ -1,6 +1,6 @@
 """Perplexity of a model on a text, and its KL divergence from the original model.
 
-Legend: P positions, V vocabulary.
+Dimensions: P positions, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """GPTQ: each column of a weight is rounded, and later columns correct its error.
 
 Source: Frantar et al. 2022, arXiv:2210.17323. Columns keep the order of the input features.
-Legend: O output features, I input features, G groups of a block, K values of a group, N blocks.
+Dimensions: O output features, I input features, G groups of a block, K values of a group, N blocks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The moments of all layers of a pass fit `MAX_MOMENTS_BYTES`. Later passes run the model with the
 rounded weights of earlier ones.
-Legend: O output features, I input features, B bytes.
+Dimensions: O output features, I input features, B bytes.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _check_readable(option: str, file: str) -> None:
 
 
 def _refuse_password() -> str:
-    """Refuse a key with a password, for which OpenSSL would otherwise ask in the terminal."""
+    """Reject a key with a password, for which OpenSSL would otherwise prompt in the terminal."""
     raise ConfigError(
         "--ssl-keyfile has a password; give a key without one, readable only by the server."
     )

@@ -48,7 +48,7 @@ class RequestObserver(Protocol):
         """Handle the end of an accepted request."""
 
     def request_refused(self, route: str, status: int, code: str) -> None:
-        """Handle a request that was refused with an error."""
+        """Handle a request that was rejected with an error."""
 
 
 class Observers:
@@ -72,6 +72,6 @@ class Observers:
             observer.request_ended(record)
 
     def refused(self, route: str, status: int, code: str) -> None:
-        """Notify all observers of a refused request."""
+        """Notify all observers of a rejected request."""
         for observer in self._observers:
             observer.request_refused(route, status, code)

@@ -38,7 +38,7 @@ HELP = {
     "port": "Port to listen on; 0: a free port.",
     "api_processes": "Number of processes that serve requests for one engine.",
     "max_waiting": "Number of requests that may wait, in addition to the running requests.",
-    "strict_params": "Refuse requests with unknown fields.",
+    "strict_params": "Reject requests with unknown fields.",
     "allow_request_templates": "Accept chat templates in requests.",
     "request_timeout_s": "Time limit of a request.",
     "max_body_bytes": "Maximum size of the body of a request.",
@@ -66,7 +66,7 @@ HELP = {
     "vllm_metric_names": "Show metrics also under the names that dashboards for vLLM use.",
     "otlp_traces_endpoint": "Address (OTLP, HTTP) that receives traces of requests.",
     "trace_functions": "Record every function call of the server in this file; slow.",
-    "log_requests": "Log each request when it ends, without prompts and answers.",
+    "log_requests": "Log each request when it ends, without prompts and outputs.",
     "log_level": "debug, info, warning or error.",
     "log_format": "text or json.",
 }

@@ -92,7 +92,7 @@ def log_ready(state: ServerState, listeners: Listeners) -> None:
 class Lead(Protocol):
     """The main process of a server, as seen by an API process.
 
-    replaces_another: whether this process takes the place of one that ended.
+    replaces_another: whether this process replaces one that ended.
     """
 
     replaces_another: bool

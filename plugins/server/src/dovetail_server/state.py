@@ -66,7 +66,7 @@ class ServerState:
         maximum = self._most_unfinished(llm)
         if num_completions > maximum:
             raise APIError(
-                f"The request asks for {num_completions} completions; this server accepts at most "
+                f"The request needs {num_completions} completions; this server accepts at most "
                 f"{maximum} at a time (--max-num-seqs and --max-waiting).",
                 param=param,
             )

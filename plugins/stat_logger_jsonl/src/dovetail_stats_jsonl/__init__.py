@@ -1,7 +1,7 @@
 """Writes the statistics of an engine as JSON lines every few seconds: `stat_loggers=["jsonl"]`.
 
 A line covers the time since the previous line: throughput, numbers of running and waiting requests,
-usage of the KV cache, hit rate of the prefix cache. It contains only counts, no prompts, texts or
+usage of the KV cache, hit rate of the prefix cache. It contains only counts, no prompts, outputs or
 request ids.
 """
 

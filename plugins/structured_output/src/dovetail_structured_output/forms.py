@@ -33,7 +33,7 @@ class Structure(msgspec.Struct, forbid_unknown_fields=True):
 class StructuralTag(msgspec.Struct, forbid_unknown_fields=True):
     """Free text that contains structures.
 
-    triggers: texts after which the output must continue as a structure that begins with them.
+    triggers: strings after which the output must continue as a structure that begins with them.
     at_least_one: the output begins with a structure. stop_after_first: the output ends after the
     first structure. separator: with `at_least_one`, the output consists of structures with this
     text between them.
@@ -71,13 +71,13 @@ def regex(text: str, _special: Mapping[str, int]) -> str:
 
 
 def choice(text: str, _special: Mapping[str, int]) -> str:
-    """Return the grammar of a JSON list of texts."""
+    """Return the grammar of a JSON list of strings."""
     try:
         texts = msgspec.json.decode(text, type=list[str])
     except msgspec.DecodeError as error:
-        raise ValueError(f"choice must be a list of texts: {error}") from None
+        raise ValueError(f"choice must be a list of strings: {error}") from None
     if not texts or not all(texts):
-        raise ValueError("choice must be a list of texts that are not empty")
+        raise ValueError("choice must be a list of strings that are not empty")
     return str(LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_quoted, texts))}"))
 
 

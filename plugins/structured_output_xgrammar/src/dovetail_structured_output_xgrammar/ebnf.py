@@ -1,7 +1,7 @@
-"""Checks grammars in GBNF or EBNF, and writes texts in this syntax.
+"""Checks grammars in GBNF or EBNF, and writes strings in this syntax.
 
 The library's syntax has more than GBNF: functions such as `Token(1)`, properties of rules, texts
-that must follow a rule. They are refused, because they reach past the text of the output.
+that must follow a rule. They are rejected, because they reach past the text of the output.
 All functions raise ValueError with a sentence about the grammar.
 """
 

@@ -73,13 +73,13 @@ def regex(compiler: GrammarCompiler, text: str, _special: Iterable[str]) -> Comp
 
 
 def choice(compiler: GrammarCompiler, text: str, _special: Iterable[str]) -> CompiledGrammar:
-    """Compile a JSON list of texts."""
+    """Compile a JSON list of strings."""
     try:
         texts = msgspec.json.decode(text, type=list[str])
     except msgspec.DecodeError as error:
-        raise ValueError(f"choice must be a list of texts: {error}") from None
+        raise ValueError(f"choice must be a list of strings: {error}") from None
     if not texts or not all(texts):
-        raise ValueError("choice must be a list of texts that are not empty")
+        raise ValueError("choice must be a list of strings that are not empty")
     return compiler.compile_grammar(f"root ::= {' | '.join(map(quote, texts))}")
 
 
@@ -121,7 +121,7 @@ FORMS: Mapping[str, Form] = {
     "grammar": grammar,
     "structural_tag": structural_tag,
 }
-"""The function that compiles each form: the compiler, the text, the texts of special tokens."""
+"""The function that compiles each form: the compiler, the text, the strings of special tokens."""
 
 
 def _triggered(tag: StructuralTag) -> dict[str, Any]:

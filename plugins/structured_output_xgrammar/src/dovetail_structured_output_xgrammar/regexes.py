@@ -1,6 +1,6 @@
 """Translates regular expressions to the part of their syntax that xgrammar matches exactly.
 
-The library ignores anchors inside an expression, and inside JSON texts some expressions match
+The library ignores anchors inside an expression, and inside JSON strings some expressions match
 quotes that end the text. The translation therefore contains only groups, alternatives, repetitions
 and explicit sets of characters. A class of letters, digits or spaces gets the smallest
 set that JavaScript, Python and Rust agree on, so a translated expression never matches more.
@@ -61,7 +61,7 @@ class Pattern(NamedTuple):
 
 
 def translate(text: str, excluded: Ranges = (), *, search: bool = False) -> Pattern:
-    """Return the expression for the library, which matches whole texts.
+    """Return the expression for the library, which matches whole strings.
 
     excluded: characters that it must not match. search: whether `text` may match a part of them.
     """
@@ -194,7 +194,7 @@ class _Parser:
             if maximum is not None:
                 raise self._error("an expression that may be empty has a repetition with a limit")
             minimum = 0
-        self._take("?")  # a lazy repetition matches the same texts
+        self._take("?")  # a lazy repetition matches the same strings
         if self._peek() in ("*", "+", "?", "{"):
             raise self._error(f"{self._peek()!r} has nothing to repeat")
         times = max(minimum, 1 if maximum is None else maximum)

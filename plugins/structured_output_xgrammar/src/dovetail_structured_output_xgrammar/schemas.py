@@ -1,7 +1,7 @@
 """Translates JSON schemas to the part of JSON Schema that xgrammar enforces.
 
-The library ignores many keywords, and others beside `$ref`, `anyOf` or `enum`. The translation is
-built from scratch: a keyword either gets into it, or the schema is refused by name. It permits
+The library ignores many keywords, and others next to `$ref`, `anyOf` or `enum`. The translation is
+built from scratch: a keyword either gets into it, or the schema is rejected by name. It permits
 only valid values, but not always all of them: properties are written in the order of the schema,
 and an object with `properties` has no others.
 All functions raise ValueError with a sentence about the schema.
@@ -85,7 +85,7 @@ class _Translation:
         if alone in ("enum", "const"):
             others -= {"type"}
         for other in sorted(others):
-            raise ValueError(f"the keyword {other!r} is not supported beside {alone}")
+            raise ValueError(f"the keyword {other!r} is not supported with {alone}")
         return self._labeled(self._alone(alone, schema, depth))
 
     def _labeled(self, part: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class _Translation:
                 return None
             fitting = [kind for kind in reversed(types.BY_TYPE) if keywords <= types.BY_TYPE[kind]]
             if not fitting:
-                raise ValueError(f"the keyword {min(keywords)!r} needs a type beside it")
+                raise ValueError(f"the keyword {min(keywords)!r} needs a type")
             return fitting[:1]
         kinds = declared if isinstance(declared, list) else [declared]
         wrong = [kind for kind in kinds if not isinstance(kind, str) or kind not in types.BY_TYPE]
@@ -185,9 +185,9 @@ class _Translation:
             return self._mapping(patterns, others, counts, depth)
         if patterns is not None or counts:
             other = "patternProperties" if patterns is not None else next(iter(counts))
-            raise ValueError(f"{other} is not supported beside properties")
+            raise ValueError(f"{other} is not supported with properties")
         if others not in (None, False):
-            raise ValueError("additionalProperties must be false or absent beside properties")
+            raise ValueError("additionalProperties must be false or absent with properties")
         parts = {
             name: self._part(item, depth + 1)
             for name, item in properties.items()
@@ -209,7 +209,7 @@ class _Translation:
         mapping: dict[str, Any] = {"type": "object", **counts}
         if patterns is None:
             if others is False and counts.get("minProperties"):
-                raise ValueError("minProperties permits no value beside additionalProperties")
+                raise ValueError("minProperties permits no value with additionalProperties")
             rest = False if others is False else self._part(_or_true(others), depth + 1)
             return mapping | {"additionalProperties": rest}
         if not isinstance(patterns, dict) or len(patterns) != 1 or others not in (None, False):

@@ -51,7 +51,7 @@ FORMATS: Mapping[str, str] = {
     "ipv4": rf"{_BYTE}(\.{_BYTE}){{3}}",
     "email": rf"{_ATOM}(\.{_ATOM})?@([a-z0-9]{{1,16}}(-[a-z0-9]{{1,16}})?\.)+[a-z]{{2,16}}",
 }
-"""Expressions that match only texts of each format (without the 29th of February)."""
+"""Expressions that match only strings of each format (without the 29th of February)."""
 
 
 def read_count(schema: Mapping[str, Any], keyword: str) -> int | None:
@@ -76,11 +76,11 @@ def read_counts(schema: Mapping[str, Any], least: str, most: str) -> dict[str, i
 
 
 def string(schema: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return the schema of texts, and the size of its pattern."""
+    """Return the schema of strings, and the size of its pattern."""
     lengths = read_counts(schema, "minLength", "maxLength")
     kinds = [item for item in ("pattern", "format") if item in schema] + list(lengths)[:1]
     if len(kinds) > 1:
-        raise ValueError(f"{kinds[0]} is not supported beside {kinds[1]}")
+        raise ValueError(f"{kinds[0]} is not supported with {kinds[1]}")
     if not kinds:
         return {"type": "string"}, 0
     if lengths:  # the library's own limits of the length permit control characters

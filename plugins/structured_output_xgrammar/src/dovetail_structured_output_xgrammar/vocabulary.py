@@ -11,7 +11,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 class Vocabulary:
     """The tokens of a model. Raises RequestError if the text of a token depends on its neighbors.
 
-    vocab_size: number of columns of the logits. special: the texts of special tokens. usable: for
+    vocab_size: number of columns of the logits. special: the strings of special tokens. usable: for
     each token, whether a grammar may contain it as text.
     """
 

@@ -1,4 +1,4 @@
-"""Requests to a server with the OpenAI API, with streamed answers.
+"""Requests to a server with the OpenAI API, with streamed responses.
 
 The server is not trusted: lines and errors are bounded, and redirects are not followed.
 """
@@ -106,7 +106,7 @@ def stream(
     """Send a request with `stream`, and yield its events.
 
     interrupted: polled while the server sends nothing; True closes the connection.
-    Raises RequestError if the server refuses the request, or ends the stream with an error.
+    Raises RequestError if the server rejects the request, or ends the stream with an error.
     """
     request = _Request(server, "POST", path, {**body, "stream": True})
     lines: queue.SimpleQueue[bytes | Exception] = queue.SimpleQueue()
@@ -121,7 +121,7 @@ def stream(
             if isinstance(line, DovetailError):
                 raise line
             if isinstance(line, Exception) or not line:
-                raise RequestError(f"{server.url} closed the connection before the answer ended.")
+                raise RequestError(f"{server.url} closed the connection before the response ended.")
             if not line.startswith(_DATA):
                 continue  # an empty line, or a comment that keeps the connection open
             content = line[len(_DATA) :].strip()
@@ -212,7 +212,7 @@ def _refusal(server: Server, status: int, content: bytes) -> RequestError:
     advice = ""
     if status == http.client.UNAUTHORIZED:
         advice = f"\nGive the API key with --api-key-file, or set {API_KEY_VARIABLE}."
-    return RequestError(f"{server.url} answered with {status}: {message or 'no message'}{advice}")
+    return RequestError(f"{server.url} responded with {status}: {message or 'no message'}{advice}")
 
 
 def _message(body: Any) -> str:

@@ -14,9 +14,9 @@ from dovetail.sampling_params import SamplingParams
 class RemoteSession:
     """One conversation.
 
-    params: sampling parameters of the next answer; the server uses its defaults for parameters that
-    the user did not set. messages: the messages so far, without the system prompt. num_dropped:
-    always 0; the server refuses a conversation that is too long.
+    params: sampling parameters of the next response; the server uses its defaults for parameters
+    that the user did not set. messages: the messages so far, without the system prompt.
+    num_dropped: always 0; the server rejects a conversation that is too long.
     """
 
     num_dropped = 0
@@ -54,11 +54,11 @@ class RemoteSession:
         self.messages.clear()
 
     def answer(self, text: str, *, interrupted: Callable[[], bool]) -> Iterator[str]:
-        """Yield the answer to `text` in pieces, and store both messages.
+        """Yield the response to `text` in pieces, and store both messages.
 
-        interrupted: True ends the answer, and its text so far is stored. Raises RequestError if the
-        server refuses the request (the messages then do not change) or ends the answer with an
-        error.
+        interrupted: True ends the response, and its text so far is stored. Raises RequestError if
+        the server rejects the request (the messages then do not change) or ends the response with
+        an error.
         """
         turns = [*self.messages, {"role": "user", "content": text}]
         body: dict[str, Any] = {name: getattr(self.params, name) for name in sorted(self._set)}

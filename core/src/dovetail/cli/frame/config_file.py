@@ -95,7 +95,7 @@ def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
     keys: dict[str, Any] = {}
     for key, value in root.value:
         if type(key).__name__ != "ScalarNode":
-            raise ConfigError(f"{_place(file, key)}: the name of an option must be a plain text.")
+            raise ConfigError(f"{_place(file, key)}: the name of an option must be a plain string.")
         name = f"--{key.value.removeprefix('--').replace('_', '-')}"
         if name in keys:
             raise ConfigError(
@@ -123,7 +123,7 @@ def _values(file: str, node: Any, argument: Argument) -> list[str]:
 
 
 def _scalar(file: str, node: Any, argument: Argument) -> str:
-    """Return a value as a command-line word: true, false, a number, or the text in the file."""
+    """Return a value as a command-line word: true, false, a number, or the string in the file."""
     if type(node).__name__ != "ScalarNode":
         _refuse(file, node, argument, "a nested value")
     expected = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
@@ -151,7 +151,7 @@ def _is_mapping(argument: Argument) -> bool:
 
 def _refuse(file: str, node: Any, argument: Argument, description: str) -> NoReturn:
     expected = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
-    words = "a list of texts" if _is_list(argument) else "a text"
+    words = "a list of strings" if _is_list(argument) else "a text"
     words = "a mapping" if _is_mapping(argument) else words
     words = _TYPES[expected][1] if expected else words
     name = _flag(argument).removeprefix("--")
@@ -181,7 +181,7 @@ def _read(file: str) -> Any:
 
 
 def _check_events(file: str, events: Any) -> None:
-    """Refuse anchors, aliases, tags, deep nesting and several documents, in linear time."""
+    """Reject anchors, aliases, tags, deep nesting and several documents, in linear time."""
     depth = documents = 0
     for count, event in enumerate(events):
         kind = type(event).__name__
@@ -213,7 +213,7 @@ def _construct(file: str, node: Any) -> Any:
         for key, value in node.value:
             if type(key).__name__ != "ScalarNode" or key.value in mapping:
                 raise ConfigError(
-                    f"{_place(file, key)}: each key must be a text that occurs once in a mapping."
+                    f"{_place(file, key)}: each key must be a string that occurs once in a mapping."
                 )
             mapping[key.value] = _construct(file, value)
         return mapping

@@ -40,7 +40,7 @@ MAX_DEFAULT_PROMPT_CHARS = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class InputFacts:
-    """The facts about model and engine that the input processor needs.
+    """The properties of model and engine that the input processor needs.
 
     vocab_size: the width of the logits. max_model_len: maximum tokens of prompt and output
     together. eos_token_ids: tokens that end a text. max_logprobs: maximum number of
@@ -154,7 +154,7 @@ class InputProcessor:
         cache_salt: str = "",
         arrival_ns: int = 0,
     ) -> EngineCoreRequest:
-        """Check a request and tokenize its texts. Return it for `complete`, without a seed.
+        """Check a request and tokenize its strings. Return it for `complete`, without a seed.
 
         priority and cache_salt must be valid. Can run in a thread, because it holds the GIL only
         for milliseconds at a time. Raises RequestError that names the invalid parameter.
@@ -243,7 +243,7 @@ class InputProcessor:
         return token_ids
 
     def _check_length(self, parameter: str, text: str) -> None:
-        # Texts of usual length are accepted without decoding the vocabulary.
+        # Strings of usual length are accepted without decoding the vocabulary.
         maximum = USUAL_TOKEN_CHARS * self._facts.max_model_len
         if len(text) > maximum or self._max_prompt_chars is not None:
             maximum = self.max_prompt_chars

@@ -1,8 +1,8 @@
 """Checks of a request's parameters by logits processors and step extensions.
 
-A worker cannot refuse a request, because it gets the request in a batch with other requests.
+A worker cannot reject a request, because it gets the request in a batch with other requests.
 Therefore the engine runs each plugin's `check_params`. A check that raises an unexpected error
-refuses only the request that it checks. Does not construct the plugins.
+rejects only the request that it checks. Does not construct the plugins.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ ParamsCheck = Callable[[SamplingParams], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RequestRules:
-    """The rules by which an engine accepts or refuses requests.
+    """The rules by which an engine accepts or rejects requests.
 
     params_checks: the plugins' checks of sampling parameters. limits: maximum sizes of values.
-    worker_provides: the worker's capability ids; a request that needs another one is refused.
+    worker_provides: the worker's capability ids; a request that needs another one is rejected.
     sleep_enabled: whether the engine was created with `enable_sleep_mode`.
     """
 

@@ -1,4 +1,4 @@
-"""Reads the forms that a prompt may have. Does not tokenize texts."""
+"""Reads the forms that a prompt may have. Does not tokenize."""
 
 from __future__ import annotations
 

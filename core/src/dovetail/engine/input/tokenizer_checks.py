@@ -22,7 +22,7 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raise ModelError if an ordinary token has an id of at least `vocab_size`.
 
     Special tokens may have such ids, because some fine-tuned models have a padding token without
-    an embedding. A warning is logged, and requests that contain these tokens are refused.
+    an embedding. A warning is logged, and requests that contain these tokens are rejected.
     """
     beyond = range(vocab_size, tokenizer.vocab_size)
     if not beyond:
@@ -34,7 +34,7 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
     num_special = sum(token in beyond for token in tokenizer.special_token_ids)
     if num_special == len(beyond):
         logger.warning(
-            "%s. Requests that contain a special token with an id of %d or more are refused.",
+            "%s. Requests that contain a special token with an id of %d or more are rejected.",
             problem,
             vocab_size,
         )

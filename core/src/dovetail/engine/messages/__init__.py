@@ -1,4 +1,4 @@
-"""Messages of a chat model: tool calls and reasoning, apart from the content.
+"""Messages of a chat model: tool calls and reasoning, separate from the content.
 
 parsers    chooses the parser plugins of an engine, and parses the text of a completion
 tool_use   checks the tools of a request, and constrains the calls with a grammar

@@ -1,7 +1,8 @@
 """Checks the tool calls and tool results in a conversation, and prepares them for a template.
 
 Chat templates differ in the form of a call that they expect: its arguments as an object or as a
-text, and the empty content beside it as "" or None. The form is found with a trial conversation.
+string, and the empty content of its message as "" or None. The form is found with a trial
+conversation.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ MAX_CALLS = 256
 class CallForm:
     """The form of calls that a chat template expects.
 
-    with_objects: whether arguments are objects instead of texts. content: the content of a message
-    that has only calls.
+    with_objects: whether arguments are objects instead of strings. content: the content of a
+    message that has only calls.
     """
 
     with_objects: bool = True
@@ -95,7 +96,7 @@ def prepare_history(
 ) -> list[dict[str, Any]]:
     """Return the messages with calls in the form that the template expects.
 
-    Arguments that are not a JSON object stay texts. Raises RequestError, naming the field, for an
+    Arguments that are not a JSON object stay strings. Raises RequestError, naming the field, for an
     invalid call, and for a result whose id is not that of an earlier call.
     """
     known: set[str] = set()

@@ -24,15 +24,15 @@ MAX_UNREAD_TOKENS = 64
 
 
 class LogprobTexts:
-    """The texts of tokens in log-probabilities."""
+    """The strings of tokens in log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """Create an empty table. tokenizer: None for log-probabilities without texts."""
+        """Create an empty table. tokenizer: None for log-probabilities without strings."""
         self._no_texts = _NoTexts()
         self._texts = self._no_texts if tokenizer is None else _TokenTexts(tokenizer)
 
     def of(self, params: SamplingParams) -> Mapping[int, str | None]:
-        """Return the texts by token. A token is detokenized when its text is read."""
+        """Return the strings by token. A token is detokenized when its text is read."""
         return self._texts if params.detokenize else self._no_texts
 
 

@@ -39,7 +39,7 @@ class AttachedEngine(EngineLink):
         """Attach to the engine at this address: the path of its socket.
 
         Raises ConfigError if no socket of this user exists there, EngineDeadError if no engine
-        answers within `timeout_s` seconds.
+        responds within `timeout_s` seconds.
         """
         clock = clock or MonotonicClock()
         super().__init__(_folder_of(address), clock)
@@ -105,7 +105,7 @@ class AttachedEngine(EngineLink):
         self.error = forked_error("this client", self._owner_pid)
 
     def _say_hello(self, address: str, timeout_s: float) -> Ready:
-        """Send Hello until the engine answers.
+        """Send Hello until the engine responds.
 
         The first messages may arrive before the engine's other socket is ready.
         """
@@ -119,7 +119,7 @@ class AttachedEngine(EngineLink):
                 raise MessageError(
                     f"the engine's first message was {type(message).__name__} instead of Ready."
                 )
-        raise EngineDeadError(f"No engine answered at {address!r} within {timeout_s:g} s.")
+        raise EngineDeadError(f"No engine responded at {address!r} within {timeout_s:g} s.")
 
 
 def _is_stopped(pid: int) -> bool:

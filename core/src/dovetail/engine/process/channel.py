@@ -37,8 +37,9 @@ from dovetail.transport.wire_types import encode
 
 _BATCH_BYTES = MAX_MESSAGE_BYTES // 4
 _BATCH_REQUESTS = 4096
-"""Limits of the requests in one message, in bytes and in number. They also limit the answer, which
-may contain a refusal of each request."""
+"""Limits of the requests in one message, in bytes and in number.
+
+They also limit the response, which may contain a rejection of each request."""
 
 
 class ProcessChannel(Channel):
@@ -93,7 +94,7 @@ class ProcessChannel(Channel):
 
     def acknowledge(self) -> None:
         """Record that a message was taken. Acknowledge messages from time to time."""
-        with self._counting:  # answers and outputs may be taken in two threads
+        with self._counting:  # responses and outputs may be taken in two threads
             self._num_taken += 1
             num_taken = self._num_taken
             if num_taken < ACKNOWLEDGE_EVERY:
@@ -139,7 +140,7 @@ class ProcessChannel(Channel):
     def _send(
         self, call: Call, contents: Sequence[bytes], refused: dict[str, RequestError] | None = None
     ) -> None:
-        """Send a call in one or more messages. The last answer completes the reply."""
+        """Send a call in one or more messages. The last response completes the reply."""
         if call.number and not contents:
             self._received.append(Reply(call.number, refused))
         pending = _Pending(call, len(contents), refused)
@@ -169,9 +170,9 @@ class ProcessChannel(Channel):
 
 
 class _Pending:
-    """A call that waits for answers.
+    """A call that waits for responses.
 
-    refused: the requests refused so far, in calls that add requests.
+    rejected: the requests rejected so far, in calls that add requests.
     """
 
     def __init__(self, call: Call, num_left: int, refused: dict[str, RequestError] | None) -> None:
@@ -180,7 +181,7 @@ class _Pending:
         self._refused = refused
 
     def take(self, reply: Answer) -> Reply | None:
-        """Process an answer. Return the reply if it was the last."""
+        """Process a response. Return the reply if it was the last."""
         self._num_left -= 1
         value, error = None, None
         if reply.error is not None:

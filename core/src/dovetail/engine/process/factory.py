@@ -48,8 +48,8 @@ def make_client(
 
     kind: "inproc", "sync" (a process, called from one thread) or "async" (a process, called from an
     event loop). plugins: the registry for an engine in this process; None to create a registry.
-    rules: when a dead engine is restarted; None for never. Raises ConfigError for another kind, and
-    the error of the engine's start.
+    rules: when a failed engine is restarted; None for never. Raises ConfigError for another kind,
+    and the error of the engine's start.
     """
     if kind == "inproc" and rules is None:
         return EngineClient(InprocChannel(config, plugins=plugins))
@@ -82,7 +82,7 @@ def attach_client(
     """Return a client of an engine that another process has started.
 
     address: the `address` of its owner's client. kind: "sync" or "async". Raises ConfigError for an
-    invalid address, EngineDeadError if no engine answers within `timeout_s` seconds.
+    invalid address, EngineDeadError if no engine responds within `timeout_s` seconds.
     """
     if kind not in ("sync", "async"):
         raise ConfigError(

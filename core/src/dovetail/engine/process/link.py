@@ -2,7 +2,7 @@
 
 One socket sends, the other receives, so that two threads can use them. Both have the same random
 identity, by which the engine identifies this front end. A pidfd reports the end of the process, so
-that no caller waits for a dead engine. Any thread may send and close while one receives.
+that no caller waits for a failed engine. Any thread may send and close while one receives.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ class Sockets:
 class EngineLink(ABC):
     """The connection of one front end to an engine's process.
 
-    error: why the engine ended, or that it was shut down; None while it is not known to be dead.
-    ready: the engine's first message. heartbeat: the last heartbeat. folder: the folder of the
-    sockets.
+    error: why the engine ended, or that it was shut down; None while the process is not known to
+    have exited. ready: the engine's first message. heartbeat: the last heartbeat. folder: the
+    folder of the sockets.
     """
 
     error: DovetailError | None = None
@@ -136,7 +136,8 @@ class EngineLink(ABC):
     def send(self, message: Message) -> None:
         """Send a message. Never waits.
 
-        Raises MessageError if it cannot be sent, EngineDeadError if the engine is known to be dead.
+        Raises MessageError if it cannot be sent, EngineDeadError if the engine is known to have
+        failed.
         """
         content = pack(message)
         self.check_open()
@@ -152,7 +153,7 @@ class EngineLink(ABC):
     def receive(self, timeout_s: float | None = None) -> FromEngine | None:
         """Return the next message, or None if none arrived within `timeout_s` (None: no limit).
 
-        Heartbeats are recorded. After the last message of a dead engine, this and every later
+        Heartbeats are recorded. After the last message of a failed engine, this and every later
         call raises EngineDeadError.
         """
         self.check_open()
@@ -191,7 +192,7 @@ class EngineLink(ABC):
         """Return the next message, or None if no message arrived."""
         from_engine = self._sockets.from_engine
         events = dict(self._poller.poll(wait_ms))
-        # Messages of a dead process may still be in ZMQ's own thread.
+        # Messages of a process that has exited may still be in ZMQ's own thread.
         if from_engine not in events and events and not from_engine.poll(_DRAIN_MS):
             self.error = self.died()
             raise self.error

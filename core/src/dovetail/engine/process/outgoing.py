@@ -25,7 +25,7 @@ MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES
 """Maximum of unread bytes to keep for one front end while other front ends are served."""
 
 FLOOD = 16
-"""Multiple of `MAX_KEPT_BYTES` at which a front end that does not read answers is detached."""
+"""Multiple of `MAX_KEPT_BYTES` at which a front end that does not read responses is detached."""
 
 ACKNOWLEDGE_EVERY = 16
 """Number of messages after which the front end sends an acknowledgment."""
@@ -55,7 +55,7 @@ class OutputWindow:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether a front end without requests does not read the answers to its calls."""
+        """Whether a front end without requests does not read the responses to its calls."""
         return self._num_bytes > FLOOD * MAX_KEPT_BYTES
 
     def sent(self, num_bytes: int) -> None:

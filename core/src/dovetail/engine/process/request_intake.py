@@ -27,7 +27,7 @@ Done = Callable[[dict[str, RequestError]], None]
 class _Batch:
     """Requests that arrived together.
 
-    add: a function that adds one request to the core. done: a function that gets the refusals, by
+    add: a function that adds one request to the core. done: a function that gets the rejections, by
     id, when all are added.
     holds_steps: whether all must be added before the next step.
     """

@@ -2,7 +2,7 @@
 
 One thread does everything in turn, so the core needs no lock; ZMQ's own threads read and write
 meanwhile. Messages are checked by the reader, by the operation's declaration and by the core. An
-unreadable message is counted and an invalid request is refused with a reason; neither stops the
+unreadable message is counted and an invalid request is rejected with a reason; neither stops the
 engine. A failed step ends the engine with an error that contains a digest of the plan. If a front
 end detaches or is killed, only its own requests are aborted. Does not depend on how its process is
 started.
@@ -176,7 +176,7 @@ class EngineServer:
         operation: Operation[..., Any],
         perform: Callable[[], Any],
     ) -> None:
-        """Perform a call and answer it, with a result or an error. Raise the engine's failure."""
+        """Perform a call and reply to it, with a result or an error. Raise the engine's failure."""
         before = self._core.paused
         try:
             fault("engine.answer")
@@ -231,7 +231,7 @@ class EngineServer:
         peer.wants_stats = True
 
     def _refuse(self, peer: FrontEndPeer, refused: dict[str, RequestError]) -> None:
-        """Report refusals with the outputs, for requests without a waiting call."""
+        """Report rejections with the outputs, for requests without a waiting call."""
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=str(error))
             for name, error in refused.items()

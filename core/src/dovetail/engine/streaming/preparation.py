@@ -1,6 +1,6 @@
 """Prepares requests without blocking the event loop: long requests are prepared in threads.
 
-Long texts, many bad words and long lists are read in pieces of a few milliseconds, between which
+Long strings, many bad words and long lists are read in pieces of a few milliseconds, between which
 other threads can run. Very long requests share one thread, so that they do not delay shorter ones.
 """
 

@@ -177,7 +177,7 @@ class RequestStreamer:
         try:
             await self._event_loop.wait()
             prepared = await self._preparers.prepare(checked)
-            self.begin()  # the engine may have died meanwhile
+            self.begin()  # the engine may have failed meanwhile
             first, *others = self._front.complete(checked, prepared)
             if request_id in self._arriving:  # the request was not aborted meanwhile
                 await self._client.add_request(first)
@@ -254,7 +254,7 @@ class RequestStreamer:
         try:
             await self._client.abort_requests(core_ids)
         except DovetailError as error:
-            # Not raised, because it would hide why the reader left. If the engine has died, the
+            # Not raised, because it would hide why the reader left. If the engine has failed, the
             # task that reads its outputs reports it.
             logger.warning("Requests could not be aborted: %s", error)
 

@@ -1,8 +1,8 @@
-"""`SupervisedChannel`: a channel that continues with another engine when its engine dies.
+"""`SupervisedChannel`: a channel that continues with another engine when its engine fails.
 
-When the engine dies, unfinished requests end with an error in the outputs, unanswered calls get
-UnavailableError, and another engine is started. Until it is ready, calls raise UnavailableError,
-and `receive` waits. After the last restart, calls raise EngineDeadError.
+When the engine fails, unfinished requests end with an error in the outputs, calls without a reply
+get UnavailableError, and another engine is started. Until it is ready, calls raise
+UnavailableError, and `receive` waits. After the last restart, calls raise EngineDeadError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dovetail.interfaces import PauseScope
 class SupervisedChannel(Channel):
     """The channel to successive engines. A new engine is paused if the previous one was.
 
-    facts: the facts of the first engine; later engines have the same configuration.
+    facts: the properties of the first engine; later engines have the same configuration.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SupervisedChannel(Channel):
     def send(self, call: Call) -> None:
         """Send a call to the running engine.
 
-        Raises RequestError also for a request that is refused because it has crashed engines, and
+        Raises RequestError also for a request that is rejected because it has crashed engines, and
         UnavailableError while no engine runs.
         """
         channel = self._supervisor.channel()
@@ -51,16 +51,16 @@ class SupervisedChannel(Channel):
             self._work.withdraw(call)
             self._supervisor.lose(channel, error)
             raise UnavailableError(
-                f"The engine died during the call and is being restarted: {error}"
+                f"The engine failed during the call and is being restarted: {error}"
             ) from error
         except DovetailError:
             self._work.withdraw(call)
             raise
         if not self._supervisor.is_current(channel) and self._work.withdraw(call):
-            raise UnavailableError("The engine died during the call and is being restarted.")
+            raise UnavailableError("The engine failed during the call and is being restarted.")
 
     def receive(self, timeout_s: float | None = None) -> Received | None:
-        """Return the next reply or outputs, or the ends of requests of a dead engine."""
+        """Return the next reply or outputs, or the ends of requests of a failed engine."""
         return self._supervisor.receive(timeout_s)
 
     def acknowledge(self) -> None:

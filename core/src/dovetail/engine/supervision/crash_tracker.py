@@ -1,24 +1,24 @@
-"""Finds the requests that crash an engine: counts its deaths by request, and refuses such requests.
+"""Finds requests that crash an engine: counts its crashes by request, and rejects such requests.
 
-A death counts against every unfinished request, by three keys: the user's id, the prompt with its
+A crash counts against every unfinished request, by three keys: the user's id, the prompt with its
 parameters, and the prompt alone. A request that ends normally clears its keys. Counts older than
 the window of the rules are dropped. The rule, for `max_deaths` = N:
 
-- A key with N deaths (the prompt alone: N + 1) is suspected.
-- It is banned, until the window has passed, if an engine dies while its request is the only
-  unfinished one, or the only suspect. A banned request is refused with RequestError.
-- While more than `FEW_RESTARTS` restarts would be left if every death counted, two events are not
+- A key with N crashes (the prompt alone: N + 1) is suspected.
+- It is banned, until the window has passed, if an engine fails while its request is the only
+  unfinished one, or the only suspect. A banned request is rejected with RequestError.
+- While more than `FEW_RESTARTS` restarts would be left if every crash counted, two events are not
 evidence: that a process was killed from outside (SIGKILL), and that several requests with one
 prompt were unfinished. With fewer restarts left, both are evidence. Then, also, only one suspect
-runs at a time, so that the next death identifies it; other suspects get UnavailableError and may
+runs at a time, so that the next crash identifies it; other suspects get UnavailableError and may
 retry.
 
-A request is to blame for a death if it was the only unfinished one, or if another request has ended
-normally within the window, which shows that the engine works. A SIGKILL from outside is blamed on
-no request.
+A request is to blame for a failure if it was the only unfinished one, or if another request has
+ended normally within the window, which shows that the engine works. A SIGKILL from outside is
+blamed on no request.
 
 Crashing requests therefore cannot use up all restarts, even if each is a different request, and a
-request that merely ran at the same time is not refused permanently.
+request that merely ran at the same time is not rejected permanently.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class _Record:
-    """Deaths while a request with the key was unfinished. last_ns: the time of the last death."""
+    """Crashes while a request with the key was unfinished. last_ns: the time of the last crash."""
 
     num_deaths: int = 0
     last_ns: int = 0
@@ -49,9 +49,9 @@ class _Record:
 
 
 class CrashTracker:
-    """Counts deaths by request. See the module docstring. Not thread-safe.
+    """Counts crashes by request. See the module docstring. Not thread-safe.
 
-    restarts_left: number of restarts left after the last death; set by the owner.
+    restarts_left: number of restarts left after the last crash; set by the owner.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
@@ -81,7 +81,7 @@ class CrashTracker:
         fingerprint = keys[1][1]
         if any(other != fingerprint for other in self._suspects.values()):
             raise UnavailableError(
-                f"request {user_id!r} was unfinished when the engine died, and so was another "
+                f"request {user_id!r} was unfinished when the engine failed, and so was another "
                 "one that is running now. Only one of them may run at a time; retry later."
             )
         self._suspects[request.request_id] = fingerprint
@@ -101,7 +101,7 @@ class CrashTracker:
     def blames_request(
         self, under_way: Sequence[tuple[str, EngineCoreRequest]], *, was_killed: bool
     ) -> bool:
-        """Return whether an unfinished request is to blame for a death."""
+        """Return whether an unfinished request is to blame for a failure."""
         if was_killed or not under_way:
             return False
         last_ns = self._last_normal_end_ns
@@ -112,7 +112,7 @@ class CrashTracker:
     def record_death(
         self, under_way: Iterable[tuple[str, EngineCoreRequest]], *, was_killed: bool
     ) -> None:
-        """Record that an engine died with these requests unfinished, by user id.
+        """Record that an engine failed with these requests unfinished, by user id.
 
         was_killed: whether a SIGKILL from outside the supervisor killed it.
         """
@@ -150,7 +150,7 @@ class CrashTracker:
     def _refusal(self, user_id: str, key: Key) -> RequestError:
         what = {_ID: "a request with this id", _REQUEST: "it", _PROMPT: "its prompt"}[key[0]]
         return RequestError(
-            f"request {user_id!r} is refused: {what} was unfinished when the engine died, "
+            f"request {user_id!r} is rejected: {what} was unfinished when the engine failed, "
             f"{self._records[key].num_deaths} times, and no other request can be the cause. If it "
             "is not the cause, retry later, or with another id, prompt or parameters.",
             parameter="request_id" if key[0] == _ID else "prompt",

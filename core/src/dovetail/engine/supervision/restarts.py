@@ -1,4 +1,4 @@
-"""Decides when to restart an engine that died: with growing delays, up to a limit."""
+"""Decides when to restart an engine that failed: with growing delays, up to a limit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dovetail.engine.supervision.rules import SupervisionRules
 
 
 class Restarts:
-    """Counts the deaths of one engine's processes. Not thread-safe.
+    """Counts the failures of one engine's processes. Not thread-safe.
 
-    A death that is blamed on a request does not count towards `max_restarts`, because the engine
-    itself works. If `max_restarts` is 0, every death counts.
+    A failure that is blamed on a request does not count towards `max_restarts`, because the engine
+    itself works. If `max_restarts` is 0, every failure counts.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
@@ -23,16 +23,16 @@ class Restarts:
 
     @property
     def num_deaths(self) -> int:
-        """The number of counted deaths within the window, as of the last death."""
+        """The number of counted failures within the window, as of the last failure."""
         return len(self._counted_ns)
 
     @property
     def num_left(self) -> int:
-        """The number of restarts that would be left in the window if every death counted."""
+        """The number of restarts that would be left in the window if every failure counted."""
         return max(0, self._rules.max_restarts - len(self._deaths_ns))
 
     def next_delay_s(self, *, is_by_request: bool = False) -> float | None:
-        """Record a death. Return the delay of the next start, or None for no restart.
+        """Record a failure. Return the delay of the next start, or None for no restart.
 
         is_by_request: whether a request is to blame.
         """

@@ -14,15 +14,15 @@ _LEAST = {"max_restarts": 0, "max_deaths": 1}
 class SupervisionRules:
     """The rules by which a supervisor detects a stall, and kills and restarts an engine.
 
-    max_restarts: maximum number of restarts within `window_s`; the next death is final. A death
+    max_restarts: maximum number of restarts within `window_s`; the next failure is final. A failure
     that is blamed on a request does not count, unless this is 0; see `crash_tracker`.
     first_delay_s, max_delay_s: first and maximum delay of a restart; the delay doubles at each
     restart within the window.
     max_silence_s: an engine without heartbeats for longer is STALLED; kill_silence_s: an engine
     without heartbeats for longer is killed.
     max_step_s, kill_step_s: the same limits for the duration of a step.
-    max_deaths: a request is suspected after this many engine deaths during which it was
-    unfinished, and refused after a death for which it is the only suspect; see `crash_tracker`.
+    max_deaths: a request is suspected after this many engine failures during which it was
+    unfinished, and rejected after a failure for which it is the only suspect; see `crash_tracker`.
     """
 
     max_restarts: int = 5

@@ -1,4 +1,4 @@
-"""Owns an engine's processes: monitors them, and starts another engine when one dies.
+"""Owns an engine's processes: monitors them, and starts another engine when one fails.
 
 Holds the channel to the running engine; all processes of an engine end when it is shut down or
 killed. One thread detects the engine's end, even without calls, and kills an engine that stalls for
@@ -105,7 +105,7 @@ class Supervisor:
                 raise self._final.with_traceback(None)
             if self._channel is None:
                 raise UnavailableError(
-                    "the engine died and is being restarted; the call was not made. Retry later."
+                    "the engine failed and is being restarted; the call was not made. Retry later."
                 )
             return self._channel
 
@@ -122,7 +122,7 @@ class Supervisor:
             return self._runs()
 
     def _runs(self) -> bool:
-        """Return whether an engine runs, or False for a dead one that a thread is handling."""
+        """Return whether an engine runs, or False for a failed one that a thread is handling."""
         channel = self._channel
         return channel is not None and not channel.link.has_ended()
 
@@ -149,7 +149,7 @@ class Supervisor:
         return channel is self._channel
 
     def receive(self, timeout_s: float | None) -> Received | None:
-        """Return the next message of the engine, or of a dead one, or None if none arrived in time.
+        """Return the next message of the current or a failed engine, or None at the timeout.
 
         Also waits while an engine is being started. Raises EngineDeadError if none will be started.
         """
@@ -165,7 +165,7 @@ class Supervisor:
                     break
                 raise
             if self._work.lost:
-                break  # an engine died during the wait; the next one does not know its calls
+                break  # an engine failed during the wait; the next one does not know its calls
             if channel is None and timeout_s is not None and not left_s:
                 return None
             if channel is not None:
@@ -177,7 +177,7 @@ class Supervisor:
     def _receive(
         self, channel: ProcessChannel, timeout_s: float | None
     ) -> tuple[Received | None, bool]:
-        """Return the next message of an engine, and whether the engine has died."""
+        """Return the next message of an engine, and whether the engine has failed."""
         try:
             with self._reading:
                 message = channel.receive(timeout_s)
@@ -187,7 +187,7 @@ class Supervisor:
             return None, True
 
     def lose(self, channel: ProcessChannel, error: DovetailError) -> None:
-        """Handle the death of an engine: its unfinished work is lost. error: the cause.
+        """Handle the failure of an engine: its unfinished work is lost. error: the cause.
 
         Starts another engine in a thread. Does nothing if this engine was handled before.
         """
@@ -203,7 +203,7 @@ class Supervisor:
                 _first_line(error), was_killed=was_killed, restarts_left=self._restarts.num_left
             )
         channel.close()
-        logger.error("The engine died with %d unfinished requests: %s", num_lost, error)
+        logger.error("The engine failed with %d unfinished requests: %s", num_lost, error)
         if not self._closing.is_set():
             self._begin(delay_s, _first_line(error))
 
@@ -270,7 +270,7 @@ class Supervisor:
     def _give_up(self, reason: str) -> None:
         with self._changed:
             self._final = self._final or EngineDeadError(
-                f"the engine died {self._restarts.num_deaths} times within "
+                f"the engine failed {self._restarts.num_deaths} times within "
                 f"{self._rules.window_s:g} s and is not restarted. The last reason: {reason}"
             )
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The unfinished calls and requests of an engine, which are lost when it dies."""
+"""The unfinished calls and requests of an engine, which are lost when it fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NORMAL_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 class Work:
     """The unfinished work of successive engines. Thread-safe.
 
-    lost: messages for callers that wait for dead engines: replies, and ends of requests.
+    lost: messages for callers that wait for failed engines: replies, and ends of requests.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock | None = None) -> None:
@@ -46,7 +46,7 @@ class Work:
             elif call.operation.takes_requests:
                 call = self._admit_several(call)
             elif call.operation.name == EnginePort.abort_requests.name:
-                self._dismiss_all(call.arguments[0])  # not lost if the engine dies now
+                self._dismiss_all(call.arguments[0])  # not lost if the engine fails now
             if call.number:
                 self._calls[call.number] = call
             return call
@@ -76,7 +76,7 @@ class Work:
             return message
 
     def blames_request(self, *, was_killed: bool) -> bool:
-        """Return whether an unfinished request is to blame for the engine's death."""
+        """Return whether an unfinished request is to blame for the engine's failure."""
         with self._lock:
             return self._crashes.blames_request(self._under_way(), was_killed=was_killed)
 
@@ -108,7 +108,7 @@ class Work:
         return [(user_request_id(name), request) for name, request in self._requests.items()]
 
     def _unanswered(self) -> set[str]:
-        """Return the ids of requests in unanswered calls: the error reply to the call ends them."""
+        """Return the ids of requests in calls without a reply: the error reply ends them."""
         calls = self._calls.values()
         return {request.request_id for call in calls for request in _requests_of(call)}
 
@@ -151,10 +151,10 @@ def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
 
 
 def _lost_reply(call: Call, reason: str) -> Reply:
-    """Return the reply to a call during which the engine died. An abort succeeds."""
+    """Return the reply to a call during which the engine failed. An abort succeeds."""
     if call.operation.name == EnginePort.abort_requests.name:
         return Reply(call.number)
     error: DovetailError = UnavailableError(
-        f"The engine died during the call and is being restarted: {reason}"
+        f"The engine failed during the call and is being restarted: {reason}"
     )
     return Reply(call.number, None, error)

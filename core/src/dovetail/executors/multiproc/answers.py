@@ -1,8 +1,8 @@
-"""Reads the workers' answers from rings, and passes them to the handles that wait for them.
+"""Reads the workers' responses from rings, and passes them to the handles that wait for them.
 
 A thread that waits for a result reads the rings for all waiting threads; there is no reader thread
-that would delay a step's result. Answers arrive in the order of the commands, so the next result
-belongs to the oldest step. Calls are found by the number of their command. An answer without a
+that would delay a step's result. Responses arrive in the order of the commands, so the next result
+belongs to the oldest step. Calls are found by the number of their command. A response without a
 handle is dropped. Does not depend on the content of a command.
 """
 
@@ -28,12 +28,12 @@ _TURN_S = 0.25
 
 
 class Answers:
-    """Reads the workers' answers. Thread-safe."""
+    """Reads the workers' responses. Thread-safe."""
 
     def __init__(self, workers: Workers, clock: Clock, *, num_step_answers: int) -> None:
-        """Create a reader of the answer rings of `workers`.
+        """Create a reader of the response rings of `workers`.
 
-        num_step_answers: how many ranks, from rank 0, answer each step.
+        num_step_answers: how many ranks, from rank 0, respond to each step.
         """
         self.lock = workers.reading
         self.world_size = len(workers.answers)
@@ -58,7 +58,7 @@ class Answers:
         return handle
 
     def await_call(self, command: int, rank: int | None) -> Pending:
-        """Return a handle for a call with the number `command`. rank: the rank that answers."""
+        """Return a handle for a call with the number `command`. rank: the rank that responds."""
         handle = Pending(self, command, self.world_size, partial(_call_result, rank))
         self._calls[command] = handle
         return handle
@@ -98,7 +98,7 @@ class Answers:
         while (rank := awaited.missing_rank()) is not None:
             now_ns = self._clock.now_ns()
             if end_ns is not None and now_ns >= end_ns:
-                raise TimeoutError(f"worker {rank} sent no answer within {timeout_s} s.")
+                raise TimeoutError(f"worker {rank} sent no response within {timeout_s} s.")
             if awaited.deadline_ns and now_ns >= awaited.deadline_ns:
                 self._group.fail(
                     EngineDeadError(
@@ -151,10 +151,10 @@ class Answers:
 
 
 class Pending:
-    """A handle for a command (a step or a call). Waits for the answers of the lowest ranks.
+    """A handle for a command (a step or a call). Waits for the responses of the lowest ranks.
 
-    command: the command's number. deadline_ns: when a missing answer becomes a failure; 0 for
-    never. finish: combines the answers to a result, or raises their error.
+    command: the command's number. deadline_ns: when a missing response becomes a failure; 0 for
+    never. finish: combines the responses to a result, or raises their error.
     """
 
     __slots__ = ("__weakref__", "_answers", "_by_rank", "_finish", "command", "deadline_ns")
@@ -175,19 +175,19 @@ class Pending:
         self.deadline_ns = deadline_ns
 
     def settle(self, rank: int, result: ModelRunnerOutput | CallAnswer) -> None:
-        """Store a rank's answer."""
+        """Store a rank's response."""
         self._by_rank[rank] = result
 
     def missing_rank(self) -> int | None:
-        """Return the first rank that has not answered, or None if all have."""
+        """Return the first rank that has not responded, or None if all have."""
         return self._by_rank.index(None) if None in self._by_rank else None
 
     def done(self) -> bool:
-        """Return whether all answers have arrived, or will not arrive."""
+        """Return whether all responses have arrived, or will not arrive."""
         return self._answers.is_settled(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the answers. Return their combined result, or raise the error."""
+        """Wait for the responses. Return their combined result, or raise the error."""
         self._answers.wait_for(self, timeout)
         return self._finish(self._by_rank)
 

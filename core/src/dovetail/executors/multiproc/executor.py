@@ -1,8 +1,9 @@
 """The executor whose workers run in separate processes.
 
 Commands are sent to all workers over one shared-memory ring, in the order of the calls. Rank 0
-answers steps, every rank answers operations. A call returns when its command is in the ring, so the
-engine plans the next step while this one is executed. If one worker ends, all are killed.
+returns the results of steps, and every rank returns those of operations. A call returns when its
+command is in the ring, so the engine plans the next step while this one is executed. If one worker
+ends, all are killed.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class MultiprocExecutor(Executor):
         unique_reply_rank: int | None = None,
         non_block: bool = False,
     ) -> Any:
-        """Call an operation by name on every worker and return the answers."""
+        """Call an operation by name on every worker and return the responses."""
         self._check_alive()
         check_rank(unique_reply_rank, len(self._ranks))
         if not isinstance(operation, str):
@@ -181,7 +182,7 @@ class MultiprocExecutor(Executor):
                 self._num_commands += 1
                 return
             except TimeoutError as error:
-                # A worker that waits for room in its answer ring does not read commands either.
+                # A worker that waits for room in its response ring does not read commands either.
                 self._answers.look()
                 self._check_alive()
                 if self._clock.now_ns() >= deadline_ns:
@@ -215,7 +216,8 @@ class _Executed:
     def result(self, timeout: float | None = None) -> None:
         """Wait until the command is completed. Raise its error."""
         if not self._answers.has_done(self._command):
-            # The command has no answer; the answer to another command shows that it is completed.
+            # The command has no response; the response to another command shows that it is
+            # completed.
             self._executor.collective_rpc(_NOTHING, timeout=timeout)
 
 
@@ -227,7 +229,7 @@ def _enter(phase: str) -> bool:
 
 
 def check_result_size(max_num_batched_tokens: int, max_logprobs: int) -> None:
-    """Raise ConfigError if the log-probabilities of a step may be too large for the answer ring."""
+    """Raise ConfigError if the log-probabilities of a step may exceed the response ring."""
     maximum = max_num_batched_tokens * 8 * (2 + max_logprobs)
     if maximum > MAX_FRAME_BYTES:
         raise ConfigError(

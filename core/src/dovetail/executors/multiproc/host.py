@@ -1,10 +1,10 @@
 """Executes the executor's commands in the worker process, one after the other, in one thread.
 
 A failed step ends the worker, because the state of its rows is then unknown. After a failed
-operation the error is sent as the answer, and the next command follows. Rank 0 answers steps (with
-a KV connector every rank does), and every rank answers calls. If the worker returns a handle, its
-device is still computing: one more command is executed before the answer is sent. Does not depend
-on how its process is started.
+operation the error is sent as the response, and the next command follows. Rank 0 responds to steps
+(with a KV connector every rank does), and every rank responds to calls. If the worker returns a
+handle, its device is still computing: one more command is executed before the response is sent.
+Does not depend on how its process is started.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from dovetail.transport.result_frame import encode_result
 from dovetail.transport.ring import RingReader, RingWriter
 
 _PATIENCE_S = 86_400.0 * 365
-"""Time limit for room in the answer ring, in practice unlimited: the executor reads answers only
-when it needs them, and this process ends when the executor ends."""
+"""Time limit for room in the response ring, in practice unlimited.
+
+The executor reads responses only when it needs them, and this process exits with the executor."""
 
 _PAUSE_S = 50e-6
 """Pause between two checks for a result or a command while the device computes. It adds at most as
@@ -44,7 +45,10 @@ much to a step, and leaves the CPU to other threads."""
 
 
 def do_nothing(worker: WorkerBase) -> None:
-    """Do nothing. The answer to this operation shows that all commands before it are completed."""
+    """Do nothing.
+
+    The response to this operation shows that all commands before it are completed.
+    """
 
 
 class WorkerHost:
@@ -61,7 +65,7 @@ class WorkerHost:
     ) -> None:
         """Create the host.
 
-        reports_transfers: whether every rank answers each step, with its KV connector's report.
+        reports_transfers: whether every rank responds to each step, with its KV connector's report.
         """
         self._reports_transfers = reports_transfers
         self._worker = worker
@@ -80,7 +84,10 @@ class WorkerHost:
             self._do(command)
 
     def _receive(self) -> bytes:
-        """Return the next command. Answer the last step as soon as its result is available."""
+        """Return the next command.
+
+        Send the result of the last step as soon as its result is available.
+        """
         while self._late:
             if self._late[0].done():
                 self._answer_late()
@@ -128,7 +135,7 @@ class WorkerHost:
             self._answers.send(encode_result(report), timeout_s=_PATIENCE_S)
 
     def _answer(self, call: WorkerCall) -> bytes:
-        """Return the frame of an answer. Only the requested ranks send the value."""
+        """Return the frame of a response. Only the requested ranks send the value."""
         try:
             fault("worker.call")
             operation = find_operation(self._worker, call.operation)

@@ -27,7 +27,7 @@ from dovetail.transport.wire_types import encode
 _SHARE_OF_DEADLINE = 0.9
 """Share of a phase's timeout after which a worker gives up, before the executor does.
 
-The worker's error tells which operation took too long.
+The worker's error states which operation took too long.
 """
 
 

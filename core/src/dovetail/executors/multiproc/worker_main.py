@@ -20,7 +20,7 @@ class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """The settings of a worker's process.
 
     commands, answers: the descriptors of this worker's ends of the two rings.
-    reports_transfers: whether each rank answers each step with its KV connector's report.
+    reports_transfers: whether each rank responds to each step with its KV connector's report.
     phase_timeout_s: timeout of each startup phase.
     """
 
@@ -45,7 +45,7 @@ def serve(context: ChildContext) -> int:
             _work(context, boot, commands, results_ring, ends)
         except BaseException as error:
             # The ring is closed before the worker is shut down, which may take long, to inform a
-            # process that waits for an answer.
+            # process that waits for a response.
             context.failed(error)
             results_ring.close()
             status = 1

@@ -85,7 +85,7 @@ def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
     """Return whether `cls` declares batch invariance for models of `dtype`.
 
     dtype: a name such as "bfloat16"; "" if unknown. Returns None for kinds that do not declare it,
-    and if the answer depends on an unknown dtype.
+    and if the result depends on an unknown dtype.
     """
     if kind == "attention":
         capabilities = cls.capabilities
@@ -103,5 +103,5 @@ def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
 
 
 def missing_promise(dtype: str) -> str:
-    """Return the reason to refuse a class that does not declare batch invariance."""
+    """Return the reason to reject a class that does not declare batch invariance."""
     return f"it is not batch-invariant in {dtype or 'any dtype'}"

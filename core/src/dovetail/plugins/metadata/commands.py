@@ -41,7 +41,7 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Commands:
-    """The usable commands of all distributions, and the refused ones with the reason, by name."""
+    """The usable commands of all distributions, and the rejected ones with the reason, by name."""
 
     usable: tuple[Command, ...]
     set_aside: tuple[tuple[Command, str], ...]
@@ -105,7 +105,7 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
 
 
 def _refusal(command: Command, own_words: Collection[str] = ()) -> str:
-    """Return why a command is refused, or "" if it is not.
+    """Return why a command is rejected, or "" if it is not.
 
     own_words: the words of first-party commands, which take precedence.
     """

@@ -1,8 +1,8 @@
-"""The static manifest, `dovetail.toml`: facts about plugins that are needed before the import.
+"""The static manifest, `dovetail.toml`: properties of plugins that are needed before the import.
 
 It is next to the `__init__.py` of a package and has one [[plugin]] table per plugin. Missing keys
-and missing plugins have defaults. A manifest with any error is refused as a whole, so that no error
-is overlooked.
+and missing plugins have defaults. A manifest with any error is rejected as a whole, so that no
+error is overlooked.
 """
 
 from __future__ import annotations

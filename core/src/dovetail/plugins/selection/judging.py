@@ -203,7 +203,7 @@ def _judge_candidate(
 
 
 def _take(verdict: Verdict, criteria: Criteria) -> Verdict:
-    """Select a usable plugin. Refuse it if it lacks a required declaration of batch invariance."""
+    """Select a usable plugin. Reject it if it lacks a required declaration of batch invariance."""
     if not criteria.batch_invariant or verdict.batch_invariant is not False:
         return replace(verdict, state=TAKEN)
     missing = missing_promise(criteria.dtype)

@@ -1,7 +1,7 @@
 """Packed weights cached on disk: a later start maps them instead of packing again.
 
-Other modules import only `PackedCache`. Threat model: the folder belongs to the user and nobody
-else may write there (checked), so files are protected against accidents, not against forgery.
+Other modules import only `PackedCache`. Threat model: the folder belongs to the user and no
+other user may write there (checked), so files are protected against accidents, not against forgery.
 Everything in it may be deleted at any time, also while an engine runs.
 """
 

@@ -3,7 +3,7 @@
 
 Results and parts share an allocation, so the alignment of their addresses varies. The number of
 parts depends on the number of rows. Neither causes a compilation.
-Legend: R rows, V vocabulary, S parts of a row.
+Dimensions: R rows, V vocabulary, S parts of a row.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ First min-p, top-k and top-p are applied (`cuts.py`). The noise is a function of
 position and the column, and is computed where it is used. So rows are independent, a
 row may be processed in parts, and there is no random state. Source: Gumbel 1954; Maddison, Tarlow
 and Minka 2014, arXiv:1411.0030; the generator: Salmon et al. 2011 (Philox4x32-10).
-Legend: R rows, V vocabulary, S parts of a row.
+Dimensions: R rows, V vocabulary, S parts of a row.
 """
 
 from __future__ import annotations

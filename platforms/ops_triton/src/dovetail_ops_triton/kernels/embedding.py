@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """Rows of a table, looked up by token id.
 
-Legend: T tokens, V rows of the table, D features.
+Dimensions: T tokens, V rows of the table, D features.
 """
 
 from __future__ import annotations

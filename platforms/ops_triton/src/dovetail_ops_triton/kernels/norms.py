@@ -3,7 +3,7 @@
 
 A row is read once and stays in registers. Its sum is computed in an order that does not depend on
 other rows. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
-Legend: T rows, D features.
+Dimensions: T rows, D features.
 """
 
 from __future__ import annotations

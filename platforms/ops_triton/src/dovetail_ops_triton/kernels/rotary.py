@@ -1,9 +1,8 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
 """Rotary embedding of queries and keys in one launch, for any strides.
 
-Source: Su et al. 2021, arXiv:2104.09864.
-Legend: T tokens, H query heads, K key-value heads, S head size, P positions, F half of the rotary
-size.
+Source: Su et al. 2021, arXiv:2104.09864. Dimensions: T tokens, H query heads, K key-value heads, S
+head size, P positions, F half of the rotary size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The memory layout of a tensor's rows, as passed to kernels.
 
-Legend: D features of the last dimension.
+Dimensions: D features of the last dimension.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """The product of silu of one half of each row and the other half.
 
-Legend: T rows, D features of a half.
+Dimensions: T rows, D features of a half.
 """
 
 from __future__ import annotations

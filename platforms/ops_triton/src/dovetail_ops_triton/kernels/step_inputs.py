@@ -3,7 +3,7 @@
 
 Each run has separate programs, so the host needs to know only the longest run. Index pointers have
 any alignment, and counts change from step to step; neither causes a compilation.
-Legend: R runs, T tokens, M blocks of a table's row.
+Dimensions: R runs, T tokens, M blocks of a table's row.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@
 positions that do not exist.
 
 It processes the runs one by one, with the lengths that the host knows; all indices are computed on
-the device. It is simple and slow.
-Legend: T tokens, H query heads, K key-value heads, D head size, B block size, S slots of the cache;
-of a run: Q query tokens, L positions, M blocks; R runs.
+the device. It is simple and slow. Dimensions: T tokens, H query heads, K key-value heads, D head
+size, B block size, S slots of the cache; of a run: Q query tokens, L positions, M blocks; R runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tensors of the fake device: a wrapped host tensor with access checks.
 
-`FakeDeviceTensor` tells torch that it is on the fake device and has no memory that the host can
-access. Every operation goes through `__torch_dispatch__`, which records its reads and writes and
-whether a real device would make the host wait, and then computes on the host. Operations that a
+`FakeDeviceTensor` reports to torch that it is on the fake device and has no memory that the host
+can access. Every operation goes through `__torch_dispatch__`, which records its reads and writes
+and whether a real device would make the host wait, and then computes on the host. Operations that a
 device would reject raise an error: those on host and device tensors together, and those that change
 the shape of `out`. In one respect it is stricter than devices: index tensors must be on the device.
 In another it is less strict: for `x[3] = 1.0` some devices copy the number from the host; use

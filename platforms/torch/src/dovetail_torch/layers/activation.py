@@ -1,6 +1,6 @@
 """Activations between two linear layers, computed by the context's ops.
 
-Legend: T tokens, D features.
+Dimensions: T tokens, D features.
 """
 
 from __future__ import annotations

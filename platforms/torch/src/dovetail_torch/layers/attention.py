@@ -3,7 +3,7 @@
 It does not depend on a cache, block tables or a backend: the runner reads its parameters, creates
 the backend's layer and calls it in `AttentionContext.attend`. The sizes that a model passes are
 those of the whole model; if ranks share it, `share_heads` reduces each layer to the rank's heads.
-Legend: T tokens, H query heads, K key-value heads, D head size.
+Dimensions: T tokens, H query heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The first and the last layer of a language model: the token embedding and the output head.
 
 If several ranks share the model, each has a part of the vocabulary in both.
-Legend: T tokens, S sampled positions, D hidden size, V vocabulary (width of the logits).
+Dimensions: T tokens, S sampled positions, D hidden size, V vocabulary (width of the logits).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ ranks share it (`ModelContext.ranks`), column-parallel layers divide their outpu
 them; row-parallel layers divide their input features and sum the results. Linear methods only see
 the rank's part.
 Source: Shoeybi et al. 2019, arXiv:1909.08053.
-Legend: T tokens, I input features, O output features of all parts; of
+Dimensions: T tokens, I input features, O output features of all parts; of
 attention: H query heads, K key-value heads, N all three parts' heads, S head size.
 """
 

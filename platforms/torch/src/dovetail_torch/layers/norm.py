@@ -1,6 +1,6 @@
 """Root-mean-square norm, alone or with a residual that is added first.
 
-Legend: T tokens, D features.
+Dimensions: T tokens, D features.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The old form is `rope_theta` and `rope_scaling` ("type" or "rope_type"); the new form is
 `rope_parameters`, which contains all parameters. A type that is not in `ROPE_TYPES` is rejected.
-Legend: F half of the rotary size.
+Dimensions: F half of the rotary size.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary position embedding: a table of cosines and sines, applied by the context's ops.
 
-Legend: T tokens, H query heads, K key-value heads, S head size, P positions, R rotary size,
+Dimensions: T tokens, H query heads, K key-value heads, S head size, P positions, R rotary size,
 F half of the rotary size.
 """
 

@@ -1,6 +1,6 @@
 """The linear method `torch`: weights as in the checkpoint, applied by torch's linear.
 
-It packs nothing and runs on any device. Legend: T tokens, I input features, O output features.
+It packs nothing and runs on any device. Dimensions: T tokens, I input features, O output features.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The op provider `torch`: norms, rotary embedding and activation with torch operations.
 
 It is the reference for fused providers. It has no state and runs on any device.
-Legend: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
+Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
 P positions, F half of the rotary size, N query and key-value heads together; R rows and V width of
 logits or of an embedding's table.
 """

@@ -3,7 +3,7 @@
 Layers of different KV-cache groups share a buffer, because a block belongs to one group at a time.
 This module divides the memory but does not write to it: with lazy allocation, a page needs no
 memory until it is written. Depends only on the shape of a cache, not on attention.
-Legend: N blocks, P bytes of a page.
+Dimensions: N blocks, P bytes of a page.
 """
 
 from __future__ import annotations

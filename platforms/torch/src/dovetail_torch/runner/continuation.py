@@ -5,7 +5,7 @@ change. Gathering all columns again takes several times as long as incrementing 
 the model's weights have evicted them from the processor caches. A continuation ends at a block
 border, and when a request joins, leaves or has more than one token. Only for devices that compute
 in host memory, with attention that supports it. Does not depend on the model or the sampler.
-Legend: R runs, N continued steps, including the first one.
+Dimensions: R runs, N continued steps, including the first one.
 """
 
 from __future__ import annotations

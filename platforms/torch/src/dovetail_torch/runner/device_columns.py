@@ -2,7 +2,7 @@
 
 If the device computes in host memory, both use numpy, because an operation of the tensor library
 takes several times as long for a few numbers.
-Legend: N numbers.
+Dimensions: N numbers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The host packs the few values of a step (rows, first positions, borders; joining requests and new
 blocks; numbers for sampling) and sends them in one copy; everything else is computed on the device
 from the rows stored there. Does not depend on the model or the sampler.
-Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
+Dimensions: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
 """
 
 from __future__ import annotations

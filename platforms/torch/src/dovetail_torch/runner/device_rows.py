@@ -2,7 +2,7 @@
 
 Tokens and block tables are stored on the device. A plan changes them by packed indices and values;
 the host stores only counts. Does not depend on staging or steps.
-Legend: R rows, L maximum tokens of a row, M maximum blocks of a row, J rows joined, N numbers
+Dimensions: R rows, L maximum tokens of a row, M maximum blocks of a row, J rows joined, N numbers
 written.
 """
 

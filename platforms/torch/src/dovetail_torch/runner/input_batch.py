@@ -1,7 +1,7 @@
 """Convert a plan and the rows to the tensors of one step.
 
 Indices are computed on the host in whole columns, never request by request, and copied once.
-Legend: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
+Dimensions: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Tokens are on the device, so that a sampled token is the next step's input without a copy;
 block tables are on the host, where the scheduler's columns arrive.
-Legend: R rows, L maximum tokens of a row, M maximum blocks of a row.
+Dimensions: R rows, L maximum tokens of a row, M maximum blocks of a row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The groups of a batch's rows for sampling, and their parameters as columns.
 
 Computed when the rows of the batch change, else reused. Does not depend on logits.
-Legend: S rows of the batch, R rows of a group within it.
+Dimensions: S rows of the batch, R rows of a group within it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sample one column from rows of unnormalized probabilities, by the inverse of the CDF.
 
-A token of probability 0 is never drawn, despite rounding. Does not depend on how the probabilities
-or the uniform numbers are computed. Legend: R rows, V vocabulary, N numbers, few enough for a
-sequential sum.
+A token of probability 0 is never sampled, despite rounding. Does not depend on how the
+probabilities or the uniform numbers are computed. Dimensions: R rows, V vocabulary, N numbers, few
+enough for a sequential sum.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NOTHING = 2e-38
 def accumulation_dtype(device: torch.device) -> torch.dtype:
     """Return float64, or float32 for devices without float64.
 
-    With float32, tokens of probability 0 are still never drawn, but probabilities have an error of
-    about 1e-6.
+    With float32, tokens of probability 0 are still never sampled, but probabilities have an error
+    of about 1e-6.
     """
     try:
         torch.ones(1, dtype=torch.float64, device=device).cumsum(0)
@@ -55,11 +55,11 @@ def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
 
 
 def draw(weights_RV: torch.Tensor, uniform_R1: torch.Tensor) -> torch.Tensor:
-    """Draw a column of each row in proportion to its float32 weights, int64 [R].
+    """Sample a column of each row in proportion to its float32 weights, int64 [R].
 
-    uniform_R1: in [0, 1), of the accumulation dtype. Draws a block and then a column of it: no sum
-    has more than a few hundred numbers, so that a vocabulary of 150,000 tokens needs one pass and
-    no precision is lost.
+    uniform_R1: in [0, 1), of the accumulation dtype. Samples a block and then a column of it: no
+    sum has more than a few hundred numbers, so that a vocabulary of 150,000 tokens needs one pass
+    and no precision is lost.
     """
     cumulative_RC = block_sums(weights_RV, DRAW_WIDTH).to(uniform_R1.dtype).cumsum(-1)
     target_R1 = uniform_R1 * cumulative_RC[:, -1:]

@@ -2,7 +2,7 @@
 
 Does not depend on how grammars are compiled. Bits are read as bytes, to be independent of the byte
 order.
-Legend: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row's bit mask.
+Dimensions: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row's bit mask.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Reported values are those of the model, without mask, penalty or temperature. Does not depend on
 how the tokens were chosen.
-Legend: P positions, V vocabulary, K most likely tokens.
+Dimensions: P positions, V vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Penalties on tokens that already occurred: repetition, frequency, presence.
 
 Changes only the logits of tokens in a row's history. Does not depend on how histories are stored.
-Legend: S rows of the batch, V vocabulary, R penalized rows, L tokens of the longest row.
+Dimensions: S rows of the batch, V vocabulary, R penalized rows, L tokens of the longest row.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A logits processor as a step extension: `logits` applies it, `after_sampling` calls `accept`.
 
-Legend: V vocabulary, R rows that use the processor.
+Dimensions: V vocabulary, R rows that use the processor.
 """
 
 from __future__ import annotations

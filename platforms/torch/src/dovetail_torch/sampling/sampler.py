@@ -2,13 +2,13 @@
 
 Order: raw log-probabilities are computed from the unprocessed logits; then grammar, the request's
 masks and biases, penalties, step extensions; then either the most likely token is selected, or
-temperature, min-p, top-k and top-p are applied and a token is drawn. Tokens do not depend on the
+temperature, min-p, top-k and top-p are applied and a token is sampled. Tokens do not depend on the
 batch: every random number is a hash of the request's seed and its number of tokens. The result is a
 token of the vocabulary for any logits. If all logits of a row are -inf, or one is NaN, it is an
 arbitrary token; other rows are not affected.
 
 Does not depend on plans, models or how tokens are sent to the scheduler.
-Legend: S rows of the batch, V vocabulary, P rows that requested log-probabilities, R rows of a
+Dimensions: S rows of the batch, V vocabulary, P rows that requested log-probabilities, R rows of a
 group.
 """
 

@@ -1,10 +1,10 @@
-"""Truncation of a distribution: min-p, top-k and top-p, and the draw from the remaining tokens.
+"""Truncation of a distribution: min-p, top-k and top-p, and sampling from the remaining tokens.
 
 The order of tokens is canonical: tokens with greater logits first, and lower ids first among equal
-logits. So the best k tokens, and therefore every draw, do not depend on the number of candidates.
+logits. So the best k tokens, and therefore every sample, do not depend on the number of candidates.
 top-k keeps exactly k tokens; top-p then keeps the fewest that reach p of the remaining mass.
 Does not depend on requests: it gets columns of parameters.
-Legend: R rows, V vocabulary, K most likely tokens.
+Dimensions: R rows, V vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Nuclei:
     cumulative_RK: torch.Tensor
 
     def draw(self, uniform_R1: torch.Tensor) -> torch.Tensor:
-        """Draw a token for each row, int64 [R]. `uniform_R1` belongs to these rows."""
+        """Sample a token for each row, int64 [R]. `uniform_R1` belongs to these rows."""
         target_R1 = uniform_R1 * self.cumulative_RK[:, -1:]
         return self.columns_RK.gather(1, pick(self.cumulative_RK, target_R1)).squeeze(1)
 

@@ -21,14 +21,14 @@ RESULT_S = 30.0
 
 
 class _Recorder(FakeSchedulerSide):
-    """The scheduler side of a KV connector, which records each answer with its rank."""
+    """The scheduler side of a KV connector, which records each report with its rank."""
 
     def __init__(self) -> None:
         super().__init__(NUM_RANKS)
         self.answers: list[tuple[int, bytes]] = []
 
     def update(self, report: bytes, rank: int = 0) -> KVOutcome:
-        """Record the answer of a rank."""
+        """Record the report of a rank."""
         self.answers.append((rank, report))
         return KVOutcome()
 
@@ -38,9 +38,9 @@ def check_transfers(
     start: Callable[[Executor], object],
     plans: Sequence[SchedulerOutput],
 ) -> None:
-    """Check that every rank's answer for the KV connector is in the result of its step.
+    """Check that every rank's report for the KV connector is in the result of its step.
 
-    The ranks answer in different steps, so that an executor that reads only one rank is detected.
+    The ranks report in different steps, so that an executor that reads only one rank is detected.
     start: a function that completes the start of the executor's workers.
     """
     with judging("KV transfers"), TemporaryDirectory() as folder:

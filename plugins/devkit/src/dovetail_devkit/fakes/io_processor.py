@@ -1,4 +1,4 @@
-"""The fake of the IO processor contract: it converts a list of texts to a list of answers."""
+"""The fake of the IO processor contract: it converts a list of strings to a list of outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.interfaces.io_processor import (
 
 
 class FakeIOProcessor(IOProcessor):
-    """Returns (text, answer) for each text. The answer is None if the request has failed."""
+    """Returns (text, output) for each text. The output is None if the request has failed."""
 
     example_data: ClassVar[Any] = ["say", "something"]
 
@@ -27,11 +27,11 @@ class FakeIOProcessor(IOProcessor):
         """Return one prompt per text."""
         texts = request.data
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise RequestError(f"data={texts!r:.80} must be a list of texts.", parameter="data")
+            raise RequestError(f"data={texts!r:.80} must be a list of strings.", parameter="data")
         return IOBatch(prompts=tuple(IOPrompt(prompt=text) for text in texts), state=len(texts))
 
     def post_process(self, result: IOResult) -> list[tuple[str, str | None]]:
-        """Return each text with its answer, which is None for a failed request."""
+        """Return each text with its output, which is None for a failed request."""
         return [
             (text, None if output.error else output.outputs[0].text)
             for text, output in zip(result.request.data, result.outputs, strict=True)

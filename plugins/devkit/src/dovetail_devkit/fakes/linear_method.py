@@ -1,7 +1,7 @@
 """The fake of the linear method contract: it computes layers row by row in float64.
 
 torch is imported within functions.
-Legend: T tokens, I input features, O output features.
+Dimensions: T tokens, I input features, O output features.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fake of the logits processor contract: the next token is the last token plus 1.
 
-Legend: S rows of the step, V vocabulary, R rows that this processor handles.
+Dimensions: S rows of the step, V vocabulary, R rows that this processor handles.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The fake of the op provider contract: every operation in float64.
 
-This module does not import torch.
-Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions; R rows and
-V width of logits.
+This module does not import torch. Dimensions: T tokens, D features, H query heads, K key-value
+heads, S head size, P positions; R rows and V width of logits.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class FakeOps(Ops):
 def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
     """Return the token at which the cumulative probability reaches `uniform` (0 to 1).
 
-    Returns 0 if no token can be drawn.
+    Returns 0 if no token can be sampled.
     """
     if any(map(math.isnan, logits)) or max(logits) == -math.inf:
         return 0

@@ -2,7 +2,7 @@
 
 It can fail on request.
 
-Legend: T tokens of the rows, D hidden size, R rows, V vocabulary.
+Dimensions: T tokens of the rows, D hidden size, R rows, V vocabulary.
 """
 
 from __future__ import annotations

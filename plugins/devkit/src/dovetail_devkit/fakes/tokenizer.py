@@ -47,7 +47,7 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the bytes of `text`, after BOS if requested.
 
-        The texts of special tokens are encoded as bytes.
+        The strings of special tokens are encoded as bytes.
         """
         try:
             ids = list(text.encode("utf-8"))

@@ -1,1 +1,1 @@
-"""The parts of the ops suite: inputs, random draws and rotary tables."""
+"""The parts of the ops suite: inputs, random sampling and rotary tables."""

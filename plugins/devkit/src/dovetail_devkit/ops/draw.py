@@ -1,10 +1,10 @@
 """The conformance cases of `draw_tokens`, for providers that override it.
 
-They check which tokens can be drawn, how often, and that a row's token depends on that row only.
-Random numbers differ by provider, so draws are compared with probabilities (`drawing_law`), not
+They check which tokens can be sampled, how often, and that a row's token depends on that row only.
+Random numbers differ by provider, so samples are compared with probabilities (`drawing_law`), not
 with draws of another provider. torch is imported within functions.
 
-Legend: R rows, V vocabulary.
+Dimensions: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def draw_cases(
 ) -> Iterator[Case]:
     """Yield the cases. None if the class does not override `draw_tokens`.
 
-    num_draws: number of draws of each frequency test; it must be even.
+    num_draws: number of samples of each frequency test; it must be even.
     """
     if "draw_tokens" not in overridden_operations(ops_cls):
         return
@@ -71,7 +71,7 @@ def draw_cases(
 
 
 class _Bench:
-    """Creates rows of logits and draws tokens from them with one provider."""
+    """Creates rows of logits and samples tokens from them with one provider."""
 
     def __init__(self, ops_cls: type[Ops], dtype: str, device: torch.device) -> None:
         self._ops: Any = ops_cls()
@@ -90,7 +90,7 @@ class _Bench:
         seeds: Sequence[int],
         positions: Sequence[int],
     ) -> list[int]:
-        """Draw a token for each row.
+        """Sample a token for each row.
 
         Raises AssertionError for a result that is not a valid token.
         """
@@ -140,7 +140,7 @@ def _columns(
 
 
 def _check_best(bench: _Bench) -> None:
-    """Check that the best token is drawn with temperature 0 and with truncation to one token."""
+    """Check that temperature 0 and truncation to one token sample the most likely token."""
     import torch
 
     logits_RV = bench.logits(6, 4999)
@@ -161,7 +161,7 @@ def _check_best(bench: _Bench) -> None:
 
 
 def _check_kept(bench: _Bench) -> None:
-    """Check that tokens that min-p, top-k or top-p exclude are not drawn."""
+    """Check that tokens that min-p, top-k or top-p exclude are not sampled."""
     logits_RV = bench.logits(1, 61, seed=3)
     for what, param in _PARAMS.items():
         probs = probabilities(logits_RV[0].tolist(), param)
@@ -239,7 +239,7 @@ def _check_rows_alone(bench: _Bench) -> None:
 
 
 def _check_numbers(bench: _Bench) -> None:
-    """Check that the drawn token depends on the seed and on the position."""
+    """Check that the sampled token depends on the seed and on the position."""
     num_rows = 12
     rows = bench.logits(1, 997, seed=8).expand(num_rows, -1).contiguous() * 0
     params, same = [DrawParams()] * num_rows, [5] * num_rows
@@ -249,7 +249,7 @@ def _check_numbers(bench: _Bench) -> None:
     for what, got in zip(
         ("seed above 32 bits", "seed", "position"), (by_seed, by_low_seed, by_position), strict=True
     ):
-        # Twelve draws from 997 equal tokens have four equal pairs with a probability of 10^-8.
+        # Twelve samples from 997 equal tokens have four equal pairs with a probability of 10^-8.
         expect(
             len(set(got)) >= num_rows - 3,
             f"draw_tokens must depend on each {what}; rows that differ only in this value get "
@@ -258,7 +258,7 @@ def _check_numbers(bench: _Bench) -> None:
 
 
 def _check_invalid_rows(bench: _Bench) -> None:
-    """Check that rows of -inf or NaN do not affect other rows, and that -inf is not drawn."""
+    """Check that rows of -inf or NaN do not affect other rows, and that -inf is not sampled."""
     import torch
 
     logits_RV = bench.logits(6, 50, seed=13)
@@ -288,10 +288,10 @@ def _check_invalid_rows(bench: _Bench) -> None:
 
 
 def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
-    """Compare the frequencies of drawn tokens with their probabilities, by a chi² test."""
+    """Compare the frequencies of sampled tokens with their probabilities, by a chi² test."""
     param, logits_RV = _PARAMS[what], bench.logits(1, 11, seed=21)
     probs = probabilities(logits_RV[0].tolist(), param)
-    # Half of the draws differ by seed, half by position; all draws are independent.
+    # Half of the samples differ by seed, half by position; all samples are independent.
     half = num_draws // 2
     seeds = [*range(half), *[77] * half]
     positions = [*[4] * half, *range(half)]
@@ -300,7 +300,7 @@ def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
     deviations = chi_squared([counts[token] for token in range(len(probs))], probs)
     expect(
         deviations < _MOST_DEVIATIONS,
-        f"the frequencies of {num_draws} draws with {what}, {sorted(counts.items())}, are "
+        f"the frequencies of {num_draws} samples with {what}, {sorted(counts.items())}, are "
         f"{deviations:.1f} standard deviations from {[round(prob, 3) for prob in probs]}",
     )
 
@@ -308,7 +308,7 @@ def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
 def chi_squared(counts: Sequence[int], probs: Sequence[float]) -> float:
     """Return how many standard deviations chi² is above its mean.
 
-    The result is inf if a token of probability 0 was drawn. Columns with an expected count below
+    The result is inf if a token of probability 0 was sampled. Columns with an expected count below
     five are merged.
     """
     total = sum(counts)

@@ -5,7 +5,7 @@ in model
 runners: prefixes of longer buffers, and parts of one buffer with all inputs. torch is imported
 within functions.
 
-Legend: R runs, T tokens, L tokens of the longest row, M blocks per row of the block table.
+Dimensions: R runs, T tokens, L tokens of the longest row, M blocks per row of the block table.
 """
 
 from __future__ import annotations

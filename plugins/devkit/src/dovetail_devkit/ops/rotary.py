@@ -1,7 +1,7 @@
 """Reference of the rotary embedding, and a table for it.
 
 torch is imported within functions.
-Legend: T tokens, N heads, S head size, P positions, R rotary size, F half of the rotary size.
+Dimensions: T tokens, N heads, S head size, P positions, R rotary size, F half of the rotary size.
 """
 
 from __future__ import annotations

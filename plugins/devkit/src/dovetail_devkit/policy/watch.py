@@ -1,4 +1,4 @@
-"""A wrapper that gives a policy proxies of its arguments, and checks its answers.
+"""A wrapper that gives a policy proxies of its arguments, and checks its results.
 
 The proxies are read-only and show only what `RequestView` and `SchedulerView` declare. The wrapper
 checks ranks and victims. The scheduler in strict mode checks whether actions are legal.
@@ -132,7 +132,7 @@ class Veil:
 
 
 class WatchedPolicy(Policy):
-    """Delegates to a policy of `watched_cls`, and checks its answers.
+    """Delegates to a policy of `watched_cls`, and checks its results.
 
     accounts: the events that the policy received.
     """
@@ -236,7 +236,7 @@ class WatchedPlan(WatchedPolicy):
     """A checked policy that overrides `plan`, and forwards each action to the scheduler."""
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Forward the actions, and return the answers."""
+        """Forward the actions, and return the grants."""
         actions = self.watched.plan(self.veil.view(view))
         expect(isinstance(actions, Generator), f"plan() returns {actions!r}; expected a generator")
         grant: Any = None

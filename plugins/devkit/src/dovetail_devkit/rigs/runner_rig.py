@@ -1,6 +1,6 @@
 """A tiny model for tests of model runners. Its attention sums the cached values.
 
-Legend: V vocabulary, D head size, T tokens, S slots.
+Dimensions: V vocabulary, D head size, T tokens, S slots.
 """
 
 from array import array

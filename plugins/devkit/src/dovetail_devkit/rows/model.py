@@ -37,7 +37,7 @@ class _Step:
     """An executed plan, and the attention results of each run.
 
     runs: start, end and number of verified drafts of each run. attended: for each run, one number
-    for each of its last 1 + num_drafts positions. answer: data of the KV connector's worker side.
+    for each of its last 1 + num_drafts positions. answer: report of the KV connector's worker side.
     """
 
     plan: SchedulerOutput

@@ -84,7 +84,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "io_processor": Blueprint(
-            summary="An IO processor for Dovetail that converts a list of texts to answers.",
+            summary="An IO processor for Dovetail that converts a list of strings to outputs.",
             suffix="IOProcessor",
             modules=("processor",),
             entry_points={"io_processor": "processor:{cls}"},

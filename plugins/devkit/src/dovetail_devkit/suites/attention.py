@@ -54,7 +54,7 @@ def check_attention(backend: type[AttentionBackend], device: torch.device) -> No
 
 
 def attention_cases(backend: type[AttentionBackend], device: torch.device) -> Iterator[Case]:
-    """Yield the suite's cases: cases for refused requirements, then cases for the claims."""
+    """Yield the suite's cases: cases for rejected requirements, then cases for the claims."""
 
     def check_cached(case: AttentionCase) -> None:
         reasons = backend.refusals(case.requirements(device.type))
@@ -71,18 +71,18 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
 
 
 def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
-    """Check that the backend accepts the requirements that it claims, and refuses all others."""
+    """Check that the backend accepts the requirements that it claims, and rejects all others."""
     capabilities = backend.capabilities
     unknown = capabilities.dtypes - TOLERANCES.keys()
     expect(not unknown, f"the suite has no tolerance for the claimed dtypes {sorted(unknown)}")
     for case in standard_cases(capabilities):
-        if case.cache_dtype:  # a backend may refuse a cache dtype on some devices
+        if case.cache_dtype:  # a backend may reject a cache dtype on some devices
             continue
         requirements = case.requirements(device.type, capabilities.features - {KV_LAYER_SCALES})
         reasons = [*capabilities.refusals(requirements), *backend.refusals(requirements)]
         expect(
             not reasons,
-            f"{backend.name} claims to support {requirements}, but refuses it: {reasons}",
+            f"{backend.name} claims to support {requirements}, but rejects it: {reasons}",
         )
         for wrong in _requirements_beyond(capabilities, requirements):
             reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]

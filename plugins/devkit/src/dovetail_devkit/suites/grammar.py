@@ -1,6 +1,6 @@
 """The conformance suite of the grammar contract, for any backend.
 
-From the backend's examples it generates random texts, for which it reads only the bit masks.
+From the backend's examples it generates random strings, for which it reads only the bit masks.
 """
 
 from __future__ import annotations

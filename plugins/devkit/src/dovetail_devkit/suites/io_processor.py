@@ -50,7 +50,7 @@ def check_io_processor(
 
 
 def make_outputs(batch: IOBatch, *, failing: int = -1) -> list[RequestOutput]:
-    """Return one output per prompt, with the texts "answer 0", "answer 1" and so on.
+    """Return one output per prompt, with the strings "answer 0", "answer 1" and so on.
 
     failing: index of a prompt whose output is an error; -1 for none.
     """

@@ -4,7 +4,7 @@ The suite calls the connector as a scheduler and a worker would, with a small ca
 Blocks are stored, overwritten and loaded into other blocks, in several concurrent transfers, and
 every byte of the cache is compared with a copy. The two sides exchange only bytes. torch is
 imported within functions.
-Legend: N blocks, P bytes of a page.
+Dimensions: N blocks, P bytes of a page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NUM_BLOCKS = 13
 NUM_LAYERS = 3
 NUM_ROUNDS = 30
 MAX_STEPS = 2000
-"""Number of steps, one millisecond apart, in which every transfer must end."""
+"""Number of steps, at intervals of one millisecond, in which every transfer must end."""
 
 _SPEC = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=3, dtype="float32")
 

@@ -4,7 +4,7 @@ Compares layers of several shapes, single and fused, with and without bias, with
 fills the parameters that `create` registers; a method with other parameters provides `fill`.
 torch is imported within functions.
 
-Legend: T tokens, I input features, O output features of all parts.
+Dimensions: T tokens, I input features, O output features of all parts.
 """
 
 from __future__ import annotations

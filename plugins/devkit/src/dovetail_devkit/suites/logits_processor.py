@@ -2,7 +2,7 @@
 
 It runs random requests alone, with other requests, in another row and after a preemption. The
 logits of a request must be equal in all cases, bit for bit.
-Legend: S rows of the step, V vocabulary, R rows that use the processor.
+Dimensions: S rows of the step, V vocabulary, R rows that use the processor.
 """
 
 from __future__ import annotations

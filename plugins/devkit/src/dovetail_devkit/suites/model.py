@@ -5,7 +5,7 @@ several sequences in one step, positions and the final norm (`dovetail_devkit.mo
 Only a comparison with another implementation (`reference`) shows whether the model matches its
 paper. Imports torch, so import this module only to test models.
 
-Legend: T tokens of a step, H query heads, K key-value heads, D head size, Q queries, L positions.
+Dimensions: T tokens, H query heads, K key-value heads, D head size, Q queries, L positions.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ token, many tokens, sizes that are not powers of two, leading dimensions, views 
 projection. The cases of `draw_tokens` and `prepare_inputs` are in `dovetail_devkit.ops`. torch is
 imported within functions.
 
-Legend: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half of
-the rotary size.
+Dimensions: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half
+of the rotary size.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def ops_cases(
 ) -> Iterator[Case]:
     """Yield the cases of the operations that the class overrides.
 
-    num_draws: number of draws of each frequency test. The other arguments are those of `check_ops`.
+    num_draws: number of samples of each frequency test. The other arguments are those of
+    `check_ops`.
     """
 
     def check_shapes(check: _Check, shapes: tuple[Any, ...], dtype: str) -> None:

@@ -2,7 +2,7 @@
 
 It runs random requests through the hooks: with other requests, alone, and after a preemption. The
 results of a request must be equal in all cases, bit for bit.
-Legend: T tokens of the rows, D hidden size, R rows that sample, V vocabulary.
+Dimensions: T tokens of the rows, D hidden size, R rows that sample, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws tokens from a worker with given sampling parameters, for the sampling cases."""
+"""Samples tokens from a worker with given sampling parameters, for the sampling cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_devkit.worker.rig import WorkerRig
 HOT = 100.0
 """A temperature at which tokens whose logits differ by less than 100 are almost equally likely."""
 COLD = 2e-5
-"""A temperature above 0 at which the best token is always drawn."""
+"""A temperature above 0 at which the most likely token is always sampled."""
 NUM_SEEDS = 15
 BYSTANDER = 3
 """The row of a greedy request that runs in the same steps as the tested rows."""

@@ -3,7 +3,7 @@
 The worker's logits are not known, so each case uses settings with the same result for every correct
 worker: at temperature 100 all tokens are almost equally likely, and truncation to one token or a
 large bias determines the token, and a banned token is never sampled. A field that needs a
-capability is checked if the worker declares the capability; otherwise the engine refuses requests
+capability is checked if the worker declares the capability; otherwise the engine rejects requests
 with this field.
 """
 
@@ -39,7 +39,7 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
     """
     if capability and capability not in case.rig.worker.provides:
         raise NotHere(
-            f"the worker does not declare {capability!r}; the engine refuses requests that need it"
+            f"the worker does not declare {capability!r}; the engine rejects requests that need it"
         )
     if case.info.vocab_size < LEAST_VOCABULARY:
         raise NotHere(
@@ -71,9 +71,9 @@ def _check_temperature(case: Asked) -> None:
 
 
 def _check_noise(case: Asked) -> None:
-    """Check that a seeded request draws new noise in each step, also after it is resumed.
+    """Check that a seeded request gets new noise in each step, also after it is resumed.
 
-    After a resume, it must draw the same noise as without the preemption.
+    After a resume, it must get the same noise as without the preemption.
     """
     sequences = []
     for seed in (1, 2, 3):
@@ -81,7 +81,7 @@ def _check_noise(case: Asked) -> None:
         tokens = generate(case, case.prompts[1], params, num_tokens=8)
         expect(
             len(set(tokens)) >= 3,
-            f"seed: at temperature {HOT:g} a request gets {tokens}; each step must draw new noise",
+            f"seed: at temperature {HOT:g} a request gets {tokens}; each step must get new noise",
         )
         resumed = generate(case, [*case.prompts[1], *tokens[:3]], params, num_prompt=5)
         expect(

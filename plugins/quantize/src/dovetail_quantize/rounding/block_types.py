@@ -4,7 +4,7 @@ A type fits a grid to the weights of whole blocks: scale and minimum of each gro
 stored. Weights are then rounded to the grid, all at once (`quantize_rows`) or column by column (by
 a method that corrects the error of earlier columns), and encoded as blocks.
 Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h (layouts)
-Legend: O output features, I input features, N blocks, G groups of a block, K values of a group,
+Dimensions: O output features, I input features, N blocks, G groups of a block, K values of a group,
 B bytes.
 """
 

@@ -3,7 +3,7 @@
 Candidates come from the group's greatest weights; each is refined by least squares for its codes.
 Every function takes float32 groups [..., K] with importances that broadcast to them, and is
 computed for all groups at once.
-Legend: N groups, K values of a group.
+Dimensions: N groups, K values of a group.
 """
 
 from __future__ import annotations

@@ -14,21 +14,21 @@ _WEIGHT = 0.1
 
 
 class Admission:
-    """Counts the running requests, and tells refused clients when to retry.
+    """Counts the running requests, and calculates when rejected clients should retry.
 
     num_running: requests between `enter` and their end.
 
-    The time to retry grows with the number of clients that were refused and whose time has not come
-    yet: a server that finishes `limit` requests in one mean duration could serve them one after
-    another. So retries arrive at the rate at which the server finishes requests, and refusals take
-    little of its CPU time, however many clients there are.
+    The time to retry grows with the number of clients that were rejected and whose time has not
+    come yet: a server that finishes `limit` requests in one mean duration could serve them one
+    after another. So retries arrive at the rate at which the server finishes requests, and
+    rejections take little of its CPU time, however many clients there are.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.num_running = 0
         self._clock = clock
         self._mean_s = 1.0
-        self._retries: Counter[int] = Counter()  # second of the clock -> clients told to retry then
+        self._retries: Counter[int] = Counter()  # second of the clock -> clients to retry
 
     @contextmanager
     def enter(self, limit: int) -> Iterator[None]:
@@ -53,7 +53,10 @@ class Admission:
         )
 
     def _next_retry_after_s(self, limit: int) -> int:
-        """Return after how many seconds the next refused client should retry. Count this client."""
+        """Return after how many seconds the next rejected client should retry.
+
+        Count this client.
+        """
         now_s = self._clock.now_ns() // 1_000_000_000
         for second in [retry for retry in self._retries if retry <= now_s]:
             del self._retries[second]

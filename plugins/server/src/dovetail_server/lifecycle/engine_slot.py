@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineSlot:
-    """Contains the engine, or its error. draining: whether new requests are refused.
+    """Contains the engine, or its error. draining: whether new requests are rejected.
 
     reported_problem: in an API process, the problem that the main process has reported, or "".
     """
@@ -54,7 +54,7 @@ class EngineSlot:
         return self._llm is not None
 
     def for_new_request(self) -> AsyncLLM:
-        """Return the engine. Raise APIError if new requests are refused."""
+        """Return the engine. Raise APIError if new requests are rejected."""
         if self.draining:
             raise unavailable(
                 "The server is shutting down. Send the request to another server.", code="draining"

@@ -1,4 +1,4 @@
-"""One line in the log for each request (`--log-requests`), without prompts and answers."""
+"""One line in the log for each request (`--log-requests`), without prompts and outputs."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class RequestLog:
         )
 
     def request_refused(self, route: str, status: int, code: str) -> None:
-        """Log a request that was refused."""
+        """Log a request that was rejected."""
         logger.info("refused with %d %s: %.80s", status, code, route)

@@ -61,7 +61,7 @@ class RequestTraces:
         """Do nothing: the spans are made at the end."""
 
     def request_refused(self, route: str, status: int, code: str) -> None:
-        """Do nothing: a refused request has no spans."""
+        """Do nothing: a rejected request has no spans."""
 
     def request_ended(self, record: RequestRecord) -> None:
         """Make the spans of a request."""

@@ -60,7 +60,7 @@ def main(context: ChildContext) -> int:
 class Lead:
     """The main process, as seen by an API process.
 
-    replaces_another: whether this process takes the place of one that ended.
+    replaces_another: whether this process replaces one that ended.
     """
 
     def __init__(

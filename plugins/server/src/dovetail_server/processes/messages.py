@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 16
 class Start(msgspec.Struct, frozen=True):
     """What an API process needs: its settings, the model's name, and inherited descriptors.
 
-    replaces_another: whether the process takes the place of one that ended.
+    replaces_another: whether the process replaces one that ended.
     """
 
     settings: dict[str, Any]
@@ -49,7 +49,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Question(msgspec.Struct, frozen=True, tag="question"):
-    """Asks all other API processes to abort requests, or to count them.
+    """Requests that all other API processes abort requests, or to count them.
 
     ids, everything: the requests to abort. counts: whether to count the running requests instead.
     """

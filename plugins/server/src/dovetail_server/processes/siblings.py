@@ -12,7 +12,7 @@ from dovetail_server.processes.messages import Answer, Message, Question, send
 from dovetail_server.protocol.errors import unavailable
 
 ANSWER_S = 2.0
-"""How long an API process waits for the answers of all others."""
+"""How long an API process waits for the responses of all others."""
 
 MAX_ID_CHARS = 160
 """No response has a longer id."""
@@ -28,11 +28,11 @@ class Siblings:
         self._waiting: dict[int, asyncio.Future[int]] = {}
 
     async def num_running(self) -> int:
-        """Return how many requests the others serve. Raise APIError if one does not answer."""
+        """Return how many requests the others serve. Raise APIError if one does not respond."""
         return await self._ask(Question(next(self._numbers), [], False, counts=True))
 
     async def abort(self, ids: Collection[str], everything: bool) -> int:
-        """Abort requests of the others. Return how many. Raise APIError if one does not answer."""
+        """Abort requests of the others. Return how many. Raise APIError if one does not respond."""
         possible = [item for item in ids if len(item) <= MAX_ID_CHARS]
         starts = [0] if everything else range(0, len(possible), _IDS_PER_QUESTION)
         num_aborted = 0
@@ -42,7 +42,7 @@ class Siblings:
         return num_aborted
 
     def receive(self, reply: Answer) -> None:
-        """Pass the answer to the task that waits for it."""
+        """Pass the response to the task that waits for it."""
         waiting = self._waiting.get(reply.number)
         if waiting is not None and not waiting.done():
             waiting.set_result(reply.count)
@@ -63,7 +63,7 @@ class Siblings:
 
 @dataclass
 class _Open:
-    """A question whose answers are incomplete. number: of the process that asked."""
+    """A query whose responses are incomplete. number: of the process that sent it."""
 
     asker: Asker
     number: int
@@ -72,7 +72,7 @@ class _Open:
 
 
 class Asker:
-    """A process that asks and answers questions, as seen by the main process."""
+    """A process that sends and responses queries, as seen by the main process."""
 
     def send(self, message: Message) -> None:
         """Send it a message."""
@@ -80,7 +80,7 @@ class Asker:
 
 
 class Questions:
-    """The questions that the main process passes on, until all processes have answered."""
+    """The queries that the main process forwards, until all processes have responded."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -95,7 +95,7 @@ class Questions:
         self._finish(number)
 
     def answer(self, sender: Asker, reply: Answer) -> None:
-        """Add an answer."""
+        """Add a response."""
         pending = self._open.get(reply.number)
         if pending is not None and sender in pending.missing:
             pending.missing.discard(sender)
@@ -103,7 +103,7 @@ class Questions:
             self._finish(reply.number)
 
     def forget(self, ended: Asker) -> None:
-        """Expect no answer of a process that has ended."""
+        """Expect no response from a process that has ended."""
         for number, item in list(self._open.items()):
             item.missing.discard(ended)
             self._finish(number)

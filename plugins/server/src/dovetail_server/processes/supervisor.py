@@ -60,7 +60,7 @@ class APIProcess(Asker):
         send(self._channel, message)
 
     def follow(self, listener: Callable[[APIProcess, Question | Answer], None]) -> None:
-        """Process the API process's messages from now on. Pass questions and answers on."""
+        """Process the API process's messages from now on. Forward queries and responses."""
         self._listener = listener
         asyncio.get_running_loop().add_reader(self._channel, self.read)
 
@@ -220,7 +220,7 @@ class Supervisor:
         return process
 
     def _pass_on(self, sender: APIProcess, message: Question | Answer) -> None:
-        """Pass a question to the other API processes, and an answer to the process that asked."""
+        """Forward a query to the other API processes, or a response to the sender of the query."""
         if isinstance(message, Answer):
             self._questions.answer(sender, message)
             return

@@ -1,4 +1,4 @@
-"""The two forms of answers: text completions and chat messages.
+"""The two forms of responses: text completions and chat messages.
 
 The parts that are equal for all events of a stream are encoded once. An event that contains only
 text is then a concatenation of bytes.
@@ -18,7 +18,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class AnswerForm:
-    """The form of the answers of one API. id, created, model: fields of every response.
+    """The form of the responses of one API. id, created, model: fields of every response.
 
     has_batches: whether a request may have several prompts.
     texts: for log-probabilities. num_top: log-probabilities at each position; None for none.

@@ -109,7 +109,7 @@ def render(
 
 
 def encode_marked(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
-    """Return the token ids of a rendered conversation, in which `mark` splits texts."""
+    """Return the token ids of a rendered conversation, in which `mark` splits strings."""
     pieces = text.split(mark) if mark else [text]
     return [
         token
@@ -121,7 +121,7 @@ def encode_marked(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:
 
 @lru_cache(maxsize=4)
 def special_texts(tokenizer: Tokenizer) -> re.Pattern[str] | None:
-    """Return a pattern that matches the texts of special tokens, or None if there are none."""
+    """Return a pattern that matches the strings of special tokens, or None if there are none."""
     texts = {tokenizer.decode([token]) for token in tokenizer.special_token_ids}
     texts = {text for text in texts if len(text) > 1 and "\ufffd" not in text}
     if not texts:
@@ -256,7 +256,7 @@ def _texts(value: Any) -> list[str]:
 
 
 def _marked(find: re.Pattern[str], mark: str, value: Any) -> Any:
-    """Return a copy of `value` with marks inside the texts of special tokens."""
+    """Return a copy of `value` with marks inside the strings of special tokens."""
     if isinstance(value, str):
         return _split_text(find, mark, value)
     if isinstance(value, list):

@@ -175,7 +175,7 @@ _TYPE_NAMES = {
 def read_fields(values: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[R, list[str]]:
     """Return the request in `values`, and the names of the unknown fields.
 
-    strict: refuse unknown fields. Raises an APIError that names an invalid or missing field.
+    strict: reject unknown fields. Raises an APIError that names an invalid or missing field.
     """
     if len(values) > MAX_FIELDS:
         raise APIError(f"The body has {len(values)} fields; at most {MAX_FIELDS} are accepted.")

@@ -1,7 +1,7 @@
 """Log-probabilities in the forms of the two APIs, encoded position by position.
 
-Each position is encoded when it is added, so that a long answer with many log-probabilities can be
-encoded in short pieces.
+Each position is encoded when it is added, so that a long response with many log-probabilities can
+be encoded in short pieces.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _encode = msgspec.json.encode
 
 
 class TokenTexts:
-    """The texts and bytes of tokens.
+    """The strings and bytes of tokens.
 
     as_ids: show tokens as "token_id:5". hides_special: whether special tokens are not part of the
-    text of an answer.
+    text of a response.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The prompts of a completion request: texts, lists of token ids, and batches of both."""
+"""The prompts of a completion request: strings, lists of token ids, and batches of both."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.exchange import Exchange
 
 TIMEOUT_HEADER = "X-Request-Timeout"
-"""Header: time limit for the complete answer, in seconds."""
+"""Header: time limit for the complete response, in seconds."""
 
 FIRST_TOKEN_HEADER = "X-First-Token-Timeout"
 """Header: time limit for the first token, in seconds."""

@@ -77,7 +77,7 @@ class GenerationRoutes:
             request = await self._read(exchange, ChatRequest)
             check_format(request, llm)
             sampling = chat_sampling(request, llm.default_sampling_params())
-            read_use(request)  # a wrong tool is refused before the template runs
+            read_use(request)  # a wrong tool is rejected before the template runs
             tokens, text = await asyncio.to_thread(self._chat_prompt, llm, request)
             reading = _reading(llm, request, text)
             sampling = apply_reading(llm, request, sampling, reading)

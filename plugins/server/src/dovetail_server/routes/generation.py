@@ -28,7 +28,7 @@ R = TypeVar("R")
 class Call:
     """A checked generation request.
 
-    prompts: for the engine, in order. form: of the answers. echo: whether the text of a prompt
+    prompts: for the engine, in order. form: of the responses. echo: whether the text of a prompt
     precedes its completions. with_ids: whether the token ids are returned. timeout_s: time limit,
     or None. reading: how the text of the choices is read; None if it is content as a whole.
     outputs: the last output of each prompt so far. num_tokens: generated tokens of each.
@@ -75,7 +75,7 @@ class Generation:
         return body if call.form.has_batches else {**body, **prompt_fields}
 
     async def stream(self) -> None:
-        """Send the answers as events, then the end of the stream. Raise APIError on failure."""
+        """Send the responses as events, then the end of the stream. Raise APIError on failure."""
         call, exchange = self._call, self._exchange
         if len(call.prompts) == 1:
             last = await self._named(0, self._stream_one(0))

@@ -104,8 +104,8 @@ def _operation(route: Route) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('*', 'name')}",
         "responses": {
-            "200": {"description": "The answer.", "content": content},
-            "4XX": {"description": "The request is refused.", "content": error},
+            "200": {"description": "The response.", "content": content},
+            "4XX": {"description": "The request is rejected.", "content": error},
             "503": {"description": "The server cannot serve now.", "content": error},
         },
         "security": [] if route.access is Access.PUBLIC else [{}, {"key": []}],

@@ -21,7 +21,7 @@ TASKS = {
 
 
 def pooling_routes(state: ServerState) -> list[Route]:
-    """Return the routes, which refuse every request and name the tasks of the model."""
+    """Return the routes, which reject every request and name the tasks of the model."""
 
     async def refuse(exchange: Exchange) -> None:
         fields = await exchange.read_object()

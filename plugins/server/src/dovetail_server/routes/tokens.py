@@ -112,7 +112,7 @@ class TokenRoutes:
         )
 
     async def info(self, exchange: Exchange) -> None:
-        """Respond with facts about the tokenizer."""
+        """Respond with information about the tokenizer."""
         tokenizer, llm = self._tokenizer(), self._state.slot.llm
         await exchange.respond(
             {

@@ -64,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self._shuts_down = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Refuse the connection if there are too many. Otherwise wait for its headers."""
+        """Reject the connection if there are too many. Otherwise wait for its headers."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
             self._refuse(_CONNECTIONS_FULL)
@@ -116,13 +116,14 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse data that cannot be parsed."""
+        """Reject data that cannot be parsed."""
         self._refuse(self._error)
 
     def shutdown(self) -> None:
-        """Close the connection after the running request, or after the first, which is refused.
+        """Close the connection after the running request, or after the first, which is rejected.
 
-        A new connection waits for its request, because otherwise the client is not told the reason.
+        A new connection waits for its request, because otherwise the client does not learn the
+        reason.
         """
         self._shuts_down = True
         if self.cycle is None and not self.transport.is_closing():
@@ -171,7 +172,7 @@ class Connection(HttpToolsProtocol):
         if self._closes or (self._shuts_down and self.cycle is None):
             self.transport.close()
         elif self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # the running request is told that its client has left
+            self.transport.close()  # the running request is notified that its client has left
         elif not self.transport.is_closing():
             self._refuse(_TOO_SLOW)
 

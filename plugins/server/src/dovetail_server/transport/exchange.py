@@ -35,7 +35,7 @@ class Exchange:
 
     method, path, query, headers: of the request; names of headers are in lower case. rest: the end
     of the path behind a route that ends with "/*". request_id: of the response. caller: the name of
-    the API key, or "". answer_id: the field `id` of a generated answer, or "". started, ended:
+    the API key, or "". answer_id: the field `id` of a generated response, or "". started, ended:
     whether the response has begun, and is complete. failure: the error with which the server ends
     the request from outside. left: whether the client has closed the connection. extra_headers:
     further headers of the response.

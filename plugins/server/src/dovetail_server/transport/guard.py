@@ -48,12 +48,12 @@ class Guard:
             )
 
     def is_preflight(self, exchange: Exchange) -> bool:
-        """Whether a browser asks for permission to send a request."""
+        """Whether a browser requests permission to send a request."""
         asks = "access-control-request-method" in exchange.headers
         return bool(self._origins) and exchange.method == "OPTIONS" and asks
 
     async def answer_preflight(self, exchange: Exchange) -> None:
-        """Respond to a browser that asks for permission."""
+        """Respond to a browser that requests permission."""
         self._allow_origin(exchange)
         headers = [
             (b"access-control-allow-methods", b"GET, POST"),

@@ -1,7 +1,7 @@
 """The bigram worker: a table gives the logits of the next token for each last token.
 
 It supports temperature (0 is greedy), seed and grammars, but no other sampling parameters. It keeps
-the tokens of each row and no cache. Legend: S sampled runs, V vocabulary.
+the tokens of each row and no cache. Dimensions: S sampled runs, V vocabulary.
 """
 
 from __future__ import annotations
