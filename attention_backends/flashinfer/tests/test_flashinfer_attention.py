@@ -180,7 +180,7 @@ def test_builds_of_torch_for_rocm_are_refused(gpu, monkeypatch):
     assert "torch is built for ROCm" in reason and "attention_backend='torch'" in reason
 
 
-def test_heads_that_do_not_divide_evenly_are_refused(gpu):
+def test_heads_that_do_not_divide_evenly_are_rejected(gpu):
     gpu(90)
     (reason,) = FlashInferAttentionBackend.refusals(requirements(num_kv_heads=3))
     assert reason == "8 query heads are not a multiple of 3 key-value heads"

@@ -226,7 +226,7 @@ def test_an_engine_generates_the_same_tokens_with_triton_and_torch_attention(tmp
     assert answers[0] == answers[1]
 
 
-def test_a_layer_refuses_the_metadata_of_another_group():
+def test_a_layer_rejects_the_metadata_of_another_group():
     rows = Rows([4])
     other = replace(rows.layer_context, sliding_window=4)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has \(window"):
