@@ -30,7 +30,7 @@ from dovetail_cpu_kernels import set_num_threads, status
 from dovetail_cpu_kernels.probe import read_bandwidth
 
 PROBE_BYTES = 256 << 20
-LEAST_CACHE_BYTES = 96 << 20
+MIN_CACHE_BYTES = 96 << 20
 """Minimum bytes of all layers' caches: three times the last-level cache of a common processor."""
 MAX_LAYERS = 48
 
@@ -80,7 +80,7 @@ def prepare(step: Step, setting: Setting) -> Callable[[], int]:
     spec = setting.spec
     context = layer_context(setting.heads)
     shape = CPUAttentionBackend.kv_cache_shape(num_blocks, spec)
-    num_layers = min(MAX_LAYERS, -(-LEAST_CACHE_BYTES // (num_blocks * spec.page_size_bytes)))
+    num_layers = min(MAX_LAYERS, -(-MIN_CACHE_BYTES // (num_blocks * spec.page_size_bytes)))
     dtype = getattr(torch, setting.cache_dtype)
     # Zeros for int8, whose scales would be subnormal; written, so that every page exists.
     value = 0 if dtype == torch.int8 else 1

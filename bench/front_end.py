@@ -58,7 +58,7 @@ TARGETS_US = {
 }
 
 
-class Rig:
+class Harness:
     """The processors of a front end without an engine.
 
     token_ids: tokens of a text to sample from.
@@ -85,7 +85,7 @@ class Rig:
 
 
 def step_cost_us(
-    harness: Rig, num: int, kind: RequestOutputKind, prompt_len: int = 100, **params: object
+    harness: Harness, num: int, kind: RequestOutputKind, prompt_len: int = 100, **params: object
 ) -> float:
     """Return the CPU time of one token in microseconds: the median over steps of `num` tokens."""
     processor = OutputProcessor(harness.tokenizer, clock=harness.clock)
@@ -131,7 +131,7 @@ def _logprobs(ids: list[str], tokens: array[int]) -> dict[str, LogprobColumns]:
     }
 
 
-def adding_cost_us(harness: Rig, prompt_len: int) -> float:
+def adding_cost_us(harness: Harness, prompt_len: int) -> float:
     """Return the CPU time of adding a request, in microseconds: the median."""
     processor = OutputProcessor(harness.tokenizer, clock=harness.clock)
     prompt, params, times = harness.prompt(prompt_len), SamplingParams(max_tokens=100), []
@@ -184,7 +184,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-streams", action="store_true")
     args = parser.parse_args()
-    harness, num = Rig(), args.requests
+    harness, num = Harness(), args.requests
     cases: dict[str, Callable[[], float]] = {
         "FINAL_ONLY": lambda: step_cost_us(harness, num, FINAL_ONLY),
         "DELTA": lambda: step_cost_us(harness, num, DELTA),

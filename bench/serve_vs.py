@@ -43,13 +43,13 @@ _MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
 class Load:
     """What the clients send.
 
-    least_requests: of all clients together. limits: of TTFT and mean ITL for goodput, in seconds.
+    min_requests: of all clients together. limits: of TTFT and mean ITL for goodput, in seconds.
     """
 
     num_tokens: int
     prompt_words: int
     requests_per_client: int
-    least_requests: int
+    min_requests: int
     limits: tuple[float, float]
 
 
@@ -168,7 +168,7 @@ async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -
     results: list[tuple[float, list[float]]] = []
 
     async def client(number: int) -> None:
-        for turn in range(max(load.requests_per_client, -(-load.least_requests // clients))):
+        for turn in range(max(load.requests_per_client, -(-load.min_requests // clients))):
             first = f"{seed}.{number}.{turn} "  # no request finds another one's prefix in the cache
             text = first + " ".join(
                 WORDS[(number + i) % len(WORDS)] for i in range(load.prompt_words)
@@ -222,7 +222,7 @@ def main() -> None:
         num_tokens=args.tokens,
         prompt_words=args.prompt_words,
         requests_per_client=args.requests,
-        least_requests=args.least_requests,
+        min_requests=args.min_requests,
         limits=(args.ttft_s, args.itl_s),
     )
     peers = [start(name, command) for name, command in commands(args).items()]

@@ -36,7 +36,7 @@ from dovetail_torch.layers import TorchOps
 NO_GPU = 3
 BLOCK_SIZE = 16
 COPY_BYTES = 2 << 30
-LEAST_CACHE_BYTES = 256 << 20
+MIN_CACHE_BYTES = 256 << 20
 NUM_ROUNDS = 12
 MIN_BYTES_OF_TARGET = 128 << 20
 """Bytes of keys and values per layer above which decode must reach its share of the copy rate."""
@@ -150,7 +150,7 @@ def make_batch(step: Step, device: torch.device) -> tuple[AttentionBatch, int]:
 def make_caches(step: Step, num_blocks: int, device: torch.device) -> list[torch.Tensor]:
     """Return enough caches to exceed the device's last-level cache several times."""
     shape = TritonAttentionBackend.kv_cache_shape(num_blocks, step.spec)
-    count = max(1, -(-LEAST_CACHE_BYTES // step.cache_bytes))
+    count = max(1, -(-MIN_CACHE_BYTES // step.cache_bytes))
     if step.cache_dtype != FP8:
         return [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(count)]
     # As fp8 values, bytes of 56 are 1.0; as a float32 scale, four of them are near 4e-5.

@@ -35,7 +35,7 @@ from gpu.processes import python_path, run_until  # noqa: E402
 from gpu.report import DIED, LATE, NO_DEVICE, OK, read_report  # noqa: E402
 from gpu.tables import aims_missed, render_table  # noqa: E402
 
-_LEAST_S = 2.0
+_MIN_S = 2.0
 """Minimum remaining time in seconds with which a section is started."""
 _INSTALL_S = 60.0
 _SEED = 20261121
@@ -104,7 +104,7 @@ class Check:
         if self._device == "cpu" and not spec.on_cpu:
             return _unrun(NO_DEVICE, "not meaningful on a CPU")
         left_s = self._options.total_s - (time.monotonic() - self._begun)
-        if left_s < _LEAST_S:
+        if left_s < _MIN_S:
             return _unrun(LATE, f"the {self._options.total_s:g} s total limit has passed")
         return self._run_process(spec, min(spec.deadline_s, left_s))
 

@@ -17,7 +17,7 @@ from quality.results import read
 
 from peers.roster import OURS
 
-MOST_TIMES_OURS = 1.25
+MAX_TIMES_OURS = 1.25
 EXACT = "bf16"
 NAMES = {
     (OURS, "bf16"): "bf16",
@@ -50,7 +50,7 @@ class Accuracy:
         if weights == EXACT:
             return True
         ours, theirs = self.kl.get((OURS, weights)), self.kl.get((engine, weights))
-        return ours is not None and theirs is not None and theirs <= MOST_TIMES_OURS * ours
+        return ours is not None and theirs is not None and theirs <= MAX_TIMES_OURS * ours
 
 
 def read_accuracy(path: Path) -> Accuracy:

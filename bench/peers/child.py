@@ -98,9 +98,9 @@ class Child:
         line, self._unread = self._unread.split(b"\n", 1)
         return line
 
-    def _last_words(self, most: int = 400) -> str:
+    def _last_words(self, maximum: int = 400) -> str:
         size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - most))
+        self._log.seek(max(0, size - maximum))
         return " ".join(self._log.read().decode(errors="replace").split())
 
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from textwrap import fill
 from typing import Any
 
-from peers.accuracy import MOST_TIMES_OURS, Accuracy
+from peers.accuracy import MAX_TIMES_OURS, Accuracy
 from peers.tables import markdown
 
 HEAD = """# Performance on the CPU
@@ -54,7 +54,7 @@ METHOD = """## Method
 
 RULE = f"""- "KL to float32" is the mean KL divergence of the same engine and format over four texts
   (`bench/quality.py`, [quantization.md](quantization.md)). A peer counts in a ratio if it is at
-  most {MOST_TIMES_OURS} × that of Dovetail in the same format; without a figure it does not count.
+  most {MAX_TIMES_OURS} × that of Dovetail in the same format; without a figure it does not count.
   In bf16 every peer counts. The ratios to all peers are in the row below.
 """
 
@@ -108,11 +108,11 @@ def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             else:
                 whole["engines"].append(dict(engine))
     for whole in made.values():
-        whole["rounds"] = _most_rounds(whole["turns"])
+        whole["rounds"] = _max_rounds(whole["turns"])
     return list(made.values())
 
 
-def _most_rounds(turns: Sequence[Mapping[str, Any]]) -> int:
+def _max_rounds(turns: Sequence[Mapping[str, Any]]) -> int:
     """Return the largest number of rounds of a case."""
     rounds: dict[tuple[str, str], set[int]] = {}
     for turn in turns:

@@ -44,9 +44,9 @@ class Probe:
 
     def measure(self) -> dict[str, Any]:
         """Return {"read_gbps": GB/s, "bf16_gflops": GFLOP/s, "int8_gflops": …}, if available."""
-        rates = {"read_gbps": BUFFER_BYTES / _least_s(self._read, NUM_READS) / 1e9}
+        rates = {"read_gbps": BUFFER_BYTES / _min_s(self._read, NUM_READS) / 1e9}
         for name, gemm in self._gemms.items():
-            rates[name] = 2 * GEMM_SIZE**3 / _least_s(gemm, NUM_GEMMS) / 1e9
+            rates[name] = 2 * GEMM_SIZE**3 / _min_s(gemm, NUM_GEMMS) / 1e9
         return rates
 
     def _read(self) -> None:
@@ -75,7 +75,7 @@ def _gemms(threads: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def _least_s(run: Callable[[], Any], passes: int) -> float:
+def _min_s(run: Callable[[], Any], passes: int) -> float:
     seconds = []
     for _ in range(passes):
         begin = time.perf_counter()

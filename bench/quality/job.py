@@ -37,7 +37,7 @@ def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"texts": recorder.result(), **info}
 
 
-def run_apart(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+def run_separately(python: str, job: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
     """Run a job in a separate process. If it fails, raises JobError with the end of the output."""
     with tempfile.TemporaryDirectory() as folder:
         request, response = Path(folder, "job.json"), Path(folder, "result.json")

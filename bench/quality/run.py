@@ -12,7 +12,7 @@ from typing import Any
 from quality import results
 from quality.conversion import model_path
 from quality.formats import EVERY, OFF_GRID, REFERENCES, WEIGHTS, Format
-from quality.job import JobError, run_apart
+from quality.job import JobError, run_separately
 from quality.layers import format_names, layer_errors
 from quality.references import write_reference
 from quality.texts import EVALUATION, TextError
@@ -115,7 +115,7 @@ def _add_row(
         if python is None:
             raise JobError(f"no interpreter for {first.engine} was given")
         model = model_path(first, run.source, directory, python)
-        actual = run_apart(python, {**job, "model": str(model)}, DEADLINE_S)
+        actual = run_separately(python, {**job, "model": str(model)}, DEADLINE_S)
     except JobError as error:
         if first.name in REFERENCES:
             raise SystemExit(f"the reference {first.name} failed: {error}") from None

@@ -24,7 +24,7 @@ from dovetail.request import EngineCoreRequest
 from dovetail.result import ModelRunnerOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
-from dovetail_devkit.rigs.plugin_site import count_as_member, plugin_site
+from dovetail_devkit.harnesses.plugin_site import count_as_member, plugin_site
 
 __all__ = ["count_as_member", "plugin_site"]  # fixtures
 

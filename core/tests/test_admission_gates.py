@@ -9,7 +9,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 from dovetail_devkit.suites.scheduler import make_request
 
 
-class RefusingGate(FakeGate):
+class RejectingGate(FakeGate):
     def holds(self, request):
         raise RequestError("this text is not a grammar")
 
@@ -84,7 +84,7 @@ def test_a_discarded_request_is_not_admitted_even_if_its_gates_open():
 
 def test_a_rejected_request_is_held_by_no_gate():
     gate = FakeGate()
-    admission_gates = AdmissionGates([gate, RefusingGate()], 60)
+    admission_gates = AdmissionGates([gate, RejectingGate()], 60)
     with pytest.raises(RequestError, match="not a grammar"):
         enter(admission_gates, "a")
     assert gate.held == [] and len(admission_gates) == 0

@@ -373,11 +373,11 @@ def test_the_error_for_a_broken_plugin_names_it_and_other_plugins_still_work(
     plugin_site, model, case
 ):
     case.install(plugin_site)
-    with pytest.raises(case.error) as refusal:
+    with pytest.raises(case.error) as rejection:
         case.use(model)
-    assert isinstance(refusal.value, case.error)
+    assert isinstance(rejection.value, case.error)
     for part in case.words:
-        assert part in str(refusal.value), str(refusal.value)
+        assert part in str(rejection.value), str(rejection.value)
     if case.error is PluginLoadError and "import" in case.id:
         assert not [name for name in sys.modules if name.partition(".")[0] == "acme"]
     registry = plugin_site.registry()

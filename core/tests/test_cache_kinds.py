@@ -40,10 +40,10 @@ def test_a_state_is_resumed_from_the_snapshot_before_the_next_token():
     assert [kind.first_needed(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 0, 0, 1, 1, 2]
 
 
-def naive(kind, cached, most):
+def naive(kind, cached, limit):
     """Return the longest prefix for which the next token needs only cached blocks."""
     return max(
-        n for n in range(most + 1) if all(cached[p] for p in range(kind.first_needed(n * SIZE), n))
+        n for n in range(limit + 1) if all(cached[p] for p in range(kind.first_needed(n * SIZE), n))
     )
 
 

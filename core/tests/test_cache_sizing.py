@@ -75,7 +75,7 @@ def test_a_kv_cache_needs_at_least_two_blocks(changes):
 
 def fit(config, length, *, step=64, requested=False):
     return fit_model_len(
-        config, max_model_len=length, max_step_tokens=step, asked_by_user=requested
+        config, max_model_len=length, max_step_tokens=step, requested_by_user=requested
     )
 
 

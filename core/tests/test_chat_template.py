@@ -165,27 +165,27 @@ def test_the_date_is_read_from_the_given_clock():
     ],
 )  # fmt: skip
 def test_a_template_that_fails_or_runs_too_long_raises_a_request_error(source, reason):
-    with pytest.raises(RequestError, match=reason) as refusal:
+    with pytest.raises(RequestError, match=reason) as rejection:
         render(source)
-    assert refusal.value.parameter == "messages"
+    assert rejection.value.parameter == "messages"
 
 
 @pytest.mark.parametrize(
     "source", ["{% if %}", "{{ 'a' | nothing }}", "{% endfor %}", "x" * 300_000]
 )
 def test_an_invalid_chat_template_is_rejected(source):
-    with pytest.raises(RequestError, match="not valid") as refusal:
+    with pytest.raises(RequestError, match="not valid") as rejection:
         render(source)
-    assert refusal.value.parameter == "chat_template"
+    assert rejection.value.parameter == "chat_template"
 
 
 @pytest.mark.parametrize(
     "messages", [[], "hello", {"role": "user"}, [{"content": "x"}], ["hello"], [{"role": 1}], None]
 )
 def test_invalid_chat_messages_are_rejected(messages):
-    with pytest.raises(RequestError, match="messages") as refusal:
+    with pytest.raises(RequestError, match="messages") as rejection:
         render("x", messages)
-    assert refusal.value.parameter == "messages"
+    assert rejection.value.parameter == "messages"
 
 
 def test_a_chat_message_can_contain_a_large_number():

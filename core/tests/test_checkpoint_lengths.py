@@ -80,5 +80,5 @@ from dovetail.config.checkpoint_facts import stated_max_model_len
 def test_max_model_len_is_read_from_config_json(hf_config: dict, expected: int, words: str) -> None:
     stated = stated_max_model_len({"max_position_embeddings": 64, **hf_config})
     assert stated is not None
-    assert stated.tokens == expected <= stated.most
+    assert stated.tokens == expected <= stated.maximum
     assert words in stated.source

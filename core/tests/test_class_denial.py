@@ -89,9 +89,9 @@ NAMES = {
 @pytest.mark.parametrize("rule", ["policy:fast@acme", "*:*@acme", "policy:f*@Acme"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_denied_class_is_rejected_under_every_name(site, name, rule):
-    with pytest.raises(PluginError, match="denied by the rule") as refusal:
+    with pytest.raises(PluginError, match="denied by the rule") as rejection:
         load(site, NAMES[name], rule)
-    assert rule in str(refusal.value)
+    assert rule in str(rejection.value)
     assert load(site, "mine", rule).__name__ == "FastPolicyOfMine"
     assert load(site, NAMES[name])  # without the rule the class is loaded
 

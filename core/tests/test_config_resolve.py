@@ -75,7 +75,7 @@ def reason_of(config: EngineConfig, field: str) -> str:
     return change.reason
 
 
-def refusal(config: RequestedConfig, platform: Platform | None = None) -> str:
+def rejection(config: RequestedConfig, platform: Platform | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
         resolve(config, platform or FakePlatform())
     assert len(str(caught.value).splitlines()) <= 3
@@ -181,12 +181,12 @@ def test_dtype_auto_is_resolved_to_a_supported_dtype(
 
 
 def test_unsupported_dtypes_are_rejected() -> None:
-    message = refusal(config_of(model__dtype="float16"), FakePlatform(("float32",)))
+    message = rejection(config_of(model__dtype="float16"), FakePlatform(("float32",)))
     assert "dtype='float16'" in message and "'fake' supports float32" in message
     assert 'dtype="auto"' in message
-    message = refusal(config_of({"dtype": "float64"}))
+    message = rejection(config_of({"dtype": "float64"}))
     assert "'float64'" in message and "set dtype to one of them" in message
-    message = refusal(config_of(), FakePlatform(("int8",)))
+    message = rejection(config_of(), FakePlatform(("int8",)))
     assert "does not compute in bfloat16" in message and "another platform" in message
 
 
@@ -226,7 +226,7 @@ def test_the_error_for_an_impossible_length_in_config_json_states_the_length(
 
 def test_max_model_len_above_the_models_limit_is_rejected() -> None:
     rotary = {"rope_theta": 1e4}
-    message = refusal(config_of(rotary, model__max_model_len=65))
+    message = rejection(config_of(rotary, model__max_model_len=65))
     assert "max_model_len=65" in message and "64 tokens" in message
     assert 'hf_overrides={"max_position_embeddings": 65}' in message
     raised = config_of({"max_position_embeddings": 65}, model__max_model_len=65)
@@ -243,13 +243,13 @@ def test_max_model_len_above_the_models_limit_is_rejected() -> None:
     ],
 )
 def test_the_error_suggests_no_length_override_that_changes_the_model(hf_config: dict) -> None:
-    message = refusal(config_of(hf_config, model__max_model_len=65))
+    message = rejection(config_of(hf_config, model__max_model_len=65))
     assert "64 tokens" in message and "hf_overrides" not in message
 
 
 def test_the_suggested_length_override_contains_every_length_and_is_accepted() -> None:
     two = {"n_positions": 50, "rope_theta": 1e4}
-    message = refusal(config_of(two, model__max_model_len=65))
+    message = rejection(config_of(two, model__max_model_len=65))
     assert 'hf_overrides={"max_position_embeddings": 65, "n_positions": 65}' in message
     followed = {"max_position_embeddings": 65, "n_positions": 65, "rope_theta": 1e4}
     resolved = resolve(config_of(followed, model__max_model_len=65), FakePlatform())
@@ -260,7 +260,7 @@ def test_max_model_len_can_be_the_scaled_length_of_linear_rope() -> None:
     linear = {"rope_scaling": {"type": "linear", "factor": 4.0}}
     resolved = resolve(config_of(linear, model__max_model_len=256), FakePlatform())
     assert resolved.model.max_model_len == 256
-    assert "256 tokens" in refusal(config_of(linear, model__max_model_len=257))
+    assert "256 tokens" in rejection(config_of(linear, model__max_model_len=257))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_step_limits_have_consistent_defaults(
 def test_a_token_budget_below_max_model_len_requires_chunked_prefill() -> None:
     changes = {"scheduler__max_num_batched_tokens": 63}
     assert resolve(config_of(**changes), FakePlatform()).model.max_model_len == 64
-    message = refusal(config_of(**changes, scheduler__enable_chunked_prefill=False))
+    message = rejection(config_of(**changes, scheduler__enable_chunked_prefill=False))
     assert "max_num_batched_tokens=63" in message and "max_model_len=64" in message
     assert "enable_chunked_prefill=False" in message and "raise the former" in message
     exact = config_of(scheduler__max_num_batched_tokens=64, scheduler__enable_chunked_prefill=False)
@@ -383,7 +383,7 @@ def test_invalid_platform_defaults_are_reported_as_contract_errors_of_the_platfo
 
 def test_a_config_is_rejected_if_the_platform_reports_a_problem() -> None:
     platform = FakePlatform(problems=["Blocks of 16 are too small here; use 128.", "No luck."])
-    message = refusal(config_of(), platform)
+    message = rejection(config_of(), platform)
     assert "'fake' cannot run this" in message
     assert "use 128. No luck." in message
     assert platform.configs[0].cache.block_size == 16

@@ -296,13 +296,13 @@ def test_unknown_and_missing_config_fields_are_rejected(nested: bool) -> None:
 def test_invalid_json_values_raise_config_errors() -> None:
     values = make().model_dump(mode="json")
     values["cache"]["block_size"] = -1
-    for refuse in (
+    for reject in (
         lambda: RequestedConfig.model_validate(values),
         lambda: RequestedConfig.model_validate_json(json.dumps(values)),
         lambda: RequestedConfig(**values),
     ):
         with pytest.raises(ConfigError) as caught:
-            refuse()
+            reject()
         expected = "block_size=-1 must be None or an integer from 1 to 4096."
         assert str(caught.value) == expected
 

@@ -107,9 +107,9 @@ def test_the_error_for_an_explicit_plugin_for_another_device_lists_alternatives(
     assert states.pop(name) == REFUSED and set(states.values()) == {OUT}
     assert REFUSALS[name] in picked.error
     assert picked.error.endswith("Plugins that can be used here: fitting.")
-    with pytest.raises(PluginError) as refusal:
+    with pytest.raises(PluginError) as rejection:
         choose(registry, platform, "ops", name)
-    assert str(refusal.value) == picked.error
+    assert str(rejection.value) == picked.error
 
 
 def test_if_no_plugin_supports_the_device_every_reason_is_reported(plugin_site):
@@ -125,19 +125,19 @@ def test_if_no_plugin_supports_the_device_every_reason_is_reported(plugin_site):
     plugin_site.add("dovetail-none", entries, manifest=manifest, parts=PARTS)
     registry = plugin_site.registry()
     platform = choose_platform(registry, "box")
-    with pytest.raises(PluginError) as refusal:
+    with pytest.raises(PluginError) as rejection:
         choose(registry, platform, "ops", "auto")
-    assert all(reason in str(refusal.value) for reason in REFUSALS.values())
+    assert all(reason in str(rejection.value) for reason in REFUSALS.values())
     with pytest.raises(PluginError, match=r"platform's device is box\.$"):
         choose(registry, platform, "ops", "elsewhere")
 
 
 def test_the_error_for_an_unusable_platform_lists_usable_platforms(box):
     registry, _ = box
-    with pytest.raises(PluginError) as refusal:
+    with pytest.raises(PluginError) as rejection:
         choose_platform(registry, "absent")
     message = "it cannot be used here: no such chip; no driver. Plugins that can be used here: box."
-    assert message in str(refusal.value)
+    assert message in str(rejection.value)
 
 
 def test_the_error_for_an_unsuitable_attention_backend_lists_suitable_backends(plugin_site):
@@ -149,10 +149,10 @@ def test_the_error_for_an_unsuitable_attention_backend_lists_suitable_backends(p
     assert choose_attention(registry, platform, "auto", requirements) is registry.load(
         "attention", "any"
     )
-    with pytest.raises(PluginError) as refusal:
+    with pytest.raises(PluginError) as rejection:
         choose_attention(registry, platform, NarrowAttention, requirements)
-    assert "head size 8 is not supported" in str(refusal.value)
-    assert str(refusal.value).endswith("Plugins that can be used here: any.")
+    assert "head size 8 is not supported" in str(rejection.value)
+    assert str(rejection.value).endswith("Plugins that can be used here: any.")
 
 
 class NarrowAttention(FakeAttentionBackend):

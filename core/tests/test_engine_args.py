@@ -32,7 +32,7 @@ def create(model: object, **options: object) -> EngineConfig:
     return EngineArgs.from_kwargs(model=model, **options).create_engine_config()
 
 
-def refusal(model: object, **options: object) -> str:
+def rejection(model: object, **options: object) -> str:
     with pytest.raises(ConfigError) as caught:
         create(model, **options)
     message = str(caught.value)
@@ -278,36 +278,38 @@ def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
 def test_option_errors_name_the_option_the_value_and_the_remedy(
     model: Path, option: str, value: object, remedy: str
 ) -> None:
-    message = refusal(**{"model": model, option: value})
+    message = rejection(**{"model": model, option: value})
     assert f"{option}={value!r}" in message
     assert remedy in message
 
 
 def test_long_values_are_shortened_in_messages(model: Path) -> None:
-    assert len(refusal(model, dtype="x" * 5000)) < 300
+    assert len(rejection(model, dtype="x" * 5000)) < 300
 
 
 def test_many_errors_are_reported_in_three_lines(model: Path) -> None:
-    message = refusal(model, seed=-1, max_logprobs=-1, max_model_len=0, dtype="a", enforce_eager=3)
+    message = rejection(
+        model, seed=-1, max_logprobs=-1, max_model_len=0, dtype="a", enforce_eager=3
+    )
     assert len(message.splitlines()) == 3 and "(and 2 more)" in message
 
 
 def test_the_two_cache_size_options_cannot_be_given_together(model: Path) -> None:
-    message = refusal(model, kv_cache_memory_bytes=5, num_gpu_blocks_override=6)
+    message = rejection(model, kv_cache_memory_bytes=5, num_gpu_blocks_override=6)
     assert "kv_cache_memory_bytes=5" in message
     assert "num_gpu_blocks_override=6" in message
     assert "set only one of them" in message
 
 
 def test_a_token_budget_below_max_num_seqs_is_rejected(model: Path) -> None:
-    message = refusal(model, max_num_batched_tokens=7, max_num_seqs=8)
+    message = rejection(model, max_num_batched_tokens=7, max_num_seqs=8)
     assert "max_num_batched_tokens=7" in message
     assert "max_num_seqs=8" in message
     assert "raise the former or lower the latter" in message
 
 
 def test_a_long_prefill_threshold_without_chunked_prefill_is_rejected(model: Path) -> None:
-    message = refusal(model, long_prefill_token_threshold=9, enable_chunked_prefill=False)
+    message = rejection(model, long_prefill_token_threshold=9, enable_chunked_prefill=False)
     assert "long_prefill_token_threshold=9" in message
     assert "enable_chunked_prefill=False" in message
 
@@ -326,7 +328,7 @@ def test_aliases_of_engine_options_are_accepted(
     for options in ({other: "a"}, {name: "a"}, {other: "a", name: "a"}):
         assert getattr(getattr(create(model, **options), group), name) == "a"
     assert getattr(getattr(create(model, **{other: SomePlugin}), group), name) is SomePlugin
-    message = refusal(model, **{other: "a", name: "b"})
+    message = rejection(model, **{other: "a", name: "b"})
     assert f"{other}='a' contradicts {name}='b'" in message
     assert "set only one of them" in message
 
@@ -355,11 +357,11 @@ def test_options_of_the_generation_config_are_applied(model: Path, tmp_path: Pat
 
 
 def test_invalid_generation_overrides_are_rejected(model: Path) -> None:
-    message = refusal(model, override_generation_config={"temprature": 1})
+    message = rejection(model, override_generation_config={"temprature": 1})
     assert "the unknown key 'temprature'. Did you mean 'temperature'?" in message
-    message = refusal(model, override_generation_config={"top_p": 2})
+    message = rejection(model, override_generation_config={"top_p": 2})
     assert "override_generation_config={'top_p': 2}" in message and "top_p=2 must be" in message
-    message = refusal(model, override_generation_config={"eos_token_id": "a"})
+    message = rejection(model, override_generation_config={"eos_token_id": "a"})
     assert "eos_token_id='a'" in message
 
 

@@ -167,9 +167,9 @@ def test_an_invalid_request_is_rejected_and_other_requests_continue(
     core, _ = make()
     core.add_request(request("victim"))
     first = core.step()
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         core.add_request(dataclasses.replace(request("bad"), **changes))
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
     assert list(first.token_ids) + run(core)["victim"] == alone((1, 2, 3), 4)
 
 
@@ -181,9 +181,9 @@ def test_the_core_checks_parameters_that_bypassed_validation(make, name, value):
     core, _ = make()
     params = SamplingParams(max_tokens=4)
     object.__setattr__(params, name, value)
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         core.add_request(request("bad", sampling_params=params))
-    assert refusal.value.parameter == name
+    assert rejection.value.parameter == name
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -232,12 +232,12 @@ def test_rejected_and_failed_requests_are_reported_to_listeners(make, monkeypatc
 
 
 def test_an_engine_start_that_a_hook_aborts_is_undone(make):
-    class Refuses(FakeHooks):
+    class Rejects(FakeHooks):
         def on_engine_start(self, config):
             raise RuntimeError("not today")
 
     with pytest.raises(PluginError, match=r"Refuses' failed in on_engine_start: .*not today"):
-        make(hooks=[RecordingHooks, Refuses], stat_loggers=[Logged])
+        make(hooks=[RecordingHooks, Rejects], stat_loggers=[Logged])
     assert notified()[0] == ["on_engine_start", "on_engine_stop"]
     assert Kept.made[Logged][0].num_closed == 1
     assert Kept.made[Worker][0].calls[-1] == "shutdown"

@@ -23,8 +23,8 @@ from dovetail.plugins.selection import (
     choose_attention,
     choose_platform,
     choose_scheduler,
+    evaluate,
     explain,
-    judge,
 )
 
 PARTS = """
@@ -283,11 +283,11 @@ def test_candidates_after_the_selected_candidate_are_not_checked(world, seed):
         criteria = replace(random_criteria(world, kind, installed, rng), references=("auto",))
         lazy, eager = world.registry(), world.registry()
         seen = []
-        for verdict in judge(lazy, kind, criteria):
+        for verdict in evaluate(lazy, kind, criteria):
             seen.append(verdict)
             if verdict.state == TAKEN or verdict.is_fatal:
                 break
-        every = list(judge(eager, kind, criteria))
+        every = list(evaluate(eager, kind, criteria))
         assert [item.facts() for item in seen] == [item.facts() for item in every[: len(seen)]]
         assert len(lazy.resolutions) <= len(seen)
         assert [item.state for item in every].count(TAKEN) <= 1

@@ -57,14 +57,14 @@ def outputs_cost_ns():
     return min(times) / NUM_REQUESTS
 
 
-def least_ratio(measure, reference):
+def min_ratio(measure, reference):
     """Return the smallest of several ratios. A busy machine only increases a ratio."""
     return min(measure() / reference() for _ in range(NUM_TRIES))
 
 
 @pytest.mark.clock
 def test_the_cost_of_a_streamed_token_does_not_depend_on_the_prompt_length():
-    ratio = least_ratio(lambda: token_cost_ns(prompt_len=4096), token_cost_ns)
+    ratio = min_ratio(lambda: token_cost_ns(prompt_len=4096), token_cost_ns)
     assert ratio < 1.5, f"{ratio:.2f}"
 
 
@@ -78,10 +78,10 @@ def test_the_cost_of_a_streamed_token_does_not_depend_on_the_prompt_length():
     ],
     ids=["final only", "delta", "stop string"],
 )
-def test_a_token_costs_at_most_a_fixed_multiple_of_its_output_objects(options, most):
-    ratio = least_ratio(lambda: token_cost_ns(**options), outputs_cost_ns)
+def test_a_token_costs_at_most_a_fixed_multiple_of_its_output_objects(options, maximum):
+    ratio = min_ratio(lambda: token_cost_ns(**options), outputs_cost_ns)
     print(f"{options}: {ratio:.2f} times its output")
-    assert ratio < most
+    assert ratio < maximum
 
 
 def test_tokens_are_not_decoded_if_the_tokenizer_provides_pieces():

@@ -22,7 +22,7 @@ from dovetail.plugins.admission import check_probe
 from dovetail.plugins.construction import construct
 from dovetail.plugins.contracts.checks import check_contract
 from dovetail.plugins.contracts.declared import promises_equal_bits
-from dovetail.plugins.platform_answers import MAX_PREFERRED, check_info, preferred_names
+from dovetail.plugins.platform_results import MAX_PREFERRED, check_info, preferred_names
 from dovetail.plugins.selection import choose_scheduler
 from dovetail_devkit import load_fake
 

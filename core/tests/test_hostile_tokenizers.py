@@ -153,9 +153,9 @@ def test_a_hostile_tokenizer_is_rejected_without_ending_the_process(tmp_path, ca
         deep = '{"type":"Sequence","normalizers":[' * 100_000
         (tmp_path / "tokenizer.json").write_text('{"normalizer": ' + deep)
     before = rss_kib()
-    with pytest.raises(ModelError) as refusal:
+    with pytest.raises(ModelError) as rejection:
         HuggingFaceTokenizer.from_directory(tmp_path, options=TIGHT)
-    message = str(refusal.value)
+    message = str(rejection.value)
     assert str(tmp_path / "tokenizer.json") in message and "transformers" in message
     assert len(message) < 1000
     assert rss_kib() - before < 100 << 10
@@ -211,9 +211,9 @@ def test_a_text_that_the_library_cannot_encode_rejects_one_request(tmp_path):
     tokenizer = HuggingFaceTokenizer.from_directory(tmp_path)
     assert tokenizer.encode("a") == [0]
     for text in ("never seen", "a never"):
-        with pytest.raises(RequestError, match="cannot encode") as refusal:
+        with pytest.raises(RequestError, match="cannot encode") as rejection:
             tokenizer.encode(text)
-        assert refusal.value.parameter == "prompt"
+        assert rejection.value.parameter == "prompt"
     assert tokenizer.encode("a") == [0]
 
 
@@ -233,9 +233,9 @@ class Panicking:
 def test_a_tokenizer_panic_rejects_the_request_or_gives_a_replacement_character(tmp_path):
     tokenizer = HuggingFaceTokenizer.from_directory(write_tokenizer(tmp_path))
     tokenizer._core, tokenizer._guarded = Panicking(), PanicGuard(Panicking())
-    with pytest.raises(RequestError, match="retry-limit") as refusal:
+    with pytest.raises(RequestError, match="retry-limit") as rejection:
         tokenizer.encode("a")
-    assert refusal.value.parameter == "prompt"
+    assert rejection.value.parameter == "prompt"
     assert tokenizer.decode([1]) == "\ufffd"
 
 
@@ -276,9 +276,9 @@ def test_tokens_and_templates_of_tokenizer_config_are_checked(
 ):
     monkeypatch.setattr(huggingface, "MAX_ADDED_TOKENS", 1999)
     (write_tokenizer(tmp_path) / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=rf"tokenizer_config\.json.*{reason}") as refusal:
+    with pytest.raises(ModelError, match=rf"tokenizer_config\.json.*{reason}") as rejection:
         HuggingFaceTokenizer.from_directory(tmp_path)
-    assert len(str(refusal.value)) < 500
+    assert len(str(rejection.value)) < 500
 
 
 def test_added_tokens_are_added_in_one_call():

@@ -68,9 +68,9 @@ def test_extra_fields_of_a_prompt_are_kept():
     ],
 )
 def test_extra_fields_of_a_prompt_are_checked(name, value):
-    with pytest.raises(RequestError, match=name) as refusal:
+    with pytest.raises(RequestError, match=name) as rejection:
         one({"prompt": "ab", name: value})
-    assert refusal.value.parameter == name
+    assert rejection.value.parameter == name
 
 
 def test_only_a_text_prompt_keeps_its_text():
@@ -105,9 +105,9 @@ def test_only_a_text_prompt_keeps_its_text():
     ],
 )
 def test_the_error_for_an_invalid_request_names_the_parameter(prompt, options, parameter, message):
-    with pytest.raises(RequestError, match=message) as refusal:
+    with pytest.raises(RequestError, match=message) as rejection:
         one(prompt, **options)
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,9 @@ def test_the_error_for_an_invalid_request_names_the_parameter(prompt, options, p
     ],
 )
 def test_a_text_prompt_needs_a_tokenizer(prompt, options, parameter):
-    with pytest.raises(RequestError, match="skip_tokenizer_init") as refusal:
+    with pytest.raises(RequestError, match="skip_tokenizer_init") as rejection:
         one(prompt, tokenizer=False, **options)
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
 
 
 def test_a_prompt_of_token_ids_needs_no_tokenizer():
@@ -136,9 +136,9 @@ def test_bad_words_outside_of_a_small_vocabulary_are_rejected(caplog):
     info = replace(FACTS, vocab_size=100)
     small = InputProcessor(info, tokenizer=MostlySpecial(), clock=ManualClock(77))
     assert "ids up to 258" in caplog.text
-    with pytest.raises(RequestError, match="120") as refusal:
+    with pytest.raises(RequestError, match="120") as rejection:
         small.process("r", [1], SamplingParams(bad_words=["x"]))
-    assert refusal.value.parameter == "bad_words"
+    assert rejection.value.parameter == "bad_words"
 
 
 @pytest.mark.parametrize("vocab_size", [100, 255])
@@ -263,9 +263,9 @@ SIZES = {"vocab_size": 259, "max_model_len": 32, "worker_provides": FULL_SAMPLIN
 )
 def test_the_engine_checks_prompts_that_bypassed_the_front_end(field, value, parameter):
     validate_core_request(GOOD, **SIZES)
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         validate_core_request(replace(GOOD, **{field: value}), **SIZES)
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
 
 
 def test_the_engine_checks_parameters_that_bypassed_the_front_end():

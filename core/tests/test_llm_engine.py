@@ -219,9 +219,9 @@ def test_a_rejected_request_leaves_no_state(engine, prompt, params, parameter):
     llm_engine = engine()
     llm_engine.add_request("a", "say", GREEDY)
     llm_engine.step()
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         llm_engine.add_request("bad", prompt, params)
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
     llm_engine.add_request("bad", "say", GREEDY)  # the rejected id is not in use
     done = {out.request_id: out.outputs[0].text for out in run(llm_engine) if out.finished}
     assert done == {"a": PIECE[:12], "bad": PIECE[:12]}
@@ -229,9 +229,9 @@ def test_a_rejected_request_leaves_no_state(engine, prompt, params, parameter):
 
 def test_an_unknown_output_kind_is_rejected(engine):
     llm_engine = engine()
-    with pytest.raises(RequestError, match=r"'delta'.*RequestOutputKind\.DELTA") as refusal:
+    with pytest.raises(RequestError, match=r"'delta'.*RequestOutputKind\.DELTA") as rejection:
         llm_engine.add_request("a", "say", GREEDY, output_kind="delta")
-    assert refusal.value.parameter == "output_kind"
+    assert rejection.value.parameter == "output_kind"
     assert not llm_engine.has_unfinished_requests()
 
 
@@ -360,6 +360,6 @@ def test_a_rejected_prompt_can_be_returned_as_an_error_output(llm):
 @pytest.mark.parametrize("name", ["sampling_params", "priority"])
 def test_the_numbers_of_parameters_and_prompts_must_be_equal(llm, name):
     kwargs = {"sampling_params": [GREEDY, GREEDY], "priority": [1, 2]}[name]
-    with pytest.raises(RequestError, match=f"2 {name} were given for 1 prompts") as refusal:
+    with pytest.raises(RequestError, match=f"2 {name} were given for 1 prompts") as rejection:
         llm.generate(["a"], **{name: kwargs})
-    assert refusal.value.parameter == name
+    assert rejection.value.parameter == name

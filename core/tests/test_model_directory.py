@@ -19,7 +19,7 @@ def make(path: Path, config: object = CONFIG, generation: object = None) -> Path
     return path
 
 
-def refusal(path: object, **options: object) -> str:
+def rejection(path: object, **options: object) -> str:
     with pytest.raises(ModelError) as caught:
         ModelDirectory.open(path, **options)
     message = str(caught.value)
@@ -59,14 +59,14 @@ def test_hf_overrides_replace_complete_keys(tmp_path: Path) -> None:
 
 def test_the_error_for_a_missing_path_suggests_a_similar_path(tmp_path: Path) -> None:
     make(tmp_path / "tiny-llama")
-    message = refusal(tmp_path / "tiny-lama")
+    message = rejection(tmp_path / "tiny-lama")
     assert "tiny-lama' does not exist" in message
     assert "Did you mean 'tiny-llama'?" in message
     assert "local model directory" in message
 
 
 def test_a_path_in_a_missing_directory_is_reported(tmp_path: Path) -> None:
-    assert "does not exist" in refusal(tmp_path / "no" / "where")
+    assert "does not exist" in rejection(tmp_path / "no" / "where")
 
 
 def test_the_error_for_a_hub_name_states_how_to_install_the_missing_model_source(
@@ -74,7 +74,7 @@ def test_the_error_for_a_hub_name_states_how_to_install_the_missing_model_source
 ) -> None:
     monkeypatch.chdir(tmp_path)
     without = PluginRegistry(policy=PluginPolicy(deny=("model_source:hub@dovetail-model-sources",)))
-    message = refusal("meta-llama/Llama-3.2-1B", plugins=without)
+    message = rejection("meta-llama/Llama-3.2-1B", plugins=without)
     assert "'meta-llama/Llama-3.2-1B'" in message
     assert "pip install 'dovetail-model-sources[hub]'" in message
 
@@ -90,25 +90,25 @@ def test_a_name_similar_to_a_directory_is_treated_as_a_path(
     (tmp_path / "models").mkdir()
     make(tmp_path / "models" / "tiny")
     monkeypatch.chdir(tmp_path)
-    message = refusal("models/tinny")
+    message = rejection("models/tinny")
     assert "does not exist" in message
     assert "Did you mean 'tiny'?" in message
 
 
 def test_the_error_for_a_file_path_suggests_its_directory(tmp_path: Path) -> None:
     file = make(tmp_path / "tiny") / "config.json"
-    message = refusal(file)
+    message = rejection(file)
     assert "is a file" in message
     assert repr(str(tmp_path / "tiny")) in message
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000])
 def test_invalid_model_paths_are_rejected(path: str) -> None:
-    assert "does not exist" in refusal(path)
+    assert "does not exist" in rejection(path)
 
 
 def test_a_directory_without_config_json_is_rejected(tmp_path: Path) -> None:
-    message = refusal(tmp_path)
+    message = rejection(tmp_path)
     assert "has no config.json" in message
     assert "give the directory" in message
 
@@ -117,25 +117,25 @@ def test_a_directory_without_config_json_is_rejected(tmp_path: Path) -> None:
 def test_the_error_for_bad_json_names_the_file(tmp_path: Path, text: str) -> None:
     path = make(tmp_path / "tiny")
     (path / "config.json").write_bytes(text.encode("latin-1"))
-    message = refusal(path)
+    message = rejection(path)
     assert str(path / "config.json") in message
     assert "not valid JSON" in message
 
 
 def test_config_json_must_be_an_object(tmp_path: Path) -> None:
-    message = refusal(make(tmp_path / "tiny", config="[1]"))
+    message = rejection(make(tmp_path / "tiny", config="[1]"))
     assert "must contain a JSON object, got list" in message
 
 
 def test_the_error_for_a_bad_generation_config_names_the_file(tmp_path: Path) -> None:
-    message = refusal(make(tmp_path / "tiny", generation="{"))
+    message = rejection(make(tmp_path / "tiny", generation="{"))
     assert "generation_config.json is not valid JSON" in message
 
 
 @pytest.mark.parametrize("names", [[], None, "Llama", [1], [""], {}])
 def test_invalid_architectures_are_rejected(tmp_path: Path, names: object) -> None:
     path = make(tmp_path / "tiny", config={"architectures": names})
-    message = refusal(path)
+    message = rejection(path)
     assert f"architectures={names!r}" in message
     assert "hf_overrides" in message
     opened = ModelDirectory.open(path, hf_overrides={"architectures": ["LlamaForCausalLM"]})
@@ -143,7 +143,7 @@ def test_invalid_architectures_are_rejected(tmp_path: Path, names: object) -> No
 
 
 def test_missing_architectures_are_rejected(tmp_path: Path) -> None:
-    assert "has no architectures" in refusal(make(tmp_path / "tiny", config={}))
+    assert "has no architectures" in rejection(make(tmp_path / "tiny", config={}))
 
 
 def test_auto_map_is_ignored_with_a_note_and_rejected_with_trust_remote_code(
@@ -152,7 +152,7 @@ def test_auto_map_is_ignored_with_a_note_and_rejected_with_trust_remote_code(
     path = make(tmp_path / "tiny", config={**CONFIG, "auto_map": {"AutoModel": "m.M"}})
     (note,) = ModelDirectory.open(path).notes
     assert "auto_map" in note and "ignored" in note
-    message = refusal(path, trust_remote_code=True)
+    message = rejection(path, trust_remote_code=True)
     assert "never run" in message and "plugin" in message
 
 

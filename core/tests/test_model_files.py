@@ -44,7 +44,7 @@ NOT_FILES = {
 }
 
 
-def refusal(function, *args, **options):
+def rejection(function, *args, **options):
     with pytest.raises(ModelError) as caught:
         function(*args, **options)
     return str(caught.value)
@@ -66,14 +66,14 @@ def test_the_error_for_a_path_that_is_not_a_regular_file_names_the_path(tmp_path
     (tmp_path / name).unlink(missing_ok=True)
     NOT_FILES[kind](tmp_path / name)
     read = TokenizerFacts.read if "token" in name or "template" in name else None
-    message = refusal(read or (lambda path: EngineArgs(path).create_engine_config()), tmp_path)
+    message = rejection(read or (lambda path: EngineArgs(path).create_engine_config()), tmp_path)
     assert message.count(str(tmp_path / name)) == 1 and kind in message
 
 
 def test_a_loop_of_symbolic_links_is_rejected(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert "symbolic links" in refusal(read_model_file, tmp_path / "a")
+    assert "symbolic links" in rejection(read_model_file, tmp_path / "a")
 
 
 def test_symbolic_links_to_regular_files_are_followed(tmp_path):
@@ -86,18 +86,18 @@ def test_symbolic_links_to_regular_files_are_followed(tmp_path):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
 def test_an_unreadable_file_is_rejected(tmp_path):
     (tmp_path / "config.json").touch(mode=0)
-    assert "Permission denied" in refusal(read_json_object, tmp_path / "config.json")
+    assert "Permission denied" in rejection(read_json_object, tmp_path / "config.json")
 
 
 def test_a_system_file_without_a_size_is_rejected():
-    assert "changed" in refusal(read_model_file, Path("/proc/self/environ"))
+    assert "changed" in rejection(read_model_file, Path("/proc/self/environ"))
 
 
 def test_the_error_for_a_file_above_the_size_limit_states_the_limit(tmp_path):
     path = tmp_path / "generation_config.json"
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    message = refusal(read_json_object, path)
+    message = rejection(read_json_object, path)
     assert str(1 << 40) in message and str(model_files.MAX_BYTES[path.name]) in message
 
 
@@ -111,7 +111,7 @@ def test_a_file_that_changes_while_it_is_read_is_rejected(tmp_path, monkeypatch,
         return read(*args)
 
     monkeypatch.setattr(os, "read", read_later)
-    assert "changed while it was read" in refusal(read_json_object, path)
+    assert "changed while it was read" in rejection(read_json_object, path)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +139,9 @@ def test_the_error_for_bad_json_names_the_file_and_the_reason(tmp_path, name, co
     write_fake_config(tmp_path)
     (tmp_path / name).write_bytes(content)
     if name == "config.json":
-        message = refusal(EngineArgs(tmp_path).create_engine_config)
+        message = rejection(EngineArgs(tmp_path).create_engine_config)
     else:
-        message = refusal(TokenizerFacts.read, tmp_path)
+        message = rejection(TokenizerFacts.read, tmp_path)
     assert str(tmp_path / name) in message and reason in message
     assert len(message) < 500
 
@@ -165,9 +165,9 @@ def test_the_file_descriptor_is_always_closed(tmp_path):
         os.fstat(descriptor)
     before = set(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        refusal(read_model_file, Path("/dev/zero"))
+        rejection(read_model_file, Path("/dev/zero"))
         os.mkfifo(tmp_path / "fifo")
-        refusal(read_model_file, tmp_path / "fifo")
+        rejection(read_model_file, tmp_path / "fifo")
         (tmp_path / "fifo").unlink()
     assert set(os.listdir("/proc/self/fd")) == before
 
@@ -177,4 +177,4 @@ def test_a_model_with_too_many_chat_templates_is_rejected(tmp_path):
     folder.mkdir()
     for number in range(65):
         (folder / f"{number}.jinja").touch()
-    assert "more than 64" in refusal(TokenizerFacts.read, tmp_path)
+    assert "more than 64" in rejection(TokenizerFacts.read, tmp_path)

@@ -68,7 +68,7 @@ def site(plugin_site, tmp_path, monkeypatch):
     return plugin_site
 
 
-def refusal(name, **options):
+def rejection(name, **options):
     with pytest.raises((ModelError, PluginError)) as caught:
         ModelDirectory.open(name, **options)
     message = str(caught.value)
@@ -87,7 +87,7 @@ def test_a_model_source_receives_its_argument_and_fetches_the_model(site, tmp_pa
     assert find_model("fake:small", PluginRegistry(), fetch=False) is None
     assert ModelDirectory.open("fake:small").path == tmp_path / "cache/fake/small"
     assert find_model("fake:small", PluginRegistry(), fetch=False) is not None
-    assert "letters and digits" in refusal("fake:../x")
+    assert "letters and digits" in rejection("fake:../x")
 
 
 def test_a_local_directory_takes_precedence_over_a_source(site, tmp_path, monkeypatch):
@@ -100,19 +100,19 @@ def test_a_local_directory_takes_precedence_over_a_source(site, tmp_path, monkey
 
 def test_listing_model_names_imports_no_plugin(site):
     assert {"tiny-toy", "broken-toy"} <= set(source_names(PluginRegistry()))
-    assert "'tiny-toy'" in refusal("tiny-tyo")
+    assert "'tiny-toy'" in rejection("tiny-tyo")
     assert "toy.parts" not in sys.modules
 
 
 def test_the_error_for_an_unknown_model_name_lists_the_sources(site):
-    report = refusal("zzzzzz")
+    report = rejection("zzzzzz")
     assert "does not exist" in report
     for name in ("absent-toy", "broken-toy", "tiny-toy"):
         assert name in report
 
 
 def test_a_path_is_not_treated_as_a_model_name(site):
-    assert "does not exist" in refusal("./tiny-toy")
+    assert "does not exist" in rejection("./tiny-toy")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_path_is_not_treated_as_a_model_name(site):
     ],
 )
 def test_the_error_for_a_model_source_that_fails_names_it(site, name, cause):
-    report = refusal(name)
+    report = rejection(name)
     assert name.partition(":")[0] in report or "argument" in report
     assert cause in report
 
@@ -137,7 +137,7 @@ def test_plugin_rules_apply_to_model_sources(site):
     ):
         registry = PluginRegistry(policy=policy)
         assert "tiny-toy" not in source_names(registry)
-        assert "does not exist" in refusal("tiny-toy", plugins=registry)
+        assert "does not exist" in rejection("tiny-toy", plugins=registry)
     with pytest.raises(ModelError, match="does not exist"):
         EngineArgs("tiny-toy", no_plugins=True).create_engine_config()
 
@@ -180,7 +180,7 @@ def test_the_file_ending_selects_the_model_format(model_file):
 def test_a_directory_with_one_model_file_selects_that_file(model_file):
     assert ModelDirectory.open(model_file.parent).path == model_file
     (model_file.parent / "two.fake").write_text("{}")
-    assert "no config.json" in refusal(model_file.parent)
+    assert "no config.json" in rejection(model_file.parent)
 
 
 def test_config_json_takes_precedence_over_model_files(model_file):
@@ -191,17 +191,17 @@ def test_config_json_takes_precedence_over_model_files(model_file):
 def test_the_error_for_an_unknown_file_ending_lists_the_formats(model_file):
     other = model_file.with_suffix(".onnx")
     other.write_bytes(b"x")
-    assert "*.fake" in refusal(other) and "no installed model format" in refusal(other)
+    assert "*.fake" in rejection(other) and "no installed model format" in rejection(other)
 
 
 def test_the_error_for_a_damaged_model_file_names_it(model_file):
     model_file.write_text("{")
-    assert "one.fake" in refusal(model_file)
+    assert "one.fake" in rejection(model_file)
 
 
 def test_a_model_file_that_names_code_is_rejected(model_file):
     model_file.write_text('{"architectures": ["os:system"]}')
-    assert "installed model" in refusal(model_file)
+    assert "installed model" in rejection(model_file)
 
 
 def test_tokenizer_mode_keeps_its_default_if_the_user_gives_a_tokenizer(model_file, tmp_path):

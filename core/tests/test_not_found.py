@@ -35,7 +35,7 @@ def site(plugin_site):
     return plugin_site
 
 
-def refusal(site, kind, name):
+def rejection(site, kind, name):
     with pytest.raises(PluginNotFoundError) as caught:
         site.registry().load(kind, name)
     return str(caught.value)
@@ -55,7 +55,7 @@ def refusal(site, kind, name):
     ],
 )
 def test_the_nearest_name_of_all_accepted_kinds_is_suggested(site, requested, meant):
-    message = refusal(site, "scheduler", requested)
+    message = rejection(site, "scheduler", requested)
     if meant:
         assert f"Did you mean {meant!r}?" in message
     else:
@@ -94,7 +94,7 @@ def test_the_error_for_an_unknown_name_names_the_option(site, tmp_path):
     ],
 )
 def test_only_a_misspelled_architecture_gets_a_suggestion(site, requested, meant):
-    message = refusal(site, "model", requested)
+    message = rejection(site, "model", requested)
     assert f"architecture {requested!r}" in message
     assert ("Did you mean" in message) is bool(meant) and repr(meant or requested) in message
     assert f"Installed models: {', '.join(sorted(MODELS))} (acme 1.0)" in message
@@ -102,12 +102,12 @@ def test_only_a_misspelled_architecture_gets_a_suggestion(site, requested, meant
 
 
 def test_suggestions_for_module_attributes_exclude_imported_names(site):
-    message = refusal(site, "policy", "acme.parts:DeadlineFare")
+    message = rejection(site, "policy", "acme.parts:DeadlineFare")
     assert "Did you mean 'DeadlineFair'?" in message
     assert "Classes in the module: DeadlineFair, MyScheduler, LlamaForCausalLM." in message
     for imported in ("OrderedDict", "Policy,", "dataclass"):
         assert imported not in message
-    assert "Did you mean" not in refusal(site, "policy", "acme.parts:OrderDict")
+    assert "Did you mean" not in rejection(site, "policy", "acme.parts:OrderDict")
 
 
 def test_suggestions_for_long_names_are_computed_quickly():

@@ -91,9 +91,9 @@ def test_strict_mode_raises_the_error_of_a_failed_candidate(plugin_site):
 def test_if_all_candidates_fail_every_reason_is_reported(plugin_site):
     install(plugin_site, "dovetail-a", "acme")
     (plugin_site.path / "dovetail_a" / "parts.py").write_text("1 / 0\n")
-    with pytest.raises(PluginNotFoundError) as refusal:
+    with pytest.raises(PluginNotFoundError) as rejection:
         choose(plugin_site.registry(), Prefers("gone"), "policy", "auto")
-    message = str(refusal.value)
+    message = str(rejection.value)
     assert (
         "acme: third-party plugins must be requested by name, or "
         "allowed with plugins_allow=policy:acme" in message
@@ -160,9 +160,9 @@ def test_a_plugin_with_unmet_needs_is_rejected_before_its_import(plugin_site):
     plugin_site.add("dovetail-box", parts, parts=PARTS)
     registry = plugin_site.registry()
     assert choose_platform(registry, "box").info.name == "box"
-    with pytest.raises(PluginError) as refusal:
+    with pytest.raises(PluginError) as rejection:
         registry.load("policy", "acme")
-    message = str(refusal.value)
+    message = str(rejection.value)
     assert "The policy 'acme' of acme 1.0 needs box.lids, which neither the core nor the" in message
     assert "platform 'box' provides. Did you mean 'box.lid'?" in message
     assert "The platform provides: box.lid." in message
@@ -176,9 +176,9 @@ def test_an_unmet_device_need_is_not_reported_as_a_misspelling(plugin_site):
     plugin_site.add("dovetail-box", parts, parts=PARTS, manifest=manifest)
     registry = plugin_site.registry()
     choose_platform(registry, "box")
-    with pytest.raises(PluginError, match=r"provides: box.lid, device.box") as refusal:
+    with pytest.raises(PluginError, match=r"provides: box.lid, device.box") as rejection:
         registry.load("policy", "acme")
-    assert "Did you mean" not in str(refusal.value)
+    assert "Did you mean" not in str(rejection.value)
 
 
 def test_the_core_and_the_platform_can_meet_the_needs_of_a_plugin(plugin_site):

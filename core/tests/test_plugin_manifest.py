@@ -36,10 +36,10 @@ def broken_by(plugin_site, manifest, entries=None):
         "acme", entries or {"policy": {"fair": ":Fair"}}, manifest=manifest, init=FAILS_ON_IMPORT
     )
     registry = plugin_site.registry()
-    with pytest.raises(PluginLoadError) as refusal:
+    with pytest.raises(PluginLoadError) as rejection:
         registry.describe("policy", "fair")
     assert "acme" not in sys.modules
-    message = str(refusal.value)
+    message = str(rejection.value)
     assert "the manifest of acme 1.0 is broken" in message and "acme/dovetail.toml" in message
     assert "Fix the manifest, or install another version" in message
     (sentence,) = registry.set_aside

@@ -57,7 +57,7 @@ def acme(plugin_site):
     return lambda **arguments: plugin_site.registry(options=arguments)
 
 
-def refusal(registry, reference="fair", kind="policy", error=ConfigError):
+def rejection(registry, reference="fair", kind="policy", error=ConfigError):
     with pytest.raises(error) as caught:
         registry.load(kind, reference)
     return str(caught.value)
@@ -92,13 +92,13 @@ def test_a_plugin_without_given_options_uses_the_defaults(acme):
 
 
 def test_an_unknown_plugin_option_is_reported_with_the_nearest_name(acme):
-    message = refusal(acme(fair={"wieght": 2}))
+    message = rejection(acme(fair={"wieght": 2}))
     assert "the policy 'fair' of acme 1.0 has no option 'wieght'. Did you mean 'weight'?" in message
     assert "Options: weight, tenants, window_s." in message
 
 
 def test_an_invalid_option_value_is_reported_with_the_remedy(acme):
-    message = refusal(acme(fair={"weight": -1, "window_s": "soon"}))
+    message = rejection(acme(fair={"weight": -1, "window_s": "soon"}))
     assert "options of the policy 'fair' of acme 1.0 are wrong" in message
     assert "weight=-1: Input should be greater than or equal to 0" in message
     assert "window_s='soon': " in message
@@ -124,12 +124,12 @@ def test_plugin_options_must_be_a_mapping(acme):
 
 
 def test_plugin_options_given_under_two_names_of_one_plugin_are_rejected(acme):
-    message = refusal(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
+    message = rejection(acme(**{"fair": {"weight": 1}, "policy:fair": {"weight": 2}}))
     assert "'fair' and 'policy:fair' name the same plugin; use only one key" in message
 
 
 def test_options_of_a_plugin_without_options_are_rejected(acme):
-    message = refusal(acme(whole={"x": 1}), "whole", "scheduler")
+    message = rejection(acme(whole={"x": 1}), "whole", "scheduler")
     assert "the scheduler 'whole' of acme 1.0 takes no options, but {'x': 1} were given" in message
 
 
@@ -172,7 +172,7 @@ def test_a_class_can_declare_its_options_model():
     registry = PluginRegistry(distributions=[], options={name: {"depth": 4}})
     assert registry.options_of("policy", registry.load("policy", Mine)) == {"depth": 4}
     registry = PluginRegistry(distributions=[], options={name: {"death": 4}})
-    assert "Did you mean 'depth'?" in refusal(registry, Mine)
+    assert "Did you mean 'depth'?" in rejection(registry, Mine)
 
 
 def test_without_an_options_model_options_are_passed_by_the_context_only():
@@ -180,7 +180,7 @@ def test_without_an_options_model_options_are_passed_by_the_context_only():
         pass
 
     registry = PluginRegistry(distributions=[], options={Mine.__qualname__: {"depth": 4}})
-    assert "takes no options" in refusal(registry, Mine)
+    assert "takes no options" in rejection(registry, Mine)
 
     from dovetail.scheduling import Scheduler
 
@@ -201,7 +201,7 @@ def test_an_invalid_options_model_is_an_error_of_the_plugin(plugin_site, model, 
     source = "int = int\n"
     plugin_site.add("acme", entries, manifest=manifest, parts=PARTS, model=source)
     error = ContractError if model == "int" else ImportError
-    assert message in refusal(plugin_site.registry(), error=error)
+    assert message in rejection(plugin_site.registry(), error=error)
 
 
 def test_options_of_an_installed_plugin_that_is_not_selected_are_rejected(plugin_site):

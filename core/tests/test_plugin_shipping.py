@@ -140,9 +140,9 @@ def test_a_contract_adapter_of_another_plugin_kind_is_not_used(plugin_site):
 @pytest.mark.parametrize("api", ["==0.0", ">=1.0"])
 def test_the_error_for_a_contract_mismatch_names_both_versions_before_the_import(plugin_site, api):
     registry = old(plugin_site, api)
-    with pytest.raises(ContractError) as refusal:
+    with pytest.raises(ContractError) as rejection:
         registry.load("policy", "old")
-    message = str(refusal.value)
+    message = str(rejection.value)
     assert f"'old' of acme 1.0 requires version {api} of the policy contract" in message
     assert f"this core has {NOW} (and adapters for: none)" in message
     assert "acme" not in sys.modules

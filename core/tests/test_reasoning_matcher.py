@@ -103,6 +103,6 @@ def check_rollback(first, tokens, rng):
     ],
 )
 def test_a_wrong_reasoning_parameter_is_rejected_by_name(fields, name):
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         ReasoningParams(**fields)
-    assert refusal.value.parameter == name
+    assert rejection.value.parameter == name

@@ -34,9 +34,9 @@ def check(*provides, **changes):
 )
 def test_the_error_for_a_feature_without_worker_support_names_it(field, value, capability):
     check(capability, **{field: value})
-    with pytest.raises(RequestError, match=f"does not declare '{capability}'") as refusal:
+    with pytest.raises(RequestError, match=f"does not declare '{capability}'") as rejection:
         check("logits_processors", **{field: value})
-    assert refusal.value.parameter == field
+    assert rejection.value.parameter == field
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_a_parameter_without_worker_support_is_rejected(field, value):
     capability = SAMPLING_CAPABILITIES[field]
     check(capability, sampling_params=params)
     check(*FULL_SAMPLING, sampling_params=params)
-    with pytest.raises(RequestError, match=f"{field}=.*the capability '{capability}'") as refusal:
+    with pytest.raises(RequestError, match=f"{field}=.*the capability '{capability}'") as rejection:
         check(*FULL_SAMPLING - {capability}, sampling_params=params)
-    assert refusal.value.parameter == field
+    assert rejection.value.parameter == field
 
 
 def test_parameters_without_effect_do_not_need_a_capability():
@@ -102,9 +102,9 @@ def test_adjacent_multimodal_inputs_up_to_the_last_token_are_accepted(inputs):
     ],
 )
 def test_multimodal_inputs_outside_of_the_prompt_are_rejected(inputs):
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         check("encoder", encoder_inputs=inputs)
-    assert refusal.value.parameter == "encoder_inputs"
+    assert rejection.value.parameter == "encoder_inputs"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_multimodal_inputs_outside_of_the_prompt_are_rejected(inputs):
     [("tenant", 3), ("lora_id", None), ("deadline_ns", -1), ("deadline_ns", "soon")],
 )
 def test_request_values_of_wrong_types_are_rejected(field, value):
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         check("lora", **{field: value})
-    assert refusal.value.parameter == field
+    assert rejection.value.parameter == field
 
 
 def test_every_deadline_is_documented_as_the_deadline_of_the_first_token():

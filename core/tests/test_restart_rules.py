@@ -15,13 +15,13 @@ def test_the_delay_before_each_restart_grows_until_restarts_stop():
     rules = SupervisionRules(max_restarts=5, first_delay_s=0.5, max_delay_s=3)
     restarts = Restarts(rules, ManualClock())
     assert [restarts.next_delay_s() for _ in range(6)] == [0.5, 1, 2, 3, 3, None]
-    assert restarts.num_deaths == 6
+    assert restarts.num_failures == 6
 
 
 def test_a_crash_caused_by_a_request_does_not_count_toward_the_restart_limit():
     restarts = Restarts(SupervisionRules(max_restarts=2, first_delay_s=0.5), ManualClock())
     assert [restarts.next_delay_s(is_by_request=True) for _ in range(9)] == [0.5] * 9
-    assert (restarts.num_deaths, restarts.num_left) == (0, 0)
+    assert (restarts.num_failures, restarts.num_left) == (0, 0)
     assert [restarts.next_delay_s() for _ in range(3)] == [0.5, 1, None]
     never = Restarts(SupervisionRules(max_restarts=0), ManualClock())
     assert never.next_delay_s(is_by_request=True) is None
@@ -68,7 +68,7 @@ def request(request_id, prompt=(1, 2, 3), **params):
 
 def die(tracker, *requests, restarts_left=9, was_killed=False):
     tracker.restarts_left = restarts_left
-    tracker.record_death([(item.request_id, item) for item in requests], was_killed=was_killed)
+    tracker.record_crash([(item.request_id, item) for item in requests], was_killed=was_killed)
 
 
 @pytest.fixture

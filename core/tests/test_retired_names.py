@@ -18,9 +18,9 @@ IMPORTS = [(module, *pair) for module, names in RETIRED_IMPORTS.items() for pair
 @pytest.mark.parametrize(("module", "old", "new"), IMPORTS)
 def test_the_error_for_importing_an_old_name_states_the_new_name(module, old, new):
     """`from module import name` in a plugin fails. The new name in the message exists."""
-    with pytest.raises(ImportError) as refusal:
+    with pytest.raises(ImportError) as rejection:
         exec(f"from {module} import {old}")  # a plugin would use this import statement
-    assert f"Use {module}.{new}." in str(refusal.value)
+    assert f"Use {module}.{new}." in str(rejection.value)
     assert getattr(import_module(module), new) is not None
 
 

@@ -68,16 +68,16 @@ def test_nested_parameters_are_checked_and_copied():
     ],
 )
 def test_the_error_for_invalid_nested_parameters_names_the_field(section, parameter):
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         StructuredOutputsParams(**section)
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
 
 
 def test_structured_output_without_an_end_token_is_rejected():
     section = StructuredOutputsParams(form="regex", text="a+")
-    with pytest.raises(RequestError, match="needs a token that ends the text") as refusal:
+    with pytest.raises(RequestError, match="needs a token that ends the text") as rejection:
         SamplingParams(structured_outputs=section, ignore_eos=True)
-    assert refusal.value.parameter == "structured_outputs"
+    assert rejection.value.parameter == "structured_outputs"
     SamplingParams(structured_outputs=section, ignore_eos=True, stop_token_ids=[3])
 
 

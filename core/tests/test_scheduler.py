@@ -107,9 +107,9 @@ def test_a_long_prompt_allocates_only_the_blocks_of_its_current_chunk(drive):
 )
 def test_a_request_that_can_never_run_is_rejected(drive, num_tokens, limits, words):
     driver = drive(**limits)
-    with pytest.raises(RequestError, match=words) as refusal:
+    with pytest.raises(RequestError, match=words) as rejection:
         driver.add("a", num_tokens)
-    assert refusal.value.parameter == "prompt"
+    assert rejection.value.parameter == "prompt"
     assert driver.scheduler.depth().num_waiting == 0
 
 

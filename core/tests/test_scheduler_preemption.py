@@ -186,10 +186,10 @@ class Classes(Policy):
 
 def test_a_request_that_cannot_fit_preempts_no_request(drive):
     class Counting(ByPriority):
-        num_asked = 0
+        num_requested = 0
 
         def victim(self, running, view):
-            self.num_asked += 1
+            self.num_requested += 1
             return super().victim(running, view)
 
     driver = drive(num_blocks=12, policy=Counting)
@@ -200,7 +200,7 @@ def test_a_request_that_cannot_fit_preempts_no_request(drive):
     # needs 11 of 12 blocks; "top" uses some blocks
     driver.add("large", 40, max_tokens=2, priority=5)
     driver.step()
-    assert (driver.scheduler.policy.num_asked, driver.stats.num_preemptions) == (0, 0)
+    assert (driver.scheduler.policy.num_requested, driver.stats.num_preemptions) == (0, 0)
     driver.run()
     assert driver.reasons == dict.fromkeys(["top", "a", "b", "c", "large"], "length")
 

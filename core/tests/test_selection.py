@@ -153,11 +153,11 @@ def test_if_no_platform_is_usable_every_reason_is_reported(make):
     registry = make(
         dovetail_a=section("platform", absent="Absent"), acme=section("platform", b="Better")
     )
-    with pytest.raises(PluginNotFoundError) as refusal:
+    with pytest.raises(PluginNotFoundError) as rejection:
         choose_platform(registry, "auto")
-    assert "absent: no such chip; no driver" in str(refusal.value)
+    assert "absent: no such chip; no driver" in str(rejection.value)
     assert "b: third-party plugins must be requested by name, or allowed with plugins_allow" in str(
-        refusal.value
+        rejection.value
     )
     with pytest.raises(PluginNotFoundError, match="pip install dovetail-cpu"):
         choose_platform(PluginRegistry(distributions=[]), "auto")
@@ -286,9 +286,9 @@ def test_an_explicit_unsuitable_backend_is_rejected(make):
 
 
 def test_if_no_backend_is_suitable_every_reason_is_reported(make):
-    with pytest.raises(PluginNotFoundError) as refusal:
+    with pytest.raises(PluginNotFoundError) as rejection:
         choose_attention(backends(make), box(), "auto", requirements(dtype="float16", block_size=4))
-    lines = str(refusal.value).splitlines()
+    lines = str(rejection.value).splitlines()
     assert lines[1].startswith("  - plain: dtype float16 is not supported; supported: float32;")
     assert "multiples of 8" in lines[1]
     assert lines[2].startswith("  - unbuilt: ") and lines[2].endswith(

@@ -155,11 +155,11 @@ def test_the_garbage_collector_pauses_while_the_parts_of_an_engine_are_imported(
 ):
     seen = []
 
-    def refuse(*arguments):
+    def reject(*arguments):
         seen.append(gc.isenabled())
         raise ConfigError("refused")
 
-    monkeypatch.setattr(engine_start, "resolve", refuse)
+    monkeypatch.setattr(engine_start, "resolve", reject)
     if not is_enabled:
         gc.disable()
     try:

@@ -80,9 +80,9 @@ def cost_of(executor=None, *, long_prompt=0):
     ],
     ids=["one-with-logprobs", "all-with-logprobs", "long-prompt-ahead"],
 )
-def test_one_request_with_special_features_does_not_slow_other_requests(most, special):
+def test_one_request_with_special_features_does_not_slow_other_requests(maximum, special):
     ratios = (special() / cost_of() for _ in range(3))
-    assert any(ratio <= most for ratio in ratios)
+    assert any(ratio <= maximum for ratio in ratios)
 
 
 def longest_step_ms(prompts, **limits):

@@ -196,7 +196,7 @@ def test_the_grammar_of_an_aborted_request_is_released(engine):
 
 
 def test_structured_output_without_a_stop_token_is_rejected(engine):
-    with pytest.raises(RequestError, match="this model has none") as refusal:
+    with pytest.raises(RequestError, match="this model has none") as rejection:
         engine.add_request(
             EngineCoreRequest(
                 request_id="a",
@@ -208,4 +208,4 @@ def test_structured_output_without_a_stop_token_is_rejected(engine):
                 seed=5,
             )
         )
-    assert refusal.value.parameter == "structured_outputs"
+    assert rejection.value.parameter == "structured_outputs"

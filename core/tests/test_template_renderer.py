@@ -23,7 +23,7 @@ from dovetail.tokenizers.chat_template import ChatTemplateEnvironment, render_ch
 from dovetail.tokenizers.huggingface import HuggingFaceTokenizer
 from dovetail.tokenizers.template_renderer import _TASK, TemplateRenderer
 from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
-from dovetail_devkit.rigs.process_tree import open_files_of
+from dovetail_devkit.harnesses.process_tree import open_files_of
 
 TALK = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -207,17 +207,17 @@ def test_the_error_for_an_invalid_template_argument_names_it(renderer, messages,
             continue
         if name == "tools" and not messages:
             continue
-        with pytest.raises(RequestError, match=reason) as refusal:
+        with pytest.raises(RequestError, match=reason) as rejection:
             renderer.render(PLAIN, arguments, variables)
-        assert refusal.value.parameter == name
+        assert rejection.value.parameter == name
 
 
 def test_a_recursive_list_as_a_template_argument_is_rejected(renderer):
     own = []
     own.append(own)
-    with pytest.raises(RequestError, match="64 levels") as refusal:
+    with pytest.raises(RequestError, match="64 levels") as rejection:
         renderer.render(PLAIN, TALK, {"tools": own})
-    assert refusal.value.parameter == "tools"
+    assert rejection.value.parameter == "tools"
 
 
 def test_template_arguments_may_be_any_mappings_sequences_and_strings(renderer):
@@ -228,15 +228,15 @@ def test_template_arguments_may_be_any_mappings_sequences_and_strings(renderer):
 
 @pytest.mark.parametrize("template", [3, b"x", ["x"], "x" * (1 << 19)])
 def test_an_invalid_chat_template_is_rejected(renderer, template):
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         renderer.render(template, TALK, {})
-    assert refusal.value.parameter == "chat_template" and len(str(refusal.value)) < 300
+    assert rejection.value.parameter == "chat_template" and len(str(rejection.value)) < 300
 
 
 def test_a_template_error_with_unusual_characters_can_be_encoded(renderer):
-    with pytest.raises(RequestError, match=r"\\ud800 é") as refusal:
+    with pytest.raises(RequestError, match=r"\\ud800 é") as rejection:
         renderer.render("{{ raise_exception('\\ud800 \\u00e9') }}", TALK, {})
-    assert str(refusal.value).encode()
+    assert str(rejection.value).encode()
 
 
 def test_the_template_process_uses_the_local_date_of_its_parent():

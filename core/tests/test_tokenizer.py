@@ -131,10 +131,10 @@ def test_the_error_for_an_invalid_tokenizer_file_names_file_and_remedy(directory
     (directory / name).unlink(missing_ok=True)
     if content is not None:
         (directory / name).write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(ModelError) as refusal:
+    with pytest.raises(ModelError) as rejection:
         HuggingFaceTokenizer.from_directory(directory)
-    assert str(directory / name) in str(refusal.value)
-    assert ("transformers" in str(refusal.value)) == (name == "tokenizer.json")
+    assert str(directory / name) in str(rejection.value)
+    assert ("transformers" in str(rejection.value)) == (name == "tokenizer.json")
 
 
 def test_a_text_with_a_lone_surrogate_is_rejected(directory):
@@ -151,9 +151,9 @@ def test_the_chat_template_is_found_in_every_file_that_can_contain_it(directory)
         tokenizer = HuggingFaceTokenizer.from_directory(directory)
         return tokenizer.apply_chat_template(TALK, **variables)
 
-    with pytest.raises(RequestError, match="no default chat template") as refusal:
+    with pytest.raises(RequestError, match="no default chat template") as rejection:
         render()
-    assert refusal.value.parameter == "chat_template"
+    assert rejection.value.parameter == "chat_template"
     tokens = {"bos_token": "<bos>", "eos_token": {"content": "<eos>"}}
     write(directory, "tokenizer_config.json", chat_template="{{ bos_token }}", **tokens)
     assert render() == "<bos>"

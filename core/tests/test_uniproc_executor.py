@@ -244,13 +244,13 @@ class LateHandle:
     """A result handle that counts calls and raises the worker's error for "result", if any."""
 
     def __init__(self, worker, output):
-        self.worker, self.output, self.num_asked = worker, output, 0
+        self.worker, self.output, self.num_requested = worker, output, 0
 
     def done(self):
         return False
 
     def result(self, timeout=None):
-        self.num_asked += 1
+        self.num_requested += 1
         if "result" in self.worker.fails:
             raise self.worker.fails["result"]
         return self.output
@@ -270,9 +270,9 @@ def test_a_worker_that_returns_handles_runs_in_the_thread_of_the_caller(make, as
     executor, worker = make(LateWorker)
     handle = step(executor, StepBuilder())
     assert worker.thread is threading.current_thread()
-    assert worker.late.num_asked == (0 if asynchronous else 1)
+    assert worker.late.num_requested == (0 if asynchronous else 1)
     assert handle.done() == (not asynchronous)
-    assert handle.result(5) is worker.late.output and worker.late.num_asked == 1
+    assert handle.result(5) is worker.late.output and worker.late.num_requested == 1
     executor.shutdown()
 
 

@@ -104,10 +104,10 @@ def test_a_working_directory_with_a_long_path_is_rejected(model, tmp_path):
 
 
 def test_an_inaccessible_working_directory_raises_a_typed_error(monkeypatch):
-    def refuse(path):
+    def reject(path):
         raise PermissionError(13, "Permission denied")
 
     check_working_directory()
-    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "stat", reject)
     with pytest.raises(ConfigError, match="cannot be used: Permission denied"):
         check_working_directory()

@@ -24,7 +24,7 @@ NONE_IS_A_VALUE = {
     "compute.linear_method": CHOSEN_WHERE_LOADED,
     "compute.num_threads": "one thread per core of the worker process",
     "compute.ops": CHOSEN_WHERE_LOADED,
-    "extensions.grammar_backend": "no grammars: such requests are refused",
+    "extensions.grammar_backend": "no grammars: such requests are rejected",
     "extensions.io_processor": "no IO processor",
     "extensions.kv_connector": "no KV connector",
     "extensions.reasoning_parser": "chosen by the chat template, where the tokenizer is loaded",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from architecture import sources
-from architecture.texts import SAMPLED_KINDS, all_texts, draw_sample, markdown_texts, python_texts
+from architecture.texts import SAMPLED_KINDS, all_texts, markdown_texts, python_texts, sample_texts
 
 PYTHON = '''"""A module."""
 
@@ -63,6 +63,6 @@ def test_a_sample_has_equal_parts_and_depends_only_on_the_seed(monkeypatch):
     some_files = sources.written_files()[::8]
     monkeypatch.setattr(sources, "written_files", lambda: some_files)
     texts = list(all_texts())
-    sample = draw_sample(texts, 200, seed=1)
+    sample = sample_texts(texts, 200, seed=1)
     assert [item.kind for item in sample] == [kind for kind in SAMPLED_KINDS for _ in range(50)]
-    assert sample == draw_sample(texts, 200, seed=1) != draw_sample(texts, 200, seed=2)
+    assert sample == sample_texts(texts, 200, seed=1) != sample_texts(texts, 200, seed=2)

@@ -100,7 +100,7 @@ def all_texts() -> Iterator[Text]:
         yield from markdown_texts(str(path.relative_to(sources.ROOT)), path.read_text("utf-8"))
 
 
-def draw_sample(texts: Iterable[Text], num: int, seed: int) -> list[Text]:
+def sample_texts(texts: Iterable[Text], num: int, seed: int) -> list[Text]:
     """Return `num` texts, sampled at random in equal parts from `SAMPLED_KINDS`."""
     by_kind: dict[str, list[Text]] = {kind: [] for kind in SAMPLED_KINDS}
     for text in texts:
@@ -157,7 +157,7 @@ def main() -> int:
     args = parser.parse_args()
     texts: Iterable[Text] = all_texts()
     if args.sample:
-        texts = draw_sample(texts, args.sample, args.seed)
+        texts = sample_texts(texts, args.sample, args.seed)
     for text in texts:
         print(f"{text.kind}\t{text.path}:{text.line}\t{text.text}")
     return 0

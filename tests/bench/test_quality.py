@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf_files.models import write_model
 from quality.figures import Recorder
-from quality.job import JobError, run_apart, run_job, run_tool
+from quality.job import JobError, run_job, run_separately, run_tool
 from quality.references import write_reference
 from quality.texts import CALIBRATION, EVALUATION, TextError
 from safetensors.torch import load_file, save_file
@@ -110,7 +110,7 @@ def test_damaged_weights_increase_the_divergence(model_dir, tmp_path):
 
 def test_the_failure_of_a_job_in_a_separate_process_is_reported(tmp_path):
     with pytest.raises(JobError, match="no-such-model"):
-        run_apart(sys.executable, job(tmp_path / "no-such-model"), 120)
+        run_separately(sys.executable, job(tmp_path / "no-such-model"), 120)
 
 
 def test_a_process_that_a_signal_ended_is_reported_with_the_name_of_the_signal():

@@ -48,14 +48,14 @@ def jobs(monkeypatch):
     """Replace processes by made figures. Return the list of the formats that were measured."""
     measured = []
 
-    def run_apart(python, job, deadline_s):
+    def run_separately(python, job, deadline_s):
         measured.append(job["model"])
         if job["engine"] == "torch":
             raise JobError("ended by SIGSEGV: no output")
         kl = dict.fromkeys(job["references"], 0.125)
         return {"texts": {"prose": figures(kl)}, "bytes_per_weight": 2.0}
 
-    monkeypatch.setattr(run, "run_apart", run_apart)
+    monkeypatch.setattr(run, "run_separately", run_separately)
     monkeypatch.setattr(run, "model_path", lambda item, *rest: item.name)
     monkeypatch.setattr(run, "write_reference", lambda source, folder, off_grid: folder)
     monkeypatch.setattr(run, "_num_weights", lambda directory: 1)
@@ -78,11 +78,11 @@ def test_the_json_file_is_strict_and_unknown_divergences_are_null(tmp_path):
     rows = [reference("float32", {}), reference("bf16", {"float32": 0.001})]
     results.write(result(*results.complete(rows)), tmp_path)
 
-    def refuse(constant):
+    def reject(constant):
         raise AssertionError(f"{constant} is not JSON")
 
     text = (tmp_path / "quality.json").read_text()
-    first, second = json.loads(text, parse_constant=refuse)["rows"]
+    first, second = json.loads(text, parse_constant=reject)["rows"]
     assert first["texts"]["prose"]["kl"] == {"float32": 0.0, "bf16": None}
     assert second["texts"]["prose"]["kl"] == {"float32": 0.001, "bf16": 0.0}
     assert second["texts"]["prose"]["same_best"]["bf16"] == 1.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conformance.messages import expect_rule_first
 
-from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.fakes.attention import (
     FakeAttentionBackend,
     FakeAttentionBuilder,
@@ -200,7 +200,7 @@ def test_the_result_of_advance_is_compared_with_a_new_build():
 
 def test_a_declared_feature_without_a_test_case_is_reported():
     cases = {case.name: case for case in attention_cases(claiming("cascade"), CPU)}
-    with pytest.raises(NotHere, match="no case for the feature 'cascade'"):
+    with pytest.raises(SkipCase, match="no case for the feature 'cascade'"):
         cases["the feature cascade"].run()
 
 

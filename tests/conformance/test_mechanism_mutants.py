@@ -38,9 +38,9 @@ def commit_prompts_only(manager, request):
         commit(manager, request)
 
 
-def hash_without_salt(manager, request, most):
+def hash_without_salt(manager, request, maximum):
     request.cache_salt = ""
-    return prepare_lookup(manager, request, most)
+    return prepare_lookup(manager, request, maximum)
 
 
 allocate, free, commit = BlockPool.allocate, BlockPool.free, KVCacheManager.commit

@@ -21,7 +21,7 @@ from dovetail.interfaces import SAMPLING_CAPABILITIES
 from dovetail.interfaces.sampling_support import ENGINE_FIELDS, WORKER_FIELDS
 from dovetail.kv_cache.manager import KVCacheManager
 from dovetail.plugins import KINDS, PluginRegistry
-from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.kit import suite_cases
 from dovetail_devkit.kit_subjects import Subjects
 from dovetail_devkit.scaffold import BLUEPRINTS, write_package
@@ -96,7 +96,7 @@ def test_the_example_of_a_page_passes_the_conformance_kit(kind, install):
         for case in suite_cases(kind, registry.load(kind, name), subjects):
             try:
                 case.run()
-            except NotHere as reason:
+            except SkipCase as reason:
                 left_out.append(str(reason))
     rejected = "the engine rejects requests that need it"
     missing = [

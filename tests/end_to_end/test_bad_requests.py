@@ -123,9 +123,9 @@ def check_llm(llm, expected, prompt, params, parameter):
     )
     assert bad.outputs == [] and bad.finished and bad.error
     assert before.outputs[0].token_ids == after.outputs[0].token_ids == expected
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         llm.generate([VICTIM, prompt], [greedy(), params])
-    assert refusal.value.parameter == parameter and str(refusal.value).startswith("prompt 1: ")
+    assert rejection.value.parameter == parameter and str(rejection.value).startswith("prompt 1: ")
     assert not llm.llm_engine.has_unfinished_requests()
 
 
@@ -134,9 +134,9 @@ def check_engine(engine, expected, prompt, params, parameter):
     engine.add_request("victim", VICTIM, greedy())
     for _ in range(3):
         engine.step()
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         engine.add_request("bad", prompt, params)
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
     outputs = []
     while engine.has_unfinished_requests():
         outputs += engine.step()
@@ -160,10 +160,10 @@ def test_parameters_that_the_model_does_not_support_are_rejected(llm, engine, ex
 @named(BAD_PARAMS | BAD_IN_EVERY_ENGINE)
 def test_invalid_parameters_cannot_be_created(bad):
     parameter, changes = bad
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         SamplingParams(**changes)
-    assert refusal.value.parameter == parameter and parameter in str(refusal.value)
-    assert len(str(refusal.value)) < 300
+    assert rejection.value.parameter == parameter and parameter in str(rejection.value)
+    assert len(str(rejection.value)) < 300
 
 
 @named(BAD_PARAMS | BAD_IN_EVERY_ENGINE)
@@ -182,9 +182,9 @@ def test_forged_parameters_are_rejected_by_the_engine(engine, llm, expected, bad
     core = engine.client.core
     engine.add_request("victim", VICTIM, greedy())
     engine.step()
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         core.add_request(forged)
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
     outputs = []
     while engine.has_unfinished_requests():
         outputs += engine.step()
@@ -210,9 +210,9 @@ def test_forged_requests_are_rejected_by_the_core(engine, expected, field, value
     )
     engine.add_request("victim", VICTIM, greedy())
     engine.step()
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         engine.client.core.add_request(dataclasses.replace(good, **{field: value}))
-    assert refusal.value.parameter == parameter
+    assert rejection.value.parameter == parameter
     outputs = []
     while engine.has_unfinished_requests():
         outputs += engine.step()

@@ -36,12 +36,12 @@ PLACES = {
 GATE = "model.layers.1.mlp.gate_proj.weight"
 
 
-def refuse(kind, model, options, **changes):
+def reject(kind, model, options, **changes):
     """Start an engine, which must raise an error of type `kind`. Return the message."""
-    with pytest.raises(kind) as refusal:
+    with pytest.raises(kind) as rejection:
         LLM(model, **(options | changes))
-    assert isinstance(refusal.value, DovetailError)
-    return str(refusal.value)
+    assert isinstance(rejection.value, DovetailError)
+    return str(rejection.value)
 
 
 @pytest.fixture
@@ -77,20 +77,20 @@ def shard(folder):
 @pytest.mark.parametrize("field", PLACES)
 def test_the_error_for_an_unknown_plugin_suggests_a_similar_name(model_dir, options, field):
     kind, wrong, right = PLACES[field]
-    message = refuse(PluginNotFoundError, model_dir, options, **{field: wrong})
+    message = reject(PluginNotFoundError, model_dir, options, **{field: wrong})
     assert f"no {kind} plugin {wrong!r}" in message
     assert f"Did you mean {right!r}?" in message and "Installed: " in message
 
 
 @pytest.mark.parametrize("field", PLACES)
 def test_the_error_for_a_missing_module_names_it(model_dir, options, field):
-    message = refuse(PluginNotFoundError, model_dir, options, **{field: "no_such_module:Thing"})
+    message = reject(PluginNotFoundError, model_dir, options, **{field: "no_such_module:Thing"})
     assert "no_such_module" in message
 
 
 @pytest.mark.parametrize("field", PLACES)
 def test_a_plugin_class_of_another_kind_is_rejected(model_dir, options, field):
-    message = refuse(ContractError, model_dir, options, **{field: "collections:OrderedDict"})
+    message = reject(ContractError, model_dir, options, **{field: "collections:OrderedDict"})
     assert "OrderedDict" in message and "contract" in message
 
 
@@ -100,12 +100,12 @@ def test_the_error_for_a_module_that_fails_at_import_gives_the_reason(
 ):
     (tmp_path / f"bad_{field}.py").write_text("raise RuntimeError('the licence has run out')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    message = refuse(PluginLoadError, model_dir, options, **{field: f"bad_{field}:Thing"})
+    message = reject(PluginLoadError, model_dir, options, **{field: f"bad_{field}:Thing"})
     assert "the licence has run out" in message
 
 
 def test_the_error_for_an_unknown_option_suggests_a_similar_name(model_dir, options):
-    message = refuse(ConfigError, model_dir, options, schedular_cls="fcfs")
+    message = reject(ConfigError, model_dir, options, schedular_cls="fcfs")
     assert "'schedular_cls'" in message and "'scheduler_cls'" in message
 
 
@@ -114,28 +114,28 @@ def test_the_error_for_an_unknown_option_suggests_a_similar_name(model_dir, opti
 
 def test_a_missing_model_directory_is_an_error(model_dir, options):
     sibling = str(model_dir)[:-1] + "x"
-    message = refuse(ModelError, sibling, options)
+    message = reject(ModelError, sibling, options)
     assert "does not exist" in message and model_dir.name in message
 
 
 def test_a_directory_without_a_config_is_an_error(tmp_path, options):
-    assert "no config.json" in refuse(ModelError, tmp_path, options)
+    assert "no config.json" in reject(ModelError, tmp_path, options)
 
 
 def test_a_file_instead_of_a_model_directory_is_an_error(model_dir, options):
-    assert "is a file" in refuse(ModelError, model_dir / "config.json", options)
+    assert "is a file" in reject(ModelError, model_dir / "config.json", options)
 
 
 def test_a_hub_name_is_not_downloaded_in_offline_mode(options, monkeypatch):
     monkeypatch.setenv("DOVETAIL_OFFLINE", "1")
-    message = refuse(ModelError, "someone/some-model", options)
+    message = reject(ModelError, "someone/some-model", options)
     assert "someone/some-model is not in the cache" in message
     assert "DOVETAIL_OFFLINE forbids downloads" in message
 
 
 def test_a_config_that_is_not_valid_json_is_an_error(broken, options):
     (broken / "config.json").write_text("{")
-    assert "config.json is not valid JSON" in refuse(ModelError, broken, options)
+    assert "config.json is not valid JSON" in reject(ModelError, broken, options)
 
 
 @pytest.mark.parametrize(
@@ -149,17 +149,17 @@ def test_a_config_that_is_not_valid_json_is_an_error(broken, options):
 )
 def test_the_error_for_an_unsupported_config_names_the_field(broken, options, change, word):
     edit_config(broken, **change)
-    assert word in refuse(ModelError, broken, options)
+    assert word in reject(ModelError, broken, options)
 
 
 def test_a_missing_tokenizer_is_an_error(broken, options):
     (broken / "tokenizer.json").unlink()
-    assert "tokenizer.json" in refuse(ModelError, broken, options)
+    assert "tokenizer.json" in reject(ModelError, broken, options)
 
 
 def test_the_error_for_an_unknown_architecture_lists_the_known_ones(broken, options):
     edit_config(broken, architectures=["LamaForCausalLM"])
-    message = refuse(PluginError, broken, options)
+    message = reject(PluginError, broken, options)
     assert "'LamaForCausalLM'" in message and "Did you mean 'LlamaForCausalLM'" in message
     assert "Qwen3ForCausalLM" in message and "MistralForCausalLM" in message
 
@@ -178,13 +178,13 @@ def test_sharded_weights_are_loaded(broken, model_dir, options, llm):
 def test_the_error_for_a_missing_shard_names_the_file(broken, options):
     names = shard(broken)
     (broken / names[1]).unlink()
-    message = refuse(WeightError, broken, options)
+    message = reject(WeightError, broken, options)
     assert names[1] in message and names[0] not in message
 
 
 def test_a_directory_without_weight_files_is_an_error(broken, options):
     (broken / "model.safetensors").unlink()
-    assert "model.safetensors" in refuse(WeightError, broken, options)
+    assert "model.safetensors" in reject(WeightError, broken, options)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
@@ -192,7 +192,7 @@ def test_a_truncated_weights_file_is_an_error(broken, options, share):
     file = broken / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[: int(len(content) * share)])
-    message = refuse(WeightError, broken, options)
+    message = reject(WeightError, broken, options)
     assert str(file) in message and "truncated" in message
 
 
@@ -201,40 +201,40 @@ def test_the_error_for_a_wrong_weight_shape_contains_both_shapes(broken, options
         weights[GATE] = weights[GATE][:-1].clone()
 
     edit_weights(broken, change)
-    message = refuse(WeightError, broken, options)
+    message = reject(WeightError, broken, options)
     assert GATE in message and "[63, 32]" in message and "[64, 32]" in message
 
 
 def test_the_error_for_a_missing_weight_names_it(broken, options):
     edit_weights(broken, lambda weights: weights.pop(GATE))
-    assert GATE in refuse(WeightError, broken, options)
+    assert GATE in reject(WeightError, broken, options)
 
 
 def test_the_error_for_an_unexpected_weight_names_it(broken, options):
     edit_weights(broken, lambda weights: weights.update(extra=torch.zeros(2)))
-    assert "extra" in refuse(WeightError, broken, options)
+    assert "extra" in reject(WeightError, broken, options)
 
 
 # --- sizes ------------------------------------------------------------------------------------
 
 
 def test_a_cache_of_less_than_two_blocks_is_an_error(model_dir, options):
-    message = refuse(CapacityError, model_dir, options, kv_cache_memory_bytes=100)
+    message = reject(CapacityError, model_dir, options, kv_cache_memory_bytes=100)
     assert "two blocks of 4 tokens" in message
 
 
 def test_a_max_model_len_that_does_not_fit_the_cache_is_an_error(model_dir, options):
-    message = refuse(
+    message = reject(
         CapacityError, model_dir, options, kv_cache_memory_bytes=40_000, max_model_len=256
     )
     assert "max_model_len=256" in message and "lower max_model_len to" in message
 
 
 def test_a_max_model_len_above_the_limit_of_the_model_is_an_error(model_dir, options):
-    assert "256" in refuse(ConfigError, model_dir, options, max_model_len=257)
+    assert "256" in reject(ConfigError, model_dir, options, max_model_len=257)
 
 
 def test_an_engine_starts_after_a_failed_start(model_dir, options):
-    refuse(PluginNotFoundError, model_dir, options, ops="nothing")
+    reject(PluginNotFoundError, model_dir, options, ops="nothing")
     with LLM(model_dir, **options) as made:
         assert made.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids

@@ -37,7 +37,7 @@ def answers(model_dir, options, **changes):
         stats = llm.llm_engine.last_stats
         with pytest.raises(RequestError) as caught:
             llm.generate([[5], [10**6]], params[0])
-        refusal = str(caught.value), caught.value.parameter
+        rejection = str(caught.value), caught.value.parameter
         assert llm.llm_engine.collective_rpc("get_model_info")
     plain = [
         (
@@ -52,7 +52,7 @@ def answers(model_dir, options, **changes):
         )
         for out in outputs
     ]
-    return plain, refusal, (stats.num_blocks, stats.prefix_queries, stats.prefix_hits)
+    return plain, rejection, (stats.num_blocks, stats.prefix_queries, stats.prefix_hits)
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])

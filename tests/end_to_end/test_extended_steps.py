@@ -80,9 +80,9 @@ def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
 
 
 def test_invalid_extension_arguments_are_rejected_before_the_request_runs(extended):
-    with pytest.raises(RequestError, match="must be 'count_up' or one of") as refusal:
+    with pytest.raises(RequestError, match="must be 'count_up' or one of") as rejection:
         extended.generate(PROMPTS[0], greedy("fly"))
-    assert refusal.value.parameter == f"extra_args.{ARGUMENT}"
+    assert rejection.value.parameter == f"extra_args.{ARGUMENT}"
 
 
 def test_an_extension_named_twice_is_rejected(model_dir, options):

@@ -262,9 +262,9 @@ def test_chat_accepts_several_conversations_and_a_custom_template(llm):
 )
 def test_an_error_in_a_chat_template_is_reported_as_an_invalid_request(llm, template):
     (before,) = llm.chat(CONVERSATION, greedy())
-    with pytest.raises(RequestError) as refusal:
+    with pytest.raises(RequestError) as rejection:
         llm.chat(CONVERSATION, greedy(), chat_template=template)
-    assert refusal.value.parameter == "messages"
+    assert rejection.value.parameter == "messages"
     (after,) = llm.chat(CONVERSATION, greedy())
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
 

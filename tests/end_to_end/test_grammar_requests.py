@@ -94,18 +94,18 @@ def test_an_invalid_grammar_ends_the_request_with_an_error(constrained):
 
 def test_a_grammar_form_that_the_plugin_does_not_support_is_rejected(constrained):
     message = "'regex' is not a form of .* FakeGrammar; use one of failing, token_ids"
-    with pytest.raises(RequestError, match=message) as refusal:
+    with pytest.raises(RequestError, match=message) as rejection:
         constrained.generate(PROMPTS[0], params("regex", "a+"))
-    assert refusal.value.parameter == "structured_outputs.form"
+    assert rejection.value.parameter == "structured_outputs.form"
 
 
 def test_a_request_with_a_grammar_is_rejected_if_no_grammar_plugin_may_be_used(model_dir, options):
     with (
         LLM(model_dir, plugins_deny=("grammar:*@*",), **options) as llm,
-        pytest.raises(RequestError, match="Set grammar_backend") as refusal,
+        pytest.raises(RequestError, match="Set grammar_backend") as rejection,
     ):
         llm.generate(PROMPTS[0], params("regex", "5"))
-    assert refusal.value.parameter == "structured_outputs"
+    assert rejection.value.parameter == "structured_outputs"
 
 
 def test_a_grammar_plugin_is_rejected_if_the_scheduler_has_no_admission_gates(model_dir, options):

@@ -234,7 +234,7 @@ def ranked(connector, *marks, **changes):
     return pytest.param(connector, changes, marks=marks)
 
 
-UNEVEN = "dovetail_devkit.rigs.uneven_connector:UnevenConnector"
+UNEVEN = "dovetail_devkit.harnesses.uneven_connector:UnevenConnector"
 
 
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)

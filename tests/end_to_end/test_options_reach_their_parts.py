@@ -214,12 +214,12 @@ def test_scheduler_cls_decides_which_request_runs_first(model_dir, options):
 class CountingScheduler(FCFSScheduler):
     """Counts the plans in flight, which are scheduled and have no processed result yet."""
 
-    num_out = most_out = 0
+    num_out = max_outputs = 0
 
     def schedule(self):
         cls = CountingScheduler
         cls.num_out += 1
-        cls.most_out = max(cls.most_out, cls.num_out)
+        cls.max_outputs = max(cls.max_outputs, cls.num_out)
         return super().schedule()
 
     def update_from_output(self, plan, output):
@@ -228,11 +228,11 @@ class CountingScheduler(FCFSScheduler):
 
 
 @pytest.mark.parametrize(("asynchronous", "most"), [(False, 1), (True, 2)])
-def test_async_scheduling_plans_one_step_ahead(model_dir, options, asynchronous, most):
-    CountingScheduler.num_out = CountingScheduler.most_out = 0
+def test_async_scheduling_plans_one_step_ahead(model_dir, options, asynchronous, maximum):
+    CountingScheduler.num_out = CountingScheduler.max_outputs = 0
     changes = {"scheduler_cls": CountingScheduler, "async_scheduling": asynchronous}
     run(model_dir, options | changes, [PROMPT, other_prompt(1)])
-    assert CountingScheduler.most_out == most
+    assert CountingScheduler.max_outputs == maximum
 
 
 # --- text -----------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def folder(tmp_path):
     return write
 
 
-def refused(path, method, **options):
+def rejected(path, method, **options):
     with pytest.raises(ModelError) as caught:
         LLM(path, **DUMMY, **options)
     text = str(caught.value)
@@ -76,13 +76,13 @@ def refused(path, method, **options):
 
 @pytest.mark.parametrize("method", STATED)
 def test_the_error_for_an_unsupported_quantization_format_names_it(folder, method):
-    text = refused(folder(STATED[method]), method)
+    text = rejected(folder(STATED[method]), method)
     assert "config.json" in text and "torch" in text and '"quantization.' in text
 
 
 @pytest.mark.parametrize("method", BESIDE)
 def test_checkpoints_written_by_quantization_tools_are_read(folder, method):
-    text = refused(folder(beside=BESIDE[method]), method)
+    text = rejected(folder(beside=BESIDE[method]), method)
     assert BESIDE[method][0] in text
     # An explicit null of the user means that the checkpoint is not quantized.
     LLM(folder(), **DUMMY, hf_overrides={"quantization_config": None}).llm_engine.shutdown()
@@ -115,7 +115,7 @@ def test_a_linear_method_that_declares_the_format_runs_the_checkpoint(folder):
         params = SamplingParams(max_tokens=2, ignore_eos=True)
         (output,) = llm.generate([[1, 2]], params, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 2
-    refused(folder(STATED["awq"]), "awq", quantization=ReadsGPTQ)
+    rejected(folder(STATED["awq"]), "awq", quantization=ReadsGPTQ)
 
 
 def test_an_installed_linear_method_that_declares_the_format_is_selected_automatically(

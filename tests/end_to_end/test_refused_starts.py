@@ -236,9 +236,9 @@ def options_of(case):
 
 def message_of(case, folder):
     """Start an engine that must fail as the case states. Return the message."""
-    with pytest.raises(case.error) as refusal:
+    with pytest.raises(case.error) as rejection:
         LLM(folder, **(OPTIONS | case.options))
-    return str(refusal.value)
+    return str(rejection.value)
 
 
 @pytest.mark.parametrize("name", FILES)

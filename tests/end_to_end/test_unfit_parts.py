@@ -13,7 +13,7 @@ from dovetail_devkit.fakes.attention import FakeAttentionBackend
 from end_to_end.checkpoints import OPTIONS, SIZES
 
 
-class RefusesAll(FakeAttentionBackend):
+class RejectsAll(FakeAttentionBackend):
     """An attention backend that rejects the requirements of every model."""
 
     name = "sundays"
@@ -35,7 +35,7 @@ def folder(tmp_path):
 def test_an_unsuitable_attention_backend_is_rejected_before_loading(folder, quantization):
     options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
     with pytest.raises(ConfigError) as caught:
-        LLM(folder, **options, attention_backend=RefusesAll, quantization=quantization)
+        LLM(folder, **options, attention_backend=RejectsAll, quantization=quantization)
     assert isinstance(caught.value, PluginError)
     text = str(caught.value)
     assert "The attention 'RefusesAll' was requested" in text and "heads of 8 are too many" in text
@@ -50,7 +50,7 @@ def test_workers_do_not_start_with_an_unsuitable_attention_backend(folder, monke
         LLM(
             folder,
             **options,
-            attention_backend=RefusesAll,
+            attention_backend=RejectsAll,
             quantization="torch",
             executor_backend="multiproc",
         )

@@ -14,7 +14,7 @@ import pytest
 
 from dovetail import LLM, SamplingParams
 from dovetail.errors import ConfigError, EngineDeadError, WeightError
-from dovetail_devkit.rigs.process_tree import children_of, open_files_of, tcp_listeners_of
+from dovetail_devkit.harnesses.process_tree import children_of, open_files_of, tcp_listeners_of
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [50], [30, 31, 32] * 5]
 PARAMS = [

@@ -16,7 +16,7 @@ from dovetail.errors import PluginError
 from dovetail.interfaces import AttentionRequirements
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.selection import REFUSED, TAKEN, attention_refusals
-from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.kit import suite_cases
 from dovetail_devkit.kit_subjects import Subjects
 from dovetail_devkit.tiny_model import write_tiny_llama
@@ -42,9 +42,9 @@ def test_all_unavailable_platforms_are_listed_with_the_reason(name):
 
 @pytest.mark.parametrize("name", DEVICES)
 def test_a_requested_platform_is_not_replaced_by_another(name, model):
-    with pytest.raises(PluginError) as refusal:
+    with pytest.raises(PluginError) as rejection:
         LLM(model, platform=name, skip_tokenizer_init=True)
-    message = str(refusal.value)
+    message = str(rejection.value)
     assert f"The platform {name!r} was requested, but it cannot be used here: " in message
     assert "Plugins that can be used here: cpu." in message
 
@@ -66,9 +66,9 @@ def test_a_worker_for_another_device_is_rejected(name, model):
 )
 def test_gpu_kernels_are_rejected_on_the_cpu(kind, option, would_do, model):
     options = {"platform": "cpu", option: "triton", "skip_tokenizer_init": True}
-    with pytest.raises(PluginError) as refusal:
+    with pytest.raises(PluginError) as rejection:
         LLM(model, **options)
-    message = str(refusal.value)
+    message = str(rejection.value)
     assert "'triton' was requested" in message and "cuda, xpu" in message and "cpu" in message
     assert would_do in message.partition("Plugins that can be used here: ")[2]
     explanation = explain_choice(kind, platform="cpu", **{option: "triton"})
@@ -103,11 +103,11 @@ def test_unsupported_attention_requirements_are_rejected_with_the_reason(change,
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "least_passed"),
+    ("kind", "name", "min_passed"),
     [("platform", "cuda", 2), ("worker", "cuda", 0), ("attention", "triton", 0)],
 )
 def test_the_conformance_kit_skips_tests_for_a_missing_device_with_the_reason(
-    kind, name, least_passed
+    kind, name, min_passed
 ):
     if "cuda" not in DEVICES:
         pytest.skip("there is a GPU")
@@ -119,7 +119,7 @@ def test_the_conformance_kit_skips_tests_for_a_missing_device_with_the_reason(
             try:
                 case.run()
                 passed += 1
-            except NotHere as reason:
+            except SkipCase as reason:
                 reasons.append(str(reason))
-    assert passed >= least_passed and len(reasons) >= 2
+    assert passed >= min_passed and len(reasons) >= 2
     assert len(set(reasons)) == 1 and len(reasons[0]) > 10

@@ -16,7 +16,7 @@ from gpu.report import BROKEN, DIED, FAILED, LACKS, LATE, NO_DEVICE, OK
 from gpu.tables import aims_missed, render_table
 from gpu_check.made_up_runs import run_command, run_sections
 
-from dovetail_devkit.rigs.process_tree import is_running
+from dovetail_devkit.harnesses.process_tree import is_running
 
 SMALL_S = 40.0
 

@@ -38,7 +38,7 @@ def main() -> int:
         if options.only not in target.path:
             continue
         rate = judge(target, options)
-        if rate < (options.at_least or target.least):
+        if rate < (options.at_least or target.minimum):
             low.append(f"{target.path} {rate:.0%}")
     print(f"too few killed: {', '.join(low) or 'nowhere'}", flush=True)
     return 1 if low else 0

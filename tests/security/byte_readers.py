@@ -43,13 +43,13 @@ from dovetail.sampling_params import SamplingParams
 from dovetail.transport import messages
 from dovetail.transport.ndarray import NDArray
 from dovetail.transport.order_frame import (
-    CallAnswer,
+    CallResult,
     WorkerCall,
-    decode_answer,
     decode_call,
+    decode_call_result,
     decode_sample,
-    encode_answer,
     encode_call,
+    encode_call_result,
     encode_sample,
 )
 from dovetail.transport.plan_frame import decode_plan, encode_plan
@@ -181,7 +181,7 @@ def _call_reader(name: str, arguments: tuple[object, ...]) -> ByteReader:
 
 
 def _answer(content: bytes) -> None:
-    response = decode_answer(content)
+    response = decode_call_result(content)
     if response.error is not None:
         response.error.error()
 
@@ -288,7 +288,7 @@ def _engine_readers() -> dict[str, ByteReader]:
         messages.Ready(12, _resolved().model_dump_json(), ModelInfo(vocab_size=9), 64),
         _outputs(),
         messages.Answer(4, msgspec.msgpack.encode([{"vocab_size": 9}])),
-        messages.Died(RemoteError("EngineDeadError", "a step failed", "2 runs")),
+        messages.Failed(RemoteError("EngineDeadError", "a step failed", "2 runs")),
     )
     by_name = {
         f"from the engine: {type(item).__name__}": ByteReader(
@@ -341,8 +341,8 @@ def _worker_readers() -> dict[str, ByteReader]:
             decode_sample,
         ),
         "a call": (encode_call(call), decode_call),
-        "an answer": (encode_answer(CallAnswer(number=1, value=[{"a": 1}])), _answer),
-        "an error": (encode_answer(CallAnswer(number=1, error=error)), _answer),
+        "an answer": (encode_call_result(CallResult(number=1, value=[{"a": 1}])), _answer),
+        "an error": (encode_call_result(CallResult(number=1, error=error)), _answer),
     }
     by_name = {
         name: ByteReader(good=good, read=read, form=columns)

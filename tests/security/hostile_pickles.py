@@ -76,7 +76,7 @@ def columns(good: bytes, pickled: bytes) -> Iterator[bytes]:
     """Yield the content with each column, and each msgpack value in a column, replaced."""
     yield from raw(good, pickled)
     kind = frame_kind(good)
-    frame = unpack_columns(good, kind, least=0)
+    frame = unpack_columns(good, kind, minimum=0)
     actual = [bytes(column) for column in frame.columns]
     padded = pickled + bytes(-len(pickled) % 4)
     for index, column in enumerate(actual):

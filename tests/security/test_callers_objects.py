@@ -106,8 +106,8 @@ def test_objects_with_methods_that_raise_are_read_or_rejected(llm, kind, error):
         for arguments in (value, [value]):
             try:
                 params = SamplingParams(**{"max_tokens": 2, name: arguments})
-            except RequestError as refusal:
-                assert refusal.parameter == name
+            except RequestError as rejection:
+                assert rejection.parameter == name
                 continue
             beside(llm, params=params)
 

@@ -22,7 +22,7 @@ from dovetail.transport.wire_types import wire_request
 from dovetail_devkit.fakes.worker import FakeWorker
 
 VOCAB = 32_000
-MOST_CPU_S = 0.05
+MAX_CPU_S = 0.05
 """CPU time that one request may add to one iteration of a loop."""
 
 
@@ -108,9 +108,9 @@ def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(front_end, 
             break
 
     turn_s = front_end.loop.run_until_complete(longest_turn(both()))
-    assert turn_s < MOST_CPU_S
+    assert turn_s < MAX_CPU_S
     if case == "n":
-        assert front_end.loop.run_until_complete(longest_turn(leave_early())) < MOST_CPU_S
+        assert front_end.loop.run_until_complete(longest_turn(leave_early())) < MAX_CPU_S
 
 
 def test_many_small_requests_are_spread_over_event_loop_iterations(front_end):
@@ -122,7 +122,7 @@ def test_many_small_requests_are_spread_over_event_loop_iterations(front_end):
     async def send_all():
         return await asyncio.gather(*(send() for _ in range(1000)))
 
-    assert front_end.loop.run_until_complete(longest_turn(send_all())) < MOST_CPU_S
+    assert front_end.loop.run_until_complete(longest_turn(send_all())) < MAX_CPU_S
 
 
 class SlowCore:
@@ -179,7 +179,7 @@ def test_the_engine_stops_admitting_requests_in_a_step_at_the_time_limit():
     count = 0
     while not intake.is_over:
         first = wire(100 + count)
-        intake.begin_batch([first], core.add_request, lambda refused: None, holds_steps=False)
+        intake.begin_batch([first], core.add_request, lambda rejected: None, holds_steps=False)
         intake.go_on()
         count += 1
     assert count == -(-INTAKE_NS // 3_000_000)

@@ -34,7 +34,7 @@ from dovetail_devkit.fakes.worker import FakeWorker
 SEED = 20261122
 NUM_CALLS = 2_000
 NUM_CALLS_SOAK = 50_000
-MOST_CPU_S = 0.05
+MAX_CPU_S = 0.05
 TYPED = (UserError, CapacityError)
 FATAL = (EngineDeadError, UnavailableError, TransportError)
 
@@ -75,10 +75,10 @@ def random(share, counts):
 
 @contextmanager
 def limited_cpu():
-    """Assert that the block uses less than `MOST_CPU_S` of CPU time of this thread."""
+    """Assert that the block uses less than `MAX_CPU_S` of CPU time of this thread."""
     start = time.thread_time()
     yield
-    assert time.thread_time() - start < MOST_CPU_S
+    assert time.thread_time() - start < MAX_CPU_S
 
 
 def tokens_of(output):
@@ -112,7 +112,7 @@ class LLMCalls:
         core.add_request = self.timed_add
         self.alone = [tokens_of(item) for item in self.llm.generate(VALID_TEXT, VALID)]
         self.chat_alone = [tokens_of(item) for item in self.llm.chat(VALID_CHAT, VALID)]
-        self.num_refused = self.num_served = 0
+        self.num_rejected = self.num_served = 0
 
     def timed_add(self, request):
         with limited_cpu():
@@ -120,13 +120,13 @@ class LLMCalls:
 
     def check(self, call, alone):
         """Make a call between two valid requests and check the outcome."""
-        collect_sometimes(self.num_refused + self.num_served)
+        collect_sometimes(self.num_rejected + self.num_served)
         try:
             outputs = call()
         except TYPED as error:
             assert not isinstance(error, FATAL)
             assert str(error) and len(str(error)) < 1000
-            self.num_refused += 1
+            self.num_rejected += 1
             outputs = None
             self.check_alive()
         if outputs is not None:
@@ -187,7 +187,7 @@ class StreamCalls:
     def __init__(self, folder):
         self.front_end = AsyncFrontEnd(options(folder))
         self.alone = self.front_end.loop.run_until_complete(self.valid())
-        self.num_refused = self.num_served = 0
+        self.num_rejected = self.num_served = 0
 
     async def valid(self):
         stream = self.front_end.llm.generate(VALID_TEXT, VALID)
@@ -200,7 +200,7 @@ class StreamCalls:
             self.num_served += 1
         except TYPED as error:
             assert str(error) and len(str(error)) < 1000
-            self.num_refused += 1
+            self.num_rejected += 1
 
     async def watch(self, turns):
         last = time.thread_time()
@@ -217,11 +217,11 @@ class StreamCalls:
         finally:
             watcher.cancel()
         assert valid == self.alone
-        assert max(turns) < MOST_CPU_S
+        assert max(turns) < MAX_CPU_S
         await self.front_end.llm.check_health()
 
     def check(self, prompt, params, more):
-        collect_sometimes(self.num_refused + self.num_served)
+        collect_sometimes(self.num_rejected + self.num_served)
         kwargs = {"prompt": prompt(), "params": make_params(params), **calls.make(more)}
         loop = self.front_end.loop
         loop.run_until_complete(asyncio.wait_for(self.both(kwargs), 60))
@@ -283,7 +283,7 @@ FUZZERS = {"generate": fuzz_generate, "chat": fuzz_chat, "stream": fuzz_stream}
 def test_random_calls_do_not_affect_valid_requests(front, tmp_path):
     fuzzed = FUZZERS[front](tmp_path, NUM_CALLS)
     # The calls include rejected and served requests.
-    assert fuzzed.num_refused > 50 and fuzzed.num_served > 50
+    assert fuzzed.num_rejected > 50 and fuzzed.num_served > 50
 
 
 @pytest.mark.soak

@@ -19,7 +19,7 @@ from dovetail_cpu.packed_cache.packed_file import PackedFileError
 from dovetail_demo_model import model_dir
 
 READERS = byte_readers()
-LEAST_TRIED = 4
+MIN_TRIED = 4
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_no_reader_opens_a_pickle(name, protocol, trace):
         is_accepted(reader, content)
         for content in reader.form(reader.good, make_hostile_pickle(trace, protocol))
     ]
-    assert len(tried) >= LEAST_TRIED
+    assert len(tried) >= MIN_TRIED
     assert not all(tried), "this reader rejects no hostile content"
     assert len(os.listdir("/proc/self/fd")) == num_open
 
@@ -82,9 +82,9 @@ FILES = (
 
 
 def start(folder):
-    with pytest.raises(DovetailError) as refusal:
+    with pytest.raises(DovetailError) as rejection:
         LLM(folder, num_threads=1, kv_cache_memory_bytes=1 << 20, use_tqdm_on_load=False)
-    return str(refusal.value)
+    return str(rejection.value)
 
 
 @pytest.mark.parametrize("name", FILES)

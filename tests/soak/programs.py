@@ -27,7 +27,7 @@ from dovetail.interfaces import (
 )
 from dovetail.plugins import PluginRegistry
 from dovetail.scheduling import Scheduler
-from dovetail_devkit.expectation import judging
+from dovetail_devkit.expectation import checking
 from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import Program, random_request
 
@@ -200,7 +200,7 @@ def with_options(policy_cls: type[Policy], kwargs: dict[str, Any]) -> type[Polic
 
 def play(long: LongProgram, scheduler_cls: type[SchedulerInterface] = Scheduler) -> Tally:
     """Run a program. Raise AssertionError with the program and the first violated rule."""
-    with judging(str(long)):
+    with checking(str(long)):
         return _play(long, SoakDriver(long, scheduler_cls))
 
 

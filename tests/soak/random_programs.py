@@ -22,8 +22,8 @@ from soak.programs import SHAPES, Tally, make_program, play, policy_names
 
 FULL_STEPS = 1_000_000
 PROGRAM_STEPS = 450
-LEAST = {"preemptions": 10_000, "prefix hits": 10_000, "aborts": 10_000, "evictions": 10_000}
-LEAST_MEAN_GRANTS = 20
+MINIMUM = {"preemptions": 10_000, "prefix hits": 10_000, "aborts": 10_000, "evictions": 10_000}
+MIN_MEAN_GRANTS = 20
 REPORT_EVERY_S = 60.0
 
 
@@ -103,9 +103,9 @@ def find_missing(tally: Tally) -> list[str]:
     """Return the kinds of events that were too rare for a full run, with their counts."""
     counts = tally.counts
     missing = [
-        f"{name} {counts[name]}" for name, minimum in LEAST.items() if counts[name] < minimum
+        f"{name} {counts[name]}" for name, minimum in MINIMUM.items() if counts[name] < minimum
     ]
-    if counts["grants"] < LEAST_MEAN_GRANTS * counts["steps"]:
+    if counts["grants"] < MIN_MEAN_GRANTS * counts["steps"]:
         missing.append(f"grants {counts['grants'] / counts['steps']:.1f} a step")
     return missing
 

@@ -2,7 +2,7 @@
 
 import pytest
 from soak.programs import SHAPES, Tally, make_program, play, policy_names
-from soak.random_programs import LEAST, find_missing, show
+from soak.random_programs import MINIMUM, find_missing, show
 
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.manager import KVCacheManager
@@ -20,12 +20,12 @@ def test_every_policy_follows_the_contract_with_every_cache_shape():
     print(show(tally))
     assert tally.counts["steps"] >= 10_000
     assert {*policies} == {*tally.by_policy}
-    assert all(tally.counts[what] > 50 for what in (*LEAST, "verified drafts", "encoder runs"))
+    assert all(tally.counts[what] > 50 for what in (*MINIMUM, "verified drafts", "encoder runs"))
 
 
 def test_a_full_soak_run_reports_events_that_are_too_rare():
     tally = Tally()
-    tally.counts.update(steps=1000, grants=19_000, **dict.fromkeys(LEAST, 20_000))
+    tally.counts.update(steps=1000, grants=19_000, **dict.fromkeys(MINIMUM, 20_000))
     assert find_missing(tally) == ["grants 19.0 a step"]
     tally.counts.update(aborts=-10_001, grants=1000)
     assert find_missing(tally) == ["aborts 9999"]

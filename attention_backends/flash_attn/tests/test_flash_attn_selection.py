@@ -359,7 +359,7 @@ def test_rejections_import_no_provider():
     program = (
         "import sys; from dovetail_attn_flash_attn.backend import FlashAttentionBackend as B;"
         "from dovetail.interfaces.attention import AttentionRequirements as R;"
-        "B.rejections(R(device_type='cuda', dtype='bfloat16', kv_cache_dtype='bfloat16',"
+        "B.refusals(R(device_type='cuda', dtype='bfloat16', kv_cache_dtype='bfloat16',"
         " head_size=64, num_heads=8, num_kv_heads=2, block_size=16, architecture='sm_90'));"
         "assert not {'vllm', 'flash_attn', 'flash_attn_3', 'flash_attn_interface'} & {*sys.modules}"
     )

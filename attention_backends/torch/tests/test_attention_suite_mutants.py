@@ -247,7 +247,7 @@ class TwiceTheBytes(FakeAttentionBackend):
         return FakeAttentionBackend.kv_cache_shape(2 * num_blocks, spec)
 
 
-class RefusesItsClaim(FakeAttentionBackend):
+class RejectsItsClaim(FakeAttentionBackend):
     """Declares support for half precision, but rejects it."""
 
     @classmethod
@@ -255,7 +255,7 @@ class RefusesItsClaim(FakeAttentionBackend):
         return ["not today"] if requirements.dtype == "float16" else []
 
 
-class RefusesNothing(FakeAttentionBackend):
+class RejectsNothing(FakeAttentionBackend):
     """Declares support for every capability."""
 
     class Obliging(AttentionCapabilities):
@@ -302,8 +302,8 @@ def test_the_suite_rejects_the_mutant(part, message):
     ("backend", "message"),
     [
         (TwiceTheBytes, "kv_cache_shape"),
-        (RefusesItsClaim, "claims to support .*, but rejects it"),
-        (RefusesNothing, "which it does not claim to support"),
+        (RejectsItsClaim, "claims to support .*, but rejects it"),
+        (RejectsNothing, "which it does not claim to support"),
     ],
 )
 def test_the_suite_rejects_false_capabilities(backend, message):

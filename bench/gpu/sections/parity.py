@@ -56,8 +56,8 @@ def run(task: Task, report: Report) -> None:
         for backend in task.parts.backends:
             try:
                 _compare(checkpoint, backend, task, report, actual)
-            except PluginError as refusal:
-                report.note(f"{name}: {' '.join(str(refusal).split())}")
+            except PluginError as rejection:
+                report.note(f"{name}: {' '.join(str(rejection).split())}")
             except Exception as error:  # a failure must not affect the other models
                 report.fail(f"{name}, {backend}: {describe_error(error)}")
     if not actual.agreements:

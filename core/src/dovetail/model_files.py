@@ -65,12 +65,12 @@ def open_model_file(path: Path) -> Iterator[int]:
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
-        _refuse_unreadable(path, error)
+        _reject_unreadable(path, error)
     _check_regular(path, status)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        _refuse_unreadable(path, error)
+        _reject_unreadable(path, error)
     try:
         _check_regular(path, os.fstat(descriptor))
         yield descriptor
@@ -94,7 +94,7 @@ def read_model_file(path: Path, *, max_bytes: int | None = None) -> bytes:
         try:
             content = _read(descriptor, before.st_size + 1)
         except OSError as error:
-            _refuse_unreadable(path, error)
+            _reject_unreadable(path, error)
         after = os.fstat(descriptor)
     same_time = before.st_mtime_ns == after.st_mtime_ns
     if len(content) != before.st_size or after.st_size != before.st_size or not same_time:
@@ -175,7 +175,7 @@ def list_model_files(folder: Path, ending: str, *, at_most: int) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        _refuse_unreadable(folder, error)
+        _reject_unreadable(folder, error)
     if len(names) > at_most:
         raise ModelError(f"{folder} has more than {at_most} files with the ending {ending}.")
     return [folder / name for name in names]
@@ -195,7 +195,7 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
         raise ModelError(f"{path} is {kind}; it must be a regular file.")
 
 
-def _refuse_unreadable(path: Path, error: OSError | ValueError) -> NoReturn:
+def _reject_unreadable(path: Path, error: OSError | ValueError) -> NoReturn:
     if isinstance(error, FileNotFoundError):
         dangling = os.path.islink(path)
         why = "it is a link to a file that does not exist" if dangling else "it does not exist"

@@ -36,13 +36,13 @@ def refuse_retired(module: str) -> Callable[[str], NoReturn]:
     """
     renamed = RETIRED_IMPORTS[module]
 
-    def refuse(name: str) -> NoReturn:
+    def reject(name: str) -> NoReturn:
         if name in renamed:
             new = renamed[name]
             raise ImportError(f"{module}.{name} was renamed. Use {module}.{new}.", name=module)
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
-    return refuse
+    return reject
 
 
 def renamed_hint(name: object, renamed: Mapping[str, str]) -> str:

@@ -20,8 +20,8 @@ from dovetail.value_checks import (
     check_text,
     check_texts,
     guarded,
+    invalid,
     plain_copy,
-    refuse,
     take_ids,
     take_items,
     take_texts,
@@ -89,7 +89,7 @@ class StructuredOutputsParams:
         parameter = "structured_outputs"
         if unknown := params.keys() - GRAMMAR_FORMS.keys():
             name = min(map(str, unknown))
-            raise refuse(f"{parameter}.{name}", params[name], f"one of {', '.join(GRAMMAR_FORMS)}")
+            raise invalid(f"{parameter}.{name}", params[name], f"one of {', '.join(GRAMMAR_FORMS)}")
         if len(params) + (form is not None or text is not None) != 1:
             names = ", ".join(params) or "none"
             raise RequestError(
@@ -204,7 +204,7 @@ class SamplingParams:
         self._normalize("stop_token_ids", stops or ())
         allowed = take_ids("allowed_token_ids", self.allowed_token_ids, MAX_TOKEN_IDS, MAX_TOKENS)
         if allowed == ():
-            raise refuse("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
+            raise invalid("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
         self._normalize("allowed_token_ids", allowed)
         if self.logit_bias is not None:
             self._normalize("logit_bias", _take_biases(self.logit_bias))
@@ -295,7 +295,7 @@ class SamplingParams:
         check_ids("stop_token_ids", self.stop_token_ids or (), MAX_TOKENS)
         check_ids("allowed_token_ids", self.allowed_token_ids or (), MAX_TOKENS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise refuse("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
+            raise invalid("allowed_token_ids", self.allowed_token_ids, "None, or at least one id")
         if self.logit_bias is not None:
             _check_biases(self.logit_bias)
         if self.extra_args:
@@ -320,13 +320,13 @@ _FLAG_FIELDS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_
 def _take_section(section: object) -> StructuredOutputsParams:
     """Return a copy of the grammar parameters. Raise RequestError if they have another type."""
     if not isinstance(section, StructuredOutputsParams):
-        raise refuse("structured_outputs", section, "None or StructuredOutputsParams")
+        raise invalid("structured_outputs", section, "None or StructuredOutputsParams")
     return StructuredOutputsParams(form=section.form, text=section.text)
 
 
 def _take_reasoning(section: object) -> ReasoningParams:
     if not isinstance(section, ReasoningParams):
-        raise refuse("reasoning", section, "None or ReasoningParams")
+        raise invalid("reasoning", section, "None or ReasoningParams")
     return ReasoningParams(end=section.end, start=section.start, budget=section.budget)
 
 
@@ -334,17 +334,17 @@ def _grammar_text(parameter: str, name: str, value: object) -> object:
     """Return the text of a value: JSON for data, and the schema of a pydantic class."""
     if name == "json_object":
         if value is not True:
-            raise refuse(parameter, value, "True, or leave it out")
+            raise invalid(parameter, value, "True, or leave it out")
         return "{}"
     if name in {"json", "structural_tag"} and not isinstance(value, str):
         schema_of = getattr(value, "model_json_schema", None) if isinstance(value, type) else None
         data = value if schema_of is None else guarded(parameter, schema_of)
         if not isinstance(data, Mapping):
-            raise refuse(parameter, value, "a mapping, JSON text or a pydantic class")
+            raise invalid(parameter, value, "a mapping, JSON text or a pydantic class")
     elif name == "choice":
         data = list(take_texts(parameter, value, MAX_CHOICES, MAX_TEXT_CHARS))
         if not data:
-            raise refuse(parameter, value, "a list of strings that are not empty")
+            raise invalid(parameter, value, "a list of strings that are not empty")
     else:
         return value
     return guarded(parameter, lambda: json.dumps(data, ensure_ascii=False))
@@ -352,7 +352,7 @@ def _grammar_text(parameter: str, name: str, value: object) -> object:
 
 def _take_biases(mapping: object) -> dict[int, float]:
     if not isinstance(mapping, Mapping):
-        raise refuse("logit_bias", mapping, "a mapping from token id to number")
+        raise invalid("logit_bias", mapping, "a mapping from token id to number")
     if type(mapping) is dict and len(mapping) <= MAX_TOKEN_IDS:
         biases = mapping.copy()
     else:
@@ -370,7 +370,7 @@ def _take_biases(mapping: object) -> dict[int, float]:
 
 def _check_biases(biases: Mapping[int, float]) -> None:
     if not isinstance(biases, Mapping):
-        raise refuse("logit_bias", biases, "a mapping from token id to number")
+        raise invalid("logit_bias", biases, "a mapping from token id to number")
     if not biases:
         return
     check_ids("logit_bias", tuple(biases), MAX_TOKENS)
@@ -387,7 +387,7 @@ def _take_extra_args(extra_args: object) -> dict[str, object]:
     if extra_args is None:
         return {}
     if not isinstance(extra_args, Mapping):
-        raise refuse("extra_args", extra_args, "a mapping from names to plain data")
+        raise invalid("extra_args", extra_args, "a mapping from names to plain data")
     if type(extra_args) is dict and not extra_args:
         return {}
     copied: dict[str, object] = plain_copy("extra_args", extra_args, max_bytes=MAX_EXTRA_ARGS_BYTES)

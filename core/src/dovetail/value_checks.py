@@ -68,7 +68,7 @@ def _shown_container(value: Any, depth: int) -> str:
     return f"{kind.__name__}({{{listed}}})" if kind is frozenset or not items else f"{{{listed}}}"
 
 
-def refuse(parameter: str, value: object, expected: str) -> RequestError:
+def invalid(parameter: str, value: object, expected: str) -> RequestError:
     """Return the error for an invalid `value`.
 
     expected: the values that are accepted, for humans.
@@ -84,7 +84,7 @@ def check_integer(
         return
     if type(value) is not int or not low <= value <= high:
         also = "None or " if optional else ""
-        raise refuse(parameter, value, f"{also}an integer from {low} to {high}")
+        raise invalid(parameter, value, f"{also}an integer from {low} to {high}")
 
 
 def check_number(
@@ -95,22 +95,22 @@ def check_number(
     Methods of a subclass of int or float are not called.
     """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise refuse(parameter, value, "a finite number")
+        raise invalid(parameter, value, "a finite number")
     if type(value) not in (int, float):
         value = int.__pos__(value) if isinstance(value, int) else float.__pos__(value)
     # Compared before the conversion, because an int may be too large for a float.
     if not low <= value <= high or (open_low and value == low):
         if not isinstance(value, int) and not math.isfinite(value):
-            raise refuse(parameter, value, "a finite number")
+            raise invalid(parameter, value, "a finite number")
         closed, opened = f"from {low:g} to {high:g}", f"above {low:g} and at most {high:g}"
-        raise refuse(parameter, value, opened if open_low else closed)
+        raise invalid(parameter, value, opened if open_low else closed)
     return float(value)
 
 
 def check_flag(parameter: str, value: object) -> None:
     """Raise RequestError unless `value` is True or False."""
     if type(value) is not bool:
-        raise refuse(parameter, value, "True or False")
+        raise invalid(parameter, value, "True or False")
 
 
 def check_text(
@@ -121,7 +121,7 @@ def check_text(
     limit: the engine option that sets `max_chars`, for the message; "" for none.
     """
     if not issubclass(type(value), str):
-        raise refuse(parameter, value, "a string")
+        raise invalid(parameter, value, "a string")
     text = plain_text(value)  # type: ignore[arg-type]
     if not min_chars <= len(text) <= max_chars:
         minimum = f"at least {min_chars} character{'s' if min_chars > 1 else ''} and " * bool(
@@ -172,10 +172,12 @@ def take_items(
     return taken
 
 
-def _too_many(parameter: str, count: int | str, most: int, what: str, limit: str) -> RequestError:
+def _too_many(
+    parameter: str, count: int | str, maximum: int, what: str, limit: str
+) -> RequestError:
     option = f" ({limit})" if limit else ""
     return RequestError(
-        f"{parameter} has {count} {what}; at most {most} are accepted{option}.",
+        f"{parameter} has {count} {what}; at most {maximum} are accepted{option}.",
         parameter=parameter,
     )
 
@@ -280,37 +282,37 @@ class _PlainCopy:
             )
 
 
-def take_texts(name: str, strings: object, most: int, max_chars: int) -> tuple[str, ...]:
-    """Return the strings of a parameter, at most `most`. Raise RequestError for other values."""
+def take_texts(name: str, strings: object, maximum: int, max_chars: int) -> tuple[str, ...]:
+    """Return the strings of a parameter, at most `maximum`. Raise RequestError for other values."""
     if strings is None:
         return ()
     if not isinstance(strings, (list, tuple)):
-        raise refuse(name, strings, "a list of strings")
-    texts = take_items(name, strings, most, what="strings")
+        raise invalid(name, strings, "a list of strings")
+    texts = take_items(name, strings, maximum, what="strings")
     plain = tuple(plain_text(text) if isinstance(text, str) else text for text in texts)
-    check_texts(name, plain, most, max_chars)
+    check_texts(name, plain, maximum, max_chars)
     return plain
 
 
-def check_texts(name: str, texts: Sequence[str], most: int, max_chars: int) -> None:
-    """Raise RequestError unless there are at most `most` strings that are not empty."""
+def check_texts(name: str, texts: Sequence[str], maximum: int, max_chars: int) -> None:
+    """Raise RequestError unless there are at most `maximum` strings that are not empty."""
     if not isinstance(texts, (list, tuple)):
-        raise refuse(name, texts, "a list of strings")
-    if len(texts) > most:
-        raise refuse(name, texts, f"at most {most} strings")
+        raise invalid(name, texts, "a list of strings")
+    if len(texts) > maximum:
+        raise invalid(name, texts, f"at most {maximum} strings")
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise refuse(name, texts, "a list of strings that are not empty")
+            raise invalid(name, texts, "a list of strings that are not empty")
         check_text(name, text, max_chars=max_chars)
 
 
-def take_ids(name: str, token_ids: object, most: int, max_id: int) -> tuple[int, ...] | None:
+def take_ids(name: str, token_ids: object, maximum: int, max_id: int) -> tuple[int, ...] | None:
     """Return the token ids of a parameter without repetitions, in their order, or None if unset."""
     if token_ids is None:
         return None
     if not isinstance(token_ids, (list, tuple)):
-        raise refuse(name, token_ids, "a list of token ids")
-    ids = take_items(name, token_ids, most, what="token ids")
+        raise invalid(name, token_ids, "a list of token ids")
+    ids = take_items(name, token_ids, maximum, what="token ids")
     check_ids(name, ids, max_id)
     return tuple(dict.fromkeys(ids))
 
@@ -318,7 +320,7 @@ def take_ids(name: str, token_ids: object, most: int, max_id: int) -> tuple[int,
 def check_ids(name: str, ids: Sequence[int], max_id: int) -> None:
     """Raise RequestError unless all items are token ids from 0 to `max_id`."""
     if not isinstance(ids, (list, tuple)):
-        raise refuse(name, ids, "a list of token ids")
+        raise invalid(name, ids, "a list of token ids")
     if not ids:
         return
     if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > max_id:

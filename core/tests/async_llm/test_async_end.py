@@ -13,7 +13,7 @@ from dovetail import SamplingParams
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError, StalledError, UnavailableError
 from dovetail.outputs import RequestOutputKind
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.harnesses.process_tree import children_of
 
 NUM_KILLS = 3
 FINAL = RequestOutputKind.FINAL_ONLY

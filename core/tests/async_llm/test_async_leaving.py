@@ -200,7 +200,7 @@ def test_the_id_of_an_aborted_request_can_be_reused_immediately(bench, slow):
     bench.run(ask())
 
 
-def least_late(bench, ask):
+def min_late(bench, ask):
     """Return output and delay of the fastest of three runs. A busy machine can delay a run."""
     for _ in range(3):
         output, late_s = bench.run(ask())
@@ -223,7 +223,7 @@ def test_an_expired_timeout_ends_the_request(bench, slow, reads):
         late_s = time.monotonic() - end_s
         return output if reads else await last(stream), late_s
 
-    output, late_s = least_late(bench, ask)
+    output, late_s = min_late(bench, ask)
     assert late_s < MAX_LATE_S
     assert output.finished and output.outputs[0].finish_reason == "abort"
     assert "timeout_s=0.3" in output.error
@@ -241,7 +241,7 @@ def test_a_request_without_a_first_token_by_its_deadline_is_ended(bench, slow):
         await slow.resume()
         return output, late_s
 
-    output, late_s = least_late(bench, ask)
+    output, late_s = min_late(bench, ask)
     assert 0 <= late_s < MAX_LATE_S
     assert output.outputs[0].finish_reason == "abort" and "deadline_s" in output.error
     assert output.outputs[0].token_ids == []

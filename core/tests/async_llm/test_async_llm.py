@@ -125,9 +125,9 @@ def test_the_error_for_a_rejected_request_names_the_parameter_and_affects_no_oth
     async def ask():
         other = asyncio.create_task(last(llm.generate("say", SamplingParams(max_tokens=60))))
         await asyncio.sleep(0)
-        with pytest.raises(RequestError) as refusal:
+        with pytest.raises(RequestError) as rejection:
             await collect(llm.generate(**({"prompt": "say", "request_id": "bad"} | arguments)))
-        assert refusal.value.parameter == parameter
+        assert rejection.value.parameter == parameter
         assert (await last(llm.generate("say", SamplingParams(max_tokens=2), "bad"))).finished
         return await other
 
@@ -153,9 +153,9 @@ def test_a_request_id_is_in_use_until_its_last_output_is_sent(bench, llm):
         first = llm.generate("say", SamplingParams(max_tokens=30), "a", output_kind=FINAL)
         task = asyncio.create_task(last(first))
         await asyncio.sleep(0)
-        with pytest.raises(RequestError, match="'a' is in use") as refusal:
+        with pytest.raises(RequestError, match="'a' is in use") as rejection:
             await collect(llm.generate("say", None, "a"))
-        assert refusal.value.parameter == "request_id"
+        assert rejection.value.parameter == "request_id"
         assert (await task).finished
         return await last(llm.generate("say", SamplingParams(max_tokens=2), "a"))
 

@@ -149,9 +149,9 @@ def test_many_log_probabilities_do_not_block_the_event_loop(
         actual, longest_s = bench.run(longest_hold_s(ask()))
         assert [len(outputs[-1].prompt_logprobs) for outputs in actual] == [400] * 32
         holds_s.append(longest_s)
-    least_s = min(holds_s)
-    print(f"sliced={sliced}: the loop was blocked for {1000 * least_s:.1f} ms at most")
-    assert (least_s < MAX_HOLD_S) == sliced, "without slices the loop must be blocked"
+    min_s = min(holds_s)
+    print(f"sliced={sliced}: the loop was blocked for {1000 * min_s:.1f} ms at most")
+    assert (min_s < MAX_HOLD_S) == sliced, "without slices the loop must be blocked"
 
 
 def test_a_long_text_is_tokenized_in_another_thread(bench, llm, monkeypatch):
@@ -181,8 +181,8 @@ def test_a_long_text_is_tokenized_in_another_thread(bench, llm, monkeypatch):
 # --- output chunks ----------------------------------------------------------------------------
 
 
-def columns(rng, num_positions, most):
-    counts = array("i", [rng.randint(1, most) for _ in range(num_positions)])
+def columns(rng, num_positions, maximum):
+    counts = array("i", [rng.randint(1, maximum) for _ in range(num_positions)])
     num = sum(counts)
     return LogprobColumns(
         counts=counts,
@@ -229,18 +229,18 @@ def data_of(pieces):
 
 
 @pytest.mark.parametrize("most", [1, 16, 50, 10_000])
-def test_output_chunks_contain_the_same_data_as_the_complete_outputs(most):
-    rng = Random(SEED + most)
+def test_output_chunks_contain_the_same_data_as_the_complete_outputs(maximum):
+    rng = Random(SEED + maximum)
     for _ in range(60):
         outputs = random_outputs(rng)
-        pieces = list(cut_outputs(outputs, most))
+        pieces = list(cut_outputs(outputs, maximum))
         assert data_of(pieces) == data_of([outputs])
         rows = {name: n for n, piece in enumerate(pieces) for name in piece.request_ids}
         for number, piece in enumerate(pieces):
             for item in piece.finished:  # no later chunk has tokens of the request
                 assert rows.get(item.request_id, number) == number
             with_tokens = sum(count > 0 for count in piece.num_new_tokens)
-            assert len(pieces) == 1 or with_tokens <= most
+            assert len(pieces) == 1 or with_tokens <= maximum
     assert list(cut_outputs(EngineCoreOutputs(), 10)) == [EngineCoreOutputs()]
 
 

@@ -15,7 +15,7 @@ from dovetail.engine.process.boot import OUTPUT_SOCKET
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail.transport.messages import Hello, pack
-from dovetail_devkit.rigs import process_tree
+from dovetail_devkit.harnesses import process_tree
 
 SEED = 20261121
 

@@ -26,7 +26,7 @@ from dovetail.errors import EngineDeadError
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.harnesses.process_tree import children_of
 
 PARTS = {"platform": FakePlatform, "worker_cls": ControlledWorker, "scheduler_cls": Scheduler}
 PARTS |= {"max_num_seqs": 4}

@@ -46,7 +46,7 @@ def test_all_kinds_of_engine_clients_return_the_same_outputs(client_of, ahead, t
         client = client_of(kind, async_scheduling=ahead)
         assert isinstance(client, EngineClient)
         rejected = client.add_requests(requests)
-        assert client.progress.num_refused == 0
+        assert client.progress.num_rejected == 0
         collected.append(
             (traffic.Answers().collect(client, 22), refusals(rejected), named_facts(client.facts))
         )

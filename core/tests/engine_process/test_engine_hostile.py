@@ -93,7 +93,7 @@ def with_pickles(traffic, bomb):
     ]
 
 
-def num_refused(contents):
+def num_rejected(contents):
     """Return the number of messages that an engine must reject as invalid."""
     reader, count = engine_reader(), 0
     for content in contents:
@@ -123,14 +123,14 @@ def test_ten_thousand_malformed_messages_affect_no_request(client_of, traffic, t
     standard = traffic.request("standard", range(30), 20)
     client.add_request(standard)
     expected = traffic.Answers().collect(client, 1)
-    num_expected = num_refused(offered)
+    num_expected = num_rejected(offered)
     assert len(offered) // 2 < num_expected < len(offered)
     with traffic.raw_front_end(client.address) as (evil, _):
         for content in offered:
             evil.send(content)
-        while client.progress.num_refused < num_expected:
+        while client.progress.num_rejected < num_expected:
             client.get_outputs(1.1)
-    assert client.progress.num_refused == num_expected
+    assert client.progress.num_rejected == num_expected
     client.resume()  # a random message can be a valid request to pause
     client.add_request(standard)
     assert only("standard", *traffic.Answers().collect_until(client, "standard")) == expected
@@ -153,4 +153,4 @@ def test_a_message_above_the_size_limit_is_rejected_before_it_is_read(client_of,
         evil.close(linger=0)
     client.add_request(traffic.request("standard"))
     assert len(traffic.Answers().collect(client, 1)[0]["standard"]) == 5
-    assert client.progress.num_refused == 0
+    assert client.progress.num_rejected == 0

@@ -227,7 +227,7 @@ def test_an_attached_front_end_cannot_shut_the_engine_down(client_of, attach, tr
     attach(owner).shutdown()
     with traffic.raw_front_end(owner.address) as (to_engine, _):
         to_engine.send(pack(Stop()))
-        while not owner.progress.num_refused:
+        while not owner.progress.num_rejected:
             owner.get_outputs(0.2)
     assert len(serve(owner, traffic, traffic.request("a", max_tokens=3))[0]["a"]) == 3
 
@@ -277,7 +277,7 @@ def test_a_front_end_that_never_reads_the_results_of_its_calls_is_detached(
         for _ in range(100):
             to_engine.send(pack(Call(1, "call_workers", arguments)))
         end = time.monotonic() + 10
-        while not owner.progress.num_refused:
+        while not owner.progress.num_rejected:
             assert time.monotonic() < end, "it still receives results"
             to_engine.send(pack(Call(1, "check_health", msgspec.msgpack.encode(()))))
             owner.get_outputs(0.2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.faults import POINTS, VARIABLE
-from dovetail_devkit.rigs.process_tree import state_of
+from dovetail_devkit.harnesses.process_tree import state_of
 
 HERE = Path(__file__).parent
 ACTIONS = ("raise", "kill", "exit=3", "delay=0.3", "stop")

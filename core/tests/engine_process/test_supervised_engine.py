@@ -17,7 +17,7 @@ from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import EngineDeadError, RequestError, UnavailableError
 from dovetail.interfaces import EngineCoreOutputs, PauseScope
 from dovetail.request import FinishReason
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.harnesses.process_tree import children_of
 
 ROUNDS = [pytest.param(2, id="2"), pytest.param(100, id="100", marks=pytest.mark.soak)]
 MANY = SupervisionRules(max_restarts=1000, max_delay_s=0.1)

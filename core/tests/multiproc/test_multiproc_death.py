@@ -22,7 +22,7 @@ from dovetail.errors import (
 from dovetail_devkit.contexts import write_fake_config
 from dovetail_devkit.executor.plans import make_plans
 from dovetail_devkit.executor.workers import UnloadableWorker
-from dovetail_devkit.rigs.process_tree import is_running
+from dovetail_devkit.harnesses.process_tree import is_running
 from dovetail_devkit.suites.executor import start
 
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ def launch(executor, plan):
     return executor.sample_tokens()
 
 
-def is_dead(executor):
+def has_failed(executor):
     try:
         executor.check_health()
     except EngineDeadError:
@@ -97,7 +97,7 @@ def test_a_step_error_raised_before_the_tokens_are_requested_is_reported(make):
     launch(executor, first).result(PATIENCE_S)
     with pytest.raises(CapacityError, match=r"worker 0 .*: 7 GB are needed"):
         executor.execute_model(second)  # the call also raises if the worker has closed its ring
-        assert wait_until(lambda: is_dead(executor), PATIENCE_S)
+        assert wait_until(lambda: has_failed(executor), PATIENCE_S)
         executor.sample_tokens()
     with pytest.raises(EngineDeadError, match="7 GB are needed"):
         executor.execute_model(third)

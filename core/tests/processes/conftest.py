@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dovetail_devkit.contexts import write_fake_config
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.harnesses.process_tree import children_of
 
 HERE = Path(__file__).parent
 

@@ -13,7 +13,7 @@ import pytest
 from dovetail.errors import DovetailError, EngineDeadError
 from dovetail.faults import VARIABLE
 from dovetail.sandbox.child import ChildFailure
-from dovetail_devkit.rigs.process_tree import is_running
+from dovetail_devkit.harnesses.process_tree import is_running
 
 HERE = Path(__file__).parent
 NOTICE_S = 2.0

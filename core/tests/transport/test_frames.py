@@ -155,17 +155,17 @@ def test_a_corrupted_frame_is_rejected_or_decodes_to_valid_data(encoded, decode)
     frame = encode_plan(full_plan())
     if encoded == "result":
         frame = encode_result(random_result(rng, 30))
-    num_refused = 0
+    num_rejected = 0
     for _ in range(3000):
         try:
             decode(spoiled(rng, frame))
         except MessageError:
-            num_refused += 1
-    assert num_refused > 1500
+            num_rejected += 1
+    assert num_rejected > 1500
 
 
 def forged(change):
-    actual = unpack_columns(encode_plan(full_plan()), PLAN, least=9)
+    actual = unpack_columns(encode_plan(full_plan()), PLAN, minimum=9)
     columns = [bytes(column) for column in actual.columns]
     numbers = list(actual.numbers)
     change(columns, numbers)

@@ -23,7 +23,7 @@ from dovetail.transport.messages import (
     Answer,
     Call,
     Detach,
-    Died,
+    Failed,
     FromEngine,
     Heartbeat,
     Hello,
@@ -87,20 +87,20 @@ FROM_ENGINE = (
     Outputs.of(OUTPUTS),
     Answer(4, b"result"),
     Answer(5, error=RemoteError("RequestError", "too long", "prompt")),
-    Died(RemoteError("EngineDeadError", "a step failed", "step 3: 2 runs")),
+    Failed(RemoteError("EngineDeadError", "a step failed", "step 3: 2 runs")),
     Heartbeat(7, 1, PauseScope.NEW),
 )
 
 
 def read_all(reader, contents):
     """Return the number of rejected messages. Any other error fails the test."""
-    num_refused = 0
+    num_rejected = 0
     for content in contents:
         try:
             assert isinstance(reader.read(content), Message)
         except MessageError:
-            num_refused += 1
-    return num_refused
+            num_rejected += 1
+    return num_rejected
 
 
 def spoiled(rng, content):
@@ -163,8 +163,8 @@ def test_ten_thousand_malformed_messages_are_rejected_and_counted():
     rng, reader = Random(SEED), engine_reader()
     good = [pack(item) for item in TO_ENGINE]
     bad = [spoiled(rng, rng.choice(good)) for _ in range(10_000)]
-    num_refused = read_all(reader, bad)
-    assert reader.num_refused == num_refused > 5000
+    num_rejected = read_all(reader, bad)
+    assert reader.num_rejected == num_rejected > 5000
     assert read_all(reader, good) == 0
 
 
@@ -191,7 +191,7 @@ def test_an_invalid_message_is_rejected(content):
     reader = engine_reader()
     with pytest.raises(MessageError):
         reader.read(content)
-    assert reader.num_refused == 1
+    assert reader.num_rejected == 1
 
 
 def test_a_message_above_the_size_limit_is_not_parsed():

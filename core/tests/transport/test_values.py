@@ -29,13 +29,13 @@ from dovetail.transport.order_frame import (
     ANSWER,
     CALL,
     SAMPLE,
-    CallAnswer,
+    CallResult,
     WorkerCall,
-    decode_answer,
     decode_call,
+    decode_call_result,
     decode_sample,
-    encode_answer,
     encode_call,
+    encode_call_result,
     encode_sample,
 )
 from dovetail.transport.remote_error import RemoteError
@@ -155,12 +155,12 @@ def test_worker_messages_round_trip():
     assert decode_call(encode_call(call)) == call
     assert decode_call(encode_call(WorkerCall(number=1, operation="f"))).reply_rank is None
     for response in (
-        CallAnswer(number=3, value={"y": [1]}),
-        CallAnswer(number=4),
-        CallAnswer(number=5, error=RemoteError.of(CapacityError("full"))),
+        CallResult(number=3, value={"y": [1]}),
+        CallResult(number=4),
+        CallResult(number=5, error=RemoteError.of(CapacityError("full"))),
     ):
-        assert decode_answer(encode_answer(response)) == response
-    kinds = (encode_sample(None), encode_call(call), encode_answer(CallAnswer(number=3)))
+        assert decode_call_result(encode_call_result(response)) == response
+    kinds = (encode_sample(None), encode_call(call), encode_call_result(CallResult(number=3)))
     assert [frame_kind(frame) for frame in kinds] == [SAMPLE, CALL, ANSWER]
 
 
@@ -172,10 +172,10 @@ def test_mutated_worker_messages_are_rejected_or_valid(tmp_path):
     readers = (
         (decode_sample, encode_sample(GrammarOutput(runs=(1,), bitmask=b"abcd"))),
         (decode_call, encode_call(call)),
-        (decode_answer, encode_answer(CallAnswer(number=2, value=[RECORDS[2]]))),
-        (decode_answer, encode_answer(CallAnswer(number=2, error=RemoteError("", "x")))),
+        (decode_call_result, encode_call_result(CallResult(number=2, value=[RECORDS[2]]))),
+        (decode_call_result, encode_call_result(CallResult(number=2, error=RemoteError("", "x")))),
     )
-    num_refused = 0
+    num_rejected = 0
     for _ in range(3000):
         read, frame = rng.choice(readers)
         mutant = bytearray(frame)
@@ -185,8 +185,8 @@ def test_mutated_worker_messages_are_rejected_or_valid(tmp_path):
         try:
             read(bytes(mutant))
         except MessageError:
-            num_refused += 1
-    assert num_refused > 2000
+            num_rejected += 1
+    assert num_rejected > 2000
     assert not (tmp_path / "fired").exists()
 
 

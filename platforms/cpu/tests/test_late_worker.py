@@ -11,7 +11,7 @@ from dovetail import LLM, SamplingParams
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.worker import CPUWorker
 from dovetail_devkit.contexts import make_worker_context
-from dovetail_devkit.rigs.late_device import LateDevice
+from dovetail_devkit.harnesses.late_device import LateDevice
 from dovetail_devkit.suites.worker import check_worker
 from dovetail_devkit.tiny_model import write_tiny_llama
 

@@ -74,14 +74,14 @@ def test_no_page_is_allocated_before_use_or_after_close(buffers, make):
 def test_an_unsupported_system_allocates_pages_on_first_use(buffers, make, monkeypatch):
     calls = []
 
-    class Refusing:
+    class Rejecting:
         @staticmethod
         def madvise(*about):
             calls.append(about)
             ctypes.set_errno(22)
             return -1
 
-    monkeypatch.setattr(page_supply, "_libc", Refusing)
+    monkeypatch.setattr(page_supply, "_libc", Rejecting)
     supply = make(buffers, 32 * MIB)
     for row in range(NUM_ROWS):
         supply.use(row)

@@ -234,10 +234,10 @@ def test_an_error_of_one_card_is_reported_with_the_card(failing):
 
 
 def test_without_a_driver_the_reason_names_the_missing_library(monkeypatch):
-    def refuse(name):
+    def reject(name):
         raise OSError(f"{name}: cannot open")
 
-    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    monkeypatch.setattr(ctypes, "CDLL", reject)
     with pytest.raises(PluginError, match=r"libnvidia-ml\.so\.1 cannot be loaded.*install one"):
         read_driver()
 

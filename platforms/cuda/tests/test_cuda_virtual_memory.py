@@ -18,7 +18,7 @@ from dovetail_cuda.machine import Machine
 from dovetail_cuda.platform import CUDAPlatform
 from dovetail_cuda.virtual_memory import AllocationProperties, CUDAVirtualMemory
 from dovetail_cuda.worker import CUDAWorker
-from dovetail_devkit.rigs.fake_device_life import on_fake_device
+from dovetail_devkit.harnesses.fake_device_life import on_fake_device
 from dovetail_devkit.tiny_model import write_tiny_llama
 from dovetail_torch.accelerator.virtual_memory import SleepableMemory
 from dovetail_torch.fake_device import DEVICE, install

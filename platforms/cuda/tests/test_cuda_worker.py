@@ -6,7 +6,7 @@ from dovetail_cuda.driver import Card, Driver
 from dovetail_cuda.machine import Machine
 from dovetail_cuda.platform import CUDAPlatform
 from dovetail_cuda.worker import CUDAWorker
-from dovetail_devkit.rigs.fake_device_life import answers, keeps_its_contract, on_fake_device
+from dovetail_devkit.harnesses.fake_device_life import answers, keeps_its_contract, on_fake_device
 from dovetail_torch.fake_device import DEVICE, install
 
 pytest.importorskip("dovetail_models")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dovetail.interfaces import KVCacheConfig, KVCacheGroup
-from dovetail_devkit.rigs.runner_rig import (
+from dovetail_devkit.harnesses.runner_harness import (
     MAX_LEN,
     NUM_BLOCKS,
     SIZE,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dovetail.interfaces import GrammarOutput
-from dovetail_devkit.rigs.runner_rig import Builder, CountingBackend
+from dovetail_devkit.harnesses.runner_harness import Builder, CountingBackend
 
 PROMPT = [3, 1, 4, 1]
 

@@ -8,9 +8,9 @@ import torch
 from dovetail.interfaces.ops import DrawColumns
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.sampling_params import SamplingParams
-from dovetail_devkit.rigs.late_device import LateDevice, late_parts
-from dovetail_devkit.rigs.runner_programs import NUM_BLOCKS, Program, play
-from dovetail_devkit.rigs.runner_rig import Backend, Model, Steps, V
+from dovetail_devkit.harnesses.late_device import LateDevice, late_parts
+from dovetail_devkit.harnesses.runner_harness import Backend, Model, Steps, V
+from dovetail_devkit.harnesses.runner_programs import NUM_BLOCKS, Program, play
 from dovetail_torch.runner.staging import Staging
 
 PROMPT = [3, 1, 4, 1, 5, 9]

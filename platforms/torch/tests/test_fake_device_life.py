@@ -11,7 +11,7 @@ from dovetail.plugins import PluginRegistry
 from dovetail_devkit.contexts import make_config, make_worker_context
 from dovetail_devkit.suites.worker import check_worker
 from dovetail_devkit.tiny_model import write_tiny_llama
-from dovetail_devkit.worker.rig import WorkerRig
+from dovetail_devkit.worker.harness import WorkerHarness
 from dovetail_devkit.worker.start import bring_up
 from dovetail_torch.accelerator.queues import AcceleratorQueues
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
@@ -65,10 +65,10 @@ def test_the_memory_of_the_context_counts_as_memory_in_use():
 
 
 def test_free_memory_is_that_of_torch_if_the_driver_does_not_report_it(monkeypatch):
-    def refuse(self, device=None):
+    def reject(self, device=None):
         raise RuntimeError("the device does not support querying the available free memory")
 
-    monkeypatch.setattr(FakeDeviceModule, "mem_get_info", refuse)
+    monkeypatch.setattr(FakeDeviceModule, "mem_get_info", reject)
     runtime = FakeDeviceRuntime()
     runtime.activate(0, num_threads=None)
     before = runtime.memory_in_use_bytes()
@@ -160,7 +160,7 @@ class NeverWaiting(ReadingEarly):
 def run_steps(worker_cls, context):
     worker = worker_cls(context)
     try:
-        harness = WorkerRig(worker, bring_up(worker)[1])
+        harness = WorkerHarness(worker, bring_up(worker)[1])
         harness.join(0, [1, 2, 3])
         tokens = harness.generate(0, 8)
         DEVICE.check()
@@ -173,7 +173,7 @@ def run_ahead(context):
     """Launch all steps of a request, then read their results. Return the tokens."""
     worker = FakeDeviceWorker(context)
     try:
-        harness = WorkerRig(worker, bring_up(worker)[1])
+        harness = WorkerHarness(worker, bring_up(worker)[1])
         harness.join(0, [1, 2, 3])
         steps = []
         for _ in range(8):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dovetail.interfaces import GrammarOutput
-from dovetail_devkit.rigs.runner_rig import MAX_LEN, SIZE, Builder, V
+from dovetail_devkit.harnesses.runner_harness import MAX_LEN, SIZE, Builder, V
 
 PROMPT = [3, 1, 4, 1, 5, 9]
 

@@ -87,7 +87,7 @@ def test_a_batch_of_greedy_rows_calls_argmax_once(monkeypatch):
         calls.append(logits.shape)
         return logits.argmax(-1)
 
-    def refused(*_args, **_kwargs):
+    def rejected(*_args, **_kwargs):
         raise AssertionError("the fast path must not call this")
 
     sampler = new_sampler(
@@ -96,7 +96,7 @@ def test_a_batch_of_greedy_rows_calls_argmax_once(monkeypatch):
         new_request(9, temperature=0, logprobs=1),
     )
     monkeypatch.setattr(sampler, "_best_tokens", counted)
-    monkeypatch.setattr(sampler_module.Sampler, "_describe", refused)
+    monkeypatch.setattr(sampler_module.Sampler, "_describe", rejected)
     out = sampler.sample(falling(8), list(range(8)))
     assert out.token_ids.tolist() == [0] * 8
     assert calls == [(8, VOCAB)]

@@ -135,13 +135,13 @@ def test_weights_that_cannot_be_loaded_again_leave_the_engine_asleep(checkpoint,
     "error", [MemoryError("cannot pin"), RuntimeError("CUDA error: out of memory")]
 )
 def test_too_little_host_memory_for_level_1_releases_nothing(checkpoint, monkeypatch, error):
-    def refuse(self, num_bytes):
+    def reject(self, num_bytes):
         raise type(error)(*error.args)  # a new object, whose traceback is not kept
 
     with engine(checkpoint) as llm:
         expected = tokens(llm)
         in_use = DEVICE.memory.mapped_bytes
-        monkeypatch.setattr(FakeDeviceRuntime, "pinned_empty", refuse)
+        monkeypatch.setattr(FakeDeviceRuntime, "pinned_empty", reject)
         with pytest.raises(CapacityError, match=r"host memory \(.*use sleep level 2"):
             llm.sleep(1)
         assert DEVICE.memory.mapped_bytes == in_use

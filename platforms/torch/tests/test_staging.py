@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dovetail.result import ModelRunnerOutput
-from dovetail_devkit.rigs.late_device import LateDevice
+from dovetail_devkit.harnesses.late_device import LateDevice
 from dovetail_torch.runner.late_output import FetchRing
 from dovetail_torch.runner.staging import Staging
 

@@ -7,7 +7,14 @@ import torch
 
 from dovetail.interfaces import StepExtension, StepExtensionContext
 from dovetail_devkit.fakes.step_extension import ARGUMENT, FAIL_IN, FakeStepExtension
-from dovetail_devkit.rigs.runner_rig import MAX_LEN, Backend, CountingBackend, Model, Steps, V
+from dovetail_devkit.harnesses.runner_harness import (
+    MAX_LEN,
+    Backend,
+    CountingBackend,
+    Model,
+    Steps,
+    V,
+)
 from dovetail_torch.step_extensions import StepExtensions
 
 PROMPT = [3, 1, 4, 1, 5, 9]

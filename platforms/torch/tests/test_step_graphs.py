@@ -177,8 +177,8 @@ def test_a_graph_repeats_operations_in_the_memory_of_its_capture(device):
 )
 def test_operations_that_a_graph_cannot_repeat_fail_during_a_capture(device, action):
     graphs, x = AcceleratorGraphs(install()), torch.zeros(3, device=device)
-    refused = pytest.raises(FlightError, match="not allowed while a graph is captured")
-    with refused, graphs.capturing():
+    rejected = pytest.raises(FlightError, match="not allowed while a graph is captured")
+    with rejected, graphs.capturing():
         graphs.begin()
         action(x)
     assert DEVICE.watch.capturing is None

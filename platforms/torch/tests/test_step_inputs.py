@@ -8,7 +8,7 @@ import torch
 
 from dovetail.plan import NewRequest, StepBuilder
 from dovetail.sampling_params import SamplingParams
-from dovetail_devkit.rigs.late_device import LateDevice
+from dovetail_devkit.harnesses.late_device import LateDevice
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.runner.device_inputs import DeviceInputs
 from dovetail_torch.runner.device_rows import DeviceRows

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dovetail_devkit.rigs.runner_programs import NUM_BLOCKS, Program, play
-from dovetail_devkit.rigs.runner_rig import Model
+from dovetail_devkit.harnesses.runner_harness import Model
+from dovetail_devkit.harnesses.runner_programs import NUM_BLOCKS, Program, play
 from dovetail_torch.fake_device import DEVICE, NAME, FlightError, HiddenWaitError, install
 from dovetail_torch.fake_device.attention import NoWaitAttentionBackend
 from dovetail_torch.fake_device.runtime import FakeDeviceRuntime

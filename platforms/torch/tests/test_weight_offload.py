@@ -235,12 +235,12 @@ def test_the_cpu_platform_rejects_weight_offload(checkpoint):
 
 
 def test_too_little_host_memory_is_reported(checkpoint, monkeypatch):
-    def refuse(self, num_bytes):
+    def reject(self, num_bytes):
         raise MemoryError(f"cannot pin {num_bytes} bytes")
 
     offload = gigabytes(checkpoint, 4)
     started(checkpoint, cpu_offload_gb=offload).shutdown()
-    monkeypatch.setattr(FakeDeviceRuntime, "pinned_empty", refuse)
+    monkeypatch.setattr(FakeDeviceRuntime, "pinned_empty", reject)
     with pytest.raises(CapacityError, match=r"the offloaded weights \(cannot pin.*cpu_offload_gb"):
         started(checkpoint, cpu_offload_gb=offload)
 

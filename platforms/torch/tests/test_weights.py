@@ -179,7 +179,7 @@ def test_the_weight_table_names_each_part_and_covers_each_parameter_once() -> No
     assert all((parameter == 1).all() for parameter in model.parameters())
 
 
-def refused(folder: Path, *words: str, model: SmallModel | None = None) -> None:
+def rejected(folder: Path, *words: str, model: SmallModel | None = None) -> None:
     """Check that loading raises an error that contains these words, and changes no parameter."""
     model = model or SmallModel()
     with pytest.raises(WeightError) as caught:
@@ -190,36 +190,36 @@ def refused(folder: Path, *words: str, model: SmallModel | None = None) -> None:
 
 
 def test_a_directory_without_weights_is_rejected(tmp_path: Path) -> None:
-    refused(tmp_path, str(tmp_path), "neither", "contains nothing", "dummy")
-    refused(tmp_path / "absent", "neither", "contains nothing")
+    rejected(tmp_path, str(tmp_path), "neither", "contains nothing", "dummy")
+    rejected(tmp_path / "absent", "neither", "contains nothing")
 
 
 def test_pickle_files_are_never_read(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02.")
-    refused(tmp_path, "pytorch_model.bin", "can run code", "convert to safetensors")
+    rejected(tmp_path, "pytorch_model.bin", "can run code", "convert to safetensors")
 
 
 def test_weight_files_with_other_names_need_an_index(tmp_path: Path) -> None:
     save_file(make_weights(), tmp_path / "model-00001-of-00001.safetensors")
-    refused(tmp_path, "model-00001-of-00001.safetensors", "add the index")
+    rejected(tmp_path, "model-00001-of-00001.safetensors", "add the index")
 
 
 def test_a_missing_shard_is_rejected(tmp_path: Path) -> None:
     save_shards(tmp_path, make_weights())
     (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    refused(tmp_path, INDEX, "model-00002-of-00003.safetensors", "1 of them are missing")
+    rejected(tmp_path, INDEX, "model-00002-of-00003.safetensors", "1 of them are missing")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"weight_map": {}}', '{"weight_map": [1]}'])
 def test_an_invalid_index_is_rejected(tmp_path: Path, text: str) -> None:
     (tmp_path / INDEX).write_text(text)
-    refused(tmp_path, INDEX, "download")
+    rejected(tmp_path, INDEX, "download")
 
 
 @pytest.mark.parametrize("file_name", ["../model.safetensors", "/etc/passwd", 3])
 def test_an_index_cannot_point_outside_of_the_directory(tmp_path: Path, file_name: object) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"embed.weight": file_name}}))
-    refused(tmp_path, INDEX, "embed.weight", "not in ")
+    rejected(tmp_path, INDEX, "embed.weight", "not in ")
 
 
 @pytest.mark.parametrize(
@@ -234,10 +234,10 @@ def test_the_error_for_an_invalid_index_is_short(
     tmp_path: Path, weight_map: dict, words: str
 ) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(WeightError) as refusal:
+    with pytest.raises(WeightError) as rejection:
         find_weight_files(tmp_path)
-    assert INDEX in str(refusal.value) and words in str(refusal.value)
-    assert len(str(refusal.value)) < 1000
+    assert INDEX in str(rejection.value) and words in str(rejection.value)
+    assert len(str(rejection.value)) < 1000
 
 
 def test_a_weight_of_the_index_that_is_not_in_its_shard_is_rejected(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_a_weight_of_the_index_that_is_not_in_its_shard_is_rejected(tmp_path: Pa
     index = json.loads((tmp_path / INDEX).read_text())
     index["weight_map"]["norm.weight"] = "model-00001-of-00003.safetensors"
     (tmp_path / INDEX).write_text(json.dumps(index))
-    refused(tmp_path, "model-00001-of-00003.safetensors", "norm.weight", "does not contain it")
+    rejected(tmp_path, "model-00001-of-00003.safetensors", "norm.weight", "does not contain it")
 
 
 def test_a_weight_in_two_shards_is_rejected(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_weight_in_two_shards_is_rejected(tmp_path: Path) -> None:
     save_shards(tmp_path, weights)
     first = {name: weights[name] for name in [*list(weights)[::3], "norm.weight"]}
     save_file(first, tmp_path / "model-00001-of-00003.safetensors")
-    refused(tmp_path, "norm.weight is also in model-00001")
+    rejected(tmp_path, "norm.weight is also in model-00001")
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 4, 100, -1])
@@ -261,12 +261,12 @@ def test_a_truncated_weight_file_is_rejected(tmp_path: Path, kept_bytes: int) ->
     path = tmp_path / SINGLE
     save_file(make_weights(), path)
     path.write_bytes(path.read_bytes()[:kept_bytes])
-    refused(tmp_path, str(path), "truncated")
+    rejected(tmp_path, str(path), "truncated")
 
 
 def test_a_file_of_another_format_is_rejected(tmp_path: Path) -> None:
     (tmp_path / SINGLE).write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
-    refused(tmp_path, SINGLE, "not a safetensors file")
+    rejected(tmp_path, SINGLE, "not a safetensors file")
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (8, 5), (9, 4), (32,)])
@@ -274,40 +274,40 @@ def test_the_error_for_a_wrong_shape_contains_both_shapes(
     tmp_path: Path, shape: tuple[int, ...]
 ) -> None:
     save_file(make_weights() | {"attn.q_proj.weight": torch.zeros(shape)}, tmp_path / SINGLE)
-    refused(tmp_path, SINGLE, "attn.q_proj.weight", str(list(shape)), "[8, 4]")
+    rejected(tmp_path, SINGLE, "attn.q_proj.weight", str(list(shape)), "[8, 4]")
 
 
 def test_missing_weights_are_counted_and_listed(tmp_path: Path) -> None:
     weights = make_weights()
     save_file({"norm.weight": weights["norm.weight"]}, tmp_path / SINGLE)
-    refused(tmp_path, str(tmp_path), "11 weights", "embed.weight", "and 6 more", "missing")
+    rejected(tmp_path, str(tmp_path), "11 weights", "embed.weight", "and 6 more", "missing")
 
 
 def test_the_error_for_one_missing_part_of_a_fused_weight_contains_its_name(tmp_path: Path) -> None:
     weights = make_weights()
     del weights["attn.k_proj.bias"]
     save_file(weights, tmp_path / SINGLE)
-    refused(tmp_path, "missing 1 weight (attn.k_proj.bias)")
+    rejected(tmp_path, "missing 1 weight (attn.k_proj.bias)")
 
 
 def test_unexpected_weights_are_listed(tmp_path: Path) -> None:
     extra = {"attn.q_norm.weight": torch.ones(4), "score.weight": torch.ones(2, 4)}
     save_file(make_weights() | extra, tmp_path / SINGLE)
-    refused(tmp_path, "2 weights", "attn.q_norm.weight", "score.weight", "the model does not have")
+    rejected(tmp_path, "2 weights", "attn.q_norm.weight", "score.weight", "the model does not have")
 
 
 def test_an_untied_model_needs_the_weight_of_its_output_head(tmp_path: Path) -> None:
     weights = make_weights()
     del weights["lm_head.weight"]
     save_file(weights, tmp_path / SINGLE)
-    refused(tmp_path, "lm_head.weight", "missing")
+    rejected(tmp_path, "lm_head.weight", "missing")
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.float8_e4m3fn])
 def test_dtypes_that_need_scales_are_rejected(tmp_path: Path, dtype: torch.dtype) -> None:
     quantised = torch.zeros(4, 5).to(dtype)
     save_file(make_weights() | {"mlp.down_proj.weight": quantised}, tmp_path / SINGLE)
-    refused(tmp_path, SINGLE, "mlp.down_proj.weight", "torch.float32", "quantized")
+    rejected(tmp_path, SINGLE, "mlp.down_proj.weight", "torch.float32", "quantized")
 
 
 def test_integer_parameters_are_loaded_from_the_same_dtype_only(tmp_path: Path) -> None:

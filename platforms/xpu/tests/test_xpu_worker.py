@@ -2,7 +2,7 @@
 
 import pytest
 
-from dovetail_devkit.rigs.fake_device_life import answers, keeps_its_contract, on_fake_device
+from dovetail_devkit.harnesses.fake_device_life import answers, keeps_its_contract, on_fake_device
 from dovetail_torch.fake_device import DEVICE, install
 from dovetail_xpu.platform import Machine, XPUPlatform
 from dovetail_xpu.worker import XPUWorker

@@ -46,7 +46,7 @@ def _num_parameters(folder: Path) -> int:
 def _table(results: Mapping[str, TaskResult]) -> str:
     rows = ["| task | what | right | accuracy |", "|---|---|---|---|"]
     for name, result in results.items():
-        right = f"{result.num_right}/{result.num_asked}"
+        right = f"{result.num_right}/{result.num_requested}"
         what = TOOL_TASKS.get(name) or TASKS[name].description
         rows.append(f"| {name} | {what} | {right} | {result.accuracy:.1%} |")
     mean = sum(result.accuracy for result in results.values()) / len(results)
@@ -149,7 +149,7 @@ def write_card(
         megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
         commands="\n".join(f"    {_SCRIPT} --out DIR {command}" for command in facts.commands),
         nouns=len(NOUNS),
-        asked=next(iter(results.values())).num_asked,
+        asked=next(iter(results.values())).num_requested,
         seed=HELD_OUT_SEED,
         table=_table(results),
         tools_table=_table(tool_results),

@@ -36,13 +36,13 @@ class TaskResult:
     """
 
     num_right: int
-    num_asked: int
+    num_requested: int
     wrong: tuple[tuple[str, str], ...]
 
     @property
     def accuracy(self) -> float:
         """Return the share of right answers, from 0 to 1."""
-        return self.num_right / self.num_asked
+        return self.num_right / self.num_requested
 
 
 class Answerer:
@@ -159,7 +159,7 @@ def _result(graded: Sequence[_Graded]) -> TaskResult:
         for prompt, text, ended, right in graded
         if not right
     )
-    return TaskResult(num_right=len(graded) - len(wrong), num_asked=len(graded), wrong=wrong)
+    return TaskResult(num_right=len(graded) - len(wrong), num_requested=len(graded), wrong=wrong)
 
 
 def agreement(folder: Path, draft: Path, per_task: int) -> float:
@@ -195,7 +195,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results = evaluate(args.folder, args.per_task) | evaluate_tools(args.folder, args.per_task)
     for name, result in results.items():
-        print(f"{name:14s} {result.num_right:4d}/{result.num_asked}  {result.accuracy:.1%}")
+        print(f"{name:14s} {result.num_right:4d}/{result.num_requested}  {result.accuracy:.1%}")
         for prompt, text in result.wrong[: args.show]:
             print(f"    {prompt!r} -> {text!r}")
     if args.draft:

@@ -1,5 +1,5 @@
 """Fixtures for the tests of the conformance kit."""
 
-from dovetail_devkit.rigs.plugin_site import count_as_member
+from dovetail_devkit.harnesses.plugin_site import count_as_member
 
 __all__ = ["count_as_member"]

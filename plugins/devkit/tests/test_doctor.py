@@ -13,11 +13,11 @@ from dovetail.plugins.contracts.checks import contract_version
 from dovetail_devkit.doctor import BROKEN, NOTE, OK, WARNING, examine
 from dovetail_devkit.doctor import devices as devices_module
 from dovetail_devkit.doctor import surroundings as surroundings_module
-from dovetail_devkit.doctor.devices import judge_devices, verified_findings
+from dovetail_devkit.doctor.devices import check_devices, verified_findings
 from dovetail_devkit.doctor.path_files import check_path_files, site_folders
 from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try
 from dovetail_devkit.doctor.surroundings import check_environment, check_machine
-from dovetail_devkit.doctor.trial_findings import judge_trial
+from dovetail_devkit.doctor.trial_findings import check_trial
 from dovetail_devkit.doctor.trial_run import Trial, try_plugins
 
 POLICY = "from dovetail.interfaces import Policy\n\nclass Mine(Policy):\n    pass\n"
@@ -106,12 +106,12 @@ def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(tria
     assert not trials["healthy"].notes and not trials["healthy"].noise
     assert not [name for name in sys.modules if name.startswith("doctor_")]
     verdicts = {
-        name: [finding.verdict for finding in judge_trial(trial)] for name, trial in trials.items()
+        name: [finding.verdict for finding in check_trial(trial)] for name, trial in trials.items()
     }
     assert verdicts.pop("noisy") == verdicts.pop("slow") == [OK, WARNING]
     assert verdicts.pop("healthy") == verdicts.pop("lingers") == [OK]
     assert all(verdict == [BROKEN] for verdict in verdicts.values()), verdicts
-    (finding,) = judge_trial(trials["ends"])
+    (finding,) = check_trial(trials["ends"])
     assert "'farewell'" in finding.text
     assert "--plugins-deny 'policy:ends@acme-ends'" in finding.remedy
 
@@ -147,7 +147,7 @@ class Mine(Platform):
     install("acme-box", "mine", source, kind="platform")
     (candidate,) = [c for c in PluginRegistry().candidates("platform") if c.name == "mine"]
     (trial,) = try_plugins([candidate], deadline_s=20.0)
-    (finding,) = judge_trial(trial)
+    (finding,) = check_trial(trial)
     assert finding.verdict == NOTE
     assert "no such chip" in finding.text
 
@@ -314,25 +314,25 @@ def accelerator_trial(install, **how):
 
 def test_a_device_without_a_platform_is_reported(monkeypatch):
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
-    (finding,) = judge_devices(CHIP, [], PluginRegistry())
+    (finding,) = check_devices(CHIP, [], PluginRegistry())
     assert (finding.area, finding.subject, finding.verdict) == ("machine", "device", WARNING)
     assert "no installed platform supports" in finding.text and "pip install" in finding.remedy
-    assert not list(judge_devices([], [], PluginRegistry()))
+    assert not list(check_devices([], [], PluginRegistry()))
 
 
 def test_a_device_is_reported_with_the_reason_of_an_unusable_platform(install, monkeypatch):
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0+cpu")
     trial, registry = accelerator_trial(install, refusals=("the driver is older than 13.0",))
-    unused, torch = judge_devices(CHIP, [trial], registry)
+    unused, torch = check_devices(CHIP, [trial], registry)
     assert "chip: the driver is older than 13.0" in unused.text
     assert torch.subject == "torch" and "a CPU-only build" in torch.text
     monkeypatch.setattr(devices_module, "version", lambda name: "2.13.0")
-    assert len(list(judge_devices(CHIP, [trial], registry))) == 1
+    assert len(list(check_devices(CHIP, [trial], registry))) == 1
 
 
 def test_a_usable_device_is_not_reported(install):
     trial, registry = accelerator_trial(install)
-    assert not list(judge_devices(CHIP, [trial], registry))
+    assert not list(check_devices(CHIP, [trial], registry))
     (note,) = verified_findings([trial.plugin], registry)
     assert note.verdict == NOTE and note.text == "verified: never run on its device"
 

@@ -154,7 +154,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.host == "storage":
             self.send_file(name, with_body=with_body, status=self.hub.storage_status)
             return
-        status, headers = self.refusal(name)
+        status, headers = self.rejection(name)
         if status != 200:
             self.finish(status, headers)
         elif name in self.hub.large:
@@ -162,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.send_file(name, with_body=with_body, status=200)
 
-    def refusal(self, name: str) -> tuple[int, dict[str, str]]:
+    def rejection(self, name: str) -> tuple[int, dict[str, str]]:
         hub = self.hub
         if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             message = "Invalid credentials in Authorization header"
@@ -326,10 +326,10 @@ def sharded(hub):
 
 
 @pytest.fixture
-def refused(make):
+def rejected(make):
     """A function that fetches a model, and returns the message of the error."""
 
-    def refused(argument="acme/tiny"):
+    def rejected(argument="acme/tiny"):
         source = make(HubSource)
         with pytest.raises((ModelError, ConfigError)) as caught:
             source.fetch(argument)
@@ -339,7 +339,7 @@ def refused(make):
         assert not source.local_models()
         return message
 
-    return refused
+    return rejected
 
 
 @pytest.fixture(autouse=True)

@@ -114,12 +114,12 @@ def test_a_model_in_the_cache_is_used_offline_without_the_package(single, make, 
     assert make(HubSource).fetch("acme/tiny") == path
 
 
-def test_the_token_is_sent_to_the_hub_only(refused, single, make, monkeypatch):
+def test_the_token_is_sent_to_the_hub_only(rejected, single, make, monkeypatch):
     single.token = "hf_secret"
-    assert "private" in refused()
+    assert "private" in rejected()
     monkeypatch.setenv("HF_TOKEN", "wrong")
-    message = refused()
-    assert "refuses the token" in message
+    message = rejected()
+    assert "rejects the token" in message
     assert "wrong" not in message
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     single.requests.clear()

@@ -15,18 +15,18 @@ def blobs(hub_cache_folder):
 
 
 @pytest.mark.parametrize("variable", [OFFLINE_VARIABLE, "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-def test_offline_mode_starts_no_download(refused, single, monkeypatch, variable):
+def test_offline_mode_starts_no_download(rejected, single, monkeypatch, variable):
     monkeypatch.setenv(variable, "1")
-    message = refused()
+    message = rejected()
     assert f"{variable} forbids downloads" in message
     assert not single.requests
 
 
 def test_a_missing_package_is_reported_with_the_command_that_installs_it(
-    refused, single, monkeypatch
+    rejected, single, monkeypatch
 ):
     monkeypatch.setattr(hub_download.importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'dovetail-model-sources[hub]'" in refused()
+    assert "pip install 'dovetail-model-sources[hub]'" in rejected()
 
 
 @pytest.mark.parametrize(
@@ -38,10 +38,10 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(
     ],
 )
 def test_the_error_for_an_unreachable_hub_gives_the_cause(
-    refused, hub, monkeypatch, hub_cache_folder, endpoint, expected
+    rejected, hub, monkeypatch, hub_cache_folder, endpoint, expected
 ):
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    assert expected in refused()
+    assert expected in rejected()
     assert not hub_cache_folder.exists()
 
 
@@ -49,7 +49,7 @@ def test_the_error_for_an_unreachable_hub_gives_the_cause(
     ("status", "headers", "expected"),
     [
         (401, {"X-Error-Code": "RepoNotFound"}, "no such model, or it is private"),
-        (401, {"X-Error-Message": "Invalid credentials"}, "refuses the token"),
+        (401, {"X-Error-Message": "Invalid credentials"}, "rejects the token"),
         (403, {"X-Error-Code": "GatedRepo"}, "Accept its conditions at"),
         (404, {"X-Error-Code": "RepoNotFound"}, "no such model"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "no revision 'main'"),
@@ -61,65 +61,67 @@ def test_the_error_for_an_unreachable_hub_gives_the_cause(
     ],
 )
 def test_the_error_explains_the_http_status_of_the_hub(
-    refused, single, hub_cache_folder, status, headers, expected
+    rejected, single, hub_cache_folder, status, headers, expected
 ):
     single.status["config.json"] = (status, headers)
-    assert expected in refused()
+    assert expected in rejected()
     assert blobs(hub_cache_folder) == []
 
 
 def test_an_error_status_of_the_storage_host_fails_the_download(
-    refused,
+    rejected,
     single,
 ):
     single.storage_status = 403
-    assert "cannot be downloaded" in refused()
+    assert "cannot be downloaded" in rejected()
 
 
-def test_a_repository_with_pickle_files_only_is_rejected(refused, hub, hub_cache_folder):
+def test_a_repository_with_pickle_files_only_is_rejected(rejected, hub, hub_cache_folder):
     hub.files = {"config.json": b"{}", "pytorch_model.bin": b"pickle"}
-    assert "only pickle files" in refused()
+    assert "only pickle files" in rejected()
     assert blobs(hub_cache_folder) == []
 
 
 def test_the_error_for_a_repository_without_weights_shows_how_to_name_a_gguf_file(
-    refused,
+    rejected,
     hub,
 ):
     hub.files = {"config.json": b"{}"}
-    assert "acme/tiny:NAME.gguf" in refused()
+    assert "acme/tiny:NAME.gguf" in rejected()
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_contents_with_a_wrong_checksum_are_deleted(refused, single, make, hub_cache_folder, name):
+def test_contents_with_a_wrong_checksum_are_deleted(rejected, single, make, hub_cache_folder, name):
     content = single.files[name]
     single.bodies[name] = content[:-1] + b"?"
-    assert f"{name} has a wrong checksum" in refused()
+    assert f"{name} has a wrong checksum" in rejected()
     assert not [blob for blob in blobs(hub_cache_folder) if blob.endswith(".part")]
     single.bodies.clear()
     assert (make(HubSource).fetch("acme/tiny") / name).read_bytes() == content
 
 
 def test_contents_that_are_too_short_or_too_long_are_rejected(
-    refused,
+    rejected,
     single,
 ):
     single.bodies["tokenizer.json"] = b"{"
-    assert "damaged" in refused()
+    assert "damaged" in rejected()
     single.bodies["tokenizer.json"] = b"{}" * 1000
-    assert "is larger than the 2 bytes" in refused()
+    assert "is larger than the 2 bytes" in rejected()
 
 
 def test_compressed_contents_that_expand_too_far_are_rejected(
-    refused,
+    rejected,
     single,
 ):
     single.zipped.add("tokenizer.json")
     single.bodies["tokenizer.json"] = b" " * 50_000_000
-    assert "is larger than" in refused()
+    assert "is larger than" in rejected()
 
 
-def test_a_partial_download_with_wrong_contents_is_deleted(refused, single, make, hub_cache_folder):
+def test_a_partial_download_with_wrong_contents_is_deleted(
+    rejected, single, make, hub_cache_folder
+):
     single.status["model.safetensors"] = (500, {})
     single.files["model.safetensors.index.json"] = b'{"weight_map": {"a": "model.safetensors"}}'
     del single.status["model.safetensors"]
@@ -127,14 +129,14 @@ def test_a_partial_download_with_wrong_contents_is_deleted(refused, single, make
     blob = (path / "model.safetensors").resolve()
     blob.with_name(f"{blob.name}.part").write_bytes(b"other contents")
     blob.unlink()
-    assert "wrong checksum" in refused()
+    assert "wrong checksum" in rejected()
     assert (make(HubSource).fetch("acme/tiny") / "model.safetensors").is_file()
 
 
-def test_a_hub_that_stops_sending_is_reported(refused, real_child, single, monkeypatch):
+def test_a_hub_that_stops_sending_is_reported(rejected, real_child, single, monkeypatch):
     monkeypatch.setattr(hub_download, "STALL_S", 2.0)
     single.stall = {"model.safetensors"}
-    assert "sent almost nothing for 2 s" in refused()
+    assert "sent almost nothing for 2 s" in rejected()
 
 
 @pytest.mark.parametrize(
@@ -149,10 +151,10 @@ def test_a_hub_that_stops_sending_is_reported(refused, real_child, single, monke
     ],
 )
 def test_hostile_headers_are_rejected(
-    refused, single, hub_cache_folder, tmp_path, header, value, expected
+    rejected, single, hub_cache_folder, tmp_path, header, value, expected
 ):
     single.headers["config.json"] = {header: value}
-    assert expected in refused()
+    assert expected in rejected()
     assert not list(tmp_path.rglob("escape*"))
 
 
@@ -169,45 +171,45 @@ def test_hostile_headers_are_rejected(
         json.dumps({"weight_map": {f"{n}": f"{n}.safetensors" for n in range(1001)}}).encode(),
     ],
 )
-def test_a_hostile_index_is_rejected(refused, sharded, hub_cache_folder, tmp_path, index):
+def test_a_hostile_index_is_rejected(rejected, sharded, hub_cache_folder, tmp_path, index):
     sharded.files["model.safetensors.index.json"] = index
-    assert "index.json" in refused()
+    assert "index.json" in rejected()
     assert not list(tmp_path.rglob("escape*"))
     assert not [name for name in sharded.downloads() if name.endswith(".bin")]
 
 
 def test_a_missing_shard_on_the_hub_is_reported(
-    refused,
+    rejected,
     sharded,
 ):
     del sharded.files["model-00002-of-00002.safetensors"]
-    assert "no file" in refused()
+    assert "no file" in rejected()
 
 
 def test_a_config_that_is_too_large_is_rejected(
-    refused,
+    rejected,
     single,
 ):
     single.files["config.json"] = b" " * (17 << 20)
-    assert "the limit is" in refused()
+    assert "the limit is" in rejected()
     assert single.downloads() == []
 
 
 def test_a_full_disk_is_reported_before_the_download(
-    refused,
+    rejected,
     single,
 ):
     single.headers["model.safetensors"] = {"X-Linked-Size": str(1 << 40)}
-    message = refused()
+    message = rejected()
     assert "no space is left" in message
     assert "HF_HUB_CACHE" in message
     assert single.downloads() == []
 
 
-def test_a_cache_that_cannot_be_written_is_reported(refused, single, hub_cache_folder):
+def test_a_cache_that_cannot_be_written_is_reported(rejected, single, hub_cache_folder):
     hub_cache_folder.parent.mkdir(parents=True, exist_ok=True)
     hub_cache_folder.write_text("a file")
-    assert "cannot be changed" in refused()
+    assert "cannot be changed" in rejected()
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def test_a_cache_that_cannot_be_written_is_reported(refused, single, hub_cache_f
         "acme/" + "x" * 600, "acme/ti\nny",
     ],
 )  # fmt: skip
-def test_an_invalid_reference_is_rejected(refused, single, make, argument):
+def test_an_invalid_reference_is_rejected(rejected, single, make, argument):
     for method in (make(HubSource).find, make(HubSource).fetch):
         with pytest.raises(ModelError, match="is not the name of"):
             method(argument)

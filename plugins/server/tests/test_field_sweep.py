@@ -64,7 +64,7 @@ def wrong_values(allowed):
     return collected
 
 
-def check_refusal(reply, field, value):
+def check_rejection(reply, field, value):
     case = (field, value, reply.content[:300])
     assert 400 <= reply.status < 500, case
     error = reply.error
@@ -84,9 +84,9 @@ def test_every_field_rejects_every_value_of_a_wrong_type(server, path):
             values.append(None)
             without = {key: item for key, item in start.items() if key != name}
             if path != "/tokenize":
-                check_refusal(server.post(path, without), name, "missing")
+                check_rejection(server.post(path, without), name, "missing")
         for value in values:
-            check_refusal(server.post(path, start | {name: value}), name, value)
+            check_rejection(server.post(path, start | {name: value}), name, value)
             num_cases += 1
     assert num_cases >= (10 if path == "/detokenize" else 20)
 

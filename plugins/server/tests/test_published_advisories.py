@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of, tcp_listeners_of
+from dovetail_devkit.harnesses.process_tree import children_of, tcp_listeners_of
 
 CANARY = {"prompt": "Anna and Ben", "max_tokens": 8, "temperature": 0, "seed": 1}
 VOCABULARY = 2048

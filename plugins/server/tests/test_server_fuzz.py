@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from dovetail_devkit.rigs.process_tree import children_of
+from dovetail_devkit.harnesses.process_tree import children_of
 
 WAIT_S = 60
 NUM_SHORT, NUM_LONG = 380, 8000

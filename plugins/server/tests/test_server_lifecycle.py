@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of, num_threads_of, tcp_listeners_of
+from dovetail_devkit.harnesses.process_tree import children_of, num_threads_of, tcp_listeners_of
 
 PROMPT = "Anna and Ben"
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -169,7 +169,7 @@ def test_a_killed_engine_ends_its_requests_with_an_error_and_is_restarted(small)
     assert small.complete(prompt=PROMPT).json["choices"][0]["text"] == expected
 
 
-def refuses_connections(server):
+def rejects_connections(server):
     try:
         server.connect().close()
     except ConnectionRefusedError:
@@ -193,7 +193,7 @@ def test_sigterm_lets_running_requests_finish_and_rejects_new_ones(small):
     status, content = sent.read()
     assert status == 200 and content.endswith(b"data: [DONE]\n\n")
     assert content.count(b"[DONE]") == 1 and b'"error"' not in content
-    wait_until(lambda: refuses_connections(small))
+    wait_until(lambda: rejects_connections(small))
     with quiet:  # a request on an older connection is still served
         quiet.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert quiet.recv(4096).startswith(b"HTTP/1.1 503")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_devkit.rigs.process_tree import children_of, num_threads_of
+from dovetail_devkit.harnesses.process_tree import children_of, num_threads_of
 
 PROMPT = "Anna and Ben"
 LONG = {"prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
@@ -227,7 +227,7 @@ while True:
 """
 
 
-def gaps_beside(server, kind):
+def gaps_with(server, kind):
     """Return the times between the events of streams, while `NUM_SLOW` readers of a kind run."""
     data = request_bytes(LONG | {"stream": True, "logprobs": 5}).hex()
     command = [sys.executable, "-c", READERS, server.host, str(server.port), str(NUM_SLOW)]
@@ -260,7 +260,7 @@ def gaps_beside(server, kind):
 @pytest.mark.timeout(1800)
 def test_slow_readers_do_not_delay_the_streams_of_others(server, note):
     def p99(kind):
-        return statistics.quantiles(gaps_beside(server, kind), n=100)[-1]
+        return statistics.quantiles(gaps_with(server, kind), n=100)[-1]
 
     pairs = [(p99("slow"), p99("fast")) for _ in range(3)]
     ratio = statistics.median(slow / fast for slow, fast in pairs)
@@ -308,10 +308,10 @@ def test_an_overloaded_server_keeps_its_throughput_and_rejects_at_once(serving, 
             rounds.append((actual / peak, statistics.quantiles(refusals, n=20)[-1]))
             memory.append(sum(map(rss_of, processes)))
         ratio = statistics.median(item for item, _ in rounds[1:])
-        refused_s = statistics.median(item for _, item in rounds[1:])
+        rejected_s = statistics.median(item for _, item in rounds[1:])
         growth = memory[-1] / memory[0] - 1
         note(
-            f"overload: {ratio:.2f} of the peak; p95 of rejections {1000 * refused_s:.0f} ms; "
+            f"overload: {ratio:.2f} of the peak; p95 of rejections {1000 * rejected_s:.0f} ms; "
             f"memory {100 * growth:+.1f} %"
         )
-        assert ratio >= 0.95 and refused_s <= 0.05 and growth <= 0.03
+        assert ratio >= 0.95 and rejected_s <= 0.05 and growth <= 0.03

@@ -169,7 +169,7 @@ def test_requests_are_not_logged_by_default(server):
 def test_the_dashboard_shows_existing_metrics_only():
     metrics = RequestMetrics(EngineSlot("m"))
     metrics.request_ended(record_of())
-    metrics.request_refused("/x", 400, "bad")
+    metrics.request_rejected("/x", 400, "bad")
     known = {name for name, _ in samples_of(metrics.exposition().decode())}
     content = DASHBOARD.read_text("utf-8")
     dashboard = json.loads(content)

@@ -59,11 +59,11 @@ def allowed(matcher):
     return [token for token in range(WIDTH) if words[token // 8] >> token % 8 & 1]
 
 
-def write(matcher, seed, most=400):
+def write(matcher, seed, maximum=400):
     """Return a text of random allowed tokens, and whether it ended by itself."""
     rng = random.Random(seed)
     tokens = []
-    while len(tokens) < most:
+    while len(tokens) < maximum:
         token = rng.choice(allowed(matcher))
         assert matcher.accept([token]) == 1
         if token == END:
@@ -226,9 +226,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("form", "text", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_text_that_is_not_supported_is_rejected_by_name(backend, form, text, reason):
-    with pytest.raises(RequestError, match=reason) as refusal:
+    with pytest.raises(RequestError, match=reason) as rejection:
         backend.compile(spec(form, text))
-    assert refusal.value.parameter.startswith("structured_outputs")
+    assert rejection.value.parameter.startswith("structured_outputs")
 
 
 BOMBS = {
@@ -250,6 +250,6 @@ def test_a_grammar_bomb_compiles_or_is_rejected_in_bounded_time(backend, form, t
     began = time.perf_counter()
     try:
         allowed(backend.compile(spec(form, text)))
-    except RequestError as refusal:
-        assert len(str(refusal)) < 1000
+    except RequestError as rejection:
+        assert len(str(rejection)) < 1000
     assert time.perf_counter() - began < 30

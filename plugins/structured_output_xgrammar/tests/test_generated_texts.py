@@ -96,10 +96,10 @@ def compiled(backend, form, text):
     )
 
 
-def generate(matcher, rng, soon=40, most=3000):
+def generate(matcher, rng, soon=40, maximum=3000):
     """Return a text of random allowed tokens, which ends soon, or None if it is too long."""
     tokens = []
-    while len(tokens) < most:
+    while len(tokens) < maximum:
         words = bytearray(4 * ((WIDTH + 31) // 32))
         matcher.fill_bitmask(memoryview(words))
         actual = [token for token in range(WIDTH) if words[token // 8] >> token % 8 & 1]
@@ -162,6 +162,6 @@ def test_expressions_match_the_texts_that_python_matches(backend, seed):
                 matcher.rollback(count)
                 assert (count == len(tokens)) == bool(re.fullmatch(pattern, text)), pattern
                 num_checked += 1
-            text = generate(matcher, rng, soon=10, most=100)
+            text = generate(matcher, rng, soon=10, maximum=100)
             assert text is None or re.fullmatch(pattern, read(text)), (pattern, text)
     assert num_checked > 200

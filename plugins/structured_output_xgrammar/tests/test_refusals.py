@@ -167,10 +167,10 @@ TEXTS = {
 
 @pytest.mark.parametrize(("form", "text", "reason"), TEXTS.values(), ids=TEXTS)
 def test_a_text_that_is_not_supported_is_rejected_by_name(backend, form, text, reason):
-    with pytest.raises(RequestError, match=reason) as refusal:
+    with pytest.raises(RequestError, match=reason) as rejection:
         backend.compile(spec(form, text))
-    assert refusal.value.parameter.startswith("structured_outputs")
-    assert len(str(refusal.value)) < 1000
+    assert rejection.value.parameter.startswith("structured_outputs")
+    assert len(str(rejection.value)) < 1000
 
 
 def rules(body, count):
@@ -221,6 +221,6 @@ def test_a_grammar_bomb_is_rejected_or_ends_its_request_in_bounded_time(backend,
             actual = [token for token in range(256) if words[token // 8] >> token % 8 & 1]
             if not actual or not matcher.accept(actual[-1:]):
                 break
-    except ValueError as refusal:
-        assert len(str(refusal)) < 1000
+    except ValueError as rejection:
+        assert len(str(rejection)) < 1000
     assert time.thread_time() - begin_s < 30

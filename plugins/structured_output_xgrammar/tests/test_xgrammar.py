@@ -58,11 +58,11 @@ def accepts(matcher, text):
     return count == len(tokens)
 
 
-def write(matcher, seed, most=400):
+def write(matcher, seed, maximum=400):
     """Return a text of random allowed tokens, and whether it ended by itself."""
     rng = random.Random(seed)
     tokens = []
-    while len(tokens) < most:
+    while len(tokens) < maximum:
         token = rng.choice(allowed(matcher))
         assert matcher.accept([token]) == 1
         if token == END:

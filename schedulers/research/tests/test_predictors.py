@@ -11,12 +11,12 @@ from dovetail_sched_research.predictors import make_predictor
 from dovetail_sched_research.sjf import SJFPolicy
 
 
-def request(expected=None, sequence=0, most=500):
+def request(expected=None, sequence=0, maximum=500):
     extra = {} if expected is None else {"expected_tokens": expected}
     return SimpleNamespace(
         sequence=sequence,
         num_prompt_tokens=100,
-        max_total_tokens=100 + most,
+        max_total_tokens=100 + maximum,
         sampling_params=SamplingParams(extra_args=extra),
     )
 

@@ -12,7 +12,7 @@ from cpu_backends import BACKENDS, CPU, HAS_LARGE_BLOCKS, OnCpu
 
 from dovetail_attn_flash_attn.providers.provider import FP8
 from dovetail_devkit.attention import case as suite
-from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.suites.attention import attention_cases
 
 LONG_CONTEXT = 21
@@ -51,7 +51,7 @@ CASES = [
 def test_the_backend_passes_the_contract_suite(case):
     try:
         case.run()
-    except NotHere as reason:
+    except SkipCase as reason:
         pytest.skip(str(reason))
 
 

@@ -23,7 +23,7 @@ from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
 from dovetail_devkit.suites.attention import (
     AttentionCase,
     check_case,
-    check_refusals,
+    check_rejections,
     reference_attention,
     standard_cases,
 )
@@ -44,7 +44,7 @@ def test_the_backend_passes_the_conformance_suite_in_the_triton_interpreter(case
 
 
 def test_unsupported_requirements_are_refused():
-    check_refusals(TritonAttentionBackend, DEVICE)
+    check_rejections(TritonAttentionBackend, DEVICE)
 
 
 @pytest.mark.sampled(6)

@@ -33,10 +33,10 @@ from dovetail.cli.terminal import (
     Ask,
     forgive_encodings,
     keyboard,
+    print_message,
     printable,
     read_message,
     read_text_file,
-    tell,
 )
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import ConfigError, RequestError, nearest
@@ -90,7 +90,7 @@ def chat(
         raise ConfigError(
             "Give the model with --model NAME, or the address of a server with --url URL."
         )
-    _chat_here(engine, sampling, system, _read_template(chat_template))
+    _chat_in_process(engine, sampling, system, _read_template(chat_template))
     return 0
 
 
@@ -103,7 +103,7 @@ def _check_remote(engine: OptionalModelOptions, chat_template: Path | None) -> N
         )
 
 
-def _chat_here(
+def _chat_in_process(
     engine: OptionalModelOptions, sampling: SamplingOptions, system: str, template: str | None
 ) -> None:
     args = engine_args(engine)
@@ -121,7 +121,7 @@ def _chat_here(
 
 def _start(session: Session, name: str) -> None:
     if sys.stdin.isatty():
-        tell(f"Type a message to {name}. /help lists the commands.")
+        print_message(f"Type a message to {name}. /help lists the commands.")
     _converse(session, keyboard())
 
 
@@ -137,7 +137,7 @@ def _converse(session: Session, ask: Ask) -> None:
         except KeyboardInterrupt:
             print()
         except RequestError as error:
-            tell(f"dovetail: {' '.join(str(error).split())}")
+            print_message(f"dovetail: {' '.join(str(error).split())}")
 
 
 def _respond(session: Session, text: str) -> bool:
@@ -161,11 +161,11 @@ def _answer(session: Session, text: str) -> None:
             print(shown(piece), end="", flush=True)
         print()
         if interrupted():
-            tell("(interrupted)")
+            print_message("(interrupted)")
 
 
 def _print_dropped(count: int) -> None:
-    tell(
+    print_message(
         "(The conversation exceeds the model's maximum length. Number of oldest messages that are "
         f"left out: {count}.)"
     )
@@ -201,7 +201,7 @@ def _written(value: object) -> str:
 
 def _reset(session: Session, rest: str) -> None:
     session.reset()
-    tell("(The conversation was deleted.)")
+    print_message("(The conversation was deleted.)")
 
 
 def _help(session: Session, rest: str) -> None:

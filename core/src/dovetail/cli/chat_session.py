@@ -56,7 +56,7 @@ class ChatSession:
         self._tokenizer: Tokenizer = engine.tokenizer
         self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         self._template = chat_template
-        self._num_answers = 0
+        self._num_responses = 0
         # Reports a missing or invalid template before the user types a message.
         self._encode([_user("?")])
 
@@ -79,14 +79,14 @@ class ChatSession:
         not change.
         """
         turns, token_ids = self._fit([*self.messages, _user(text)])
-        request_id = f"chat-{self._num_answers}"
+        request_id = f"chat-{self._num_responses}"
         self._engine.add_request(
             request_id,
             {"prompt_token_ids": token_ids},
             self.params,
             output_kind=RequestOutputKind.DELTA,
         )
-        self._num_answers += 1
+        self._num_responses += 1
         self.num_dropped = len(self.messages) + 1 - len(turns)
         pieces: list[str] = []
         try:

@@ -19,7 +19,7 @@ from dovetail.config import EngineArgs
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.plugin_kinds import KINDS
 from dovetail.plugins import PluginRegistry
-from dovetail.plugins.platform_answers import preferred_names
+from dovetail.plugins.platform_results import preferred_names
 from dovetail.plugins.selection import AUTO, choose_platform
 
 if TYPE_CHECKING:

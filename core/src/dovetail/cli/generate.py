@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
-from dovetail.cli.terminal import forgive_encodings, printable, read_text_file, tell
+from dovetail.cli.terminal import forgive_encodings, print_message, printable, read_text_file
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def generate(
         _show(shown)
     else:
         print("\n\n".join(_text(output) for output in shown if output.error is None))
-    return _print_refusals(shown)
+    return _print_rejections(shown)
 
 
 def _answer(
@@ -121,9 +121,9 @@ def _facts(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def _print_refusals(outputs: Sequence[RequestOutput]) -> int:
+def _print_rejections(outputs: Sequence[RequestOutput]) -> int:
     rejected = [(index, out.error) for index, out in enumerate(outputs, 1) if out.error is not None]
     for position, error in rejected:
         where = f"prompt {position}: " if len(outputs) > 1 else ""
-        tell(f"dovetail: {where}{error}")
+        print_message(f"dovetail: {where}{error}")
     return 2 if rejected else 0

@@ -48,7 +48,7 @@ def forgive_encodings() -> None:
             stream.reconfigure(errors="replace")
 
 
-def tell(message: str) -> None:
+def print_message(message: str) -> None:
     """Write a message to stderr, separate from responses."""
     sys.stdout.flush()
     print(message, file=sys.stderr, flush=True)

@@ -79,7 +79,7 @@ def assemble(args: EngineArgs) -> RequestedConfig:
     """
     check_working_directory()
     values = {name: _plain(getattr(args, name)) for name in args.descriptions()}
-    _refuse_unsupported(values)
+    _reject_unsupported(values)
     _replace_aliases(values)
     sections: dict[str, Any] = {
         name: section(**{key: values[key] for key in section.model_fields})
@@ -98,7 +98,7 @@ def _plain(value: Any) -> Any:
     return plain_text(value) if isinstance(value, str) else value
 
 
-def _refuse_unsupported(values: Mapping[str, Any]) -> None:
+def _reject_unsupported(values: Mapping[str, Any]) -> None:
     for name, only, remedy in _REFUSED:
         value = values[name]
         if value != only or isinstance(value, bool) != isinstance(only, bool):

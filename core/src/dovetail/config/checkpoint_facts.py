@@ -37,14 +37,14 @@ _ROTARY_NAMES = (
 class StatedLength:
     """The longest sequence according to config.json.
 
-    tokens: the default max_model_len. most: the largest max_model_len that a user may set. source:
-    the key in config.json. fields: all lengths in config.json, by key. can_be_raised: whether a
-    larger value of these fields only adds positions, because positions are rotary and no angle
-    depends on the length.
+    tokens: the default max_model_len. maximum: the largest max_model_len that a user may set.
+    source: the key in config.json. fields: all lengths in config.json, by key. can_be_raised:
+    whether a larger value of these fields only adds positions, because positions are rotary and no
+    angle depends on the length.
     """
 
     tokens: int
-    most: int
+    maximum: int
     source: str
     fields: Mapping[str, int]
     can_be_raised: bool
@@ -79,7 +79,7 @@ def stated_max_model_len(hf_config: Mapping[str, Any]) -> StatedLength | None:
     is_rotary = any(hf_config.get(name) is not None for name in _ROTARY_NAMES)
     length = StatedLength(
         tokens=stated[field],
-        most=stated[field],
+        maximum=stated[field],
         source=field,
         fields=stated,
         can_be_raised=is_rotary and kind in (None, "default", "linear", "llama3"),
@@ -112,13 +112,13 @@ def _stretch_linear(
     if original is not None:
         longer = _times(length, _ORIGINAL, original, factor, "linear")
         return max(length, longer, key=lambda item: item.tokens)
-    most = max(length.tokens, math.floor(length.tokens * factor))
+    maximum = max(length.tokens, math.floor(length.tokens * factor))
     for name in _STRETCHED_LENGTH_NAMES:
         if hf_config.get(name) is not None:
             tokens = int(_positive(hf_config, name, whole=True))
-            if length.tokens < tokens <= most:
-                return replace(length, tokens=tokens, most=most, source=name)
-    return replace(length, most=most)
+            if length.tokens < tokens <= maximum:
+                return replace(length, tokens=tokens, maximum=maximum, source=name)
+    return replace(length, maximum=maximum)
 
 
 _STRETCHES = {"dynamic": _stretch_dynamic, "yarn": _stretch_yarn, "linear": _stretch_linear}
@@ -134,7 +134,7 @@ def _original_length(hf_config: Mapping[str, Any], rope: Mapping[str, Any]) -> i
 def _times(length: StatedLength, name: str, tokens: int, factor: float, kind: str) -> StatedLength:
     stretched = max(1, math.floor(tokens * factor))
     source = f"{name} times the factor {factor:g} of {kind} rope"
-    return replace(length, tokens=stretched, most=stretched, source=source)
+    return replace(length, tokens=stretched, maximum=stretched, source=source)
 
 
 def _rope_table(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:

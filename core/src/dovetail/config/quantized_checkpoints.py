@@ -44,7 +44,7 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
             plugins.load(_KIND, reference), "provides"
         ):
             name = reference_name(reference)
-            raise _refusal(
+            raise _rejection(
                 quantization,
                 plugins,
                 f" The linear method {name!r} does not read this format.",
@@ -56,7 +56,7 @@ def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platfo
     except PluginNotFoundError:
         if dequantizes:
             return
-        raise _refusal(quantization, plugins, "") from None
+        raise _rejection(quantization, plugins, "") from None
     reason = f"the checkpoint is quantized with {quantization['method']}"
     draft.put(_FIELD, selected.reference, reason)
 
@@ -66,7 +66,7 @@ def capability_of(method: str) -> str:
     return PREFIX + re.sub(r"[^a-z0-9_]", "_", method.lower())
 
 
-def _refusal(quantization: Mapping[str, Any], plugins: PluginRegistry, detail: str) -> ModelError:
+def _rejection(quantization: Mapping[str, Any], plugins: PluginRegistry, detail: str) -> ModelError:
     names = sorted({candidate.name for candidate in plugins.candidates(_KIND)})
     return ModelError(
         f"This checkpoint is quantized with {quantization['method']!r} "

@@ -20,7 +20,7 @@ from dovetail.interfaces.requested_config import MAX_INT, RequestedConfig
 from dovetail.plugin_kinds import NO_PLUGIN
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import call_plugin
-from dovetail.plugins.platform_answers import check_problems, provided_capabilities
+from dovetail.plugins.platform_results import check_problems, provided_capabilities
 from dovetail.value_checks import shorten
 
 DEFAULT_MAX_MODEL_LEN = 2048
@@ -212,7 +212,7 @@ def _resolve_max_model_len(draft: Draft) -> None:
         reason = "config.json states no length; set max_model_len to change this default"
         draft.fill(_LENGTH, DEFAULT_MAX_MODEL_LEN, reason)
         return
-    if requested is None or (requested > stated.most and _LENGTH in draft.open):
+    if requested is None or (requested > stated.maximum and _LENGTH in draft.open):
         if not 2 <= stated.tokens <= MAX_INT:
             raise ModelError(
                 f"config.json: {stated.source} gives a maximum length of {stated.tokens:.6g} "
@@ -220,7 +220,7 @@ def _resolve_max_model_len(draft: Draft) -> None:
                 "or set max_model_len."
             )
         draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
-    elif requested > stated.most:
+    elif requested > stated.maximum:
         advice = "Lower max_model_len."
         if stated.can_be_raised:
             raised = ", ".join(
@@ -233,8 +233,8 @@ def _resolve_max_model_len(draft: Draft) -> None:
                 f"hf_overrides={{{raised}}}."
             )
         raise ConfigError(
-            f"max_model_len={requested} is more than the model's maximum length of {stated.most} "
-            f"tokens ({stated.source}). {advice}"
+            f"max_model_len={requested} is more than the model's maximum length of "
+            f"{stated.maximum} tokens ({stated.source}). {advice}"
         )
 
 

@@ -127,8 +127,10 @@ class AsyncLLM:
         except BaseException:
             client.shutdown()
             raise
-        max_asked = max_waiting + self.config.scheduler.max_num_seqs
-        self._streamer = RequestStreamer(self._front, self.client, max_asked=max_asked, clock=clock)
+        max_requested = max_waiting + self.config.scheduler.max_num_seqs
+        self._streamer = RequestStreamer(
+            self._front, self.client, max_requested=max_requested, clock=clock
+        )
 
     @classmethod
     def from_engine_args(
@@ -314,13 +316,13 @@ class AsyncLLM:
         max_silence_s: allowed time without a heartbeat; heartbeats continue during a long step.
         Raises UnavailableError while the engine is being restarted.
         """
-        most_s = check_number("max_silence_s", max_silence_s, 0.0, MAX_TIMEOUT_S)
+        max_s = check_number("max_silence_s", max_silence_s, 0.0, MAX_TIMEOUT_S)
         self._streamer.begin()
         await self.client.check_alive()
         age_s = self.client.progress.age_s
-        if age_s > most_s:
+        if age_s > max_s:
             raise StalledError(
-                f"The engine has sent no heartbeat for {age_s:.1f} s; {most_s:g} s are "
+                f"The engine has sent no heartbeat for {age_s:.1f} s; {max_s:g} s are "
                 "allowed. Its process is stopped or gets no CPU time."
             )
 

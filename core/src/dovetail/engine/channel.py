@@ -58,7 +58,7 @@ class Progress:
     """
 
     num_steps: int = 0
-    num_refused: int = 0
+    num_rejected: int = 0
     age_s: float = 0.0
     step_s: float = 0.0
 

@@ -25,7 +25,7 @@ from dovetail.engine.thread_guard import ThreadGuard, one_thread_at_a_time
 from dovetail.errors import DovetailError, RequestError
 from dovetail.interfaces import PauseScope
 from dovetail.outputs import RequestOutputKind
-from dovetail.value_checks import refuse, shorten
+from dovetail.value_checks import invalid, shorten
 
 if TYPE_CHECKING:
     from dovetail.config import RequestedConfig
@@ -126,7 +126,7 @@ class LLMEngine:
                     self.client.add_request(request)
                 self.front.register(checked, requests)
         except RequestError as error:
-            self._tell_refused(user_request.request_id, error)
+            self._report_rejected(user_request.request_id, error)
             raise
 
     @one_thread_at_a_time
@@ -157,8 +157,8 @@ class LLMEngine:
                 else:
                     self.front.register(checked, requests)
         self._abort(to_abort)
-        for request_id, refusal in rejected.items():
-            self._tell_refused(request_id, refusal)
+        for request_id, rejection in rejected.items():
+            self._report_rejected(request_id, rejection)
         return rejected
 
     @one_thread_at_a_time
@@ -288,7 +288,7 @@ class LLMEngine:
         finally:
             self._settling = False
 
-    def _tell_refused(self, request_id: object, error: RequestError) -> None:
+    def _report_rejected(self, request_id: object, error: RequestError) -> None:
         if isinstance(request_id, str):  # listeners require a string
             self._listeners.request_failed(request_id, error)
 
@@ -307,7 +307,7 @@ def _check_different(user_request: Sequence[UserRequest]) -> None:
     request_ids: set[str] = set()
     for request in user_request:
         if not isinstance(request.request_id, str):
-            raise refuse("request_id", request.request_id, "a string")
+            raise invalid("request_id", request.request_id, "a string")
         if request.request_id in request_ids:
             raise RequestError(
                 f"request_id={shorten(request.request_id)} is given twice in one call; use a "

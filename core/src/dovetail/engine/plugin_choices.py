@@ -67,9 +67,9 @@ def _check_pick(kind: Kind, reference: str | type, plugins: PluginRegistry) -> N
         return
     try:
         plugins.resolve(kind.name, reference)
-    except PluginNotFoundError as refusal:
+    except PluginNotFoundError as rejection:
         named = f"{kind.option_text}={shorten(reference_text(reference))}"
-        raise PluginNotFoundError(f"{named}: {refusal}") from None
+        raise PluginNotFoundError(f"{named}: {rejection}") from None
 
 
 def check_options_are_used(config: EngineConfig, plugins: PluginRegistry) -> None:

@@ -194,7 +194,7 @@ def _without_garbage_collection() -> Iterator[None]:
 def _model_info(executor: Executor) -> ModelInfo:
     info = executor.get_model_info()
     if not isinstance(info, ModelInfo):
-        raise _wrong_answer("get_model_info", info, "a ModelInfo")
+        raise _wrong_result("get_model_info", info, "a ModelInfo")
     return info
 
 
@@ -294,7 +294,7 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
     specs = executor.get_kv_cache_specs()
     for spec in specs:
         if not isinstance(spec, Mapping):
-            raise _wrong_answer("get_kv_cache_spec", spec, "a mapping of layers to KVCacheSpec")
+            raise _wrong_result("get_kv_cache_spec", spec, "a mapping of layers to KVCacheSpec")
     groups = group_layers(
         specs,
         block_size=cache.block_size,
@@ -310,7 +310,7 @@ def _size_cache(executor: Executor, config: EngineConfig) -> KVCacheConfig:
     return size_cache(groups, load, available_bytes=available, num_blocks=num_blocks)
 
 
-def _wrong_answer(method: str, result: object, due: str) -> ContractError:
+def _wrong_result(method: str, result: object, due: str) -> ContractError:
     return ContractError(f"A worker returned {shorten(result)} for {method}; it must return {due}.")
 
 
@@ -335,7 +335,7 @@ def _model_len(
         max_model_len=maximum,
         max_step_tokens=config.scheduler.max_num_batched_tokens
         + config.scheduler.num_lookahead_tokens,
-        asked_by_user=requested_len is not None,
+        requested_by_user=requested_len is not None,
     )
     if reason:
         logger.warning("max_model_len is %d instead of %d: %s.", length, maximum, reason)

@@ -38,9 +38,9 @@ def run_batch(
     try:
         rejected = engine.add_requests(requests)
         if rejected and on_error == "raise":
-            raise _first_refusal(requests, rejected)
+            raise _first_rejection(requests, rejected)
         results = {
-            request.request_id: refused_output(
+            request.request_id: rejected_output(
                 request.request_id, request.prompt, rejected[request.request_id]
             )
             for request in requests
@@ -59,13 +59,13 @@ def run_batch(
     return [results[request.request_id] for request in requests]
 
 
-def _first_refusal(
-    requests: Sequence[UserRequest], refused: Mapping[str, RequestError]
+def _first_rejection(
+    requests: Sequence[UserRequest], rejected: Mapping[str, RequestError]
 ) -> RequestError:
     position, error = next(
-        (index, refused[request.request_id])
+        (index, rejected[request.request_id])
         for index, request in enumerate(requests)
-        if request.request_id in refused
+        if request.request_id in rejected
     )
     where = f"prompt {position}: " if len(requests) > 1 else ""
     return RequestError(f"{where}{error}", parameter=error.parameter)
@@ -115,7 +115,7 @@ def _withdraw(engine: LLMEngine, requests: Sequence[UserRequest]) -> None:
         raise KeyboardInterrupt
 
 
-def refused_output(request_id: str, prompt: Prompt | None, error: RequestError) -> RequestOutput:
+def rejected_output(request_id: str, prompt: Prompt | None, error: RequestError) -> RequestOutput:
     """Return the output of a rejected request, without completions and with `error`."""
     return RequestOutput(
         request_id=request_id,

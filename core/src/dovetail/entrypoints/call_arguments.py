@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import RequestError
-from dovetail.value_checks import guarded, plain_copy, refuse, shorten, take_items
+from dovetail.value_checks import guarded, invalid, plain_copy, shorten, take_items
 
 if TYPE_CHECKING:
     from dovetail.interfaces.requested_config import LimitsConfig
@@ -69,7 +69,7 @@ def one_each(value: Any, count: int, name: str) -> list[Any]:
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise RequestError unless `value` is one of `choices`, of the same type."""
     if not any(type(value) is type(choice) and value == choice for choice in choices):
-        raise refuse(name, value, " or ".join(map(repr, choices)))
+        raise invalid(name, value, " or ".join(map(repr, choices)))
 
 
 def list_conversations(messages: Any, limits: LimitsConfig) -> list[Any]:
@@ -86,13 +86,13 @@ def check_template_arguments(
 ) -> dict[str, Any]:
     """Return the template's variables as plain data. Raise RequestError for an invalid one."""
     if chat_template is not None and not isinstance(chat_template, str):
-        raise refuse("chat_template", chat_template, "None or a string")
+        raise invalid("chat_template", chat_template, "None or a string")
     check_choice("add_generation_prompt", add_generation_prompt, (True, False))
     if kwargs is None:
         return {}
     name = "chat_template_kwargs"
     if not isinstance(kwargs, Mapping):
-        raise refuse(name, kwargs, "None, or a mapping from names to values")
+        raise invalid(name, kwargs, "None, or a mapping from names to values")
     copied: dict[str, Any] = plain_copy(name, kwargs, max_bytes=_MAX_KWARGS_BYTES)
     for key in copied:
         if not isinstance(key, str) or key in _TEMPLATE_PARAMETERS:
@@ -113,7 +113,7 @@ def read_conversation(
         raise RequestError("messages is empty; give at least one message.", parameter="messages")
     for message in messages:
         if not isinstance(message, Mapping):
-            raise refuse("messages", message, 'a mapping with "role" and "content"')
+            raise invalid("messages", message, 'a mapping with "role" and "content"')
     copied: list[dict[str, Any]] = plain_copy(
         "messages",
         messages,
@@ -130,10 +130,10 @@ def read_conversation(
     return copied
 
 
-def _items(messages: Any, most: int, limit: str = "") -> list[Any]:
+def _items(messages: Any, max_items: int, limit: str = "") -> list[Any]:
     if isinstance(messages, _ONE_PROMPT) or not isinstance(messages, Iterable):
-        raise refuse("messages", messages, "a list of messages, or a list of such lists")
-    return take_items("messages", messages, most, what="messages", limit=limit)
+        raise invalid("messages", messages, "a list of messages, or a list of such lists")
+    return take_items("messages", messages, max_items, what="messages", limit=limit)
 
 
 def _begins_with_token(prompts: Sequence[Any]) -> bool:

@@ -112,7 +112,7 @@ class LLM:
             "required" or {"type": "function", "function": {"name": …}}; a call that is required is
             always valid. parallel_tool_calls: whether a message may have several calls.
         """
-        from dovetail.entrypoints.batch import refused_output
+        from dovetail.entrypoints.batch import rejected_output
         from dovetail.entrypoints.call_arguments import check_choice, list_conversations, one_each
         from dovetail.entrypoints.chat_messages import constrain_chat, read_chat_tools, read_outputs
 
@@ -132,7 +132,7 @@ class LLM:
             except RequestError as error:
                 if on_error == "raise":
                     raise
-                rejected[index] = refused_output(f"refused-{index}", None, error)
+                rejected[index] = rejected_output(f"refused-{index}", None, error)
         outputs = self.generate(
             list(prompts.values()),
             [params[index] for index in prompts],

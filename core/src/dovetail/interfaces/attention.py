@@ -92,8 +92,8 @@ class AttentionCapabilities:
         """Return the padded size of heads of `head_size`, or 0 if the size is not supported."""
         if not self.head_sizes or head_size in self.head_sizes:
             return head_size
-        most = max(2 * head_size, SMALL_HEAD_SIZE)
-        return min((size for size in self.head_sizes if head_size < size <= most), default=0)
+        maximum = max(2 * head_size, SMALL_HEAD_SIZE)
+        return min((size for size in self.head_sizes if head_size < size <= maximum), default=0)
 
     def refusals(self, requirements: AttentionRequirements) -> list[str]:
         """Return one sentence for each requirement that is not met."""

@@ -15,11 +15,11 @@ class FrozenDict(dict[str, Any]):
 
     __slots__ = ()
 
-    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+    def _reject(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("this mapping is frozen; create a changed copy: {**mapping, key: value}")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = _reject
+    clear = pop = popitem = setdefault = update = _reject
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[str, Any]]]:
         """Pickle and copy with the constructor, because setting items raises TypeError."""

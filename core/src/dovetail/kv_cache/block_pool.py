@@ -57,10 +57,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def num_leading(self, hashes: Sequence[bytes], most: int) -> int:
-        """Return how many of the first `most` hashes are cached, assuming no gap between them."""
+    def num_leading(self, hashes: Sequence[bytes], limit: int) -> int:
+        """Return how many of the first `limit` hashes are cached, assuming no gap between them."""
         index = self._index
-        return bisect_left(range(most), True, key=lambda position: hashes[position] not in index)
+        return bisect_left(range(limit), True, key=lambda position: hashes[position] not in index)
 
     def each(self, hashes: Iterable[bytes], suffix: bytes) -> list[int]:
         """Return the block of each key (a hash followed by `suffix`), or 0 for an unknown key."""

@@ -116,24 +116,24 @@ def group_layers(
             f"{shapes}"
         )
     step = max_step_tokens or next(iter(specs.values())).block_size
-    most_needed = _MAX_WASTE * needed_bytes(specs, max_model_len, step)
+    max_needed = _MAX_WASTE * needed_bytes(specs, max_model_len, step)
     lengths = (max_model_len, max(1, max_model_len // 8))
     choices: list[_Choice] = []
     for shared in _SHARED:
         for keep_windows in (False, True):
             for parts in _matched(_collect(specs, keep_windows=keep_windows), shared):
                 choices += _cut(parts, lengths, step)
-        best = _best(choices, most_needed)
-        if best.num_bytes[0] <= most_needed and best.num_groups <= _MANY_GROUPS:
+        best = _best(choices, max_needed)
+        if best.num_bytes[0] <= max_needed and best.num_groups <= _MANY_GROUPS:
             break
     return best.groups()
 
 
-def _best(choices: Sequence[_Choice], most_needed: float) -> _Choice:
+def _best(choices: Sequence[_Choice], max_needed: float) -> _Choice:
     """Return the candidate with the fewest groups among candidates with nearly minimal memory."""
     for index in range(len(choices[0].num_bytes)):
         minimum = min(choice.num_bytes[index] for choice in choices)
-        maximum = max(minimum, min(_SLACK * minimum, most_needed))
+        maximum = max(minimum, min(_SLACK * minimum, max_needed))
         choices = [choice for choice in choices if choice.num_bytes[index] <= maximum]
     return min(
         choices,

@@ -68,10 +68,10 @@ class PrefixHasher:
         self._block_size = block_size
         self._last: Request | None = None
 
-    def extend(self, request: Request, num_blocks: int, most: int = 0) -> int:
+    def extend(self, request: Request, num_blocks: int, limit: int = 0) -> int:
         """Extend `request.block_hashes` to at least `num_blocks`. Return the number computed.
 
-        most: maximum number to compute, even if fewer than `num_blocks` exist afterwards; 0 for no
+        limit: maximum number to compute, even if fewer than `num_blocks` exist afterwards; 0 for no
         limit. A copied hash counts as a fraction of a computed one, because it takes less time.
         """
         hashes, last, num_common = request.block_hashes, self._last, 0
@@ -81,7 +81,7 @@ class PrefixHasher:
             num_common = self._num_common(request, last, num_blocks)
             hashes += last.block_hashes[:num_common]
         start = len(hashes)
-        end = min(num_blocks, start + most) if most else num_blocks
+        end = min(num_blocks, start + limit) if limit else num_blocks
         extend_hashes(request, end, self._block_size)
         if end > _MIN_COMMON:
             self._last = request

@@ -96,20 +96,20 @@ class KVCacheManager:
             return Hit(len(blocks) * self.block_size, (blocks,))
         return self._coordinator.lookup(keys, self._pool.each, elsewhere)
 
-    def prepare_lookup(self, request: Request, most: int) -> int:
-        """Compute at most `most` of the hashes for a look-up. Return the number computed.
+    def prepare_lookup(self, request: Request, limit: int) -> int:
+        """Compute at most `limit` of the hashes for a look-up. Return the number computed.
 
-        If the result is less than `most`, all hashes are available.
+        If the result is less than `limit`, all hashes are available.
         """
         if not self.shares(request):
             return 0
-        return self._hasher.extend(request, (request.num_tokens - 1) // self.block_size, most)
+        return self._hasher.extend(request, (request.num_tokens - 1) // self.block_size, limit)
 
-    def find_cached(self, request: Request, most: int) -> tuple[int, int]:
+    def find_cached(self, request: Request, limit: int) -> tuple[int, int]:
         """Return the number of cached tokens of a request, and the number of hashes computed.
 
         Policies may call this method for every waiting request in every step. So it computes at
-        most `most` hashes, and only while the prefix is cached; later tokens count as not cached.
+        most `limit` hashes, and only while the prefix is cached; later tokens count as not cached.
         With one group it uses binary search, which assumes that a block is cached only if all
         earlier ones are. This is mostly true, because later blocks are evicted first.
         """
@@ -117,11 +117,11 @@ class KVCacheManager:
             return 0, 0
         total, num_hashed = (request.num_tokens - 1) // self.block_size, 0
         keys = request.block_hashes
-        while len(keys) < total and num_hashed < most:
+        while len(keys) < total and num_hashed < limit:
             if keys and not self._pool.find(keys[-1:]):
                 break
             num_hashes = min(total, max(_FIRST_HASHES, 2 * len(keys)))
-            num_hashed += self._hasher.extend(request, num_hashes, most - num_hashed)
+            num_hashed += self._hasher.extend(request, num_hashes, limit - num_hashed)
         total = min(total, len(keys))
         if not self._plain:
             hit = self._coordinator.lookup(keys[:total], self._pool.each, None)

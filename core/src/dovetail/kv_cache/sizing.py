@@ -58,7 +58,7 @@ def size_cache(
 
 
 def fit_model_len(
-    config: KVCacheConfig, *, max_model_len: int, max_step_tokens: int, asked_by_user: bool
+    config: KVCacheConfig, *, max_model_len: int, max_step_tokens: int, requested_by_user: bool
 ) -> tuple[int, str]:
     """Return the longest sequence that fits, and the reason if it is less than `max_model_len`.
 
@@ -68,7 +68,7 @@ def fit_model_len(
     tokens = max_sequence_tokens(config, max_step_tokens=max_step_tokens)
     if tokens >= max_model_len:
         return max_model_len, ""
-    if asked_by_user or not tokens:
+    if requested_by_user or not tokens:
         needed = 1 + sequence_blocks(config, max_model_len, max_step_tokens=max_step_tokens)
         total = needed * config.bytes_per_block
         raise CapacityError(

@@ -19,7 +19,7 @@ def load_architecture(plugins: PluginRegistry, config: WorkerConfig) -> type[Any
     name = config.model.architecture
     try:
         plugins.resolve("model", name)
-    except PluginNotFoundError as refusal:
+    except PluginNotFoundError as rejection:
         path = config.model.model_dir / "config.json"
-        raise PluginNotFoundError(f"{path} names {name!r}. {refusal}") from None
+        raise PluginNotFoundError(f"{path} names {name!r}. {rejection}") from None
     return plugins.load("model", name)

@@ -23,7 +23,7 @@ from dovetail.plugins.metadata.discovery import Candidate, Discovery, discover
 from dovetail.plugins.metadata.first_party import first_party_owner
 from dovetail.plugins.metadata.manifest import PluginEntry
 from dovetail.plugins.options import PluginOptions, unused_options
-from dovetail.plugins.platform_answers import provided_capabilities
+from dovetail.plugins.platform_results import provided_capabilities
 from dovetail.plugins.resolving.class_denial import ClassRules
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
 from dovetail.plugins.resolving.refusals import denied, namesake_note

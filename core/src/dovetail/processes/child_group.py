@@ -170,7 +170,7 @@ class ChildGroup:
         """Record a child's error as the cause. Let this child exit and kill the other children."""
         child.dismiss()
         error = error_of(report, f"{child}{_during(child)}")
-        if isinstance(error, PeerLostError) and (lost := self._ended_beside(child)):
+        if isinstance(error, PeerLostError) and (lost := self._ended_with(child)):
             self._lose(lost)  # `lost` is the cause; `child` only noticed it first
             return
         if self._take_as_cause(error):
@@ -178,7 +178,7 @@ class ChildGroup:
                 if other is not child:
                     other.kill()
 
-    def _ended_beside(self, child: ChildProcess) -> ChildProcess | None:
+    def _ended_with(self, child: ChildProcess) -> ChildProcess | None:
         """Wait briefly. Return another child that has ended, or None."""
         others = {item.ending: item for item in self.children if item is not child}
         ended = wait_readable(list(others), _PEER_S) if others else []

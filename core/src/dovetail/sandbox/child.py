@@ -40,7 +40,7 @@ class ChildLimits:
 
     timeout_s: float
     memory_bytes: int
-    max_answer_bytes: int = 16 << 20
+    max_response_bytes: int = 16 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class BoundedChild:
 
     def _receive(self, wait: Callable[[], None]) -> dict[str, Any]:
         def receive() -> Any:
-            limit = self._limits.max_answer_bytes
+            limit = self._limits.max_response_bytes
             return receive_frame(self._connection, max_bytes=limit, before_wait=wait)[0]
 
         reply = self._guard(receive)

@@ -79,7 +79,7 @@ class PolicyDriver:
 
     def _answer(self, action: object) -> Grant:
         if type(action) is not tuple or len(action) != 5:
-            return self._refuse(
+            return self._reject(
                 action, "the value is not an action; use Run, PreemptAndAdmit, Evict or Hold"
             )
         kind, request, max_tokens, reserve, whole = action
@@ -88,26 +88,26 @@ class PolicyDriver:
         if not isinstance(request, Request) or (
             self._state.requests.get(request.request_id) is not request
         ):
-            return self._refuse(action, "this scheduler has no such request")
+            return self._reject(action, "this scheduler has no such request")
         draft = self._state.draft
         if request in draft.held:
-            return self._refuse(action, "the request is held in this step")
+            return self._reject(action, "the request is held in this step")
         if kind is _EVICT:
             return self._evict(request, action)
         if draft.has_grant(request):
-            return self._refuse(action, "the request already has a grant in this step")
+            return self._reject(action, "the request already has a grant in this step")
         if kind is _RUN:
             return self._run(request, max_tokens, reserve, whole)
         if kind is _HOLD:
             return self._hold(request, action)
         if kind is _PREEMPT_AND_ADMIT:
             return self._preempt_and_admit(request, max_tokens)
-        return self._refuse(action, f"{kind!r} is not a kind of action")
+        return self._reject(action, f"{kind!r} is not a kind of action")
 
     def _run(self, request: Request, max_tokens: object, reserve: object, whole: object) -> Grant:
         if not (_is_count(max_tokens) and _is_count(reserve)):
             action = (_RUN, request, max_tokens, reserve, whole)
-            return self._refuse(action, "max_tokens and reserve must be integers of at least 0")
+            return self._reject(action, "max_tokens and reserve must be integers of at least 0")
         if self._is_held(request):
             return DENIALS[Denied.NOT_READY]
         do = self._mechanism.run if request.row >= 0 else self._mechanism.admit
@@ -116,9 +116,9 @@ class PolicyDriver:
     def _preempt_and_admit(self, request: Request, max_tokens: object) -> Grant:
         action = (_PREEMPT_AND_ADMIT, request, max_tokens)
         if request.row >= 0:
-            return self._refuse(action, "the request is already running")
+            return self._reject(action, "the request is already running")
         if not _is_count(max_tokens):
-            return self._refuse(action, "max_tokens must be an integer of at least 0")
+            return self._reject(action, "max_tokens must be an integer of at least 0")
         if self._is_held(request):
             return DENIALS[Denied.NOT_READY]
         return self._mechanism.preempt_and_admit(request, max_tokens)  # type: ignore[arg-type]
@@ -130,18 +130,18 @@ class PolicyDriver:
 
     def _evict(self, request: Request, action: object) -> Grant:
         if request.row < 0:
-            return self._refuse(action, "the request is not running")
+            return self._reject(action, "the request is not running")
         self._mechanism.evict(request)
         return DONE
 
     def _hold(self, request: Request, action: object) -> Grant:
         if request.row < 0:
-            return self._refuse(action, "the request is not running")
+            return self._reject(action, "the request is not running")
         self._mechanism.hold(request)
         return DONE
 
-    def _refuse(self, action: object, why: str) -> Grant:
-        self._host.refuse(f"the action {action!r} is illegal: {why}")
+    def _reject(self, action: object, why: str) -> Grant:
+        self._host.reject(f"the action {action!r} is illegal: {why}")
         return DENIALS[Denied.ILLEGAL]
 
 

@@ -133,7 +133,7 @@ class PolicyHost:
         except Exception as error:
             self.fail("handling the end of a request", error)
 
-    def refuse(self, mistake: str) -> None:
+    def reject(self, mistake: str) -> None:
         """Count an illegal action. In strict mode, raise PolicyError, which contains `mistake`."""
         self.num_illegal_actions += 1
         if self.strict:

@@ -58,7 +58,7 @@ def render_chat_template(
         for piece in template.generate({**context, "messages": messages, STEPS_LEFT: [MAX_STEPS]}):
             length += len(piece)
             if length > MAX_TEXT_CHARS:
-                _refuse(f"the prompt is longer than {MAX_TEXT_CHARS} characters")
+                _reject(f"the prompt is longer than {MAX_TEXT_CHARS} characters")
             pieces.append(piece)
     except Exception as error:  # an untrusted program may raise any exception
         raise RequestError(
@@ -77,7 +77,7 @@ def _describe(error: Exception) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def _refuse(reason: str) -> NoReturn:
+def _reject(reason: str) -> NoReturn:
     raise TemplateError(reason)
 
 
@@ -128,7 +128,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.filters = {name: _bounded(name, f) for name, f in self.filters.items()}
         self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _refuse
+        self.globals["raise_exception"] = _reject
         self.globals["strftime_now"] = lambda form: now().strftime(form)
         self._compiled: dict[str, Template] = {}
 
@@ -138,7 +138,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
             return template
         try:
             if len(source) > MAX_TEMPLATE_CHARS:
-                _refuse(f"the template is longer than {MAX_TEMPLATE_CHARS} characters")
+                _reject(f"the template is longer than {MAX_TEMPLATE_CHARS} characters")
             tree: nodes.Template = _Metering().visit(self.parse(source))
             template = self.from_string(tree)
         except (TemplateError, SyntaxError, RecursionError, ValueError) as error:
@@ -158,12 +158,12 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         budget = context.parent[STEPS_LEFT]
         budget[0] -= 1
         if budget[0] < 0:
-            _refuse(f"the template takes more than {MAX_STEPS} steps")
+            _reject(f"the template takes more than {MAX_STEPS} steps")
 
     def measured(self, value: Any) -> Any:
         """Return `value`. Raise TemplateError if it is a text or list above the limit."""
         if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT_CHARS:
-            _refuse(f"the template creates a string or list that is longer than {MAX_TEXT_CHARS}")
+            _reject(f"the template creates a string or list that is longer than {MAX_TEXT_CHARS}")
         return value
 
     def call(
@@ -182,7 +182,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         if name in MULTIPLIERS:
             _check_product((receiver, *values))
         elif name in ("format", "format_map") and WIDE_FIELD.search(str(receiver)):
-            _refuse("the template formats a string with a field that is too wide")
+            _reject("the template formats a string with a field that is too wide")
         return __self.measured(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -190,9 +190,9 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*":
             _check_product((left, right))
         elif operator == "**" and not _is_small_power(left, right):
-            _refuse("the template computes a power that is too large")
+            _reject("the template computes a power that is too large")
         elif operator == "%" and isinstance(left, str):
-            _refuse("the template formats a string with %; join strings with ~ instead")
+            _reject("the template formats a string with %; join strings with ~ instead")
         return self.measured(super().call_binop(context, operator, left, right))
 
 
@@ -210,12 +210,12 @@ def _check_product(factors: Iterable[Any]) -> None:
             product *= max(len(factor), 1)
     sized = any(isinstance(factor, (str, list, tuple)) for factor in factors)
     if product > (MAX_PRODUCT if sized else 1 << 256):
-        _refuse("the template computes a product that is too large")
+        _reject("the template computes a product that is too large")
 
 
 def _check_numbers(name: str, values: Iterable[Any]) -> None:
     if any(isinstance(x, int) and abs(x) > MAX_NUMBER for x in values):
-        _refuse(f"the template calls {name or 'something'} with a number above {MAX_NUMBER}")
+        _reject(f"the template calls {name or 'something'} with a number above {MAX_NUMBER}")
 
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,7 +242,7 @@ def _to_json(
 ) -> str:
     """Return `value` as JSON. Unlike jinja2's filter, it does not escape <, > and &."""
     if indent is not None and not 0 <= indent <= 16:
-        _refuse("the template calls tojson with an invalid indent; use 0 to 16")
+        _reject("the template calls tojson with an invalid indent; use 0 to 16")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -137,7 +137,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self._special_token_ids = frozenset(i for i, token in added.items() if token.special)
         eos = self._id_of("eos_token")
         self._eos_token_id = info.eos_token_id if eos is None else eos
-        self._around = self._forced_surroundings()
+        self._around = self._forced_environment()
         self._pieces: dict[bool, TokenPieces | None] = {}
         self._renderer = TemplateRenderer(
             ChildLimits(
@@ -292,7 +292,7 @@ class HuggingFaceTokenizer(Tokenizer):
         token_id: int | None = None if text is None else self._core.token_to_id(text)
         return token_id
 
-    def _forced_surroundings(self) -> tuple[list[int], list[int]] | None:
+    def _forced_environment(self) -> tuple[list[int], list[int]] | None:
         """Return the BOS and EOS ids to add before and after a text.
 
         Returns None if tokenizer.json adds them as the configuration requires.

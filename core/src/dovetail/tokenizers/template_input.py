@@ -54,24 +54,24 @@ class _Reader:
     def read(self, value: object, depth: int) -> Any:
         self._values_left -= 1
         if self._values_left < 0:
-            self._refuse(f"{self._parameter} contains more than {MAX_VALUES} values")
+            self._reject(f"{self._parameter} contains more than {MAX_VALUES} values")
         if isinstance(value, str):
             return self._text(value)
         if value is None or isinstance(value, (bool, float)):
             return value
         if isinstance(value, int):
             if value.bit_length() > MAX_INTEGER_BITS:
-                self._refuse(
+                self._reject(
                     f"{self._parameter} contains an integer of more than {MAX_INTEGER_BITS} bits"
                 )
             return value
         if depth >= MAX_DEPTH:
-            self._refuse(f"{self._parameter} is nested more than {MAX_DEPTH} levels deep")
+            self._reject(f"{self._parameter} is nested more than {MAX_DEPTH} levels deep")
         if isinstance(value, Mapping):
             return dict(self._items(value, depth))
         if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
             return [self.read(item, depth + 1) for item in value]
-        return self._refuse(
+        return self._reject(
             f"{self._parameter} contains a {type(value).__name__}; use only strings, numbers, "
             "booleans, None, lists and mappings"
         )
@@ -79,7 +79,7 @@ class _Reader:
     def _items(self, mapping: Mapping[Any, Any], depth: int) -> Iterator[tuple[str, Any]]:
         for key, value in mapping.items():
             if not isinstance(key, str):
-                self._refuse(
+                self._reject(
                     f"{self._parameter} contains a mapping with the key {key!r:.40}; keys must be "
                     "strings"
                 )
@@ -88,8 +88,8 @@ class _Reader:
     def _text(self, text: str) -> str:
         self._chars_left -= len(text)
         if self._chars_left < 0:
-            self._refuse(f"{self._parameter} contains more than {MAX_CHARS} characters")
+            self._reject(f"{self._parameter} contains more than {MAX_CHARS} characters")
         return text
 
-    def _refuse(self, problem: str) -> Any:
+    def _reject(self, problem: str) -> Any:
         raise RequestError(f"{problem}.", parameter=self._parameter)

@@ -57,10 +57,10 @@ def frame_kind(frame: bytes) -> int:
     return kind
 
 
-def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
+def unpack_columns(frame: bytes, kind: int, *, minimum: int) -> ColumnFrame:
     """Decode a frame of `kind`. Raises MessageError if it is not valid.
 
-    least: the minimum number of columns.
+    minimum: the minimum number of columns.
     """
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
@@ -71,10 +71,10 @@ def unpack_columns(frame: bytes, kind: int, *, least: int) -> ColumnFrame:
             f"{_MAGIC:#x}, {VERSION} and {kind}."
         )
     at = _HEAD.size + 4 * count
-    if not least <= count <= MAX_COLUMNS or len(frame) < at:
+    if not minimum <= count <= MAX_COLUMNS or len(frame) < at:
         raise MessageError(
-            f"a frame of {len(frame)} bytes has {count} columns; at least {least} and all of their "
-            "lengths are required."
+            f"a frame of {len(frame)} bytes has {count} columns; at least {minimum} and all of "
+            "their lengths are required."
         )
     lengths = _LENGTHS[count].unpack_from(frame, _HEAD.size)
     if at + sum(lengths) != len(frame):

@@ -99,7 +99,7 @@ class Answer(Message, frozen=True, tag="answer"):
 class Outputs(Message, frozen=True, tag="outputs"):
     """The outputs of one step: `EngineCoreOutputs` as columns of bytes.
 
-    answers: responses to calls that added requests of which at least one ran in this step.
+    responses: responses to calls that added requests of which at least one ran in this step.
     """
 
     request_ids: list[str]
@@ -111,7 +111,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
     num_cached_tokens: dict[str, int]
     admitted_ns: dict[str, int]
     stats: SchedulerStats | None
-    answers: tuple[Answer, ...] = ()
+    responses: tuple[Answer, ...] = ()
 
     @classmethod
     def of(cls, outputs: EngineCoreOutputs, replies: tuple[Answer, ...] = ()) -> Outputs:
@@ -126,7 +126,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
             num_cached_tokens=dict(outputs.num_cached_tokens),
             admitted_ns=dict(outputs.admitted_ns),
             stats=outputs.stats,
-            answers=replies,
+            responses=replies,
         )
 
     def columns(self) -> EngineCoreOutputs:
@@ -148,7 +148,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
         )
 
 
-class Died(Message, frozen=True, tag="died"):
+class Failed(Message, frozen=True, tag="died"):
     """The engine has failed, or no longer serves this front end."""
 
     error: RemoteError
@@ -162,12 +162,12 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """
 
     num_steps: int
-    num_refused: int
+    num_rejected: int
     paused: PauseScope | None = None
 
 
 ToEngine = Hello | Call | Taken | Detach | Stop
-FromEngine = Ready | Outputs | Answer | Died | Heartbeat
+FromEngine = Ready | Outputs | Answer | Failed | Heartbeat
 
 
 def pack(message: Message) -> bytes:
@@ -182,11 +182,11 @@ def pack(message: Message) -> bytes:
 
 
 class MessageReader(Generic[M]):
-    """Decodes the messages of one direction. num_refused: number of invalid messages."""
+    """Decodes the messages of one direction. num_rejected: number of invalid messages."""
 
     def __init__(self, kinds: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         """kinds: the union of the message types, `ToEngine` or `FromEngine`."""
-        self.num_refused = 0
+        self.num_rejected = 0
         self._kinds = kinds
         self._max_bytes = max_bytes
 
@@ -195,12 +195,12 @@ class MessageReader(Generic[M]):
         try:
             return self._read(content)
         except MessageError:
-            self.num_refused += 1
+            self.num_rejected += 1
             raise
 
-    def refuse(self, reason: str) -> MessageError:
+    def reject(self, reason: str) -> MessageError:
         """Count a message that was decoded but must not be sent now. Return the error to raise."""
-        self.num_refused += 1
+        self.num_rejected += 1
         return MessageError(reason)
 
     def _read(self, content: bytes) -> M:

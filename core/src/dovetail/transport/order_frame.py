@@ -36,7 +36,7 @@ class WorkerCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallAnswer:
+class CallResult:
     """The result of a call: `value`, or `error`."""
 
     number: int
@@ -59,7 +59,7 @@ def decode_sample(frame: bytes) -> GrammarOutput | None:
 
     Raises MessageError if the frame is not valid.
     """
-    columns = unpack_columns(frame, SAMPLE, least=2)
+    columns = unpack_columns(frame, SAMPLE, minimum=2)
     if not columns.numbers[0]:
         return None
     return GrammarOutput(
@@ -76,7 +76,7 @@ def encode_call(call: WorkerCall) -> bytes:
 
 def decode_call(frame: bytes) -> WorkerCall:
     """Decode the call in a frame. Raise MessageError if the frame is not a valid call."""
-    columns = unpack_columns(frame, CALL, least=1)
+    columns = unpack_columns(frame, CALL, minimum=1)
     parts = unpack_value(columns.columns[0])
     if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, dict]:
         raise MessageError("A call must contain an operation, its arguments and its keywords.")
@@ -90,18 +90,18 @@ def decode_call(frame: bytes) -> WorkerCall:
     )
 
 
-def encode_answer(result: CallAnswer) -> bytes:
+def encode_call_result(result: CallResult) -> bytes:
     """Return the frame of a response. Raise MessageError if its value cannot be sent."""
     if result.error is not None:
         return pack_columns(ANSWER, (encode(astuple(result.error)),), (result.number, 1))
     return pack_columns(ANSWER, (pack_value(result.value),), (result.number, 0))
 
 
-def decode_answer(frame: bytes) -> CallAnswer:
+def decode_call_result(frame: bytes) -> CallResult:
     """Decode the response in a frame. Raise MessageError if the frame is not a valid response."""
-    columns = unpack_columns(frame, ANSWER, least=1)
+    columns = unpack_columns(frame, ANSWER, minimum=1)
     number, failed = columns.numbers
     if failed:
         error = RemoteError(*decode(columns.columns[0], tuple[str, str, str]))
-        return CallAnswer(number=number, error=error)
-    return CallAnswer(number=number, value=unpack_value(columns.columns[0]))
+        return CallResult(number=number, error=error)
+    return CallResult(number=number, value=unpack_value(columns.columns[0]))

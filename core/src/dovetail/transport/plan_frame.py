@@ -52,7 +52,7 @@ def encode_plan(plan: SchedulerOutput) -> bytes:
 
 def decode_plan(frame: bytes) -> SchedulerOutput:
     """Decode a plan and copy its columns. Raises MessageError if the frame is not valid."""
-    columns = unpack_columns(frame, PLAN, least=_NUM_FIXED)
+    columns = unpack_columns(frame, PLAN, minimum=_NUM_FIXED)
     step_id, total = columns.numbers
     rows, starts, num_tokens, samples, leaves, num_drafts, content_rows, indexes, tail = (
         columns.columns[:_NUM_FIXED]

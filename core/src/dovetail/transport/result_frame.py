@@ -61,7 +61,7 @@ def encode_result(output: ModelRunnerOutput) -> bytes:
 
 def decode_result(frame: bytes) -> ModelRunnerOutput:
     """Decode a result and copy its columns. Raises MessageError if the frame is not valid."""
-    columns = unpack_columns(frame, RESULT, least=_NUM_COLUMNS)
+    columns = unpack_columns(frame, RESULT, minimum=_NUM_COLUMNS)
     if len(columns.columns) != _NUM_COLUMNS or columns.numbers[1]:
         raise MessageError(f"a result has {len(columns.columns)} columns, not {_NUM_COLUMNS}.")
     num_sampled = uint8(columns.columns[0])

@@ -165,7 +165,7 @@ class RingWriter:
         self._written = number
         self._memory.set_count(0, number)
         for index, wakeup in enumerate(self._wakeups):
-            wake_count = self._memory.wanted(1 + index)
+            wake_count = self._memory.wake_count(1 + index)
             if wake_count and wake_count != self._rung[index]:
                 self._rung[index] = wake_count
                 wakeup.notify()
@@ -215,12 +215,12 @@ class RingWriter:
         target = self._written - self._num_slots // 2
         self._slowest = min(self._counts())
         while self._written - self._slowest >= self._num_slots:
-            self._memory.set_wanted(0, target)
+            self._memory.set_wake_count(0, target)
             self._slowest = min(self._counts())
             if self._written - self._slowest >= self._num_slots:
                 self._nap(deadline_ns)
             self._slowest = min(self._counts())
-        self._memory.set_wanted(0, 0)
+        self._memory.set_wake_count(0, 0)
 
     def _nap(self, deadline_ns: int) -> None:
         left_ms = (deadline_ns - self._clock.now_ns()) // 1_000_000
@@ -313,7 +313,7 @@ class RingReader:
         """Wait until a frame is available."""
         start_ns = self._clock.now_ns()
         memory, read = self._memory, self._read
-        memory.set_wanted(self._who, read + 1)
+        memory.set_wake_count(self._who, read + 1)
         while memory.count(0) == read:
             nap_ms = _NAP_MS
             if timeout_s is not None:
@@ -324,7 +324,7 @@ class RingReader:
             self._poller.wait(nap_ms)
             if self._wakeup.lost and memory.count(0) == read:
                 raise PeerLostError("the ring's writer has exited, and all its frames were read.")
-        memory.set_wanted(self._who, 0)
+        memory.set_wake_count(self._who, 0)
 
     def _take(self) -> bytes:
         number, written = self._read + 1, self._memory.count(0)
@@ -345,7 +345,7 @@ class RingReader:
             content = self._take_descriptor(number, frame.size, frame.checksum)
         self._read = number
         self._memory.set_count(self._who, number)
-        wake_count = self._memory.wanted(0)
+        wake_count = self._memory.wake_count(0)
         if 0 < wake_count <= number and wake_count != self._rung:
             self._rung = wake_count
             self._wakeup.notify()

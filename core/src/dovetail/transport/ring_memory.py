@@ -192,11 +192,11 @@ class RingMemory:
         """
         self._words[side * _LINE_WORDS] = count
 
-    def wanted(self, side: int) -> int:
+    def wake_count(self, side: int) -> int:
         """Return the count at which `side` must be woken, or 0 if it is awake."""
         return self._words[side * _LINE_WORDS + 1]
 
-    def set_wanted(self, side: int, count: int) -> None:
+    def set_wake_count(self, side: int, count: int) -> None:
         """Set the peer's count at which this process must be woken, or 0 for never."""
         self._words[side * _LINE_WORDS + 1] = count
 

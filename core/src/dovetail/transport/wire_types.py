@@ -191,7 +191,7 @@ def decode(
     """
     try:
         return msgspec.msgpack.decode(
-            content, type=kind, ext_hook=_refuse_extension, dec_hook=other
+            content, type=kind, ext_hook=_reject_extension, dec_hook=other
         )
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise MessageError(f"{len(content)} bytes cannot be decoded: {error}") from None
@@ -205,5 +205,5 @@ def _read_params(packed: Any) -> SamplingParams:
     return SamplingParams(**{name: getattr(packed, name) for name in packed.__struct_fields__})
 
 
-def _refuse_extension(code: int, data: memoryview) -> Any:
+def _reject_extension(code: int, data: memoryview) -> Any:
     raise ValueError(f"extension type {code} is not supported")

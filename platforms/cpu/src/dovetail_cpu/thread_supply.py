@@ -13,7 +13,7 @@ import torch
 
 from dovetail.errors import CapacityError
 
-_LEAST_PER_THREAD = 1 << 15
+_MIN_PER_THREAD = 1 << 15
 """Number of elements per torch thread."""
 _USUAL_STACK_BYTES = 8 << 20
 _MARGIN_BYTES = 4 << 20
@@ -25,7 +25,7 @@ def start_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     if num_threads > 1:
         _check_room(num_threads)
-        torch.empty(num_threads * _LEAST_PER_THREAD, dtype=torch.uint8).fill_(0)
+        torch.empty(num_threads * _MIN_PER_THREAD, dtype=torch.uint8).fill_(0)
 
 
 def _check_room(num_threads: int) -> None:

@@ -110,7 +110,7 @@ def library() -> ctypes.CDLL:
         loaded.dk_replay.argtypes = [ctypes.c_void_p, _INT64]
     except (OSError, AttributeError) as error:
         raise NativeUnavailableError(f"{LIBRARY.name} cannot be loaded: {error}") from error
-    requested = _wished_level()
+    requested = _requested_level()
     if requested is not None:
         loaded.dk_set_level(requested)
     return loaded
@@ -197,7 +197,7 @@ def _check_layout(loaded: ctypes.CDLL) -> None:
             )
 
 
-def _wished_level() -> int | None:
+def _requested_level() -> int | None:
     name = os.environ.get(LEVEL_VARIABLE, "")
     if not name:
         return None

@@ -17,7 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _GIB = 1 << 30
 _PARTITION = "MIG-"
-_LEAST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
+_MIN_CAPABILITY = {12: (5, 0), 13: (7, 5)}
 """The lowest compute capability that a major version of CUDA supports (its release notes)."""
 
 
@@ -134,7 +134,7 @@ def _against_driver(machine: Machine, driver: Driver) -> list[str]:
             f"{card.name} cannot be used: {card.problem}; or hide it with {VISIBLE}"
             for card in unknown
         ]
-    minimum = _LEAST_CAPABILITY.get(major, (0, 0))
+    minimum = _MIN_CAPABILITY.get(major, (0, 0))
     old = [card for card in machine.cards if card.capability < minimum]
     return [
         f"{card.name} has compute capability {_dotted(card.capability)}, but CUDA "

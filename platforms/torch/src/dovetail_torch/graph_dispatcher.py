@@ -49,7 +49,7 @@ class GraphDispatcher:
         self._provider = provider
         self._entries: dict[Hashable, tuple[Graph, Outputs]] = {}
         self._seen: set[Hashable] = set()
-        self._refused: set[Hashable] = set()
+        self._rejected: set[Hashable] = set()
         self._proven: set[int] = set()
         self.counts = GraphCounts()
 
@@ -112,7 +112,7 @@ class GraphDispatcher:
 
     def _first_times(self, key: Hashable, forward: Forward) -> Outputs:
         """Run eagerly. Capture the run if the shape has occurred before."""
-        if key in self._refused or key not in self._seen:
+        if key in self._rejected or key not in self._seen:
             self._seen.add(key)
             self.counts.eager += 1
             return forward()
@@ -124,7 +124,7 @@ class GraphDispatcher:
         elif capture.lasting:
             self._give_up(f"{capture.obstacle} cannot be replayed")
         else:
-            self._refused.add(key)
+            self._rejected.add(key)
             logger.info(
                 "Batches of this shape run eagerly, because they cannot be replayed: %s.",
                 capture.obstacle,

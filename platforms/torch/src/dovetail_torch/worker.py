@@ -235,8 +235,8 @@ class TorchWorker(WorkerBase):
 
     def get_model_info(self) -> ModelInfo:
         """Return the properties of the loaded model."""
-        most = getattr(self._model, "max_positions", None) or 0
-        return ModelInfo(vocab_size=self._vocab_size(), max_model_len=most)
+        maximum = getattr(self._model, "max_positions", None) or 0
+        return ModelInfo(vocab_size=self._vocab_size(), max_model_len=maximum)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
         """Return the KV-cache spec of each attention layer."""

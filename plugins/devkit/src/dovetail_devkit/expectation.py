@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class NotHere(Exception):  # noqa: N818  # not an error: the case is skipped
+class SkipCase(Exception):  # noqa: N818  # not an error: the case is skipped
     """The exception that skips a case that does not apply to this plugin or this machine."""
 
 
@@ -32,14 +32,14 @@ def expect_error(kind: type[Exception], call: Callable[[], Any], rule: str) -> E
 
 
 @contextmanager
-def judging(what: str) -> Iterator[None]:
+def checking(what: str) -> Iterator[None]:
     """Convert errors of the block to an AssertionError.
 
     what: description of the check in the message.
     """
     try:
         yield
-    except NotHere:
+    except SkipCase:
         raise
     except Exception as error:
         text = str(error) if isinstance(error, AssertionError) else repr(error)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_devkit import SUITES, load_suite
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere, judging
+from dovetail_devkit.expectation import SkipCase, checking
 from dovetail_devkit.kit_subjects import Subjects
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def _raise(error: Exception) -> None:
 
 def _run(case: Case, kind: str, unusable: str) -> None:
     if unusable:
-        raise NotHere(unusable)
-    with judging(f"{kind}, {case.name!r}"):
+        raise SkipCase(unusable)
+    with checking(f"{kind}, {case.name!r}"):
         if kind in _TORCH_KINDS:
             _run_in_one_thread(case)
         else:
@@ -91,7 +91,7 @@ def _whole_suite(kind: str, cls: type[Any], subjects: Subjects) -> Iterator[Case
 
 def _run_whole(kind: str, cls: type[Any], subjects: Subjects) -> None:
     if kind not in SUITES:
-        raise NotHere(f"the kind {kind!r} has no suite")
+        raise SkipCase(f"the kind {kind!r} has no suite")
     suite = load_suite(kind)
     parameters = inspect.signature(suite).parameters
     arguments = (subjects.find_device(frozenset()),) if "device" in parameters else ()
@@ -106,7 +106,7 @@ def _on_device(claimed: frozenset[str], subjects: Subjects, make: DeviceCases) -
 
     try:
         device = subjects.find_device(claimed)
-    except NotHere as reason:
+    except SkipCase as reason:
         for case in make(torch.device("cpu")):
             yield Case(name=case.name, run=partial(_leave_out, str(reason)))
         return
@@ -114,7 +114,7 @@ def _on_device(claimed: frozenset[str], subjects: Subjects, make: DeviceCases) -
 
 
 def _leave_out(reason: str) -> None:
-    raise NotHere(reason)
+    raise SkipCase(reason)
 
 
 def _attention(cls: type[Any], subjects: Subjects) -> Iterable[Case]:

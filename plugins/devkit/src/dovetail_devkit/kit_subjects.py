@@ -29,7 +29,7 @@ from dovetail_devkit.contexts import (
     make_worker_context,
     write_fake_config,
 )
-from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.tiny_model import TINY_LLAMA, write_safetensors, write_tiny_llama
 
@@ -79,7 +79,7 @@ class Subjects:
             module = getattr(torch, name, None)
             if name == "cpu" or (module is not None and module.is_available()):
                 return torch.device(name)
-        raise NotHere(f"the plugin needs a device of the type {', '.join(devices)}")
+        raise SkipCase(f"the plugin needs a device of the type {', '.join(devices)}")
 
     def model_config(self, architectures: tuple[str, ...]) -> Mapping[str, Any]:
         """Return a config.json for a model class, from the user's model or a tiny Llama."""
@@ -161,7 +161,7 @@ class Subjects:
         candidates = self.registry.candidates("model_format") if self.model is None else ()
         formats = [f"*.{item.name}" for item in candidates if top_package(item.target) == package]
         if formats:
-            raise NotHere(
+            raise SkipCase(
                 f"the plugin reads {formats[0]} files; pass the path of such a file with "
                 f"--dovetail-model-dir"
             )
@@ -184,7 +184,7 @@ class Subjects:
             if candidate.distribution == own or self._prefers(platform, worker_cls):
                 return platform
         if reasons:
-            raise NotHere("; ".join(reasons))
+            raise SkipCase("; ".join(reasons))
         try:
             return choose_platform(self.registry, AUTO)
         except PluginNotFoundError:

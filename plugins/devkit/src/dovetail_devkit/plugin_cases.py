@@ -19,7 +19,7 @@ from dovetail.plugins import PluginPolicy, PluginRegistry, check_contract
 from dovetail.plugins.loading import Origin, load_target
 from dovetail.plugins.metadata.manifest import PluginEntry
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere, expect, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect
 
 CHILD_S = 120
 
@@ -96,16 +96,16 @@ def _class_options(subject: PluginSubject) -> object:
 
 
 def _judge(check: Any, subject: PluginSubject) -> None:
-    with judging(f"{subject.kind} {subject.reference!r}"):
+    with checking(f"{subject.kind} {subject.reference!r}"):
         check(subject)
 
 
 def _check_manifest(subject: PluginSubject) -> None:
     about = subject.registry.describe(subject.kind, subject.reference)
     if not about.distribution:
-        raise NotHere("the plugin is given as a class, and a class has no manifest")
+        raise SkipCase("the plugin is given as a class, and a class has no manifest")
     if not about.in_manifest:
-        raise NotHere(f"{about.distribution} has no dovetail.toml that lists the plugin")
+        raise SkipCase(f"{about.distribution} has no dovetail.toml that lists the plugin")
 
 
 def _check_description(subject: PluginSubject) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere
+from dovetail_devkit.expectation import SkipCase
 
 if TYPE_CHECKING:
     from dovetail.config.model_directory import ModelDirectory
@@ -232,7 +232,7 @@ class CaseItem(pytest.Item):
         """Run the case. Skip it if it does not apply, with the reason."""
         try:
             self.case.run()
-        except NotHere as reason:
+        except SkipCase as reason:
             pytest.skip(str(reason))
 
     def repr_failure(

@@ -140,7 +140,7 @@ class _Fields:
         if value is None and default is not None:
             return default
         if type(value) is not int or not 0 <= value <= MAX_SIZE:
-            raise self._refusal(key, value, "an integer")
+            raise self._rejection(key, value, "an integer")
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:
@@ -150,10 +150,10 @@ class _Fields:
             return default
         good = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not good or not 0 < value < math.inf:
-            raise self._refusal(key, value, "a positive number")
+            raise self._rejection(key, value, "a positive number")
         return float(f"{value:.7g}")
 
-    def _refusal(self, key: str, value: object, expected: str) -> ModelError:
+    def _rejection(self, key: str, value: object, expected: str) -> ModelError:
         description = "missing" if value is None else f"{value!r:.80}"
         return ModelError(
             f"{self.file.path}: {self.name}.{key} is {description}; it must be {expected}."

@@ -326,11 +326,11 @@ class _Cursor:
         """Return a number or a bool."""
         return form.unpack(self.take(form.size))[0]
 
-    def count(self, most: int) -> int:
-        """Return a count, which must not exceed `most`."""
+    def count(self, maximum: int) -> int:
+        """Return a count, which must not exceed `maximum`."""
         count: int = self.unpack(_U64)
-        if count > most:
-            raise _Damaged(f"it has a count of {count}; the limit is {most}")
+        if count > maximum:
+            raise _Damaged(f"it has a count of {count}; the limit is {maximum}")
         return count
 
     def text(self, max_bytes: int = MAX_METADATA_BYTES) -> str:

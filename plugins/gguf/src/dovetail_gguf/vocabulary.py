@@ -112,7 +112,7 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
         twice = next(
             token for number, token in enumerate(tokens) if vocabulary.ids[token] != number
         )
-        raise source.refusal(f"tokens has {shorten(twice)} twice")
+        raise source.rejection(f"tokens has {shorten(twice)} twice")
     return vocabulary
 
 
@@ -122,7 +122,7 @@ class _Metadata:
     def __init__(self, file: GGUFFile) -> None:
         self._path, self._metadata = file.path, file.metadata
 
-    def refusal(self, problem: str) -> ModelError:
+    def rejection(self, problem: str) -> ModelError:
         return ModelError(f"{self._path}: tokenizer.ggml.{problem}.")
 
     def value(self, key: str, kind: type, *, default: Any) -> Any:
@@ -131,33 +131,33 @@ class _Metadata:
         if value is None:
             return default
         if type(value) is not kind:
-            raise self.refusal(f"{key} is {shorten(value)}; it must be of type {kind.__name__}")
+            raise self.rejection(f"{key} is {shorten(value)}; it must be of type {kind.__name__}")
         return value
 
-    def list_of(self, key: str, kind: type, most: int) -> list[Any] | None:
-        """Return a list of up to `most` values of the type `kind`, or None if it is absent."""
+    def list_of(self, key: str, kind: type, maximum: int) -> list[Any] | None:
+        """Return a list of up to `maximum` values of the type `kind`, or None if it is absent."""
         full = f"tokenizer.ggml.{key}"
         if full not in self._metadata:
             return None
         count, num_bytes = self._metadata.count(full), self._metadata.num_bytes(full)
         if count is None:
-            raise self.refusal(f"{key} is {shorten(self._metadata[full])}; it must be a list")
-        if count > most or num_bytes > MAX_LIST_BYTES:
-            raise self.refusal(
-                f"{key} has {count} values in {num_bytes} bytes; the limits are {most} values and "
-                f"{MAX_LIST_BYTES} bytes",
+            raise self.rejection(f"{key} is {shorten(self._metadata[full])}; it must be a list")
+        if count > maximum or num_bytes > MAX_LIST_BYTES:
+            raise self.rejection(
+                f"{key} has {count} values in {num_bytes} bytes; the limits are {maximum} values "
+                f"and {MAX_LIST_BYTES} bytes",
             )
         values: list[Any] = self._metadata[full]
         if values and type(values[0]) is not kind:  # all elements have the same type
-            raise self.refusal(
+            raise self.rejection(
                 f"{key} has {shorten(values[0])}; its values must be {kind.__name__}"
             )
         return values
 
-    def strings(self, key: str, most: int) -> list[str]:
-        values = self.list_of(key, str, most)
+    def strings(self, key: str, maximum: int) -> list[str]:
+        values = self.list_of(key, str, maximum)
         if not values:
-            raise self.refusal(f"{key} is missing or empty")
+            raise self.rejection(f"{key} is missing or empty")
         return values
 
     def token_types(self, num_tokens: int) -> list[int]:
@@ -184,12 +184,12 @@ class _Metadata:
         if values is None:
             values = default
         if values is None:
-            raise self.refusal(f"{key} is missing")
+            raise self.rejection(f"{key} is missing")
         if len(values) != num_tokens:
-            raise self.refusal(f"{key} has {len(values)} values for {num_tokens} tokens")
+            raise self.rejection(f"{key} has {len(values)} values for {num_tokens} tokens")
         for number, value in enumerate(values):
             if not is_valid(value):
-                raise self.refusal(f"{key} has the value {value} for the token {number}")
+                raise self.rejection(f"{key} has the value {value} for the token {number}")
         return values
 
     def merges(self) -> list[tuple[str, str]]:
@@ -197,7 +197,7 @@ class _Metadata:
         for merge in self.strings("merges", MAX_MERGES):
             cut = merge.find(" ", 1)
             if cut < 0:
-                raise self.refusal(f"merges has {shorten(merge)}, which is not a pair")
+                raise self.rejection(f"merges has {shorten(merge)}, which is not a pair")
             pairs.append((merge[:cut], merge[cut + 1 :]))
         return pairs
 
@@ -208,7 +208,7 @@ class _Metadata:
             if token is None:
                 continue
             if not 0 <= token < num_tokens:
-                raise self.refusal(f"{key} is {token}, but there are {num_tokens} tokens")
+                raise self.rejection(f"{key} is {token}, but there are {num_tokens} tokens")
             token_ids[name] = token
         return token_ids
 

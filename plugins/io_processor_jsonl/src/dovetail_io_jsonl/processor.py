@@ -52,14 +52,14 @@ class JSONLProcessor(IOProcessor):
         for where, row in read_rows(request.data):
             row_id = row.get("id", len(prompts))
             if not isinstance(row_id, (str, int)) or isinstance(row_id, bool):
-                raise _refusal(where, f"id={row_id!r:.80} must be a string or an integer")
+                raise _rejection(where, f"id={row_id!r:.80} must be a string or an integer")
             if row_id in ids:
-                raise _refusal(where, f"id={row_id!r:.80} is already used in {ids[row_id]}")
+                raise _rejection(where, f"id={row_id!r:.80} is already used in {ids[row_id]}")
             ids[row_id] = where
             try:
                 prompts.append(self._prompt(row, params))
             except RequestError as error:
-                raise _refusal(where, str(error)) from None
+                raise _rejection(where, str(error)) from None
         return IOBatch(prompts=tuple(prompts), state=tuple(ids))
 
     def post_process(self, result: IOResult) -> list[dict[str, Any]]:
@@ -128,6 +128,6 @@ def _with_integer_keys(bias: Mapping[str, Any]) -> dict[int, Any]:
         raise RequestError(message) from None
 
 
-def _refusal(where: str, reason: str) -> RequestError:
+def _rejection(where: str, reason: str) -> RequestError:
     end = "" if reason.endswith((".", "?")) else "."
     return RequestError(f"{where}: {reason}{end}", parameter="data")

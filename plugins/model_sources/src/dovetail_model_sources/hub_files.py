@@ -86,19 +86,19 @@ class Repository:
         )
         commit, etag = metadata.commit_hash or "", metadata.etag or ""
         if not _COMMIT.fullmatch(commit) or (self.commit and commit != self.commit):
-            self._refuse(name, f"the commit {shorten(commit)}")
+            self._reject(name, f"the commit {shorten(commit)}")
         if not _ETAG.fullmatch(etag) or etag.startswith("."):
-            self._refuse(name, f"the ETag {shorten(etag)}")
+            self._reject(name, f"the ETag {shorten(etag)}")
         if metadata.size is not None and not 0 <= metadata.size <= max_bytes:
-            self._refuse(name, f"{metadata.size} bytes; the limit is {max_bytes}")
+            self._reject(name, f"{metadata.size} bytes; the limit is {max_bytes}")
         if self._endpoint.startswith("https:") and not metadata.location.startswith("https:"):
-            self._refuse(name, "an address without TLS")
+            self._reject(name, "an address without TLS")
         self.commit = commit
         return HubFile(
             name=name, url=metadata.location, commit=commit, etag=etag, num_bytes=metadata.size
         )
 
-    def _refuse(self, name: str, what: str) -> None:
+    def _reject(self, name: str, what: str) -> None:
         raise ModelError(
             f"{self._wanted.title} is rejected: the hub {self._endpoint} states {what} for "
             f"{shorten(name)}."

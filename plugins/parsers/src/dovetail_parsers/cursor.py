@@ -121,7 +121,7 @@ class Cursor:
                 return ""
             yield
 
-    def word(self, stops: tuple[str, ...], most: int = MAX_NAME_CHARS) -> Steps[tuple[str, str]]:
+    def word(self, stops: tuple[str, ...], maximum: int = MAX_NAME_CHARS) -> Steps[tuple[str, str]]:
         """Read a short text and the marker after it. Raise MalformedCallError if there is none."""
         parts: list[str] = []
         size = 0
@@ -130,7 +130,7 @@ class Cursor:
             nonlocal size
             size += len(piece)
             parts.append(piece)
-            if size > most:
+            if size > maximum:
                 raise MalformedCallError
 
         marker = yield from self.until(stops, keep)

@@ -27,7 +27,7 @@ HEADS: dict[str, tuple[str, ...]] = {
     "bfloat16": (),
 }
 """Block types of the head and the token embedding by the name of the option."""
-_FEWEST_TOKENS, _MOST_TOKENS = 256, 1 << 20
+_MIN_TOKENS, _MAX_TOKENS = 256, 1 << 20
 
 
 def _option(text: str) -> Parameter:
@@ -78,8 +78,8 @@ def check_options(options: QuantizeOptions) -> None:
         raise ConfigError(f"--method={options.method} needs --calibrate with a text file.")
     if options.report and options.calibrate is None:
         raise ConfigError("--report needs --calibrate with a text file.")
-    if not _FEWEST_TOKENS <= options.max_tokens <= _MOST_TOKENS:
-        raise ConfigError(f"--max-tokens must be from {_FEWEST_TOKENS} to {_MOST_TOKENS}.")
+    if not _MIN_TOKENS <= options.max_tokens <= _MAX_TOKENS:
+        raise ConfigError(f"--max-tokens must be from {_MIN_TOKENS} to {_MAX_TOKENS}.")
     if not 0 < options.damping <= 1:
         raise ConfigError("--damping must be greater than 0 and at most 1.")
     if not options.max_layer_error >= 0:

@@ -9,8 +9,8 @@ from dovetail.errors import ConfigError
 from dovetail_quantize.opened_model import CHUNK_TOKENS, OpenedModel
 
 MAX_BYTES = 64 << 20
-FEWEST_TOKENS = 256
-_MOST_CHARACTERS = 16
+MIN_TOKENS = 256
+_MAX_CHARACTERS = 16
 """Number of characters that are tokenized for each token that is needed."""
 
 
@@ -38,9 +38,9 @@ def built_in_text() -> str:
 
 def split_chunks(opened: OpenedModel, text: str, option: str, max_tokens: int) -> list[list[int]]:
     """Return chunks of up to 512 tokens. Raises ConfigError for a text that is too short."""
-    ids = opened.encode(text[: max_tokens * _MOST_CHARACTERS])[:max_tokens]
+    ids = opened.encode(text[: max_tokens * _MAX_CHARACTERS])[:max_tokens]
     length = min(CHUNK_TOKENS, opened.longest_chunk)
-    fewest = min(FEWEST_TOKENS, length)
+    fewest = min(MIN_TOKENS, length)
     if len(ids) < fewest:
         raise ConfigError(
             f"{option}: the text has {len(ids)} tokens; at least {fewest} are necessary."

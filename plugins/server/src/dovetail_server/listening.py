@@ -61,7 +61,7 @@ def tls_context(settings: ServerSettings) -> ssl.SSLContext | None:
     for option, file in (("--ssl-certfile", settings.ssl_certfile), ("--ssl-keyfile", key)):
         _check_readable(option, file)
     try:
-        context.load_cert_chain(settings.ssl_certfile, key, password=_refuse_password)
+        context.load_cert_chain(settings.ssl_certfile, key, password=_reject_password)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"--ssl-certfile {settings.ssl_certfile} and the key in {key} (--ssl-keyfile) cannot "
@@ -89,7 +89,7 @@ def _check_readable(option: str, file: str) -> None:
         raise ConfigError(f"{option} {file} cannot be read: {error.strerror}.") from None
 
 
-def _refuse_password() -> str:
+def _reject_password() -> str:
     """Reject a key with a password, for which OpenSSL would otherwise prompt in the terminal."""
     raise ConfigError(
         "--ssl-keyfile has a password; give a key without one, readable only by the server."

@@ -47,7 +47,7 @@ class RequestObserver(Protocol):
     def request_ended(self, record: RequestRecord) -> None:
         """Handle the end of an accepted request."""
 
-    def request_refused(self, route: str, status: int, code: str) -> None:
+    def request_rejected(self, route: str, status: int, code: str) -> None:
         """Handle a request that was rejected with an error."""
 
 
@@ -71,7 +71,7 @@ class Observers:
         for observer in self._observers:
             observer.request_ended(record)
 
-    def refused(self, route: str, status: int, code: str) -> None:
+    def rejected(self, route: str, status: int, code: str) -> None:
         """Notify all observers of a rejected request."""
         for observer in self._observers:
-            observer.request_refused(route, status, code)
+            observer.request_rejected(route, status, code)

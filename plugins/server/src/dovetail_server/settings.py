@@ -12,8 +12,8 @@ KIB, MIB = 1 << 10, 1 << 20
 CACHE_SALTS = ("none", "key", "user")
 MAX_PORT = 65535
 
-_LEAST = {"max_waiting": 0, "port": 0, "admin_port": 0}
-_MOST = {"port": MAX_PORT, "admin_port": MAX_PORT, "api_processes": 256}
+_MINIMUM = {"max_waiting": 0, "port": 0, "admin_port": 0}
+_MAXIMUM = {"port": MAX_PORT, "admin_port": MAX_PORT, "api_processes": 256}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class ServerSettings:
     host, port: the listening address; port 0 for a free one. api_processes: processes that serve
     requests; with several, each accepts an equal share of the requests and bodies.
     max_waiting: requests that may wait in addition to the running ones.
-    strict_params: refuse unknown fields of requests. allow_request_templates: whether a request may
+    strict_params: reject unknown fields of requests. allow_request_templates: whether a request may
     have its own chat template. request_timeout_s: the default time limit of a
     request, and the largest that a client may set; None for no limit.
     max_body_bytes, max_json_values: limits of a request's body. max_total_body_bytes: of the bodies
@@ -99,7 +99,7 @@ class ServerSettings:
         self._check_choice("log_level", LEVELS)
 
     def _check_integer(self, name: str, value: object) -> None:
-        minimum, maximum = _LEAST.get(name, 1), _MOST.get(name, 2**40)
+        minimum, maximum = _MINIMUM.get(name, 1), _MAXIMUM.get(name, 2**40)
         if type(value) is not int or not minimum <= value <= maximum:
             raise ConfigError(
                 f"{_flag(name)} {value!r} must be an integer from {minimum} to {maximum}."

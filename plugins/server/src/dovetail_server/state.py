@@ -59,11 +59,11 @@ class ServerState:
 
     def admit(self, llm: AsyncLLM) -> AbstractContextManager[None]:
         """Count a request while it is served. Raise APIError if the queue is full."""
-        return self.admission.enter(self._most_unfinished(llm))
+        return self.admission.enter(self._max_unfinished(llm))
 
     def check_size(self, llm: AsyncLLM, num_completions: int, param: str) -> None:
         """Raise APIError if a request has more completions than the server accepts at a time."""
-        maximum = self._most_unfinished(llm)
+        maximum = self._max_unfinished(llm)
         if num_completions > maximum:
             raise APIError(
                 f"The request needs {num_completions} completions; this server accepts at most "
@@ -77,14 +77,14 @@ class ServerState:
         error.code, error.retry_after_s = "aborted", None
         num_aborted = 0
         for exchange in list(self.exchanges):
-            if exchange.answer_id and (
-                everything or {exchange.request_id, exchange.answer_id} & requested
+            if exchange.response_id and (
+                everything or {exchange.request_id, exchange.response_id} & requested
             ):
                 exchange.interrupt(error)
                 num_aborted += 1
         return num_aborted
 
-    def _most_unfinished(self, llm: AsyncLLM) -> int:
+    def _max_unfinished(self, llm: AsyncLLM) -> int:
         """Return this API process's share of the number of requests that the server accepts."""
         total = self.settings.max_waiting + llm.config.scheduler.max_num_seqs
         return -(-total // self.settings.api_processes)

@@ -66,12 +66,12 @@ def read_count(schema: Mapping[str, Any], keyword: str) -> int | None:
     return int(value)
 
 
-def read_counts(schema: Mapping[str, Any], least: str, most: str) -> dict[str, int]:
+def read_counts(schema: Mapping[str, Any], minimum: str, maximum: str) -> dict[str, int]:
     """Return the counts that are given of a minimum and a maximum."""
-    requested = {item: read_count(schema, item) for item in (least, most)}
+    requested = {item: read_count(schema, item) for item in (minimum, maximum)}
     counts = {keyword: count for keyword, count in requested.items() if count is not None}
-    if counts.get(least, 0) > counts.get(most, MAX_COUNT):
-        raise ValueError(f"{least} is greater than {most}, so no value is valid")
+    if counts.get(minimum, 0) > counts.get(maximum, MAX_COUNT):
+        raise ValueError(f"{minimum} is greater than {maximum}, so no value is valid")
     return counts
 
 

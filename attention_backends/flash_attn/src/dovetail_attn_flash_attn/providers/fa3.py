@@ -126,7 +126,7 @@ class Fa3Provider(Provider):
             kv_cache_dtypes=frozenset(() if _is_disabled("FP8") else (FP8,)),
             dtypes=HALF_DTYPES - {"float16"} if _is_disabled("FP16") else HALF_DTYPES,
             head_sizes=frozenset(size for size in HEAD_SIZES if not _is_disabled(_flag(size))),
-            least_driver=DRIVER_WITH_SINKS if _is_installed(WITH_SINKS) else 0,
+            min_driver=DRIVER_WITH_SINKS if _is_installed(WITH_SINKS) else 0,
         )
 
     def load(self, capability: int) -> None:

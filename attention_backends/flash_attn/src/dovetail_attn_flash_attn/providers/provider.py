@@ -58,7 +58,7 @@ class Needs:
 class Support:
     """What the kernels of a provider support on a device.
 
-    capabilities: least and greatest compute capability · 10. least_driver: as `Needs.driver`; 0 for
+    capabilities: least and greatest compute capability · 10. min_driver: as `Needs.driver`; 0 for
     any. kv_cache_dtypes: besides the dtype of the model. max_heads_with_sinks: maximum number of
     query heads of a layer with sinks; 0 for any. features: of `Needs.features`.
     """
@@ -69,7 +69,7 @@ class Support:
     dtypes: frozenset[str] = HALF_DTYPES
     kv_cache_dtypes: frozenset[str] = frozenset()
     head_sizes: frozenset[int] = HEAD_SIZES
-    least_driver: int = 0
+    min_driver: int = 0
     max_heads_with_sinks: int = 0
 
     def unmet(self, needs: Needs) -> list[str]:
@@ -91,24 +91,24 @@ class Support:
             f"{feature} is not supported: {ADVICE.get(feature, 'choose another backend')}"
             for feature in missing
         ]
-        most = self.max_heads_with_sinks
-        if SINKS in needs.features and most and needs.num_heads > most:
-            causes.append(f"sinks are supported for at most {most} query heads")
+        maximum = self.max_heads_with_sinks
+        if SINKS in needs.features and maximum and needs.num_heads > maximum:
+            causes.append(f"sinks are supported for at most {maximum} query heads")
         return causes
 
     def _device_causes(self, needs: Needs) -> list[str]:
         causes = []
-        least, greatest = self.capabilities
-        if needs.capability and not least <= needs.capability <= greatest:
-            needed = f"{least / 10}" if least == greatest else f"{least / 10} or newer"
+        minimum, greatest = self.capabilities
+        if needs.capability and not minimum <= needs.capability <= greatest:
+            needed = f"{minimum / 10}" if minimum == greatest else f"{minimum / 10} or newer"
             causes.append(
                 f"the GPU has compute capability {needs.capability / 10}, but the kernels need "
                 f"{needed}"
             )
-        if needs.driver and needs.driver < self.least_driver:
+        if needs.driver and needs.driver < self.min_driver:
             causes.append(
                 f"the NVIDIA driver supports CUDA {_cuda_version(needs.driver)}, but the kernels "
-                f"need CUDA {_cuda_version(self.least_driver)}: install a newer driver"
+                f"need CUDA {_cuda_version(self.min_driver)}: install a newer driver"
             )
         return causes
 

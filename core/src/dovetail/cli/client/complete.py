@@ -17,7 +17,7 @@ from dovetail.cli.client.connection import (
     stream,
 )
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
-from dovetail.cli.terminal import forgive_encodings, printable, read_text_file, tell
+from dovetail.cli.terminal import forgive_encodings, print_message, printable, read_text_file
 from dovetail.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -50,7 +50,7 @@ def complete(
             print(shown("".join(_texts(event))), end="", flush=True)
         print()
         if interrupted():
-            tell("(interrupted)")
+            print_message("(interrupted)")
             return 130
     return 0
 

@@ -174,7 +174,7 @@ class _Request:
             self._connection.request(method, path, content, headers)
             self._response = response = self._connection.getresponse()
             if response.status != http.client.OK:
-                raise _refusal(server, response.status, response.read(MAX_BODY_BYTES))
+                raise _rejection(server, response.status, response.read(MAX_BODY_BYTES))
         except (OSError, http.client.HTTPException) as error:
             self.__exit__()
             raise _lost(server, error) from None
@@ -204,7 +204,7 @@ def _lost(server: Server, error: BaseException) -> ConfigError:
     )
 
 
-def _refusal(server: Server, status: int, content: bytes) -> RequestError:
+def _rejection(server: Server, status: int, content: bytes) -> RequestError:
     try:
         message = _message(json.loads(content))
     except ValueError:

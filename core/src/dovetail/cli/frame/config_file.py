@@ -111,11 +111,11 @@ def _values(file: str, node: Any, argument: Argument) -> list[str]:
     kind = type(node).__name__
     if kind == "MappingNode":
         if not _is_mapping(argument):
-            _refuse(file, node, argument, "a mapping")
+            _reject(file, node, argument, "a mapping")
         return [json.dumps(_construct(file, node))]
     if kind == "SequenceNode":
         if not _is_list(argument):
-            _refuse(file, node, argument, "a list")
+            _reject(file, node, argument, "a list")
         return [_scalar(file, item, argument) for item in node.value]
     if node.tag == f"{_TAG}null":
         return []
@@ -125,13 +125,13 @@ def _values(file: str, node: Any, argument: Argument) -> list[str]:
 def _scalar(file: str, node: Any, argument: Argument) -> str:
     """Return a value as a command-line word: true, false, a number, or the string in the file."""
     if type(node).__name__ != "ScalarNode":
-        _refuse(file, node, argument, "a nested value")
+        _reject(file, node, argument, "a nested value")
     expected = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
     if expected is None:
         return str(node.value)
     tag = node.tag.removeprefix(_TAG)
     if tag not in _TYPES[expected][0] or ":" in node.value:  # YAML 1.1 reads 1:30 as a number
-        _refuse(file, node, argument, shorten(node.value))
+        _reject(file, node, argument, shorten(node.value))
     return str(_construct(file, node)).lower()
 
 
@@ -149,7 +149,7 @@ def _is_mapping(argument: Argument) -> bool:
     return _flag(argument).removeprefix("--").replace("-", "_") in MAPPINGS
 
 
-def _refuse(file: str, node: Any, argument: Argument, description: str) -> NoReturn:
+def _reject(file: str, node: Any, argument: Argument, description: str) -> NoReturn:
     expected = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
     words = "a list of strings" if _is_list(argument) else "a text"
     words = "a mapping" if _is_mapping(argument) else words

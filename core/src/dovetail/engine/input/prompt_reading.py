@@ -11,7 +11,14 @@ from typing import Any
 from dovetail.errors import RequestError, nearest
 from dovetail.inputs import Prompt
 from dovetail.interfaces.requested_config import LimitsConfig
-from dovetail.value_checks import check_number, check_text, guarded, plain_text, refuse, shorten
+from dovetail.value_checks import (
+    check_number,
+    check_text,
+    guarded,
+    invalid,
+    plain_text,
+    shorten,
+)
 
 _CONTENTS = ("prompt_token_ids", "prompt")
 _TRAITS = ("cache_salt", "tenant", "deadline_s")
@@ -58,9 +65,9 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
         due = check_number("deadline_s", due, 0.0, _MAX_DEADLINE_S, open_low=True)
     text, ids = entries.get("prompt"), entries.get("prompt_token_ids")
     if ids is not None and text is not None and not isinstance(text, str):
-        raise refuse("prompt", text, "a string if prompt_token_ids is also given")
+        raise invalid("prompt", text, "a string if prompt_token_ids is also given")
     if isinstance(ids, str):
-        raise refuse("prompt_token_ids", ids, 'an iterable of token ids; give a text as "prompt"')
+        raise invalid("prompt_token_ids", ids, 'an iterable of token ids; give a text as "prompt"')
     content = _content(text if ids is None else ids)
     own = _content(text) if isinstance(text, str) else None
     return ReadPrompt(

@@ -21,9 +21,9 @@ from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import (
     check_integer,
     check_text,
+    invalid,
     plain_copy,
     plain_text,
-    refuse,
     shorten,
     take_items,
 )
@@ -154,7 +154,7 @@ def validate_core_request(
     check_sampling_support(request.sampling_params, worker_provides)
     check_sampling_tokens(request.sampling_params, vocab_size)
     if not isinstance(request.stop_token_ids, frozenset):
-        raise refuse("stop_token_ids", request.stop_token_ids, "a frozenset of token ids")
+        raise invalid("stop_token_ids", request.stop_token_ids, "a frozenset of token ids")
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     _check_bad_words(request.bad_words_token_ids, vocab_size, limits)
 
@@ -163,7 +163,7 @@ def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> No
     if not words:
         return
     if not isinstance(words, tuple) or not all(isinstance(word, tuple) for word in words):
-        raise refuse("bad_words", words, "a tuple of tuples of token ids")
+        raise invalid("bad_words", words, "a tuple of tuples of token ids")
     if not all(words):
         raise RequestError(
             "bad_words contains a word without tokens; leave it out.", parameter="bad_words"
@@ -209,13 +209,13 @@ def request_id_chunks(request_ids: object) -> Iterator[list[str]]:
     if not isinstance(request_ids, Iterable) or isinstance(
         request_ids, (bytes, bytearray, memoryview)
     ):
-        raise refuse("request_ids", request_ids, "a request id or a list of them")
+        raise invalid("request_ids", request_ids, "a request id or a list of them")
     ids = take_items("request_ids", request_ids, MAX_REQUEST_IDS, what="ids")
     for start in range(0, len(ids), ID_CHUNK):
         chunk = ids[start : start + ID_CHUNK]
         for request_id in chunk:
             if not issubclass(type(request_id), str):
-                raise refuse("request_ids", request_id, "a string")
+                raise invalid("request_ids", request_id, "a string")
         yield [plain_text(request_id) for request_id in chunk]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from dovetail.errors import RequestError
 from dovetail.interfaces import Tokenizer
-from dovetail.value_checks import refuse, shorten
+from dovetail.value_checks import invalid, shorten
 
 MAX_CALLS = 256
 """Maximum number of tool calls in a message."""
@@ -129,7 +129,7 @@ def _check_result(where: str, message: Mapping[str, Any], known: set[str]) -> No
 
 def _read_calls(where: str, calls: object, *, with_objects: bool) -> list[dict[str, Any]]:
     if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
-        raise refuse(where, calls, "a list of tool calls")
+        raise invalid(where, calls, "a list of tool calls")
     if len(calls) > MAX_CALLS:
         raise RequestError(
             f"{where} has {len(calls)} entries; at most {MAX_CALLS} are accepted.", parameter=where
@@ -143,14 +143,14 @@ def _read_calls(where: str, calls: object, *, with_objects: bool) -> list[dict[s
 def _read_call(where: str, call: object, *, with_objects: bool) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise refuse(where, call, 'an object with "id", "type" and "function"')
+        raise invalid(where, call, 'an object with "id", "type" and "function"')
     if not isinstance(function.get("name"), str):
-        raise refuse(f"{where}.function.name", function.get("name"), "a string")
+        raise invalid(f"{where}.function.name", function.get("name"), "a string")
     if "id" in call and not isinstance(call["id"], str):
-        raise refuse(f"{where}.id", call["id"], "a string")
+        raise invalid(f"{where}.id", call["id"], "a string")
     arguments = function.get("arguments", {})
     if not isinstance(arguments, (str, Mapping)):
-        raise refuse(f"{where}.function.arguments", arguments, "a string with a JSON object")
+        raise invalid(f"{where}.function.arguments", arguments, "a string with a JSON object")
     shown = _object_of(arguments) if with_objects else _text_of(arguments)
     return {**call, "function": {**function, "arguments": shown}}
 

@@ -15,7 +15,7 @@ from typing import Any
 from dovetail.errors import RequestError
 from dovetail.interfaces import CallText, ReasoningMarkers, ToolParser
 from dovetail.sampling_params import ReasoningParams, SamplingParams, StructuredOutputsParams
-from dovetail.value_checks import refuse, shorten
+from dovetail.value_checks import invalid, shorten
 
 MAX_TOOLS = 128
 """Maximum number of tools of a request."""
@@ -73,7 +73,7 @@ def read_tools(
     there are tools, one of `CHOICES`, or {"type": "function", "function": {"name": …}}.
     """
     if parallel_tool_calls not in (None, True, False):
-        raise refuse("parallel_tool_calls", parallel_tool_calls, "True or False")
+        raise invalid("parallel_tool_calls", parallel_tool_calls, "True or False")
     checked = _read_definitions(tools)
     choice, name = _read_choice(tool_choice, has_tools=bool(checked))
     names = [_name_of(item) for item in checked]
@@ -223,7 +223,7 @@ def _read_definitions(tools: object) -> tuple[Mapping[str, Any], ...]:
     if tools is None:
         return ()
     if not isinstance(tools, Sequence) or isinstance(tools, (str, bytes)):
-        raise refuse("tools", tools, "a list of tools")
+        raise invalid("tools", tools, "a list of tools")
     if len(tools) > MAX_TOOLS:
         raise RequestError(
             f"tools has {len(tools)} entries; at most {MAX_TOOLS} are accepted.", parameter="tools"
@@ -248,10 +248,10 @@ def _read_definition(where: str, definition: object) -> Mapping[str, Any]:
         )
     function = definition.get("function")
     if not isinstance(function, Mapping):
-        raise refuse(f"{where}.function", function, "an object with a name")
+        raise invalid(f"{where}.function", function, "an object with a name")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise refuse(
+        raise invalid(
             f"{where}.function.name",
             name,
             "1 to 64 letters, digits, underscores, hyphens or periods",
@@ -260,17 +260,17 @@ def _read_definition(where: str, definition: object) -> Mapping[str, Any]:
     if description is not None and (
         not isinstance(description, str) or len(description) > MAX_DESCRIPTION_CHARS
     ):
-        raise refuse(
+        raise invalid(
             f"{where}.function.description",
             description,
             f"a string of at most {MAX_DESCRIPTION_CHARS} characters",
         )
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise refuse(f"{where}.function.parameters", parameters, "a JSON schema (an object)")
+        raise invalid(f"{where}.function.parameters", parameters, "a JSON schema (an object)")
     has_type = "type" in (parameters or {}) or (parameters or {}).keys() & _OBJECT_KEYWORDS
     if parameters and (not has_type or parameters.get("type", "object") != "object"):
-        raise refuse(f"{where}.function.parameters.type", parameters.get("type"), '"object"')
+        raise invalid(f"{where}.function.parameters.type", parameters.get("type"), '"object"')
     return definition
 
 
@@ -284,7 +284,7 @@ def _read_choice(choice: object, *, has_tools: bool) -> tuple[str, str]:
     name = function.get("name") if isinstance(function, Mapping) else None
     if isinstance(choice, Mapping) and choice.get("type") == "function" and isinstance(name, str):
         return "named", name
-    raise refuse(
+    raise invalid(
         "tool_choice",
         choice,
         f'{", ".join(CHOICES)}, or {{"type": "function", "function": {{"name": …}}}}',

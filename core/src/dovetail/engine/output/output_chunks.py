@@ -32,38 +32,38 @@ def _work_of_logprobs(columns: LogprobColumns) -> int:
     return len(columns.counts) + len(columns.token_ids) // LOGPROBS_PER_TOKEN
 
 
-def cut_outputs(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
+def cut_outputs(outputs: EngineCoreOutputs, maximum: int) -> Iterator[EngineCoreOutputs]:
     """Yield chunks that together have the content of `outputs`, in order.
 
-    most: maximum work of a chunk, counted in tokens and log-probabilities; the new tokens of one
+    maximum: maximum work of a chunk, counted in tokens and log-probabilities; the new tokens of one
     request are not split. Small outputs are yielded unchanged; otherwise the statistics are
     omitted.
     """
-    if work_of(outputs) <= most:
+    if work_of(outputs) <= maximum:
         yield outputs
         return
     cached = list(outputs.num_cached_tokens.items())
-    for first in range(0, len(cached), max(1, most)):
-        part = dict(cached[first : first + max(1, most)])
+    for first in range(0, len(cached), max(1, maximum)):
+        part = dict(cached[first : first + max(1, maximum)])
         times = {name: outputs.admitted_ns[name] for name in part if name in outputs.admitted_ns}
         yield EngineCoreOutputs(num_cached_tokens=part, admitted_ns=times)
     for core_id, columns in outputs.prompt_logprobs.items():
-        for piece in cut_logprobs(columns, most):
+        for piece in cut_logprobs(columns, maximum):
             yield EngineCoreOutputs(prompt_logprobs={core_id: piece})
-    yield from _cut_rows(outputs, most)
+    yield from _cut_rows(outputs, maximum)
     served = set(outputs.request_ids)
     bare = [ending for ending in outputs.finished if ending.request_id not in served]
-    size = max(1, most // ENDING_WORK)
+    size = max(1, maximum // ENDING_WORK)
     for first in range(0, len(bare), size):
         yield EngineCoreOutputs(finished=tuple(bare[first : first + size]))
 
 
-def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]:
-    """Yield the positions in order, in chunks with at most `most` work or with one position."""
+def cut_logprobs(columns: LogprobColumns, maximum: int) -> Iterator[LogprobColumns]:
+    """Yield the positions in order, in chunks with at most `maximum` work or with one position."""
     first = start = end = 0
     for position, count in enumerate(columns.counts):
         work = position + 1 - first + (end + count - start) // LOGPROBS_PER_TOKEN
-        if position > first and work > most:
+        if position > first and work > maximum:
             yield _slice(columns, first, position, start, end)
             first, start = position, end
         end += count
@@ -71,7 +71,7 @@ def cut_logprobs(columns: LogprobColumns, most: int) -> Iterator[LogprobColumns]
         yield _slice(columns, first, len(columns.counts), start, end)
 
 
-def _cut_rows(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutputs]:
+def _cut_rows(outputs: EngineCoreOutputs, maximum: int) -> Iterator[EngineCoreOutputs]:
     """Yield chunks of the requests with new tokens, each with its end if it has ended."""
     endings = {ending.request_id: ending for ending in outputs.finished}
     first = start = end = work = 0
@@ -80,7 +80,7 @@ def _cut_rows(outputs: EngineCoreOutputs, most: int) -> Iterator[EngineCoreOutpu
         here = count + ENDING_WORK * (core_id in endings)
         if core_id in outputs.logprobs:
             here += _work_of_logprobs(outputs.logprobs[core_id])
-        if index > first and work + here > most:
+        if index > first and work + here > maximum:
             yield _rows(outputs, slice(first, index), slice(start, end), endings)
             first, start, work = index, end, 0
         work += here

@@ -71,7 +71,7 @@ class AttachedEngine(EngineLink):
         silent_s = (self.clock.now_ns() - self._heard_ns) / 1e9 if _is_stopped(self.pid) else 0.0
         return Progress(
             num_steps=self.heartbeat.num_steps,
-            num_refused=self.heartbeat.num_refused,
+            num_rejected=self.heartbeat.num_rejected,
             age_s=max(0.0, silent_s - HEARTBEAT_S),
         )
 

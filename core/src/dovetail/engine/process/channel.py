@@ -138,12 +138,12 @@ class ProcessChannel(Channel):
         return str(self.link.folder / INPUT_SOCKET)
 
     def _send(
-        self, call: Call, contents: Sequence[bytes], refused: dict[str, RequestError] | None = None
+        self, call: Call, contents: Sequence[bytes], rejected: dict[str, RequestError] | None = None
     ) -> None:
         """Send a call in one or more messages. The last response completes the reply."""
         if call.number and not contents:
-            self._received.append(Reply(call.number, refused))
-        pending = _Pending(call, len(contents), refused)
+            self._received.append(Reply(call.number, rejected))
+        pending = _Pending(call, len(contents), rejected)
         for content in contents:
             number = 0
             if call.number:
@@ -155,7 +155,7 @@ class ProcessChannel(Channel):
     def _take(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
             self._received.append(message.columns())
-            for reply in message.answers:
+            for reply in message.responses:
                 self._answer(reply)
         elif isinstance(message, Answer):
             self._answer(message)
@@ -175,10 +175,10 @@ class _Pending:
     rejected: the requests rejected so far, in calls that add requests.
     """
 
-    def __init__(self, call: Call, num_left: int, refused: dict[str, RequestError] | None) -> None:
+    def __init__(self, call: Call, num_left: int, rejected: dict[str, RequestError] | None) -> None:
         self._call = call
         self._num_left = num_left
-        self._refused = refused
+        self._rejected = rejected
 
     def take(self, reply: Answer) -> Reply | None:
         """Process a response. Return the reply if it was the last."""
@@ -188,24 +188,24 @@ class _Pending:
             error = reply.error.error()
         else:
             value = self._call.operation.decode_result(reply.result)
-        if self._refused is not None and value is not None:
-            value = self._refused = self._refused | value
+        if self._rejected is not None and value is not None:
+            value = self._rejected = self._rejected | value
         if error is not None:
             self._num_left = 0
         return None if self._num_left else Reply(self._call.number, value, error)
 
 
 def _batches(
-    requests: Sequence[EngineCoreRequest], refused: dict[str, RequestError]
+    requests: Sequence[EngineCoreRequest], rejected: dict[str, RequestError]
 ) -> Iterator[tuple[PackedRequest, ...]]:
-    """Yield batches of encoded requests. Record requests that cannot be sent in `refused`."""
+    """Yield batches of encoded requests. Record requests that cannot be sent in `rejected`."""
     batch: list[PackedRequest] = []
     num_bytes = 0
     for request in requests:
         try:
             packed = pack_request(request)
         except RequestError as error:
-            refused[request.request_id] = error
+            rejected[request.request_id] = error
             continue
         size = len(packed[1])
         if batch and (num_bytes + size > _BATCH_BYTES or len(batch) >= _BATCH_REQUESTS):

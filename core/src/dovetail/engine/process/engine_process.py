@@ -86,7 +86,7 @@ class EngineProcess(EngineLink):
         liveness = self._child.liveness.read()
         return Progress(
             num_steps=liveness.num_steps,
-            num_refused=self.heartbeat.num_refused,
+            num_rejected=self.heartbeat.num_rejected,
             age_s=liveness.silence_s,
             step_s=liveness.step_s,
         )

@@ -49,7 +49,7 @@ GAUGES = (
 class FrontEndPeer:
     """The engine's state of one front end.
 
-    live: the front end's ids of its unfinished requests, by the core's ids. answers: results of
+    live: the front end's ids of its unfinished requests, by the core's ids. responses: results of
     calls, sent with the next outputs.
     last_stats: the last statistics sent. wants_stats: whether the front end has made a call since
     then, so that new statistics are sent even if none of its requests runs. num_beats: heartbeats
@@ -61,7 +61,7 @@ class FrontEndPeer:
     number: int
     window: OutputWindow = field(default_factory=OutputWindow)
     live: dict[str, str] = field(default_factory=dict)
-    answers: list[Answer] = field(default_factory=list)
+    responses: list[Answer] = field(default_factory=list)
     last_stats: SchedulerStats | None = None
     wants_stats: bool = True
     num_beats: int = 0
@@ -163,13 +163,13 @@ class FrontEnds:
         disconnected = []
         alone = len(self._peers) == 1
         for peer, part in self._split(outputs):
-            if not peer.answers and not self._concerns(peer, part, alone=alone):
+            if not peer.responses and not self._concerns(peer, part, alone=alone):
                 continue
-            for content in pack_outputs(part, tuple(peer.answers)):
+            for content in pack_outputs(part, tuple(peer.responses)):
                 if not self.send(peer, content):
                     disconnected.append(peer)
                     break
-            peer.answers.clear()
+            peer.responses.clear()
             peer.last_stats = part.stats
             peer.wants_stats = bool(peer.live)
         return disconnected

@@ -21,7 +21,7 @@ from dovetail.engine.process.boot import INPUT_SOCKET, OUTPUT_SOCKET, address
 from dovetail.errors import DovetailError, EngineDeadError
 from dovetail.faults import fault
 from dovetail.transport.messages import (
-    Died,
+    Failed,
     FromEngine,
     Heartbeat,
     Message,
@@ -201,7 +201,7 @@ class EngineLink(ABC):
     def _read(self) -> FromEngine:
         fault("client.receive")
         message = self._reader.read(self._sockets.from_engine.recv())
-        if isinstance(message, Died):
+        if isinstance(message, Failed):
             self.error = message.error.error()
             raise self.error
         return message

@@ -84,13 +84,13 @@ def pack_outputs(outputs: EngineCoreOutputs, replies: tuple[Answer, ...] = ()) -
     yield pack(Outputs.of(EngineCoreOutputs(stats=outputs.stats)))
 
 
-def _pack_pieces(outputs: EngineCoreOutputs, most: int) -> Iterator[bytes]:
-    for piece in cut_outputs(outputs, most):
+def _pack_pieces(outputs: EngineCoreOutputs, maximum: int) -> Iterator[bytes]:
+    for piece in cut_outputs(outputs, maximum):
         content = _try_pack(piece)
         if content is not None:
             yield content
-        elif most > 1:  # a few entries with long ids or reasons are too large
-            yield from _pack_pieces(piece, most // 8)
+        elif maximum > 1:  # a few entries with long ids or reasons are too large
+            yield from _pack_pieces(piece, maximum // 8)
         else:
             yield pack(Outputs.of(piece))
 

@@ -36,7 +36,7 @@ class _Batch:
     add: Add
     done: Done
     holds_steps: bool
-    refused: dict[str, RequestError] = field(default_factory=dict)
+    rejected: dict[str, RequestError] = field(default_factory=dict)
 
 
 class RequestIntake:
@@ -77,7 +77,7 @@ class RequestIntake:
             if self.is_over:
                 return
         self._batch = None
-        batch.done(batch.refused)
+        batch.done(batch.rejected)
 
     @property
     def holds_steps(self) -> bool:
@@ -110,6 +110,6 @@ class RequestIntake:
         except EngineDeadError:
             raise
         except RequestError as error:
-            batch.refused[request_id] = error
+            batch.rejected[request_id] = error
         except DovetailError as error:
-            batch.refused[request_id] = RequestError(str(error))
+            batch.rejected[request_id] = RequestError(str(error))

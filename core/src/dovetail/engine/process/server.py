@@ -34,7 +34,7 @@ from dovetail.transport.messages import (
     Answer,
     Call,
     Detach,
-    Died,
+    Failed,
     Heartbeat,
     Hello,
     Stop,
@@ -94,13 +94,13 @@ class EngineServer:
                     self._run_step()
                 else:
                     self._core.check_health()
-                    self._send_answers()
+                    self._send_responses()
                 self._beat()
         except Exception as error:
             if not isinstance(error, EngineDeadError):
                 error = EngineDeadError(describe_failure(error))
             for peer in self._front_ends:
-                self._front_ends.send(peer, pack(Died(RemoteError.of(error))))
+                self._front_ends.send(peer, pack(Failed(RemoteError.of(error))))
             return 1
         return 0
 
@@ -141,7 +141,7 @@ class EngineServer:
                 self._send_beat(new)
             return
         if peer is None or (isinstance(message, Stop) and not peer.is_owner):
-            raise self._reader.refuse("the sender is not allowed to send this message")
+            raise self._reader.reject("the sender is not allowed to send this message")
         peer.num_beats = 0
         match message:
             case Call():
@@ -156,11 +156,11 @@ class EngineServer:
     def _begin_call(self, peer: FrontEndPeer, call: Call) -> None:
         operation = OPERATIONS.get(call.operation)
         if operation is None:
-            raise self._reader.refuse(f"{call.operation!r:.80} is not an operation")
+            raise self._reader.reject(f"{call.operation!r:.80} is not an operation")
         try:
             arguments = operation.decode_arguments(call.arguments)
         except MessageError as error:
-            raise self._reader.refuse(str(error)) from None
+            raise self._reader.reject(str(error)) from None
         if operation.takes_requests:
             self._take_requests(peer, call.number, operation, arguments[0])
         elif operation is EnginePort.abort_requests:
@@ -203,7 +203,7 @@ class EngineServer:
         """Register the requests of a call: one request, or several together."""
         is_single = operation is EnginePort.add_request
         requests: Any = (packed,) if is_single else packed
-        done = self._refuse if is_single else partial(self._answer_requests, number)
+        done = self._reject if is_single else partial(self._reply_to_requests, number)
         self._intake.begin_batch(
             requests,
             partial(self._add, peer),
@@ -230,23 +230,23 @@ class EngineServer:
             peer.live.pop(core_id, None)
         peer.wants_stats = True
 
-    def _refuse(self, peer: FrontEndPeer, refused: dict[str, RequestError]) -> None:
+    def _reject(self, peer: FrontEndPeer, rejected: dict[str, RequestError]) -> None:
         """Report rejections with the outputs, for requests without a waiting call."""
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=str(error))
-            for name, error in refused.items()
+            for name, error in rejected.items()
         ]
         if ends:
             self._send_ends(peer, ends)
 
-    def _answer_requests(
-        self, number: int, peer: FrontEndPeer, refused: dict[str, RequestError]
+    def _reply_to_requests(
+        self, number: int, peer: FrontEndPeer, rejected: dict[str, RequestError]
     ) -> None:
         # Sent with the outputs of the first step: waking the front end before it would take a
         # CPU core from the workers.
-        result = EnginePort.add_requests.encode_result(refused)
+        result = EnginePort.add_requests.encode_result(rejected)
         if number:
-            peer.answers.append(Answer(number, result))
+            peer.responses.append(Answer(number, result))
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class EngineServer:
         if not peer.live:
             if peer.window.is_flooded and not peer.is_owner:
                 error = EngineDeadError("the engine has detached this front end: it does not read.")
-                self._send(peer, pack(Died(RemoteError.of(error))))
+                self._send(peer, pack(Failed(RemoteError.of(error))))
                 self._forget(peer)
             return
         ends = [
@@ -284,9 +284,9 @@ class EngineServer:
         for content in pack_outputs(EngineCoreOutputs(finished=tuple(ends))):
             self._send(peer, content)
 
-    def _send_answers(self) -> None:
+    def _send_responses(self) -> None:
         for peer in self._front_ends:
-            replies, peer.answers = peer.answers, []
+            replies, peer.responses = peer.responses, []
             for reply in replies:
                 self._send(peer, pack(reply))
 
@@ -314,6 +314,6 @@ class EngineServer:
                     self._limit(peer)
 
     def _send_beat(self, peer: FrontEndPeer) -> None:
-        beat = Heartbeat(self._num_steps, self._reader.num_refused, self._core.paused)
+        beat = Heartbeat(self._num_steps, self._reader.num_rejected, self._core.paused)
         if not self._front_ends.send(peer, pack(beat), counts=False):
             self._forget(peer)

@@ -57,21 +57,21 @@ class RequestStreamer:
         front: FrontEnd,
         client: AsyncEngineClient,
         *,
-        max_asked: int,
+        max_requested: int,
         clock: Clock,
     ) -> None:
         """Create a streamer for `front` and `client`, which the caller owns.
 
-        max_asked: maximum number of unfinished completions.
+        max_requested: maximum number of unfinished completions.
         """
         self.last_stats: SchedulerStats | None = None
         self._front = front
         self._client = client
         self._clock = clock
-        self._max_asked = max_asked
+        self._max_requested = max_requested
         self._preparers = Preparers(front)
         self._event_loop = EventLoopYield(clock, SLICE_NS)
-        self._num_asked = 0
+        self._num_requested = 0
         self._num_requests = 0
         self._arriving: set[str] = set()
         self._streams: dict[str, OutputStream] = {}
@@ -107,14 +107,14 @@ class RequestStreamer:
         params = checked.user_request.params
         num = params.n if isinstance(params, SamplingParams) else 1
         self._check_room(request_id, num)
-        self._num_asked += num
+        self._num_requested += num
         self._arriving.add(request_id)
         try:
             stream = await self._open(checked, timeout_s, sink)
             while not stream.ended:
                 yield await stream.next()
         finally:
-            self._num_asked -= num
+            self._num_requested -= num
             await self._forget(request_id)
 
     async def end(self, request_ids: Sequence[str], error: str | None = None) -> None:
@@ -162,11 +162,12 @@ class RequestStreamer:
                 "another id.",
                 parameter="request_id",
             )
-        if self._num_asked + num > self._max_asked:
+        if self._num_requested + num > self._max_requested:
             raise CapacityError(
-                f"The engine has {self._num_asked} completions and cannot accept {num} more: at "
-                f"most {self._max_asked} are allowed at a time (max_num_seqs + max_waiting). Read "
-                "some outputs to their end, or start the engine with a larger max_waiting."
+                f"The engine has {self._num_requested} completions and cannot accept {num} more: "
+                f"at most {self._max_requested} are allowed at a time (max_num_seqs + "
+                "max_waiting). Read some outputs to their end, or start the engine with a larger "
+                "max_waiting."
             )
 
     async def _open(

@@ -43,7 +43,7 @@ Key = tuple[str, str]
 class _Record:
     """Crashes while a request with the key was unfinished. last_ns: the time of the last crash."""
 
-    num_deaths: int = 0
+    num_failures: int = 0
     last_ns: int = 0
     is_banned: bool = False
 
@@ -75,7 +75,7 @@ class CrashTracker:
         suspected = [key for key in keys if self._is_suspected(key)]
         banned = next((key for key in suspected if self._records[key].is_banned), None)
         if banned is not None:
-            raise self._refusal(user_id, banned)
+            raise self._rejection(user_id, banned)
         if not suspected or self.restarts_left > FEW_RESTARTS:
             return
         fingerprint = keys[1][1]
@@ -109,7 +109,7 @@ class CrashTracker:
             return True
         return len({_keys(user_id, request)[1] for user_id, request in under_way}) == 1
 
-    def record_death(
+    def record_crash(
         self, under_way: Iterable[tuple[str, EngineCoreRequest]], *, was_killed: bool
     ) -> None:
         """Record that an engine failed with these requests unfinished, by user id.
@@ -123,7 +123,7 @@ class CrashTracker:
             if record is None or now_ns - record.last_ns > self._window_ns:
                 record = _Record()
             self._records[key] = record
-            record.num_deaths += 1
+            record.num_failures += 1
             record.last_ns = now_ns
         suspects = [keys_of[core_id] for core_id in self._suspects if core_id in keys_of]
         self._suspects.clear()
@@ -145,14 +145,14 @@ class CrashTracker:
         record = self._records.get(key)
         if record is None or self._clock.now_ns() - record.last_ns > self._window_ns:
             return False
-        return record.num_deaths >= self._max_deaths + (key[0] == _PROMPT)
+        return record.num_failures >= self._max_deaths + (key[0] == _PROMPT)
 
-    def _refusal(self, user_id: str, key: Key) -> RequestError:
+    def _rejection(self, user_id: str, key: Key) -> RequestError:
         what = {_ID: "a request with this id", _REQUEST: "it", _PROMPT: "its prompt"}[key[0]]
         return RequestError(
             f"request {user_id!r} is rejected: {what} was unfinished when the engine failed, "
-            f"{self._records[key].num_deaths} times, and no other request can be the cause. If it "
-            "is not the cause, retry later, or with another id, prompt or parameters.",
+            f"{self._records[key].num_failures} times, and no other request can be the cause. If "
+            "it is not the cause, retry later, or with another id, prompt or parameters.",
             parameter="request_id" if key[0] == _ID else "prompt",
         )
 

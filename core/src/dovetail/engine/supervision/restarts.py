@@ -18,18 +18,18 @@ class Restarts:
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:
         self._rules = rules
         self._clock = clock
-        self._deaths_ns: deque[int] = deque()
+        self._failures_ns: deque[int] = deque()
         self._counted_ns: deque[int] = deque()
 
     @property
-    def num_deaths(self) -> int:
+    def num_failures(self) -> int:
         """The number of counted failures within the window, as of the last failure."""
         return len(self._counted_ns)
 
     @property
     def num_left(self) -> int:
         """The number of restarts that would be left in the window if every failure counted."""
-        return max(0, self._rules.max_restarts - len(self._deaths_ns))
+        return max(0, self._rules.max_restarts - len(self._failures_ns))
 
     def next_delay_s(self, *, is_by_request: bool = False) -> float | None:
         """Record a failure. Return the delay of the next start, or None for no restart.
@@ -37,10 +37,10 @@ class Restarts:
         is_by_request: whether a request is to blame.
         """
         rules, now_ns = self._rules, self._clock.now_ns()
-        for deaths in (self._deaths_ns, self._counted_ns):
+        for deaths in (self._failures_ns, self._counted_ns):
             while deaths and now_ns - deaths[0] > rules.window_s * 1e9:
                 deaths.popleft()
-        self._deaths_ns.append(now_ns)
+        self._failures_ns.append(now_ns)
         if is_by_request and rules.max_restarts:
             return rules.first_delay_s
         self._counted_ns.append(now_ns)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from dovetail.errors import UserError
 
-_LEAST = {"max_restarts": 0, "max_deaths": 1}
+_MINIMUM = {"max_restarts": 0, "max_deaths": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +39,9 @@ class SupervisionRules:
         """Raise UserError, naming the rule, for an invalid value."""
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
-            if name in _LEAST:
-                right = type(value) is int and value >= _LEAST[name]
-                expected = f"an integer of at least {_LEAST[name]}"
+            if name in _MINIMUM:
+                right = type(value) is int and value >= _MINIMUM[name]
+                expected = f"an integer of at least {_MINIMUM[name]}"
             else:
                 right = type(value) in (int, float) and 0 < value < math.inf
                 expected = "a number of seconds above 0"

@@ -78,7 +78,7 @@ class Supervisor:
     @property
     def state(self) -> EngineState:
         """The state of the engine."""
-        self._bury_dead()
+        self._handle_exited()
         with self._changed:
             if self._final is not None:
                 return EngineState.DEAD
@@ -114,7 +114,7 @@ class Supervisor:
 
         Raises EngineDeadError if none will be started.
         """
-        self._bury_dead()
+        self._handle_exited()
         with self._changed:
             self._changed.wait_for(lambda: self._runs() or self._final is not None, timeout_s)
             if self._final is not None:
@@ -131,7 +131,7 @@ class Supervisor:
 
         Raises EngineDeadError if none will be started.
         """
-        self._bury_dead()
+        self._handle_exited()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._channel is not None or self._final is not None, timeout_s
@@ -270,12 +270,12 @@ class Supervisor:
     def _give_up(self, reason: str) -> None:
         with self._changed:
             self._final = self._final or EngineDeadError(
-                f"the engine failed {self._restarts.num_deaths} times within "
+                f"the engine failed {self._restarts.num_failures} times within "
                 f"{self._rules.window_s:g} s and is not restarted. The last reason: {reason}"
             )
             self._changed.notify_all()
 
-    def _bury_dead(self) -> ProcessChannel | None:
+    def _handle_exited(self) -> ProcessChannel | None:
         """Return the channel of the running engine. Handle an engine that has ended."""
         channel = self._channel
         if channel is None or not channel.link.has_ended():
@@ -303,7 +303,7 @@ class Supervisor:
 
     def _look(self) -> None:
         """Handle an engine that has ended. Kill one that has stalled for too long."""
-        channel = self._bury_dead()
+        channel = self._handle_exited()
         if channel is None:
             return
         why = self._why_kill(channel.progress)

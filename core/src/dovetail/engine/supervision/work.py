@@ -31,7 +31,7 @@ class Work:
         self._crashes = CrashTracker(rules, clock or MonotonicClock())
         self._requests: dict[str, EngineCoreRequest] = {}
         self._calls: dict[int, Call] = {}
-        self._refused: dict[int, dict[str, RequestError]] = {}
+        self._rejected: dict[int, dict[str, RequestError]] = {}
         self._lock = threading.Lock()
 
     def begin(self, call: Call) -> Call:
@@ -67,7 +67,7 @@ class Work:
                     self._dismiss(ending.request_id, is_normal=ending.reason in _NORMAL_ENDS)
                 return message
             call = self._calls.pop(message.number, None)
-            rejected = self._refused.pop(message.number, {})
+            rejected = self._rejected.pop(message.number, {})
             if call is None or message.error is not None:
                 return message
             if call.operation.takes_requests:
@@ -87,7 +87,7 @@ class Work:
         """
         with self._lock:
             self._crashes.restarts_left = restarts_left
-            self._crashes.record_death(self._under_way(), was_killed=was_killed)
+            self._crashes.record_crash(self._under_way(), was_killed=was_killed)
             for call in self._calls.values():
                 self.lost.append(_lost_reply(call, reason))
             message = f"EngineDeadError: {reason}"
@@ -101,7 +101,7 @@ class Work:
             num_lost = len(self._requests)
             self._requests.clear()
             self._calls.clear()
-            self._refused.clear()
+            self._rejected.clear()
             return num_lost
 
     def _under_way(self) -> list[tuple[str, EngineCoreRequest]]:
@@ -127,7 +127,7 @@ class Work:
                 rejected[request.request_id] = error
             except UnavailableError as error:
                 rejected[request.request_id] = RequestError(str(error), parameter="prompt")
-        self._refused[call.number] = rejected
+        self._rejected[call.number] = rejected
         return replace(call, arguments=(admitted,))
 
     def _dismiss(self, request_id: str, *, is_normal: bool = False) -> bool:

@@ -20,9 +20,9 @@ from dovetail.errors import (
     StalledError,
     TransportError,
 )
-from dovetail.executors.multiproc.answers import Answers
 from dovetail.executors.multiproc.launch import launch
 from dovetail.executors.multiproc.options import MultiprocOptions
+from dovetail.executors.multiproc.responses import ResponseReader
 from dovetail.executors.operation import check_rank
 from dovetail.executors.worker_spec import check_plugins
 from dovetail.faults import fault
@@ -85,8 +85,8 @@ class MultiprocExecutor(Executor):
             self._end()
             raise
         gathers = config.worker.kv_connector is not None
-        self._answers = Answers(
-            self._workers, self._clock, num_step_answers=len(self._ranks) if gathers else 1
+        self._responses = ResponseReader(
+            self._workers, self._clock, num_step_responses=len(self._ranks) if gathers else 1
         )
         on_fork_in_child(self._disown)
 
@@ -108,7 +108,7 @@ class MultiprocExecutor(Executor):
                 f"{operation!r} cannot be called in another process; give the name of a worker's "
                 'method, or "pkg.mod:function".'
             )
-        with self._answers.lock:
+        with self._responses.lock:
             number = self._num_commands + 1
             call = WorkerCall(
                 number=number,
@@ -118,32 +118,32 @@ class MultiprocExecutor(Executor):
                 reply_rank=unique_reply_rank,
             )
             self._send(encode_call(call))
-            handle = self._answers.await_call(number, unique_reply_rank)
+            handle = self._responses.await_call(number, unique_reply_rank)
         return handle if non_block else handle.result(timeout)
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
         """Send the command to run the model for `plan`."""
         if self._forked is not None:
             raise self._forked
-        with self._answers.lock:
+        with self._responses.lock:
             self._send(encode_plan(plan))
             self._has_begun = True
-            return _Executed(self, self._answers, self._num_commands)
+            return _Executed(self, self._responses, self._num_commands)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Send the command to sample for the last plan of `execute_model`."""
         if self._forked is not None:
             raise self._forked
-        with self._answers.lock:
+        with self._responses.lock:
             has_begun, self._has_begun = self._has_begun, False
             try:
                 self._send(encode_sample(grammar))
             except EngineDeadError:
-                if not has_begun or self._answers.has_step():
+                if not has_begun or self._responses.has_step():
                     raise
                 # Only this step was in flight, so its own error ended the workers.
                 raise self._group.cause() from None
-            return self._answers.await_step(self._num_commands, self._options.step_timeout_s)
+            return self._responses.await_step(self._num_commands, self._options.step_timeout_s)
 
     def check_health(self) -> None:
         """Raise EngineDeadError if a worker has exited, StalledError if one sends no heartbeat."""
@@ -169,7 +169,7 @@ class MultiprocExecutor(Executor):
     def _disown(self) -> None:
         """Make every later call raise an error, before it uses a ring. Runs in a forked child."""
         self._forked = forked_error("this engine", self._owner_pid)
-        self._answers.disown(self._forked)
+        self._responses.disown(self._forked)
 
     def _send(self, frame: bytes) -> None:
         """Put a command into the ring. The caller holds the lock."""
@@ -183,7 +183,7 @@ class MultiprocExecutor(Executor):
                 return
             except TimeoutError as error:
                 # A worker that waits for room in its response ring does not read commands either.
-                self._answers.look()
+                self._responses.look()
                 self._check_alive()
                 if self._clock.now_ns() >= deadline_ns:
                     self._group.fail(EngineDeadError(f"the workers do not read commands: {error}"))
@@ -202,20 +202,20 @@ class MultiprocExecutor(Executor):
 class _Executed:
     """The handle of `execute_model`: waits until rank 0 has executed the command."""
 
-    __slots__ = ("_answers", "_command", "_executor")
+    __slots__ = ("_command", "_executor", "_responses")
 
-    def __init__(self, executor: MultiprocExecutor, receiver: Answers, command: int) -> None:
+    def __init__(self, executor: MultiprocExecutor, receiver: ResponseReader, command: int) -> None:
         self._executor = executor
-        self._answers = receiver
+        self._responses = receiver
         self._command = command
 
     def done(self) -> bool:
         """Return whether the command is known to be completed."""
-        return self._answers.has_done(self._command)
+        return self._responses.has_done(self._command)
 
     def result(self, timeout: float | None = None) -> None:
         """Wait until the command is completed. Raise its error."""
-        if not self._answers.has_done(self._command):
+        if not self._responses.has_done(self._command):
             # The command has no response; the response to another command shows that it is
             # completed.
             self._executor.collective_rpc(_NOTHING, timeout=timeout)

@@ -23,11 +23,11 @@ from dovetail.transport.columns import frame_kind
 from dovetail.transport.order_frame import (
     CALL,
     SAMPLE,
-    CallAnswer,
+    CallResult,
     WorkerCall,
     decode_call,
     decode_sample,
-    encode_answer,
+    encode_call_result,
 )
 from dovetail.transport.plan_frame import PLAN, decode_plan
 from dovetail.transport.remote_error import RemoteError
@@ -71,7 +71,7 @@ class WorkerHost:
         self._worker = worker
         self._rank = rank
         self._commands = commands
-        self._answers = results_ring
+        self._responses = results_ring
         self._late: list[Handle[ModelRunnerOutput]] = []
 
     def serve(self) -> None:
@@ -90,7 +90,7 @@ class WorkerHost:
         """
         while self._late:
             if self._late[0].done():
-                self._answer_late()
+                self._respond_late()
                 break
             with suppress(TimeoutError):
                 return self._commands.receive(timeout_s=0)
@@ -102,29 +102,29 @@ class WorkerHost:
         if kind == PLAN:
             fault("worker.before_execute")
             self._worker.execute_model(decode_plan(command))
-            self._answer_late()
+            self._respond_late()
         elif kind == SAMPLE:
             fault("worker.before_sample")
             output = self._worker.sample_tokens(decode_sample(command))
             if isinstance(output, ModelRunnerOutput):
-                self._answer_step(output)
+                self._send_step_result(output)
             else:
                 self._late.append(output)
         elif kind == CALL:
-            self._answer_late()
-            self._answers.send(self._answer(decode_call(command)), timeout_s=_PATIENCE_S)
+            self._respond_late()
+            self._responses.send(self._answer(decode_call(command)), timeout_s=_PATIENCE_S)
         else:
             raise MessageError(f"A command has the unknown kind {kind}.")
 
-    def _answer_late(self) -> None:
+    def _respond_late(self) -> None:
         """Wait for the results that are due, and send them. Raise the error of a failed step."""
         while self._late:
-            self._answer_step(self._late.pop().result())
+            self._send_step_result(self._late.pop().result())
 
-    def _answer_step(self, output: ModelRunnerOutput) -> None:
+    def _send_step_result(self, output: ModelRunnerOutput) -> None:
         if self._rank == 0:
             fault("worker.result")
-            self._answers.send(encode_result(output), timeout_s=_PATIENCE_S)
+            self._responses.send(encode_result(output), timeout_s=_PATIENCE_S)
         elif self._reports_transfers:
             report = ModelRunnerOutput(
                 step_id=output.step_id,
@@ -132,7 +132,7 @@ class WorkerHost:
                 token_ids=array("i"),
                 kv_transfer=output.kv_transfer,
             )
-            self._answers.send(encode_result(report), timeout_s=_PATIENCE_S)
+            self._responses.send(encode_result(report), timeout_s=_PATIENCE_S)
 
     def _answer(self, call: WorkerCall) -> bytes:
         """Return the frame of a response. Only the requested ranks send the value."""
@@ -141,8 +141,8 @@ class WorkerHost:
             operation = find_operation(self._worker, call.operation)
             value = operation(*call.args, **call.kwargs)
             is_requested = call.reply_rank in (None, self._rank)
-            return encode_answer(
-                CallAnswer(number=call.number, value=value if is_requested else None)
+            return encode_call_result(
+                CallResult(number=call.number, value=value if is_requested else None)
             )
         except Exception as error:
-            return encode_answer(CallAnswer(number=call.number, error=RemoteError.of(error)))
+            return encode_call_result(CallResult(number=call.number, error=RemoteError.of(error)))

@@ -35,14 +35,14 @@ The worker's error states which operation took too long.
 class Workers:
     """Worker processes, and the rings that they share with the executor.
 
-    commands: the ring for commands to all ranks. answers: each rank's ring. reading: a lock held
+    commands: the ring for commands to all ranks. responses: each rank's ring. reading: a lock held
     while a ring is used, so that it is not closed meanwhile. folder: the folder for the rendezvous,
     or "".
     """
 
     group: ChildGroup
     commands: RingWriter
-    answers: Sequence[RingReader]
+    responses: Sequence[RingReader]
     reading: threading.RLock
     folder: str
 
@@ -54,7 +54,7 @@ class Workers:
             self.commands.close()
         self.group.close(timeout_s)
         with self.reading:
-            for reader in self.answers:
+            for reader in self.responses:
                 reader.close()
 
 
@@ -84,7 +84,7 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
             boot = WorkerBoot(
                 spec=WorkerSpec.of(context, rank=end.index, rendezvous=rendezvous),
                 commands=end.descriptors,
-                answers=writer.descriptors,
+                responses=writer.descriptors,
                 reports_transfers=context.config.worker.kv_connector is not None,
                 phase_timeout_s=_SHARE_OF_DEADLINE * context.config.start_timeout_s,
             )
@@ -94,12 +94,12 @@ def launch(context: ExecutorContext, clock: Clock) -> Workers:
                     "dovetail.executors.multiproc.worker_main:serve",
                     encode(boot),
                     name=f"worker {end.index}",
-                    descriptors=(*boot.commands, *boot.answers),
+                    descriptors=(*boot.commands, *boot.responses),
                     folder=folder,
                     clock=clock,
                 )
             )
         undo.pop_all()
     return Workers(
-        group=group, commands=commands, answers=readers, reading=threading.RLock(), folder=folder
+        group=group, commands=commands, responses=readers, reading=threading.RLock(), folder=folder
     )

@@ -26,7 +26,7 @@ class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     spec: WorkerSpec
     commands: tuple[int, ...]
-    answers: tuple[int, ...]
+    responses: tuple[int, ...]
     reports_transfers: bool
     phase_timeout_s: float
 
@@ -39,7 +39,7 @@ def serve(context: ChildContext) -> int:
     with ExitStack() as ends:
         commands = RingReaderEnd(index=boot.spec.rank, descriptors=boot.commands).take()
         ends.callback(commands.close)
-        results_ring = RingWriterEnd(descriptors=boot.answers).take()
+        results_ring = RingWriterEnd(descriptors=boot.responses).take()
         ends.callback(results_ring.close)
         try:
             _work(context, boot, commands, results_ring, ends)

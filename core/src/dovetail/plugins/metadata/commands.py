@@ -55,10 +55,12 @@ def find_commands(
     built_in: the core's commands, which other commands cannot replace or hide.
     """
     commands = sorted(_declared(installed), key=lambda item: (item.words, item.plugin.distribution))
-    own_words = [item.words for item in commands if item.plugin.first_party and not _refusal(item)]
+    own_words = [
+        item.words for item in commands if item.plugin.first_party and not _rejection(item)
+    ]
     own_words += DEVKIT_COMMANDS
-    set_aside = [(item, reason) for item in commands if (reason := _refusal(item, own_words))]
-    sound = [item for item in commands if not _refusal(item, own_words)]
+    set_aside = [(item, reason) for item in commands if (reason := _rejection(item, own_words))]
+    sound = [item for item in commands if not _rejection(item, own_words)]
     counts, usable = Counter(item.words for item in sound), []
     for item in sound:
         reason = _conflict(item.words, built_in) or _conflict(item.words, counts)
@@ -104,7 +106,7 @@ def _declared(installed: Iterable[Distribution] | None) -> Iterable[Command]:
             yield Command(plugin=plugin, help=text)
 
 
-def _refusal(command: Command, own_words: Collection[str] = ()) -> str:
+def _rejection(command: Command, own_words: Collection[str] = ()) -> str:
     """Return why a command is rejected, or "" if it is not.
 
     own_words: the words of first-party commands, which take precedence.

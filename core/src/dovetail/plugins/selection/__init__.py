@@ -1,7 +1,7 @@
 """Selection: decides which plugin of each kind an engine uses, and states the reasons.
 
-`judge` yields a verdict on each candidate. `select` and the `choose` functions return the selected
-plugin, and `explain` lists all verdicts.
+`evaluate` yields a verdict on each candidate. `select` and the `choose` functions return the
+selected plugin, and `explain` lists all verdicts.
 """
 
 from dovetail.plugins.selection.choosing import (
@@ -11,8 +11,8 @@ from dovetail.plugins.selection.choosing import (
     choose_scheduler,
     select,
 )
+from dovetail.plugins.selection.evaluation import evaluate
 from dovetail.plugins.selection.explanation import Explanation, explain
-from dovetail.plugins.selection.judging import judge
 from dovetail.plugins.selection.rules import attention_refusals
 from dovetail.plugins.selection.verdict import (
     ABLE,
@@ -42,7 +42,7 @@ __all__ = [
     "choose_attention",
     "choose_platform",
     "choose_scheduler",
+    "evaluate",
     "explain",
-    "judge",
     "select",
 ]

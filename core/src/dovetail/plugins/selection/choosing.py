@@ -1,4 +1,4 @@
-"""Selects the plugin of each kind that an engine uses, from the verdicts of `judge`.
+"""Selects the plugin of each kind that an engine uses, from the verdicts of `evaluate`.
 
 A requested plugin that cannot be used raises an error. An automatic candidate that fails is skipped
 with a warning. There is no silent fallback.
@@ -13,7 +13,7 @@ from dovetail.interfaces.attention import AttentionBackend, AttentionRequirement
 from dovetail.interfaces.platform import Platform
 from dovetail.plugins.construction import construct
 from dovetail.plugins.registry import PluginRegistry
-from dovetail.plugins.selection.judging import judge, no_winner
+from dovetail.plugins.selection.evaluation import evaluate, no_winner
 from dovetail.plugins.selection.precedence import resolve_scheduler
 from dovetail.plugins.selection.verdict import FAILED, TAKEN, Criteria, Verdict
 
@@ -25,7 +25,7 @@ def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
     requested plugin fails, or with `plugins_strict` any candidate, its error is raised.
     """
     verdicts: list[Verdict] = []
-    for verdict in judge(registry, kind, criteria):
+    for verdict in evaluate(registry, kind, criteria):
         if verdict.is_fatal and verdict.error is not None:
             raise verdict.error
         if verdict.state == FAILED and verdict.error is not None:

@@ -1,6 +1,6 @@
 """Explains a selection: the verdict on every candidate, with every reason.
 
-The verdicts are the same as those of an engine (`judge`). An explanation changes nothing.
+The verdicts are the same as those of an engine (`evaluate`). An explanation changes nothing.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dovetail.plugins.registry import PluginRegistry
-from dovetail.plugins.selection.judging import judge, no_winner
+from dovetail.plugins.selection.evaluation import evaluate, no_winner
 from dovetail.plugins.selection.verdict import AUTO, TAKEN, Criteria, Verdict
 
 
@@ -46,7 +46,7 @@ def explain(registry: PluginRegistry, kind: str, criteria: Criteria) -> Explanat
 
     registry: bound to the platform, unless `kind` is "platform".
     """
-    verdicts = tuple(judge(registry, kind, criteria))
+    verdicts = tuple(evaluate(registry, kind, criteria))
     errors = [str(item.error) for item in verdicts if item.is_fatal]
     is_taken = any(item.state == TAKEN for item in verdicts)
     if criteria.references == (AUTO,) and not is_taken and not errors:

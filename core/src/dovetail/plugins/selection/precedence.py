@@ -51,14 +51,14 @@ def resolve_scheduler(
         return _core_scheduler(), registry.load("policy", reference)
     try:
         return registry.load("scheduler", reference), None
-    except (ContractError, PluginNotFoundError) as refusal:
+    except (ContractError, PluginNotFoundError) as rejection:
         try:
             return _core_scheduler(), registry.load("policy", reference)
         except PluginError as wrong:
-            is_policy = isinstance(refusal, OtherContractError)
+            is_policy = isinstance(rejection, OtherContractError)
             if is_policy and not isinstance(wrong, OtherContractError):
                 raise
-            raise refusal from None
+            raise rejection from None
 
 
 def _core_scheduler() -> type[Any]:

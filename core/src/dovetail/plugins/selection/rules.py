@@ -23,7 +23,7 @@ from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import call_plugin as ask_plugin
 from dovetail.plugins.contracts.declared import device_refusal, missing_promise, promises_equal_bits
-from dovetail.plugins.platform_answers import check_info
+from dovetail.plugins.platform_results import check_info
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.verdict import ABLE, OUT, Criteria, Verdict
 from dovetail.value_checks import shorten
@@ -67,7 +67,7 @@ def apply_rules(
             is_fatal = not automatic or unclear or registry.policy.strict
             return verdict.failed(rule, error, is_fatal=is_fatal)
         if not reason.usable:
-            rejected = verdict.refused(rule, *reason.reasons)
+            rejected = verdict.rejected(rule, *reason.reasons)
             return replace(rejected, state=OUT) if rule == "automatic" else rejected
         notes += reason.reasons
     cls = subject.load()

@@ -83,7 +83,7 @@ class Verdict(Candidate):
         )
         return {name: getattr(self, name) for name in shown}
 
-    def refused(self, rule: str, *reasons: str) -> Verdict:
+    def rejected(self, rule: str, *reasons: str) -> Verdict:
         """Return this verdict with the state REFUSED."""
         return replace(self, state=REFUSED, rule=rule, reasons=reasons)
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_ops_triton.kernels.order import LEAST, LOWEST, column_of, image_of, sort_key_of
+from dovetail_ops_triton.kernels.order import LOWEST, MINIMUM, column_of, image_of, sort_key_of
 from dovetail_ops_triton.kernels.row_layout import RowLayout, row_layout
 
 TILE = 4096
@@ -47,13 +47,13 @@ def best_columns_kernel(
 def best_sort_key(row_ptr, first, num_tiles, vocab_size, TILE: tl.constexpr):
     """Return the sort key of the maximum of a row, searched from column `first` on."""
     lanes = tl.arange(0, TILE)
-    best = tl.full([TILE], LEAST, tl.int32)
+    best = tl.full([TILE], MINIMUM, tl.int32)
     best_columns = tl.zeros([TILE], tl.int32)
     for tile in range(0, num_tiles):
         columns = first + tile * TILE + lanes
         inside = columns < vocab_size
         x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        image = tl.where(inside, image_of(x), LEAST)
+        image = tl.where(inside, image_of(x), MINIMUM)
         # Each lane processes columns in ascending order, so it keeps the first of equal numbers.
         best_columns = tl.where(image > best, columns, best_columns)
         best = tl.maximum(best, image)
@@ -114,6 +114,6 @@ def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
 def share_out(num_rows: int, vocab_size: int) -> tuple[int, int]:
     """Return the number of parts per row and of tiles per part. Results do not depend on them."""
     num_tiles = triton.cdiv(vocab_size, TILE)
-    wished = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
-    tiles_of_part = triton.cdiv(num_tiles, wished)
+    requested = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
+    tiles_of_part = triton.cdiv(num_tiles, requested)
     return triton.cdiv(num_tiles, tiles_of_part), tiles_of_part

@@ -15,10 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dovetail_ops_triton.kernels.order import LEAST, LOWEST, image_of, number_of, sort_key_of
+from dovetail_ops_triton.kernels.order import LOWEST, MINIMUM, image_of, number_of, sort_key_of
 
 _LOG2E = tl.constexpr(1.4426950408889634)
-_MOST = tl.constexpr(2**31 - 1)
+_MAXIMUM = tl.constexpr(2**31 - 1)
 
 
 # Columns with one number per row share a buffer, so the alignment of their addresses varies.
@@ -57,14 +57,14 @@ def _cut(row_ptr, vocab_size, scale, top_k, top_p, min_p, BLOCK: tl.constexpr):
     best, mean = _survey(row_ptr, vocab_size, BLOCK)
     low, count, mass = _likely(row_ptr, vocab_size, best, scale, tl.log2(min_p), BLOCK)
     low, equals, count, mass = _search(
-        row_ptr, vocab_size, best, mean, scale, low, _MOST, count, mass, top_k, 0.0, BLOCK
+        row_ptr, vocab_size, best, mean, scale, low, _MAXIMUM, count, mass, top_k, 0.0, BLOCK
     )
     if top_p < 1:
         low, equals, count, mass = _search(
             row_ptr, vocab_size, best, mean, scale, low, equals, count, mass, 1, top_p * mass, BLOCK
         )
     sort_key = low.to(tl.int64) << 32
-    if equals < _MOST:
+    if equals < _MAXIMUM:
         sort_key = sort_key_of(low, _column_of_equal(row_ptr, vocab_size, low, equals, BLOCK))
     return sort_key
 
@@ -73,7 +73,7 @@ def _cut(row_ptr, vocab_size, scale, top_k, top_p, min_p, BLOCK: tl.constexpr):
 def _survey(row_ptr, vocab_size, BLOCK: tl.constexpr):
     """Return the integer image of the row's maximum, and the mean of the finite logits."""
     lanes = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], LEAST, tl.int32)
+    best = tl.full([BLOCK], MINIMUM, tl.int32)
     total = tl.zeros([BLOCK], tl.float32)
     count = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab_size, BLOCK):
@@ -100,7 +100,7 @@ def _weigh(x, image, best, scale):
 def _likely(row_ptr, vocab_size, best, scale, log2_min_p, BLOCK: tl.constexpr):
     """Return the lowest integer image, the number and the mass of the tokens that min-p keeps."""
     lanes = tl.arange(0, BLOCK)
-    minimum = tl.full([BLOCK], _MOST, tl.int32)
+    minimum = tl.full([BLOCK], _MAXIMUM, tl.int32)
     count = tl.zeros([BLOCK], tl.int32)
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, vocab_size, BLOCK):
@@ -171,7 +171,7 @@ def _search(
         a = low + quarter
         b = a + quarter
         c = top - quarter
-    equals = tl.where(low == first, first_equals, _MOST)
+    equals = tl.where(low == first, first_equals, _MAXIMUM)
     if (count > wanted_count) & (count - count_above > 1):
         # Only equal tokens remain: keep as many as needed.
         weight = _weigh(number_of(low), low, best, scale)
@@ -190,8 +190,8 @@ def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.
     There are three counts of tokens, at or above a, b and c, then the three masses of these tokens.
     """
     lanes = tl.arange(0, BLOCK)
-    lowest = tl.full([BLOCK], _MOST, tl.int32)
-    highest = tl.full([BLOCK], LEAST, tl.int32)
+    lowest = tl.full([BLOCK], _MAXIMUM, tl.int32)
+    highest = tl.full([BLOCK], MINIMUM, tl.int32)
     count_a = tl.zeros([BLOCK], tl.int32)
     count_b = tl.zeros([BLOCK], tl.int32)
     count_c = tl.zeros([BLOCK], tl.int32)
@@ -201,7 +201,7 @@ def _weigh_above(row_ptr, vocab_size, best, scale, low, top, a, b, c, BLOCK: tl.
     for start in range(0, vocab_size, BLOCK):
         inside = start + lanes < vocab_size
         x = tl.load(row_ptr + start + lanes, mask=inside, other=0.0).to(tl.float32)
-        image = tl.where(inside, image_of(x), LEAST)
+        image = tl.where(inside, image_of(x), MINIMUM)
         weight = _weigh(x, image, best, scale)
         lowest = tl.where(image >= low, tl.minimum(lowest, image), lowest)
         highest = tl.where(image <= top, tl.maximum(highest, image), highest)

@@ -25,7 +25,7 @@ from dovetail_ops_triton.kernels.best_columns import (
     store_sort_key,
 )
 from dovetail_ops_triton.kernels.cuts import cuts_kernel
-from dovetail_ops_triton.kernels.order import LEAST, image_of, sort_key_of
+from dovetail_ops_triton.kernels.order import MINIMUM, image_of, sort_key_of
 from dovetail_ops_triton.kernels.row_layout import row_layout
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -81,7 +81,7 @@ def _drawn_sort_key(
     """Sample a token from the tiles of a row that begin at column `first`. Return its sort key."""
     QUARTER: tl.constexpr = TILE // 4
     lanes = tl.arange(0, QUARTER)
-    best = tl.full([QUARTER], LEAST, tl.int32)
+    best = tl.full([QUARTER], MINIMUM, tl.int32)
     best_columns = tl.zeros([QUARTER], tl.int32)
     for tile in range(0, num_tiles):
         start = first + tile * TILE
@@ -93,7 +93,7 @@ def _drawn_sort_key(
             inside = columns < vocab_size
             x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
             stays = inside & (sort_key_of(image_of(x), columns) >= cut)
-            image = tl.where(stays, image_of(x * scale + gumbel(words[i])), LEAST)
+            image = tl.where(stays, image_of(x * scale + gumbel(words[i])), MINIMUM)
             best_columns = tl.where(image > best, columns, best_columns)
             best = tl.maximum(best, image)
     return tl.max(sort_key_of(best, best_columns), axis=0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LEAST = tl.constexpr(-(2**31))
+MINIMUM = tl.constexpr(-(2**31))
 """An integer image that is lower than that of every number."""
 LOWEST = tl.constexpr(-(2**63))
 """A sort key that is lower than the sort key of every column."""

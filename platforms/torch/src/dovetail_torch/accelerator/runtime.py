@@ -49,7 +49,7 @@ class AcceleratorRuntime:
         module = self._module = torch.get_device_module(self._device_type)
         num_devices = module.device_count()
         if not 0 <= local_rank < num_devices:
-            raise self._refusal(
+            raise self._rejection(
                 local_rank, f"torch {torch.__version__} finds {num_devices} devices"
             )
         unused_bytes = self.free_bytes_by_uuid()
@@ -62,7 +62,7 @@ class AcceleratorRuntime:
             self.free_bytes_at_start = max(unused_bytes.get(uuid, 0), self._free_bytes())
             self._queues = AcceleratorQueues(module, self.pinned_zeros)
         except RuntimeError as error:
-            raise self._refusal(local_rank, str(error).partition("\n")[0]) from error
+            raise self._rejection(local_rank, str(error).partition("\n")[0]) from error
         return torch.device(self._device_type, local_rank)
 
     def free_bytes_by_uuid(self) -> Mapping[str, int]:
@@ -81,7 +81,7 @@ class AcceleratorRuntime:
             # Some devices of Intel do not report it; other processes are then not seen.
             return self._total_bytes - int(self._module.memory_reserved())
 
-    def _refusal(self, local_rank: int, reason: str) -> PluginError:
+    def _rejection(self, local_rank: int, reason: str) -> PluginError:
         return PluginError(
             f"The device {self._device_type}:{local_rank} was requested, but cannot be "
             f"used: {reason}. Check the device with its driver's tools, or choose another platform."

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import RankGroup
 
-_MOST_RANKS = 64
+_MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +61,14 @@ def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
 
     if not is_enough(ranks.size):
         raise cannot_divide(owner, ranks, is_enough)
-    most = -(-size // ranks.size)
-    start = ranks.rank * most
-    return Shard(start=start, size=min(most, size - start), whole=size)
+    maximum = -(-size // ranks.size)
+    start = ranks.rank * maximum
+    return Shard(start=start, size=min(maximum, size - start), whole=size)
 
 
 def cannot_divide(owner: str, ranks: RankGroup, works: Callable[[int], bool]) -> ConfigError:
     """Return an error that lists the possible numbers of ranks."""
-    good = ", ".join(str(count) for count in range(1, _MOST_RANKS + 1) if works(count))
+    good = ", ".join(str(count) for count in range(1, _MAX_RANKS + 1) if works(count))
     return ConfigError(
         f"tensor_parallel_size={ranks.size} was requested, but {owner} cannot be divided by this "
         f"number; the possible numbers are {good}: choose one of them."

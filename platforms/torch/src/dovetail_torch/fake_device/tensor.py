@@ -319,7 +319,7 @@ def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
 
 
 def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) -> None:
-    DEVICE.watch.refuse_in_capture("a copy from the host")
+    DEVICE.watch.reject_in_capture("a copy from the host")
     with DEVICE.timeline.lock:
         DEVICE.flights.claim(source, writes=False)
         moment = account((), (target,))
@@ -331,7 +331,7 @@ def _upload(target: FakeDeviceTensor, source: torch.Tensor, non_blocking: bool) 
 
 
 def _download(target: torch.Tensor, source: FakeDeviceTensor, non_blocking: bool) -> None:
-    DEVICE.watch.refuse_in_capture("a copy to the host")
+    DEVICE.watch.reject_in_capture("a copy to the host")
     with DEVICE.timeline.lock:
         DEVICE.flights.claim(target, writes=True)
         moment = account((source,), ())

@@ -154,8 +154,8 @@ class Event:
         timeline = self._timeline
         with timeline.lock:
             self.moment = (stream or timeline.current).moment()
-            most = timeline.lag or 0
-            self._ready_at = timeline.num_operations + timeline.random.randint(0, most)
+            maximum = timeline.lag or 0
+            self._ready_at = timeline.num_operations + timeline.random.randint(0, maximum)
 
     def wait(self, stream: Stream | None = None) -> None:
         """Order later operations of `stream`, or of the current stream, after the event."""

@@ -70,7 +70,7 @@ class Watch:
 
         Raises HiddenWaitError if `strict`, and FlightError during a capture.
         """
-        self.refuse_in_capture(what)
+        self.reject_in_capture(what)
         where = _caller()
         self.synchronisations[f"{where}: {what}"] += 1
         if getattr(self._thread, "depth", 0):
@@ -80,7 +80,7 @@ class Watch:
                 "and wait for its event."
             )
 
-    def refuse_in_capture(self, what: str) -> None:
+    def reject_in_capture(self, what: str) -> None:
         """Raise FlightError if this thread captures a graph, which would not repeat `what`."""
         if self.capturing is not None:
             self.fault(f"{what} is not allowed while a graph is captured.")

@@ -77,7 +77,7 @@ class ParallelLMHead(ParallelLinear):
         shard = divide_unevenly(vocab_size, context.ranks, f"the vocabulary of {vocab_size} tokens")
         super().__init__(context, name, hidden_size, {leaf_of(name): shard})
         self.ranks, self.shard = context.ranks, shard
-        self.most = -(-vocab_size // context.ranks.size)
+        self.maximum = -(-vocab_size // context.ranks.size)
         if tied_to is None:
             return
         kept = [key for key, _ in self.named_parameters(recurse=False)]
@@ -95,7 +95,7 @@ class ParallelLMHead(ParallelLinear):
         if self.shard.is_whole:
             return logits_SV
         # Ranks exchange parts of equal size, so ranks with a smaller part pad it.
-        missing = self.most - self.shard.size
+        missing = self.maximum - self.shard.size
         if missing:
             logits_SV = functional.pad(logits_SV, (0, missing))
         return self.ranks.all_gather(logits_SV)[:, : self.shard.whole]

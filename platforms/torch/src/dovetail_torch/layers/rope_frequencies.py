@@ -20,7 +20,7 @@ Parameters = Mapping[str, Any]
 Frequencies = tuple[torch.Tensor, float]
 
 DEFAULT_THETA = 10000.0
-_LEAST, _GREATEST = 1e-30, 1e30
+_MINIMUM, _GREATEST = 1e-30, 1e30
 """The valid range. No model was trained with values outside of it, and float32 would overflow."""
 
 
@@ -161,7 +161,7 @@ def _number(
     if value is None or (zero_is_absent and value == 0):
         value = default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not _LEAST < value < _GREATEST:
+    if not is_number or not _MINIMUM < value < _GREATEST:
         raise ModelError(
             f"config.json: rope type {parameters['rope_type']!r} needs {field} as a positive "
             f"number, got {shorten(value)}: correct rope_parameters (rope_scaling in older files)"

@@ -152,10 +152,10 @@ class ModelRunner:
         On other devices only the model runs, with a short prompt and a decode.
         """
         limits = self._limits
-        most = min(limits.max_num_batched_tokens, limits.max_model_len)
-        room = min(most, limits.max_model_len - 2)  # for two sampled tokens
+        maximum = min(limits.max_num_batched_tokens, limits.max_model_len)
+        room = min(maximum, limits.max_model_len - 2)  # for two sampled tokens
         if self.loaded.device_parts.asynchronous is None or room < 1:
-            for size in (min(_WARM_UP_TOKENS, most), 1):
+            for size in (min(_WARM_UP_TOKENS, maximum), 1):
                 self.loaded.dummy_run(size, 1)
         else:
             warm_up(self, self._sampler, limits.max_num_seqs, room)

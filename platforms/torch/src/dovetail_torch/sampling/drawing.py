@@ -12,7 +12,7 @@ import torch
 from dovetail_torch.sampling.blocks import block_sums, gather_blocks
 
 DRAW_WIDTH = 512
-_LEAST_LOG = -87.0
+_MIN_LOG = -87.0
 _NOTHING = 2e-38
 """A number above exp(_LEAST_LOG) and above the smallest normal float32."""
 
@@ -50,7 +50,7 @@ def exponentiate(logits_RV: torch.Tensor) -> torch.Tensor:
     zeros, not NaN.
     """
     best_R1 = logits_RV.amax(-1, keepdim=True).clamp_min_(torch.finfo(logits_RV.dtype).min)
-    weights_RV = logits_RV.sub_(best_R1).clamp_min_(_LEAST_LOG).exp_()
+    weights_RV = logits_RV.sub_(best_R1).clamp_min_(_MIN_LOG).exp_()
     return torch.threshold_(weights_RV, _NOTHING, 0.0)
 
 

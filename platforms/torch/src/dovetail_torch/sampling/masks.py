@@ -38,11 +38,11 @@ class BadWords:
     @classmethod
     def of(cls, words: Sequence[tuple[int, ...]], upload: Upload) -> BadWords:
         """Create the columns of `words`, each a sequence of tokens. `upload` sends the columns."""
-        most = max(len(word) for word in words) - 1
-        before = [(_ANY_TOKEN,) * (most - len(word) + 1) + tuple(word[:-1]) for word in words]
+        maximum = max(len(word) for word in words) - 1
+        before = [(_ANY_TOKEN,) * (maximum - len(word) + 1) + tuple(word[:-1]) for word in words]
         return cls(
             last_W=upload(np.array([word[-1] for word in words], np.int64)),
-            before_WL=upload(np.array(before, np.int64).reshape(len(words), most)),
+            before_WL=upload(np.array(before, np.int64).reshape(len(words), maximum)),
         )
 
     def matching(self, row: int, history: TokenHistory) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from dovetail_torch.sampling.history import Past, Tracked
 
-LEAST_REPETITION = 1e-20
+MIN_REPETITION = 1e-20
 """Minimum of the repetition penalty: smaller values would give infinite logits."""
 
 

@@ -16,7 +16,7 @@ from dovetail.plan import NewRequest
 from dovetail_torch.sampling.batch import Batch, DrawNumbers, Group, RandomGroup, RankedGroup
 from dovetail_torch.sampling.device_access import DeviceAccess
 from dovetail_torch.sampling.history import TokenHistory
-from dovetail_torch.sampling.penalties import LEAST_REPETITION, PenaltyColumns
+from dovetail_torch.sampling.penalties import MIN_REPETITION, PenaltyColumns
 from dovetail_torch.sampling.truncation import FIRST_BEST, SMALL_TOP_K, Cuts
 
 _UINT64 = 2**64 - 1
@@ -58,7 +58,7 @@ class RowTable:
         self._top_k[row] = min(params.top_k, self._vocab_size) or self._vocab_size
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
-        self._repetition[row] = max(params.repetition_penalty, LEAST_REPETITION)
+        self._repetition[row] = max(params.repetition_penalty, MIN_REPETITION)
         self._frequency[row] = params.frequency_penalty
         self._presence[row] = params.presence_penalty
 

@@ -110,12 +110,12 @@ def cut(logits_RV: torch.Tensor, cuts: Cuts) -> Iterator[Nuclei]:
     Source: Holtzman et al. 2020 (top-p); Fan, Lewis, Dauphin 2018 (top-k).
     """
     num_rows, vocab_size = logits_RV.shape
-    most = max(1, _SORTED_AT_ONCE // vocab_size)
-    if cuts.first < vocab_size or num_rows <= most:
+    maximum = max(1, _SORTED_AT_ONCE // vocab_size)
+    if cuts.first < vocab_size or num_rows <= maximum:
         yield from _cut(logits_RV, cuts)
         return
-    for start in range(0, num_rows, most):
-        rows = slice(start, start + most)
+    for start in range(0, num_rows, maximum):
+        rows = slice(start, start + maximum)
         for nuclei in _cut(logits_RV[rows], cuts.part(rows)):
             yield replace(nuclei, index_R=nuclei.index_R + start)
 

@@ -20,7 +20,7 @@ from dovetail.interfaces.attention import KV_LAYER_SCALES, AttentionBackend, Att
 from dovetail_devkit.attention.case import LARGEST, AttentionCase
 from dovetail_devkit.attention.rows import AttentionRows, Run
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere, expect, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +75,7 @@ def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterat
 
 
 def _judge(name: str, check: Callable[[], None]) -> None:
-    with judging(repr(name)):
+    with checking(repr(name)):
         check()
 
 
@@ -86,12 +86,12 @@ def _check_claim(
     if case.cache_dtype:
         reasons = backend.refusals(case.requirements(device.type))
         if reasons:
-            raise NotHere("; ".join(reasons))
+            raise SkipCase("; ".join(reasons))
     check(backend, case, device)
 
 
 def _leave_out(feature: str) -> None:
-    raise NotHere(f"the suite has no case for the feature {feature!r}; write a test for it")
+    raise SkipCase(f"the suite has no case for the feature {feature!r}; write a test for it")
 
 
 def _check_builds(

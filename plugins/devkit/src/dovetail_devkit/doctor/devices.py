@@ -18,7 +18,7 @@ from dovetail_devkit.doctor.trial_run import Trial
 _CPU = "device.cpu"
 
 
-def judge_devices(
+def check_devices(
     devices: Sequence[tuple[str, str]], trials: Sequence[Trial], registry: PluginRegistry
 ) -> Iterator[Finding]:
     """Yield findings if no platform can use the machine's accelerators.

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dovetail.machine import find_devices
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
-from dovetail_devkit.doctor.devices import judge_devices, verified_findings
+from dovetail_devkit.doctor.devices import check_devices, verified_findings
 from dovetail_devkit.doctor.finding import Finding
 from dovetail_devkit.doctor.path_files import check_path_files
 from dovetail_devkit.doctor.registrations import check_registrations, plugins_to_try
 from dovetail_devkit.doctor.surroundings import check_environment, check_machine
-from dovetail_devkit.doctor.trial_findings import judge_trial
+from dovetail_devkit.doctor.trial_findings import check_trial
 from dovetail_devkit.doctor.trial_run import try_plugins
 
 DEADLINE_S = 60.0
@@ -44,8 +44,8 @@ def examine(
     progress(f"loading {len(plugins)} plugins in separate processes")
     trials = try_plugins(plugins, deadline_s=deadline_s)
     for trial in trials:
-        findings += judge_trial(trial)
+        findings += check_trial(trial)
     return sorted(
-        [*findings, *judge_devices(find_devices(), trials, registry)],
+        [*findings, *check_devices(find_devices(), trials, registry)],
         key=lambda finding: AREAS.index(finding.area),
     )

@@ -45,7 +45,7 @@ def plugins_to_try(registry: PluginRegistry) -> list[Candidate]:
     """Return the plugins that have a valid description and a supported contract version."""
     every = [candidate for kind in KINDS for candidate in registry.candidates(kind)]
     allowed = [item for item in every if not registry.denial(item)]
-    return [candidate for candidate in allowed if not _refusal(registry, candidate)]
+    return [candidate for candidate in allowed if not _rejection(registry, candidate)]
 
 
 def _unreadable(registry: PluginRegistry) -> Iterator[Finding]:
@@ -147,7 +147,7 @@ def _commands() -> Iterator[Finding]:
         )
 
 
-def _refusal(registry: PluginRegistry, candidate: Candidate) -> str:
+def _rejection(registry: PluginRegistry, candidate: Candidate) -> str:
     about = _describe(registry, candidate)
     return "the manifest is broken" if about is None else _api_problem(about)
 

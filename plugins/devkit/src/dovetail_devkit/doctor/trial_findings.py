@@ -13,7 +13,7 @@ _MAX_SHOWN = 160
 _NOISY = re.compile(r"Importing \S+ (printed|took) ")
 
 
-def judge_trial(trial: Trial) -> Iterator[Finding]:
+def check_trial(trial: Trial) -> Iterator[Finding]:
     """Yield the findings of a trial: whether the plugin loads, then further problems."""
     plugin = trial.plugin
     subject = f"{plugin.kind}:{plugin.reference}"

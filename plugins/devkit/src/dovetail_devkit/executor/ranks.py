@@ -13,7 +13,7 @@ from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
 from dovetail_devkit.contexts import make_executor_context, write_fake_config
 from dovetail_devkit.executor.workers import MovingWorker, moving_answer
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.fakes.kv_connector import FakeSchedulerSide
 
 NUM_RANKS = 2
@@ -43,7 +43,7 @@ def check_transfers(
     The ranks report in different steps, so that an executor that reads only one rank is detected.
     start: a function that completes the start of the executor's workers.
     """
-    with judging("KV transfers"), TemporaryDirectory() as folder:
+    with checking("KV transfers"), TemporaryDirectory() as folder:
         context = make_executor_context(
             write_fake_config(Path(folder)),
             MovingWorker,

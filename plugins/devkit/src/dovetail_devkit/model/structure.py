@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail_devkit.expectation import NotHere, expect
+from dovetail_devkit.expectation import SkipCase, expect
 
 POSITIONS, FINAL_NORM = "positions", "final_norm"
 """Ids of parts that a model may omit, and then lists in its attribute `lacks`."""
@@ -114,7 +114,7 @@ def check_norm(hidden_TD: torch.Tensor) -> None:
 def tokens_for_norm(hidden_size: int) -> int:
     """Return how many tokens are needed to detect a norm. Raise NotHere for wide models."""
     if hidden_size > WIDEST:
-        raise NotHere(
+        raise SkipCase(
             f"the hidden size {hidden_size} is too large for this check, which supports at most "
             f"{WIDEST}"
         )

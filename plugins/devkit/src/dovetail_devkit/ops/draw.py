@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 NUM_DRAWS = 240
-_MOST_DEVIATIONS = 4.0
-_LEAST_EXPECTED = 5.0
+_MAX_DEVIATIONS = 4.0
+_MIN_EXPECTED = 5.0
 _PARAMS = {
     "temperature": DrawParams(temperature=0.7),
     "top-k": DrawParams(top_k=3),
@@ -299,7 +299,7 @@ def _check_counts(bench: _Bench, what: str, num_draws: int) -> None:
     counts = Counter(bench.draw(rows, [param] * num_draws, seeds, positions))
     deviations = chi_squared([counts[token] for token in range(len(probs))], probs)
     expect(
-        deviations < _MOST_DEVIATIONS,
+        deviations < _MAX_DEVIATIONS,
         f"the frequencies of {num_draws} samples with {what}, {sorted(counts.items())}, are "
         f"{deviations:.1f} standard deviations from {[round(prob, 3) for prob in probs]}",
     )
@@ -314,7 +314,7 @@ def chi_squared(counts: Sequence[int], probs: Sequence[float]) -> float:
     total = sum(counts)
     if any(count for count, prob in zip(counts, probs, strict=True) if prob == 0):
         return math.inf
-    often = [i for i, prob in enumerate(probs) if prob * total >= _LEAST_EXPECTED]
+    often = [i for i, prob in enumerate(probs) if prob * total >= _MIN_EXPECTED]
     pairs = [(float(counts[i]), probs[i] * total) for i in often]
     rest = sum(counts) - sum(count for count, _ in pairs), total - sum(due for _, due in pairs)
     if rest[1] > 1.0:

@@ -43,48 +43,50 @@ class _Proxy:
 class _Waiting(Sequence[Any]):
     """A live view of the scheduler's waiting requests, as proxies."""
 
-    def __init__(self, requests: Sequence[RequestView], veil: Veil) -> None:
+    def __init__(self, requests: Sequence[RequestView], proxies: ReadOnlyProxies) -> None:
         self._requests = requests
-        self._veil = veil
+        self._proxies = proxies
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[RequestView]:
-        return map(self._veil.request, self._requests)
+        return map(self._proxies.request, self._requests)
 
     def __getitem__(self, index: Any) -> Any:
         selected = self._requests[index]
         return (
-            self._veil.all(selected) if isinstance(index, slice) else self._veil.request(selected)
+            self._proxies.all(selected)
+            if isinstance(index, slice)
+            else self._proxies.request(selected)
         )
 
 
 class _ViewProxy(_Proxy):
     """A proxy of a `SchedulerView`, which returns proxies of requests."""
 
-    __slots__ = ("_veil",)
+    __slots__ = ("_proxies",)
 
-    def __init__(self, target: SchedulerView, veil: Veil) -> None:
+    def __init__(self, target: SchedulerView, proxies: ReadOnlyProxies) -> None:
         super().__init__(target, _OF_SCHEDULER)
-        object.__setattr__(self, "_veil", veil)
+        object.__setattr__(self, "_proxies", proxies)
 
     @property
     def running(self) -> Sequence[RequestView]:
-        return cast("Sequence[RequestView]", self._veil.all(self._target.running))
+        return cast("Sequence[RequestView]", self._proxies.all(self._target.running))
 
     @property
     def waiting(self) -> Sequence[RequestView]:
-        return _Waiting(self._target.waiting, self._veil)
+        return _Waiting(self._target.waiting, self._proxies)
 
     def num_cached_tokens(self, request: Any) -> int:
-        return cast("int", self._target.num_cached_tokens(self._veil.lift(request)))
+        return cast("int", self._target.num_cached_tokens(self._proxies.lift(request)))
 
     def num_uncomputed_tokens(self, request: Any) -> int:
-        return cast("int", self._target.num_uncomputed_tokens(self._veil.lift(request)))
+        return cast("int", self._target.num_uncomputed_tokens(self._proxies.lift(request)))
 
 
-class Veil:
+class ReadOnlyProxies:
     """Converts objects to proxies and back, between a policy and a scheduler.
 
     Each request has one proxy.
@@ -141,7 +143,7 @@ class WatchedPolicy(Policy):
 
     def __init__(self) -> None:
         self.watched = self.watched_cls()
-        self.veil = Veil()
+        self.proxies = ReadOnlyProxies()
         self.accounts = PolicyAccounts(
             static_rank=self.watched_cls.static_rank, plans=plans(self.watched_cls)
         )
@@ -150,8 +152,8 @@ class WatchedPolicy(Policy):
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
         """Call the policy's `rank` twice. Compare the rank with the ranks of waiting requests."""
-        first = self.watched.rank(*self.veil.both(request, view))
-        again = self.watched.rank(*self.veil.both(request, view))
+        first = self.watched.rank(*self.proxies.both(request, view))
+        again = self.watched.rank(*self.proxies.both(request, view))
         expect(
             first == again,
             f"two calls of rank for {request.request_id} return {first!r} and {again!r}; they must "
@@ -173,8 +175,8 @@ class WatchedPolicy(Policy):
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
         """Return the request that the chosen proxy represents."""
-        shown = self.veil.all(running)
-        chosen = self.watched.victim(shown, self.veil.view(view))
+        shown = self.proxies.all(running)
+        chosen = self.watched.victim(shown, self.proxies.view(view))
         for request, proxy in zip(running, shown, strict=True):
             if chosen is proxy:
                 return request
@@ -183,7 +185,7 @@ class WatchedPolicy(Policy):
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
         """Record the arrival of a request."""
         self._view = view
-        self.watched.on_arrival(*self.veil.both(request, view))
+        self.watched.on_arrival(*self.proxies.both(request, view))
         self._promise(request, view)
         self.accounts.arrive(request)
         self.accounts.ranked(request, self._promised[request.request_id])
@@ -191,19 +193,19 @@ class WatchedPolicy(Policy):
     def on_granted(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
         """Record a grant of tokens."""
         self.accounts.grant(request, num_tokens, view.block_size)
-        shown, shown_view = self.veil.both(request, view)
+        shown, shown_view = self.proxies.both(request, view)
         self.watched.on_granted(shown, num_tokens, shown_view)
 
     def on_output(self, request: RequestView, num_tokens: int, view: SchedulerView) -> None:
         """Record output tokens."""
         self.accounts.output(request, num_tokens)
-        shown, shown_view = self.veil.both(request, view)
+        shown, shown_view = self.proxies.both(request, view)
         self.watched.on_output(shown, num_tokens, shown_view)
 
     def on_evict(self, request: RequestView, num_tokens_lost: int, view: SchedulerView) -> None:
         """Record an eviction."""
         self.accounts.evict(request, num_tokens_lost)
-        shown, shown_view = self.veil.both(request, view)
+        shown, shown_view = self.proxies.both(request, view)
         self.watched.on_evict(shown, num_tokens_lost, shown_view)
         self._promise(request, view)
         self.accounts.ranked(request, self._promised[request.request_id])
@@ -211,7 +213,7 @@ class WatchedPolicy(Policy):
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
         """Record the end of a request."""
         self.accounts.finish(request)
-        self.watched.on_finish(*self.veil.both(request, view))
+        self.watched.on_finish(*self.proxies.both(request, view))
 
     def check_waiting(self) -> None:
         """Check that ranks of waiting requests do not change if the policy declares static_rank."""
@@ -220,7 +222,7 @@ class WatchedPolicy(Policy):
         self.accounts.check_view(self._view)
         for account in self.accounts.waiting if self.static_rank else ():
             name = account.request.request_id
-            now = self.watched.rank(*self.veil.both(account.request, self._view))
+            now = self.watched.rank(*self.proxies.both(account.request, self._view))
             expect(
                 now == self._promised[name],
                 f"the rank of {name} changes from {self._promised[name]!r} to {now!r} while it "
@@ -229,7 +231,7 @@ class WatchedPolicy(Policy):
 
     def _promise(self, request: RequestView, view: SchedulerView) -> None:
         """Record the rank of a request that starts to wait."""
-        self._promised[request.request_id] = self.watched.rank(*self.veil.both(request, view))
+        self._promised[request.request_id] = self.watched.rank(*self.proxies.both(request, view))
 
 
 class WatchedPlan(WatchedPolicy):
@@ -237,7 +239,7 @@ class WatchedPlan(WatchedPolicy):
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
         """Forward the actions, and return the grants."""
-        actions = self.watched.plan(self.veil.view(view))
+        actions = self.watched.plan(self.proxies.view(view))
         expect(isinstance(actions, Generator), f"plan() returns {actions!r}; expected a generator")
         grant: Any = None
         while True:
@@ -245,7 +247,7 @@ class WatchedPlan(WatchedPolicy):
                 action = actions.send(grant)
             except StopIteration:
                 return
-            grant = yield self.veil.action(action)
+            grant = yield self.proxies.action(action)
 
 
 def plans(policy_cls: type[Policy]) -> bool:

@@ -54,13 +54,13 @@ class FlakyWorkerSide(FakeWorkerSide):
         super().__init__()
         self.loses_one_in = 4
         self.spoilt: set[int] = set()
-        self._num_asked = 0
+        self._num_requested = 0
 
     def load(self, order: dict[str, Any]) -> None:
         """Lose some of the stored blocks, then write the remaining blocks to the cache."""
         for key in order["keys"]:
-            self._num_asked += 1
-            if self.loses_one_in and not self._num_asked % self.loses_one_in:
+            self._num_requested += 1
+            if self.loses_one_in and not self._num_requested % self.loses_one_in:
                 self.kept.pop(key, None)
         super().load(order)
 

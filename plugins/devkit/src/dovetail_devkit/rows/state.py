@@ -102,15 +102,15 @@ class RowState:
         del self.tokens[kept:], self.contents[kept:]
         return taken
 
-    def draft(self, most: int, vocab_size: int) -> None:
-        """Return up to `most` drafts of the next tokens. One in four is wrong.
+    def draft(self, maximum: int, vocab_size: int) -> None:
+        """Return up to `maximum` drafts of the next tokens. One in four is wrong.
 
         The number of drafts and their errors depend on the row's content, so equal rows get equal
         drafts.
         """
         dice = mix(self.contents[-1], self.request.seed)
         self.drafts = []
-        for index in range(dice % (most + 1)):
+        for index in range(dice % (maximum + 1)):
             known = [*self.tokens, *self.drafts]
             right = predict_token(known, self.request.seed, vocab_size, self.encoded)
             wrong = not (dice >> (8 + 4 * index)) % WRONG_ONE_IN

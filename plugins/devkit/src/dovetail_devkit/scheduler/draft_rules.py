@@ -17,7 +17,7 @@ class DraftChecker:
 
     def __init__(self, num_lookahead_tokens: int) -> None:
         self.num_verified = 0
-        self._most = num_lookahead_tokens
+        self._maximum = num_lookahead_tokens
         self._held: Counter[int] = Counter()  # number of drafts by row, after the row's last result
         self._in_flight: Counter[int] = Counter()  # number of sampling runs by row
         self._out: deque[dict[int, int]] = deque()
@@ -30,7 +30,7 @@ class DraftChecker:
                 runs.pop(row, None)
         for run, row in enumerate(plan.rows):
             num_drafts = plan.num_drafts[run] if plan.num_drafts else 0
-            maximum = self._most if self._in_flight[row] else self._held[row]
+            maximum = self._maximum if self._in_flight[row] else self._held[row]
             expect(
                 0 <= num_drafts <= maximum,
                 f"the plan has num_drafts={num_drafts} for row {row}; the limit is {maximum}",

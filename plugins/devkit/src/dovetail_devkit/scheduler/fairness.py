@@ -19,7 +19,7 @@ AddRequest = Callable[[SchedulerDriver, str], None]
 
 NUM_EXTRA = 2
 """Number of first requests that must wait for a seat."""
-MOST_SERVED = 40
+MAX_SERVED = 40
 """Maximum number of later requests that may end before the first requests."""
 
 _SEATS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
@@ -39,7 +39,7 @@ def check_nobody_starves(make: MakeDriver, add: AddRequest) -> None:
         for name in first:
             add(driver, name)
         num_later = num_served = 0
-        while num_served < MOST_SERVED and not driver.alive.keys().isdisjoint(first):
+        while num_served < MAX_SERVED and not driver.alive.keys().isdisjoint(first):
             driver.schedule()
             for ending in driver.settle().finished:
                 num_served += ending.request_id not in first

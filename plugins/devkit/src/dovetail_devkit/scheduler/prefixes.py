@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail_devkit.expectation import NotHere, expect
+from dovetail_devkit.expectation import SkipCase, expect
 from dovetail_devkit.scheduler.program import SchedulerDriver
 
 BLOCK_SIZE = 4
@@ -34,7 +34,7 @@ class _Asker:
 
     def __init__(self, driver: SchedulerDriver) -> None:
         self.driver = driver
-        self.num_asked = 0
+        self.num_requested = 0
 
     def __call__(
         self,
@@ -57,8 +57,8 @@ class _Asker:
         prompt_logprobs: int | None = None,
     ) -> str:
         """Add a request and return its id."""
-        name = f"r{self.num_asked}"
-        self.num_asked += 1
+        name = f"r{self.num_requested}"
+        self.num_requested += 1
         params = SamplingParams(max_tokens=max_tokens, prompt_logprobs=prompt_logprobs)
         self.driver.add(
             EngineCoreRequest(
@@ -137,7 +137,7 @@ def _check_found_while_running(make: MakeDriver) -> None:
     driver.settle()
     driver.settle()
     if not driver.conserves_work and second not in driver.num_cached:
-        raise NotHere("the policy does not admit a request while another request runs")
+        raise SkipCase("the policy does not admit a request while another request runs")
     got = driver.num_cached[second]
     expect(
         got == 12,
@@ -219,5 +219,5 @@ def check_prefixes(check: Callable[[MakeDriver], None], make: MakeDriver, *, are
     are_due: whether prefix caching is required.
     """
     if not are_due and not keeps_prefixes(make):
-        raise NotHere("the scheduler does not cache prefixes, which is optional")
+        raise SkipCase("the scheduler does not cache prefixes, which is optional")
     check(make)

@@ -28,7 +28,7 @@ from dovetail_devkit.attention.reference import reference_attention
 from dovetail_devkit.attention.rows import AttentionRows
 from dovetail_devkit.case import Case
 from dovetail_devkit.comparison import TOLERANCES
-from dovetail_devkit.expectation import NotHere, expect
+from dovetail_devkit.expectation import SkipCase, expect
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ __all__ = [
     "attention_cases",
     "check_attention",
     "check_case",
-    "check_refusals",
+    "check_rejections",
     "reference_attention",
     "standard_cases",
 ]
@@ -49,7 +49,7 @@ _FEATURES = ("sliding_window", "soft_cap", "sinks", "cascade", "a_feature_nobody
 def check_attention(backend: type[AttentionBackend], device: torch.device) -> None:
     """Check all claims of `backend` on `device`. Raise AssertionError with the first difference."""
     for case in attention_cases(backend, device):
-        with suppress(NotHere):
+        with suppress(SkipCase):
             case.run()
 
 
@@ -59,10 +59,10 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
     def check_cached(case: AttentionCase) -> None:
         reasons = backend.refusals(case.requirements(device.type))
         if reasons:
-            raise NotHere("; ".join(reasons))
+            raise SkipCase("; ".join(reasons))
         check_case(backend, case, device)
 
-    yield Case(name="refusals", run=partial(check_refusals, backend, device))
+    yield Case(name="refusals", run=partial(check_rejections, backend, device))
     capabilities = backend.capabilities
     for case in (*standard_cases(capabilities), *other_cache_cases(capabilities)):
         check = check_cached if case.cache_dtype else partial(check_case, backend, device=device)
@@ -70,7 +70,7 @@ def attention_cases(backend: type[AttentionBackend], device: torch.device) -> It
     yield from claim_cases(backend, device)
 
 
-def check_refusals(backend: type[AttentionBackend], device: torch.device) -> None:
+def check_rejections(backend: type[AttentionBackend], device: torch.device) -> None:
     """Check that the backend accepts the requirements that it claims, and rejects all others."""
     capabilities = backend.capabilities
     unknown = capabilities.dtypes - TOLERANCES.keys()

@@ -36,7 +36,7 @@ from dovetail_devkit.executor.workers import (
     count_calls,
     read_log,
 )
-from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect, expect_error
 from dovetail_devkit.fakes.worker import DEFAULT_VOCAB_SIZE
 from dovetail_devkit.rows.model import RowModel
 
@@ -58,7 +58,7 @@ _START = [
 def check_executor(executor_cls: type[Executor]) -> None:
     """Check an executor against its contract. Raise AssertionError with the violated rule."""
     for case in executor_cases(executor_cls):
-        with suppress(NotHere):
+        with suppress(SkipCase):
             case.run()
 
 
@@ -92,9 +92,9 @@ def _check_with(
 ) -> None:
     """Run a check on a new executor with a worker of the class `worker_cls`."""
     with TemporaryDirectory() as folder:
-        with judging("executor constructor"):
+        with checking("executor constructor"):
             executor = _make(executor_cls, worker_cls, Path(folder), ahead=ahead)
-        with judging(f"{check.__name__}, async_scheduling={ahead}"):
+        with checking(f"{check.__name__}, async_scheduling={ahead}"):
             try:
                 _check_depth(executor, ahead=ahead)
                 check(executor)
@@ -111,7 +111,7 @@ def _check_depth(executor: Executor, *, ahead: bool) -> None:
         f"max_concurrent_steps is {maximum}; with async_scheduling=False it must be 1",
     )
     if ahead and maximum == 1:
-        raise NotHere("the executor runs one step at a time")
+        raise SkipCase("the executor runs one step at a time")
 
 
 def _check_unloadable(executor_cls: type[Executor]) -> None:
@@ -127,7 +127,7 @@ def _check_unloadable(executor_cls: type[Executor]) -> None:
 
 def _check_end(executor_cls: type[Executor]) -> None:
     """Check that shutdown waits for the current step of the worker."""
-    with judging("executor shutdown"), TemporaryDirectory() as folder:
+    with checking("executor shutdown"), TemporaryDirectory() as folder:
         executor = _make(executor_cls, SlowWorker, Path(folder), ahead=True)
         start(executor)
         executor.execute_model(make_plans()[0])
@@ -141,7 +141,7 @@ def _check_end(executor_cls: type[Executor]) -> None:
 
 def _check_ranks(executor_cls: type[Executor]) -> None:
     """Check that every rank runs every step and operation. Results are ordered by rank."""
-    with judging("two workers"), TemporaryDirectory() as folder:
+    with checking("two workers"), TemporaryDirectory() as folder:
         model_dir = write_fake_config(Path(folder))
         executor = executor_cls(
             make_executor_context(model_dir, ObedientWorker, tensor_parallel_size=2)

@@ -16,14 +16,14 @@ from dovetail.interfaces.grammar import (
     GrammarSpec,
 )
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 NUM_WALKS = 8
 MAX_STEPS = 64
 
 
-@judging("grammar")
+@checking("grammar")
 def check_grammar(
     backend_cls: type[GrammarBackend],
     *,
@@ -52,10 +52,10 @@ def check_grammar(
         spec = GrammarSpec(form=form, text=text, stop_token_ids=frozenset({end or 0}))
         for seed in range(NUM_WALKS):
             _Walk(backend, spec, tokenizer.vocab_size, Random(seed)).run()
-    _check_refusal(backend, end or 0)
+    _check_rejection(backend, end or 0)
 
 
-def _check_refusal(backend: GrammarBackend, end: int) -> None:
+def _check_rejection(backend: GrammarBackend, end: int) -> None:
     spec = GrammarSpec(form="unknown", text="x", stop_token_ids=frozenset({end}))
     try:
         backend.compile(spec)

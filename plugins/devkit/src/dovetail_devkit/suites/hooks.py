@@ -12,13 +12,13 @@ from dovetail.errors import RequestError
 from dovetail.interfaces.hooks import Hooks, HooksContext
 from dovetail.plugins.hooks import HOOK_NAMES, HookPlugins
 from dovetail_devkit.contexts import make_config, write_fake_config
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.suites.stat_logger import make_step
 
 NUM_STEPS = 100
 
 
-@judging("hooks")
+@checking("hooks")
 def check_hooks(hooks_cls: type[Hooks], *, options: Mapping[str, object] | None = None) -> None:
     """Call all hooks as an engine and a command do.
 

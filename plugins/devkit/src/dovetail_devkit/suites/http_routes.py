@@ -20,7 +20,7 @@ from dovetail.interfaces.http_routes import (
     HTTPRoutes,
     HTTPRoutesContext,
 )
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.fakes.http_routes import FakeAsyncEngine
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -29,7 +29,7 @@ DEADLINE_S = 30.0
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
-@judging("http_routes")
+@checking("http_routes")
 def check_http_routes(
     routes_cls: type[HTTPRoutes],
     *,

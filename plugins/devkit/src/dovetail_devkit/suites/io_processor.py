@@ -20,11 +20,11 @@ from dovetail.interfaces.io_processor import (
 from dovetail.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.contexts import make_config, write_fake_config
-from dovetail_devkit.expectation import expect, expect_error, judging
+from dovetail_devkit.expectation import checking, expect, expect_error
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 
-@judging("io_processor")
+@checking("io_processor")
 def check_io_processor(
     processor_cls: type[IOProcessor], *, options: Mapping[str, object] | None = None
 ) -> None:

@@ -22,7 +22,7 @@ from dovetail.interfaces.kv_cache import FullAttentionSpec, KVCacheConfig, KVCac
 from dovetail.interfaces.kv_connector import KVConnector, KVConnectorContext, KVTransfer
 from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.contexts import make_config, write_fake_config
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ MAX_STEPS = 2000
 _SPEC = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=3, dtype="float32")
 
 
-@judging("kv_connector")
+@checking("kv_connector")
 def check_kv_connector(
     connector_cls: type[KVConnector],
     device: torch.device,
@@ -73,17 +73,17 @@ def _run(
     connector_cls: type[KVConnector],
     device: torch.device,
     options: Mapping[str, object],
-    check: Callable[[_Rig], None],
+    check: Callable[[_Harness], None],
 ) -> None:
     with TemporaryDirectory(prefix="dovetail-kv-") as folder:
-        harness = _Rig(connector_cls, device, Path(folder), options)
+        harness = _Harness(connector_cls, device, Path(folder), options)
         try:
             check(harness)
         finally:
             harness.end()
 
 
-class _Rig:
+class _Harness:
     """Both sides of one connector, a cache, and a copy of its expected content."""
 
     def __init__(
@@ -233,7 +233,7 @@ class _Rig:
             side.shutdown()
 
 
-def _check_idle(harness: _Rig) -> None:
+def _check_idle(harness: _Harness) -> None:
     expect(list(harness.scheduler.has([])) == [], "has([]) must return an empty sequence")
     for _ in range(3):
         there = list(harness.scheduler.has([harness.key(1), harness.key(2)]))
@@ -246,7 +246,7 @@ def _check_idle(harness: _Rig) -> None:
     harness.check_cache("No transfer was requested.")
 
 
-def _check_round_trip(harness: _Rig) -> None:
+def _check_round_trip(harness: _Harness) -> None:
     stored, target = [3, 1, 8], [5, 2, 12]
     keys = [harness.key(number) for number in range(3)]
     expect(harness.store(keys, stored), "store() must accept three blocks if nothing is stored yet")
@@ -268,7 +268,7 @@ def _check_round_trip(harness: _Rig) -> None:
     harness.check_cache("Stored blocks were loaded into other blocks.")
 
 
-def _check_late_content(harness: _Rig) -> None:
+def _check_late_content(harness: _Harness) -> None:
     written = [255 - page_P for page_P in harness.content(4)]
     expect(
         harness.store([harness.key(1)], [4]), "store() must accept a block if nothing is stored yet"
@@ -283,7 +283,7 @@ def _check_late_content(harness: _Rig) -> None:
     harness.check_cache("A store must copy what the forward pass of the same step writes.")
 
 
-def _check_failure(harness: _Rig) -> None:
+def _check_failure(harness: _Harness) -> None:
     expect(
         harness.store([harness.key(1)], [3]), "store() must accept a block if nothing is stored yet"
     )
@@ -301,7 +301,7 @@ def _check_failure(harness: _Rig) -> None:
     harness.check_cache("A load failed for one of two blocks.")
 
 
-def _check_program(harness: _Rig) -> None:
+def _check_program(harness: _Harness) -> None:
     for number in range(NUM_ROUNDS):
         blocks = harness.random.sample(range(1, NUM_BLOCKS), 6)
         keys = [harness.key(100 * number + index) for index in range(3)]
@@ -326,7 +326,7 @@ def _check_program(harness: _Rig) -> None:
         harness.spoil(harness.random.choice(blocks))
 
 
-def _check_end(harness: _Rig) -> None:
+def _check_end(harness: _Harness) -> None:
     harness.store([harness.key(1)], [4])
     harness.step()
     harness.end()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dovetail.interfaces.linear_method import LinearMethod, LinearShape
 from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor
             parameters["bias"].copy_(bias_O)
 
 
-@judging("linear_method")
+@checking("linear_method")
 def check_linear_method(
     method_cls: type[LinearMethod],
     device: torch.device,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.logits_processor import LogitsProcessor, LogitsProcessorContext
 from dovetail.plan import NewRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ SMALL_ALPHABET = 5
 """Number of different tokens; it is small, so that tokens repeat."""
 
 
-@judging("logits_processor")
+@checking("logits_processor")
 def check_logits_processor(
     processor_cls: type[LogitsProcessor],
     device: torch.device,

@@ -22,7 +22,7 @@ from dovetail.errors import ModelError
 from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.model import ModelContext
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect, expect_error
 from dovetail_devkit.model.structure import (
     FINAL_NORM,
     POSITIONS,
@@ -116,7 +116,7 @@ class DenseAttention:
         return reference_attention(q_QHD, k_LKD, v_LKD, scale=q_QHD.shape[-1] ** -0.5)
 
 
-@judging("model")
+@checking("model")
 def check_model(
     model_cls: type[Any],
     context: ModelContext,
@@ -133,7 +133,7 @@ def check_model(
     """
     cases = model_cases(model_cls, context, fill=fill, tolerance=tolerance, reference=reference)
     for case in cases:
-        with suppress(NotHere):
+        with suppress(SkipCase):
             case.run()
 
 
@@ -159,7 +159,7 @@ def model_cases(
             check(make_bench())
 
     yield Case(name="declarations", run=partial(_check_declarations, model_cls))
-    yield Case(name="refusals", run=partial(_check_refusals, model_cls, context))
+    yield Case(name="refusals", run=partial(_check_rejections, model_cls, context))
     for name, check in _CHECKS.items():
         yield Case(name=name, run=partial(check_filled, check))
     if reference is not None:
@@ -180,7 +180,7 @@ def _check_declarations(model_cls: type[Any]) -> None:
     expect(good and bool(names), f"architectures is {names!r}; expected a tuple of str")
 
 
-def _check_refusals(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
+def _check_rejections(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
     for value in (None, -1, "many"):
         config = {**context.hf_config, "vocab_size": value}
         if value is None:
@@ -265,7 +265,7 @@ class _Bench:
         """Check that each position affects the logits."""
         ids, alone = self._ids[0], self._alone[0]
         if lacks(self._model, POSITIONS):
-            raise NotHere("the model declares POSITIONS in `lacks`")
+            raise SkipCase("the model declares POSITIONS in `lacks`")
         backwards = torch.arange(NUM_TOKENS - 1, -1, -1)
         logits = self._logits(DenseAttention(), [(0, ids, 0)], positions=backwards)
         moved = float((logits - alone).abs().max())
@@ -279,7 +279,7 @@ class _Bench:
         """Check that the first and last position run, and read the first and last table row."""
         limit = self._context.max_model_len
         ends = (0, limit - 1)
-        with judging(f"The positions 0 and {limit - 1} must run with max_model_len={limit}."):
+        with checking(f"The positions 0 and {limit - 1} must run with max_model_len={limit}."):
             before = [self._at(position) for position in ends]
         for name, table in position_tables(self._model, limit, self._vocab_size).items():
             for position, logits in zip(ends, before, strict=True):
@@ -296,9 +296,9 @@ class _Bench:
     def check_final_norm(self) -> None:
         """Check that the model applies a final norm to the hidden states."""
         if lacks(self._model, FINAL_NORM):
-            raise NotHere("the model declares FINAL_NORM in `lacks`")
+            raise SkipCase("the model declares FINAL_NORM in `lacks`")
         if self._context.dtype != torch.float32:
-            raise NotHere(f"this check needs float32, but the model uses {self._context.dtype}")
+            raise SkipCase(f"this check needs float32, but the model uses {self._context.dtype}")
         (first,) = self._hidden([(9, self._ids[0][:1], 0)])
         num_tokens, limit = tokens_for_norm(len(first)), self._context.max_model_len
         generator = torch.Generator().manual_seed(6)

@@ -14,13 +14,13 @@ from random import Random
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model_format import ModelDescription, ModelFormat
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 NUM_DAMAGED = 50
 MAX_SECONDS = 10.0
 
 
-@judging("model_format")
+@checking("model_format")
 def check_model_format(
     format_cls: type[ModelFormat],
     *,

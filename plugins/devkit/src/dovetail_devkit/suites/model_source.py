@@ -12,12 +12,12 @@ from pathlib import Path
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model_source import ModelSource, ModelSourceContext
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 INVALID = ("../x", "a/../../x", "x\x00y", "\n", " ", "a" * 10_000, "-r /etc/passwd", "--help")
 
 
-@judging("model_source")
+@checking("model_source")
 def check_model_source(
     source_cls: type[ModelSource],
     *,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dovetail.interfaces.ops import Ops, overridden_operations
 from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.ops.draw import NUM_DRAWS, draw_cases
 from dovetail_devkit.ops.inputs import input_cases
 from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
@@ -32,7 +32,7 @@ _HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 6
 """For each rotary case: tokens, query heads, key-value heads, head size, rotary size."""
 
 
-@judging("ops")
+@checking("ops")
 def check_ops(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str] = tuple(TOLERANCES)
 ) -> None:

@@ -22,18 +22,18 @@ from dovetail.interfaces.platform import ConfigPatch, Platform, PlatformInfo, Pr
 from dovetail.plugin_kinds import KINDS
 from dovetail_devkit.case import Case
 from dovetail_devkit.contexts import write_fake_config
-from dovetail_devkit.expectation import NotHere, expect, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect
 
 MAX_PROBE_NS = 2_000_000_000
 HEAVY = ("torch", "numpy", "transformers")
 _CAPABILITY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
 
 
-@judging("platform")
+@checking("platform")
 def check_platform(platform_cls: type[Platform]) -> None:
     """Check a platform against its contract. Raise AssertionError with the violated rule."""
     for case in platform_cases(platform_cls):
-        with suppress(NotHere):
+        with suppress(SkipCase):
             case.run()
 
 
@@ -43,7 +43,7 @@ def platform_cases(platform_cls: type[Platform]) -> Iterator[Case]:
     def check_usable(check: Callable[[Platform], None]) -> None:
         probe = platform_cls.probe()
         if not probe.usable:
-            raise NotHere("; ".join(probe.reasons))
+            raise SkipCase("; ".join(probe.reasons))
         check(platform_cls())
 
     yield Case(name="declarations", run=partial(_check_declarations, platform_cls))

@@ -15,7 +15,7 @@ from dovetail.interfaces.policy import Policy
 from dovetail.interfaces.scheduler import SchedulerInterface
 from dovetail.scheduling import Scheduler
 from dovetail_devkit.case import Case, run_all
-from dovetail_devkit.expectation import NotHere, expect, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect
 from dovetail_devkit.policy.foresight import check_foresight
 from dovetail_devkit.policy.programs import (
     check_newcomer,
@@ -32,13 +32,13 @@ NUM_TWICE = 6
 """Number of programs that run with both `plan` and the scheduler's inlined loop."""
 
 
-@judging("policy")
+@checking("policy")
 def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> None:
     """Check a policy against its contract. Raise AssertionError with the violated rule."""
     for case in policy_cases(policy_cls, num_programs=num_programs):
         try:
             run_all([case])
-        except NotHere:
+        except SkipCase:
             continue
 
 
@@ -67,7 +67,7 @@ def _check_declarations(policy_cls: type[Policy]) -> None:
 
 def _check_room(policy_cls: type[Policy]) -> None:
     if not policy_cls.work_conserving:
-        raise NotHere("the policy declares work_conserving = False, so seats may stay empty")
+        raise SkipCase("the policy declares work_conserving = False, so seats may stay empty")
     driver, policy = _make(policy_cls)
     check_room_for_all(driver, policy.accounts)
 
@@ -79,7 +79,7 @@ def _check_seats(policy_cls: type[Policy]) -> None:
 
 def _check_one_newcomer(policy_cls: type[Policy]) -> None:
     if plans(policy_cls):
-        raise NotHere("the policy overrides `plan`, so it may preempt several requests")
+        raise SkipCase("the policy overrides `plan`, so it may preempt several requests")
     driver, policy = _make(policy_cls, depth=2)
     check_newcomer(driver, policy.accounts, policy)
 
@@ -87,7 +87,7 @@ def _check_one_newcomer(policy_cls: type[Policy]) -> None:
 def _check_both_ways(policy_cls: type[Policy]) -> None:
     """Check that the scheduler's inlined loop creates the same plans as the default `plan`."""
     if plans(policy_cls):
-        raise NotHere("the policy overrides `plan`, so the inlined loop is not used")
+        raise SkipCase("the policy overrides `plan`, so the inlined loop is not used")
     for seed in range(NUM_TWICE):
         program = random_program(seed, plain=True)
         ways = [

@@ -11,7 +11,7 @@ from dovetail.interfaces.reasoning_parser import (
     ReasoningParser,
     ReasoningParserContext,
 )
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_devkit.text_pieces import random_pieces
 
@@ -22,7 +22,7 @@ PLAIN_TEXTS = ("", "Hello, world.", "1 < 2 and {3}", "a\n\nb <", "é€")
 Parts = tuple[str, str]
 
 
-@judging("reasoning_parser")
+@checking("reasoning_parser")
 def check_reasoning_parser(
     parser_cls: type[ReasoningParser], *, options: Mapping[str, object] | None = None
 ) -> None:

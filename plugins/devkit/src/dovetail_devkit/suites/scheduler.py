@@ -20,7 +20,7 @@ from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect, expect_error
 from dovetail_devkit.scheduler.fairness import check_nobody_starves
 from dovetail_devkit.scheduler.playing import play
 from dovetail_devkit.scheduler.prefixes import BLOCK_SIZE, PREFIX_CHECKS, check_prefixes
@@ -79,7 +79,7 @@ def check_scheduler(
         num_programs=num_programs,
         after_step=after_step,
     ):
-        with suppress(NotHere):
+        with suppress(SkipCase):
             case.run()
 
 
@@ -95,7 +95,7 @@ def scheduler_cases(
     """Yield the suite's cases. The arguments are those of `check_scheduler`."""
 
     def judge(check: _Check) -> None:
-        with judging(check.__name__):
+        with checking(check.__name__):
             check(scheduler_cls, policy, keeps_cache)
 
     def play_all(seeds: range, groups: Groups = PLAIN) -> None:
@@ -118,8 +118,8 @@ def scheduler_cases(
         program = random_program(0, windows=windows, multiples=multiples)
         try:
             SchedulerDriver(scheduler_cls, program)
-        except ConfigError as refusal:
-            raise NotHere(f"the scheduler does not support this KV cache: {refusal}") from None
+        except ConfigError as rejection:
+            raise SkipCase(f"the scheduler does not support this KV cache: {rejection}") from None
         play_all(range(NUM_GROUP_PROGRAMS), groups)
 
     for name, check in _CHECKS.items():
@@ -156,7 +156,7 @@ def check_program(
 ) -> list[SchedulerOutput]:
     """Run one program and return its plans. Raise AssertionError with the violated rule."""
     driver = SchedulerDriver(scheduler_cls, program, policy=policy, after_step=after_step)
-    with judging(str(program)):
+    with checking(str(program)):
         return play(program, driver)
 
 
@@ -217,7 +217,7 @@ def _check_idle(
     driver.drain()
 
 
-def _check_refusals(
+def _check_rejections(
     scheduler_cls: type[SchedulerInterface], policy: type[Policy] | None, keeps_cache: bool
 ) -> None:
     whole = replace(_LIMITS, enable_chunked_prefill=False)
@@ -307,7 +307,7 @@ _Check = Callable[[type[SchedulerInterface], type[Policy] | None, bool], None]
 
 _CHECKS: Mapping[str, _Check] = {
     "idle": _check_idle,
-    "invalid requests": _check_refusals,
+    "invalid requests": _check_rejections,
     "aborts": _check_aborts,
     "every block": _check_every_block,
     "no starvation": _check_starvation,

@@ -9,7 +9,7 @@ from io import StringIO
 from dovetail.clock import MonotonicClock
 from dovetail.interfaces.scheduler import SchedulerStats
 from dovetail.interfaces.stat_logger import StatLogger, StatLoggerContext, StepStats
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 NUM_STEPS = 1000
 STEP_NS = 20_000_000
@@ -37,7 +37,7 @@ def make_step(step_id: int, now_ns: int, **counts: int) -> StepStats:
     )
 
 
-@judging("stat_logger")
+@checking("stat_logger")
 def check_stat_logger(
     logger_cls: type[StatLogger], *, options: Mapping[str, object] | None = None
 ) -> None:

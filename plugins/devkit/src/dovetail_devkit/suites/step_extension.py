@@ -19,7 +19,7 @@ from dovetail.interfaces.step_extension import (
 )
 from dovetail.plan import NewRequest
 from dovetail.sampling_params import SamplingParams
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ SMALL_ALPHABET = 5
 """Number of different tokens; it is small, so that tokens repeat."""
 
 
-@judging("step_extension")
+@checking("step_extension")
 def check_step_extension(
     extension_cls: type[StepExtension],
     device: torch.device,

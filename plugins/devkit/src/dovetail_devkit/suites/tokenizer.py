@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from dovetail.errors import ModelError, RequestError
 from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail_devkit.case import Case, run_all
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 TEXTS = (
     "",
@@ -50,7 +50,7 @@ _BOMBS = (
 )
 
 
-@judging("tokenizer")
+@checking("tokenizer")
 def check_tokenizer(
     tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
 ) -> None:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from dovetail.interfaces.tool_parser import ToolDelta, ToolParser, ToolParserContext
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 from dovetail_devkit.text_pieces import random_pieces
 
@@ -27,7 +27,7 @@ class Found:
     calls: list[list[str]]
 
 
-@judging("tool_parser")
+@checking("tool_parser")
 def check_tool_parser(
     parser_cls: type[ToolParser], *, options: Mapping[str, object] | None = None
 ) -> None:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dovetail.errors import WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere, expect, expect_error, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect, expect_error
 
 MakeModel = Callable[[], Any]
 """Return a new model for the checkpoint, with uninitialized weights."""
@@ -53,7 +53,7 @@ class _WriteCounter(TorchDispatchMode):  # type: ignore[misc]  # mypy does not s
             self.counts[storage] += tensor.numel()
 
 
-@judging("weight_loader")
+@checking("weight_loader")
 def check_weight_loader(
     loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel
 ) -> None:
@@ -62,7 +62,7 @@ def check_weight_loader(
     model_dir: a checkpoint that the loader can read. make_model: returns the checkpoint's model.
     """
     for case in weight_loader_cases(loader_cls, model_dir, make_model):
-        with suppress(NotHere):
+        with suppress(SkipCase):
             case.run()
 
 
@@ -75,7 +75,7 @@ def weight_loader_cases(
 
     def check_files(check: _Check) -> None:
         if not reads():
-            raise NotHere("the loader does not read files")
+            raise SkipCase("the loader does not read files")
         check(*arguments)
 
     yield Case(name="the constructor reads no files", run=partial(_check_new, *arguments))

@@ -24,9 +24,9 @@ from dovetail.interfaces.worker import (
 )
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.case import Case
-from dovetail_devkit.expectation import NotHere, expect, judging
+from dovetail_devkit.expectation import SkipCase, checking, expect
 from dovetail_devkit.worker.ahead import check_ahead
-from dovetail_devkit.worker.rig import WorkerRig
+from dovetail_devkit.worker.harness import WorkerHarness
 from dovetail_devkit.worker.sampling import SAMPLING_CHECKS, check_sampling
 from dovetail_devkit.worker.start import NUM_ROWS, NUM_TOKENS, PROMPT_LENGTHS, bring_up
 
@@ -38,7 +38,7 @@ MAX_STEP_TOKENS = 32
 class _Case:
     """Data that all checks use. alone: the tokens of each prompt in a run without other prompts."""
 
-    rig: WorkerRig
+    harness: WorkerHarness
     info: ModelInfo
     prompts: list[list[int]]
     alone: list[list[int]]
@@ -55,7 +55,7 @@ def check_worker(worker_cls: type[WorkerBase], context: WorkerContext) -> None:
     bench = WorkerBench(worker_cls, lambda: context)
     try:
         for case in worker_cases(bench):
-            with suppress(NotHere):
+            with suppress(SkipCase):
                 case.run()
     finally:
         bench.close()
@@ -76,7 +76,7 @@ class WorkerBench:
 
     def check_unstarted(self) -> None:
         """Check that a worker can be shut down before its start."""
-        with judging("A worker can be shut down before its start."):
+        with checking("A worker can be shut down before its start."):
             unstarted = self._worker_cls(self._make_context())
             unstarted.shutdown()
             unstarted.shutdown()
@@ -85,9 +85,9 @@ class WorkerBench:
         """Return the data for the checks of a started worker."""
         if self._worker is None:
             context = self._make_context()
-            with judging("worker constructor"):
+            with checking("worker constructor"):
                 self._worker = self._worker_cls(context)
-            with self._judging("worker start"):
+            with self._checking("worker start"):
                 self._case = _start(self._worker)
         return self._case
 
@@ -98,23 +98,23 @@ class WorkerBench:
     def run(self, check: Callable[[_Case], None]) -> None:
         """Run one check, then release all rows."""
         case = self.start()
-        with self._judging("worker"):
+        with self._checking("worker"):
             check(case)
-            case.rig.clear()
+            case.harness.clear()
 
     def close(self) -> None:
         """Shut the worker down, twice."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            with judging("shutdown, called twice"):
+            with checking("shutdown, called twice"):
                 worker.shutdown()
                 worker.shutdown()
 
     @contextmanager
-    def _judging(self, what: str) -> Iterator[None]:
+    def _checking(self, what: str) -> Iterator[None]:
         """Convert errors of the block to AssertionError. Shuts the worker down after an error."""
         try:
-            with judging(what):
+            with checking(what):
                 yield
         except AssertionError:
             with suppress(AssertionError):
@@ -150,7 +150,7 @@ def _start(worker: WorkerBase) -> _Case:
         model = cast(ProvidesModel, worker).get_model()
         same = model is not None and cast(ProvidesModel, worker).get_model() is model
         expect(same, "each call of get_model() must return the same loaded model")
-    harness = WorkerRig(worker, kv_cache)
+    harness = WorkerHarness(worker, kv_cache)
     rng = Random(11)
     prompts = [[rng.randrange(info.vocab_size) for _ in range(n)] for n in PROMPT_LENGTHS]
     harness.step()
@@ -167,7 +167,7 @@ def _start(worker: WorkerBase) -> _Case:
         harness.leave(0)
     harness.step()
     keeps_cache = any(group.bytes_per_block for group in kv_cache.groups)
-    return _Case(rig=harness, info=info, prompts=prompts, alone=alone, keeps_cache=keeps_cache)
+    return _Case(harness=harness, info=info, prompts=prompts, alone=alone, keeps_cache=keeps_cache)
 
 
 def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
@@ -183,15 +183,15 @@ def _check_reuse(case: _Case) -> None:
     """Check that a prompt gets the same tokens in every reused row."""
     for turn in range(2 * NUM_ROWS):
         row, index = turn % NUM_ROWS, (3 * turn + 1) % len(case.prompts)
-        case.rig.join(row, case.prompts[index])
+        case.harness.join(row, case.prompts[index])
         how = f"The prompt ran in row {row} after other prompts."
-        _expect_tokens(case, index, case.rig.generate(row, NUM_TOKENS), how)
-        case.rig.leave(row)
+        _expect_tokens(case, index, case.harness.generate(row, NUM_TOKENS), how)
+        case.harness.leave(row)
 
 
 def _check_leave_and_join(case: _Case) -> None:
     """Check a row that is released and reused in one plan, with longer and shorter prompts."""
-    harness = case.rig
+    harness = case.harness
     for index in (3, 0, 2, 1, 3):
         if 1 in harness.rows:
             harness.leave(1)
@@ -202,7 +202,7 @@ def _check_leave_and_join(case: _Case) -> None:
 
 def _check_chunks(case: _Case) -> None:
     """Check that a prompt in chunks gets the same tokens, and that only the last chunk samples."""
-    harness = case.rig
+    harness = case.harness
     for pieces in ((1, 3), (4, 4), (5,), (1, 1, 1, 1, 1, 6)):
         harness.join(2, case.prompts[3])
         for num_tokens in pieces:
@@ -239,9 +239,9 @@ def _answers(case: _Case, position: int) -> set[tuple[int, ...]]:
     for change in range(1, 7):
         prompt = list(case.prompts[2])
         prompt[position] = (prompt[position] + change) % case.info.vocab_size
-        case.rig.join(0, prompt)
-        tokens.add(tuple(case.rig.generate(0, 2)))
-        case.rig.leave(0)
+        case.harness.join(0, prompt)
+        tokens.add(tuple(case.harness.generate(0, 2)))
+        case.harness.leave(0)
     return tokens
 
 
@@ -251,11 +251,11 @@ def _check_longest(case: _Case) -> None:
     prompt = [rng.randrange(vocab_size) for _ in range(LONGEST - NUM_TOKENS)]
     tokens = []
     for first in (MAX_STEP_TOKENS, MAX_STEP_TOKENS - 5):
-        case.rig.join(0, prompt)
-        case.rig.run(0, first)
-        case.rig.step()
-        tokens.append(case.rig.generate(0, NUM_TOKENS))
-        case.rig.leave(0)
+        case.harness.join(0, prompt)
+        case.harness.run(0, first)
+        case.harness.step()
+        tokens.append(case.harness.generate(0, NUM_TOKENS))
+        case.harness.leave(0)
     expect(
         tokens[0] == tokens[1],
         f"a request of {LONGEST} tokens gets {tokens[0]} or {tokens[1]}, depending on its chunks",
@@ -264,7 +264,7 @@ def _check_longest(case: _Case) -> None:
 
 def _check_together(case: _Case) -> None:
     """Check that rows that join one by one and run in changing order are independent."""
-    harness = case.rig
+    harness = case.harness
     got: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
     for turn in range(NUM_ROWS + NUM_TOKENS):
         if turn < NUM_ROWS:
@@ -282,7 +282,7 @@ def _check_together(case: _Case) -> None:
 
 def _check_mixed_plan(case: _Case) -> None:
     """Check a decode, a chunk, a whole prompt and an idle row in one plan."""
-    harness = case.rig
+    harness = case.harness
     for row in (0, 1, 2):
         harness.join(row, case.prompts[row])
     first = {0: harness.generate(0, 1), 1: harness.generate(1, 1)}
@@ -305,7 +305,7 @@ def _check_mixed_plan(case: _Case) -> None:
 
 def _check_resume(case: _Case) -> None:
     """Check that a resumed request continues with the same tokens."""
-    harness = case.rig
+    harness = case.harness
     for index, num_kept in ((0, 3), (2, 1), (3, 2)):
         kept = case.alone[index][:num_kept]
         harness.join(0, [*case.prompts[index], *kept], num_prompt=len(case.prompts[index]))
@@ -317,7 +317,7 @@ def _check_resume(case: _Case) -> None:
 
 def _check_shared_prefix(case: _Case) -> None:
     """Check that a row can use blocks that another row has filled, and vice versa."""
-    harness = case.rig
+    harness = case.harness
     first = harness.join(0, case.prompts[3])
     tokens = harness.generate(0, 2)
     if not case.keeps_cache:
@@ -332,7 +332,7 @@ def _check_shared_prefix(case: _Case) -> None:
 
 def _check_seeds(case: _Case) -> None:
     """Check that a seed gives the same random tokens with other rows and in any row."""
-    harness = case.rig
+    harness = case.harness
     seeded = SamplingParams(temperature=1.0, seed=5)
     harness.join(0, case.prompts[1], params=seeded)
     alone = harness.generate(0, NUM_TOKENS)
@@ -352,7 +352,7 @@ def _check_seeds(case: _Case) -> None:
 
 def _check_grammar(case: _Case) -> None:
     """Check that a run with a grammar gets an allowed token, and that other runs do not change."""
-    harness, vocab_size = case.rig, case.info.vocab_size
+    harness, vocab_size = case.harness, case.info.vocab_size
     only = next(t for t in range(vocab_size) if t != case.alone[1][0])
     bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
     harness.join(0, case.prompts[2])
@@ -369,7 +369,7 @@ def _check_grammar(case: _Case) -> None:
 
 def _check_empty_plans(case: _Case) -> None:
     """Check that plans without runs do not change the tokens of requests."""
-    harness = case.rig
+    harness = case.harness
     harness.join(0, case.prompts[1])
     tokens = harness.generate(0, 2)
     harness.step()

@@ -9,11 +9,11 @@ from typing import Any
 from dovetail.plugins.extension import extend_worker
 from dovetail_devkit.contexts import make_worker_context, write_fake_config
 from dovetail_devkit.executor.null_executor import NullWorker
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.fakes.worker import FakeWorker
 
 
-@judging("worker_extension")
+@checking("worker_extension")
 def check_worker_extension(extension_cls: type[Any]) -> None:
     """Add an extension to two workers. Raise AssertionError with the violated rule."""
     public = [name for name in dir(extension_cls) if not name.startswith("_") and name.islower()]

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from dovetail_devkit.expectation import expect
-from dovetail_devkit.worker.rig import ASYNC_OUTPUT, LaunchedStep, WorkerRig
+from dovetail_devkit.worker.harness import ASYNC_OUTPUT, LaunchedStep, WorkerHarness
 
 _NUM_STEPS = 5
 
@@ -19,7 +19,7 @@ class Asked(Protocol):
     """Interface: a started worker, prompts, and the tokens that each prompt gets alone."""
 
     @property
-    def rig(self) -> WorkerRig:
+    def harness(self) -> WorkerHarness:
         """The test harness that sends plans to the worker."""
 
     @property
@@ -36,7 +36,7 @@ def check_ahead(case: Asked) -> None:
 
     Does nothing for a worker that does not provide "async_output".
     """
-    harness = case.rig
+    harness = case.harness
     if ASYNC_OUTPUT not in harness.worker.provides:
         return
     _check_in_turn(case)
@@ -48,7 +48,7 @@ def check_ahead(case: Asked) -> None:
 
 def _check_in_turn(case: Asked) -> None:
     """Run with two steps in flight, while another thread reads the results."""
-    harness = case.rig
+    harness = case.harness
     harness.join(0, case.prompts[2])
     harness.join(1, case.prompts[3])
     got: dict[int, list[int]] = {0: [], 1: []}
@@ -70,7 +70,7 @@ def _check_in_turn(case: Asked) -> None:
 
 def _check_all_late(case: Asked) -> None:
     """Read all results after the last step, in reversed order."""
-    harness = case.rig
+    harness = case.harness
     harness.join(2, case.prompts[1])
     steps = [_launch(harness, (2,)) for _ in range(_NUM_STEPS)]
     got = [harness.settle(step)[2] for step in steps[::-1]][::-1]
@@ -79,7 +79,7 @@ def _check_all_late(case: Asked) -> None:
 
 def _check_reused_row(case: Asked) -> None:
     """Check that a row can be reused before the token of its last request is read."""
-    harness = case.rig
+    harness = case.harness
     harness.join(0, case.prompts[3])
     first = _launch(harness, (0,))
     harness.leave(0)
@@ -90,7 +90,7 @@ def _check_reused_row(case: Asked) -> None:
     _expect(case, 0, [harness.settle(second)[0], *harness.generate(0, 1)], how)
 
 
-def _launch(harness: WorkerRig, rows: Sequence[int]) -> LaunchedStep:
+def _launch(harness: WorkerHarness, rows: Sequence[int]) -> LaunchedStep:
     for row in rows:
         harness.run(row)
     return harness.launch()

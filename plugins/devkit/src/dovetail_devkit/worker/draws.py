@@ -9,7 +9,7 @@ from typing import Protocol
 from dovetail.interfaces.worker import ModelInfo
 from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.expectation import expect
-from dovetail_devkit.worker.rig import WorkerRig
+from dovetail_devkit.worker.harness import WorkerHarness
 
 HOT = 100.0
 """A temperature at which tokens whose logits differ by less than 100 are almost equally likely."""
@@ -24,7 +24,7 @@ class Asked(Protocol):
     """Interface: a started worker, prompts, and the greedy tokens that each prompt gets alone."""
 
     @property
-    def rig(self) -> WorkerRig:
+    def harness(self) -> WorkerHarness:
         """The rig that drives the worker."""
 
     @property
@@ -42,7 +42,7 @@ class Asked(Protocol):
 
 def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SEEDS) -> list[int]:
     """Return the first tokens for several seeds. A step has three seeded rows and a greedy row."""
-    harness, prompt = case.rig, case.prompts[1]
+    harness, prompt = case.harness, case.prompts[1]
     tokens_found: list[int] = []
     for first in range(0, num_seeds, BYSTANDER):
         for row in range(BYSTANDER):
@@ -70,7 +70,7 @@ def generate(
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[int]:
     """Generate the tokens after `tokens` in row 0, without other rows. Release the row."""
-    harness = case.rig
+    harness = case.harness
     harness.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
     generated = harness.generate(0, num_tokens)
     harness.leave(0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dovetail_devkit.expectation import expect
 from dovetail_devkit.worker.draws import Asked, generate, other_tokens
-from dovetail_devkit.worker.rig import GREEDY
+from dovetail_devkit.worker.harness import GREEDY
 
 NUM_REPEATS = 16
 """How often the penalized token occurs in the output."""

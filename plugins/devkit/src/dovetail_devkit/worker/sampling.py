@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from dovetail.sampling_params import SamplingParams
-from dovetail_devkit.expectation import NotHere, expect
+from dovetail_devkit.expectation import SkipCase, expect
 from dovetail_devkit.worker.draws import (
     BYSTANDER,
     COLD,
@@ -24,10 +24,10 @@ from dovetail_devkit.worker.draws import (
     generate,
     other_tokens,
 )
+from dovetail_devkit.worker.harness import GREEDY
 from dovetail_devkit.worker.penalties import check_frequency, check_own_tokens, check_repetition
-from dovetail_devkit.worker.rig import GREEDY
 
-LEAST_VOCABULARY = 32
+MIN_VOCABULARY = 32
 
 Check = Callable[[Asked], None]
 
@@ -37,26 +37,26 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
 
     capability: raise NotHere unless the worker declares it; "" if the check needs no capability.
     """
-    if capability and capability not in case.rig.worker.provides:
-        raise NotHere(
+    if capability and capability not in case.harness.worker.provides:
+        raise SkipCase(
             f"the worker does not declare {capability!r}; the engine rejects requests that need it"
         )
-    if case.info.vocab_size < LEAST_VOCABULARY:
-        raise NotHere(
+    if case.info.vocab_size < MIN_VOCABULARY:
+        raise SkipCase(
             f"the vocabulary of {case.info.vocab_size} tokens is too small: the check needs "
-            f"{LEAST_VOCABULARY}"
+            f"{MIN_VOCABULARY}"
         )
     check(case)
-    case.rig.clear()
+    case.harness.clear()
     for row in range(BYSTANDER):
-        case.rig.join(row, case.prompts[1])
-        got = case.rig.generate(row, 2)
+        case.harness.join(row, case.prompts[1])
+        got = case.harness.generate(row, 2)
         expect(
             got == case.alone[1][:2],
             f"row {row} keeps sampling parameters of its previous request: a greedy request gets "
             f"{got}; expected {case.alone[1][:2]}",
         )
-        case.rig.leave(row)
+        case.harness.leave(row)
 
 
 def _check_temperature(case: Asked) -> None:
@@ -199,7 +199,7 @@ def _check_min_tokens(case: Asked) -> None:
 
 def _check_logprobs(case: Asked) -> None:
     """Check that the result contains the requested log-probabilities of each sampled token."""
-    harness, params = case.rig, replace(GREEDY, logprobs=2)
+    harness, params = case.harness, replace(GREEDY, logprobs=2)
     harness.join(0, case.prompts[1])
     harness.join(1, case.prompts[3], params=params)
     for num_tokens in (5, 0):
@@ -241,7 +241,7 @@ def _check_logprobs(case: Asked) -> None:
 
 def _check_prompt_logprobs(case: Asked) -> None:
     """Check that the result contains the requested prompt log-probabilities of each chunk."""
-    harness, prompt = case.rig, case.prompts[3]
+    harness, prompt = case.harness, case.prompts[3]
     harness.join(0, case.prompts[1])
     harness.join(1, prompt, params=replace(GREEDY, prompt_logprobs=1))
     positions: list[int] = []
@@ -270,12 +270,12 @@ def _expect_best(case: Asked, tokens: Sequence[int], how: str) -> None:
     )
 
 
-def _expect_number(tokens: Sequence[int], least: int, most: int, how: str) -> None:
+def _expect_number(tokens: Sequence[int], minimum: int, maximum: int, how: str) -> None:
     got = sorted(set(tokens))
     expect(
-        least <= len(got) <= most,
-        f"{how} must keep {least} to {most} tokens, because the probabilities are nearly equal; "
-        f"{NUM_SEEDS} seeds give {len(got)}: {got}",
+        minimum <= len(got) <= maximum,
+        f"{how} must keep {minimum} to {maximum} tokens, because the probabilities are nearly "
+        f"equal; {NUM_SEEDS} seeds give {len(got)}: {got}",
     )
 
 

@@ -264,12 +264,12 @@ def _importances(x_NGK: torch.Tensor, importance_I: torch.Tensor | None) -> torc
     return blocks.repeat(len(x_NGK) // len(blocks), 1, 1)
 
 
-def _second_level(scale_NG1: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _second_level(scale_NG1: torch.Tensor, maximum: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scales as float16 factors [N, 1, 1] times whole numbers from -most to most."""
     greatest_N11 = scale_NG1.abs().amax(1, keepdim=True)
-    factor_N11 = (greatest_N11 / most).half()
+    factor_N11 = (greatest_N11 / maximum).half()
     numbers_NG1 = (scale_NG1 / factor_N11.float()).round_().nan_to_num_(0.0, 0.0, 0.0)
-    return factor_N11, numbers_NG1.clamp_(-most, most)
+    return factor_N11, numbers_NG1.clamp_(-maximum, maximum)
 
 
 def _bytes_of(halves: torch.Tensor) -> torch.Tensor:

@@ -145,7 +145,7 @@ class RequestMetrics:
         for output, num_tokens in zip(record.outputs, counts, strict=True):
             self._add_output(output, num_tokens)
 
-    def request_refused(self, route: str, status: int, code: str) -> None:
+    def request_rejected(self, route: str, status: int, code: str) -> None:
         """Count a response with an error."""
         self._errors.labels(self._model, str(status), code).inc()
 

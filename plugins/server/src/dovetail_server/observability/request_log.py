@@ -28,6 +28,6 @@ class RequestLog:
             ", streamed" if record.streamed else "",
         )
 
-    def request_refused(self, route: str, status: int, code: str) -> None:
+    def request_rejected(self, route: str, status: int, code: str) -> None:
         """Log a request that was rejected."""
-        logger.info("refused with %d %s: %.80s", status, code, route)
+        logger.info("rejected with %d %s: %.80s", status, code, route)

@@ -60,7 +60,7 @@ class RequestTraces:
     def request_started(self, request_id: str, route: str) -> None:
         """Do nothing: the spans are made at the end."""
 
-    def request_refused(self, route: str, status: int, code: str) -> None:
+    def request_rejected(self, route: str, status: int, code: str) -> None:
         """Do nothing: a rejected request has no spans."""
 
     def request_ended(self, record: RequestRecord) -> None:

@@ -149,14 +149,14 @@ class Supervisor:
         news = EngineNews(address="" if problem else llm.address, problem=problem)
         if news != self._news:
             self._news = news
-            self._tell(news)
+            self._notify(news)
         self._bury()
         self._keep_running()
         if not self._is_announced and all(slot and slot.is_serving for slot in self._places):
             self._is_announced = True
             self._announce()
 
-    def _tell(self, message: Message) -> None:
+    def _notify(self, message: Message) -> None:
         for process in self._running():
             process.send(message)
 
@@ -237,7 +237,7 @@ class Supervisor:
         deadline = loop.time() + settings.drain_timeout_s + END_S
         while any(not item.child.has_ended() for item in self._running()):
             while num_sent < min(self._num_signals, 2):
-                self._tell(DrainNow())
+                self._notify(DrainNow())
                 num_sent += 1
             if loop.time() >= deadline:
                 return False

@@ -56,7 +56,7 @@ def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
 
 
 def read_messages(
-    items: Sequence[Mapping[str, Any]], most: int, templates: Iterable[str] = ()
+    items: Sequence[Mapping[str, Any]], maximum: int, templates: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
     """Return messages whose content is a text or None. Raise APIError for an invalid entry.
 
@@ -64,9 +64,9 @@ def read_messages(
     """
     if not items:
         raise APIError("messages is empty; send at least one message.", param="messages")
-    if len(items) > most:
+    if len(items) > maximum:
         raise APIError(
-            f"messages has {len(items)} entries; at most {most} are accepted.", param="messages"
+            f"messages has {len(items)} entries; at most {maximum} are accepted.", param="messages"
         )
     messages = [_message(f"messages[{index}]", item) for index, item in enumerate(items)]
     for index, message in enumerate(messages):

@@ -85,7 +85,7 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> APIEr
     if isinstance(error, APIError):
         return error
     if isinstance(error, RequestError):
-        return _refusal(error, names or {})
+        return _rejection(error, names or {})
     if isinstance(error, CapacityError):
         return APIError(str(error), status=429, code="queue_full", retry_after_s=1.0)
     if isinstance(error, UnavailableError):
@@ -110,7 +110,7 @@ def unavailable(
     return APIError(message, status=503, code=code, retry_after_s=retry_after_s)
 
 
-def _refusal(error: RequestError, names: Mapping[str, str]) -> APIError:
+def _rejection(error: RequestError, names: Mapping[str, str]) -> APIError:
     param, message = names.get(error.parameter, error.parameter), str(error)
     if param != error.parameter and message.startswith(error.parameter):
         message = param + message.removeprefix(error.parameter)

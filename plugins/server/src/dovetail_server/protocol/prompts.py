@@ -17,13 +17,13 @@ def read_prompts(value: Any) -> list[OnePrompt]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise _refuse("prompt", "must be a string, a list of token ids, or a list of prompts")
+        raise _reject("prompt", "must be a string, a list of token ids, or a list of prompts")
     if not value:
-        raise _refuse("prompt", "is an empty list; send at least one prompt or token id")
+        raise _reject("prompt", "is an empty list; send at least one prompt or token id")
     if type(value[0]) is int:
         return [_token_ids("prompt", value)]
     if len(value) > MAX_PROMPTS:
-        raise _refuse("prompt", f"has {len(value)} prompts; at most {MAX_PROMPTS} are accepted")
+        raise _reject("prompt", f"has {len(value)} prompts; at most {MAX_PROMPTS} are accepted")
     return [_one(f"prompt[{index}]", item) for index, item in enumerate(value)]
 
 
@@ -32,15 +32,15 @@ def _one(name: str, value: Any) -> OnePrompt:
         return value
     if isinstance(value, list):
         return _token_ids(name, value)
-    raise _refuse(name, "must be a string or a list of token ids")
+    raise _reject(name, "must be a string or a list of token ids")
 
 
 def _token_ids(name: str, token_ids: list[Any]) -> list[int]:
     if set(map(type, token_ids)) - {int}:
         wrong = next(index for index, item in enumerate(token_ids) if type(item) is not int)
-        raise _refuse(f"{name}[{wrong}]", "must be a token id (an integer)")
+        raise _reject(f"{name}[{wrong}]", "must be a token id (an integer)")
     return token_ids
 
 
-def _refuse(name: str, why: str) -> APIError:
+def _reject(name: str, why: str) -> APIError:
     return APIError(f"{name} {why}.", code="invalid_type", param=name)

@@ -13,7 +13,6 @@ from dovetail.engine.async_llm import AsyncLLM
 from dovetail.engine.messages.parsers import MAX_PROMPT_END_CHARS
 from dovetail.inputs import Prompt
 from dovetail_server.observers import RequestRecord
-from dovetail_server.protocol.answers import AnswerForm, ChatForm, CompletionForm
 from dovetail_server.protocol.chat_prompts import chat_prompt, special_texts
 from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.protocol.fields import (
@@ -25,6 +24,7 @@ from dovetail_server.protocol.fields import (
 from dovetail_server.protocol.logprobs import TokenTexts
 from dovetail_server.protocol.messages import Reading, apply_reading, read_use
 from dovetail_server.protocol.prompts import OnePrompt, read_prompts
+from dovetail_server.protocol.response_forms import ChatForm, CompletionForm, ResponseForm
 from dovetail_server.protocol.sampling import Sampling, chat_sampling, completion_sampling
 from dovetail_server.routes.call_options import (
     check_format,
@@ -109,12 +109,12 @@ class GenerationRoutes:
 
     def _form(
         self,
-        kind: type[AnswerForm],
+        kind: type[ResponseForm],
         llm: AsyncLLM,
         request: GenerationFields,
         *,
         num_top: int | None,
-    ) -> AnswerForm:
+    ) -> ResponseForm:
         options = request.stream_options
         return kind(
             f"{kind.id_prefix}-{uuid.uuid4().hex}",
@@ -136,7 +136,7 @@ class GenerationRoutes:
         request: GenerationFields,
         prompts: Sequence[OnePrompt],
         sampling: Sampling,
-        form: AnswerForm,
+        form: ResponseForm,
     ) -> Call:
         traits = prompt_traits(exchange, request, self._state.settings)
         self._state.check_size(llm, len(prompts) * sampling.params.n, sampling.names.get("n", "n"))
@@ -154,7 +154,7 @@ class GenerationRoutes:
         self, llm: AsyncLLM, exchange: Exchange, call: Call, *, streamed: bool
     ) -> None:
         """Generate and respond. Notify the observers."""
-        exchange.answer_id = call.form.id
+        exchange.response_id = call.form.id
         generation, state = Generation(llm, exchange, call), self._state
         arrival_ns, status, code = state.clock.now_ns(), "left", ""
         state.observers.started(exchange.request_id, exchange.path)

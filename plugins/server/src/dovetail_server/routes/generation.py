@@ -12,10 +12,10 @@ from dovetail.engine.async_llm import AsyncLLM
 from dovetail.errors import RequestError
 from dovetail.inputs import Prompt
 from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
-from dovetail_server.protocol.answers import DONE, AnswerForm
 from dovetail_server.protocol.errors import APIError, api_error, unavailable
 from dovetail_server.protocol.logprobs import LOWEST, add_all, prompt_logprobs_body
 from dovetail_server.protocol.messages import ChoiceReader, Reading
+from dovetail_server.protocol.response_forms import DONE, ResponseForm
 from dovetail_server.protocol.sampling import COPIED, Sampling
 from dovetail_server.protocol.usage import Usage
 from dovetail_server.routes.call_options import FIRST_TOKEN_HEADER, TIMEOUT_HEADER
@@ -37,7 +37,7 @@ class Call:
 
     prompts: Sequence[Prompt]
     sampling: Sampling
-    form: AnswerForm
+    form: ResponseForm
     priority: int = 0
     timeout_s: float | None = None
     echo: bool = False
@@ -105,10 +105,10 @@ class Generation:
         try:
             return await work
         except RequestError as error:
-            refusal = api_error(error, self._call.sampling.names)
-            if refusal.param == "prompt" and len(self._call.prompts) > 1:
-                refusal.param = f"prompt[{index}]"
-            raise refusal from None
+            rejection = api_error(error, self._call.sampling.names)
+            if rejection.param == "prompt" and len(self._call.prompts) > 1:
+                rejection.param = f"prompt[{index}]"
+            raise rejection from None
 
     async def _finish(self, index: int) -> RequestOutput:
         kind = RequestOutputKind.FINAL_ONLY

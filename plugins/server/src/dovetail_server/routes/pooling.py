@@ -23,7 +23,7 @@ TASKS = {
 def pooling_routes(state: ServerState) -> list[Route]:
     """Return the routes, which reject every request and name the tasks of the model."""
 
-    async def refuse(exchange: Exchange) -> None:
+    async def reject(exchange: Exchange) -> None:
         fields = await exchange.read_object()
         name = fields.get("model")
         if name is not None and not isinstance(name, str):
@@ -38,4 +38,4 @@ def pooling_routes(state: ServerState) -> list[Route]:
             param="model",
         )
 
-    return [Route(method="POST", path=path, handler=refuse) for path in TASKS]
+    return [Route(method="POST", path=path, handler=reject) for path in TASKS]

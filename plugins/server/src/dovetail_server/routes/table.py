@@ -110,7 +110,7 @@ def route_name(path: str) -> str:
 def _no_method(methods: dict[str, Route]) -> Handler:
     allowed = ", ".join(sorted(methods))
 
-    async def refuse(exchange: Exchange) -> None:
+    async def reject(exchange: Exchange) -> None:
         exchange.extra_headers.append((b"allow", allowed.encode()))
         raise APIError(
             f"The method {exchange.method[:20]} is not supported here; use {allowed}.",
@@ -118,4 +118,4 @@ def _no_method(methods: dict[str, Route]) -> Handler:
             code="method_not_allowed",
         )
 
-    return refuse
+    return reject

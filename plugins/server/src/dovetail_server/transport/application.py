@@ -38,7 +38,7 @@ class RequestGuard(Protocol):
     def is_preflight(self, exchange: Exchange) -> bool:
         """Whether this is a CORS preflight request of a browser."""
 
-    async def answer_preflight(self, exchange: Exchange) -> None:
+    async def respond_to_preflight(self, exchange: Exchange) -> None:
         """Send the response to a CORS preflight request."""
 
 
@@ -90,7 +90,7 @@ class Application:
         error: Exception
         try:
             if self._guard.is_preflight(exchange):
-                await self._guard.answer_preflight(exchange)
+                await self._guard.respond_to_preflight(exchange)
                 return
             handler, access = self._table.find(exchange)
             self._guard.check(exchange, access)
@@ -107,10 +107,10 @@ class Application:
             return
         if not isinstance(error, APIError | DovetailError):
             logger.error("request %s failed", exchange.request_id, exc_info=error)
-        refusal = api_error(error)
-        if not exchange.answer_id:  # it was not accepted
-            self._observers.refused(exchange.path, refusal.status, refusal.code)
-        await exchange.fail(refusal)
+        rejection = api_error(error)
+        if not exchange.response_id:  # it was not accepted
+            self._observers.rejected(exchange.path, rejection.status, rejection.code)
+        await exchange.fail(rejection)
 
 
 def _uncancel() -> None:

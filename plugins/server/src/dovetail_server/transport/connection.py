@@ -67,7 +67,7 @@ class Connection(HttpToolsProtocol):
         """Reject the connection if there are too many. Otherwise wait for its headers."""
         super().connection_made(transport)
         if len(self.connections) > self.settings.max_connections:
-            self._refuse(_CONNECTIONS_FULL)
+            self._reject(_CONNECTIONS_FULL)
         else:
             self._expect(self.settings.header_timeout_s)
 
@@ -117,7 +117,7 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Reject data that cannot be parsed."""
-        self._refuse(self._error)
+        self._reject(self._error)
 
     def shutdown(self) -> None:
         """Close the connection after the running request, or after the first, which is rejected.
@@ -174,9 +174,9 @@ class Connection(HttpToolsProtocol):
         elif self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # the running request is notified that its client has left
         elif not self.transport.is_closing():
-            self._refuse(_TOO_SLOW)
+            self._reject(_TOO_SLOW)
 
-    def _refuse(self, error: APIError) -> None:
+    def _reject(self, error: APIError) -> None:
         """Write an error response without a request, and close the connection."""
         body = msgspec.json.encode(error.body(""))
         lines = [*self.server_state.default_headers, *error.headers()]

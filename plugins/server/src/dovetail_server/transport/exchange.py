@@ -35,7 +35,7 @@ class Exchange:
 
     method, path, query, headers: of the request; names of headers are in lower case. rest: the end
     of the path behind a route that ends with "/*". request_id: of the response. caller: the name of
-    the API key, or "". answer_id: the field `id` of a generated response, or "". started, ended:
+    the API key, or "". response_id: the field `id` of a generated response, or "". started, ended:
     whether the response has begun, and is complete. failure: the error with which the server ends
     the request from outside. left: whether the client has closed the connection. extra_headers:
     further headers of the response.
@@ -50,7 +50,6 @@ class Exchange:
         "_settings",
         "_task",
         "_watcher",
-        "answer_id",
         "caller",
         "ended",
         "extra_headers",
@@ -61,6 +60,7 @@ class Exchange:
         "path",
         "query",
         "request_id",
+        "response_id",
         "rest",
         "started",
     )
@@ -82,7 +82,7 @@ class Exchange:
         self.rest = ""
         self.request_id = ""
         self.caller = ""
-        self.answer_id = ""
+        self.response_id = ""
         self.started = self.ended = self.left = self._sends_events = False
         self.failure: APIError | None = None
         self.extra_headers: list[Header] = []

@@ -52,7 +52,7 @@ class Guard:
         asks = "access-control-request-method" in exchange.headers
         return bool(self._origins) and exchange.method == "OPTIONS" and asks
 
-    async def answer_preflight(self, exchange: Exchange) -> None:
+    async def respond_to_preflight(self, exchange: Exchange) -> None:
         """Respond to a browser that requests permission."""
         self._allow_origin(exchange)
         headers = [
