@@ -1,1 +1,0 @@
-"""Test rigs that several members share: a tiny model runner and fake devices."""
