@@ -38,6 +38,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], ...]] = {
     "hrrn": ({}, {"predictor": "bucketed:2"}),
     "lpm": ({}, {"max_wait_s": 0.003}),
     "mlfq": ({}, {"max_batch": 24, "quantum": 1, "promote_s": 0.02}),
+    "on_time": ({}, {"step_ms": 1.0}),
     "sarathi": ({}, {"chunk": 40}),
     "sjf": ({}, {"predictor": "noisy:1"}),
     "srpt": ({}, {"hysteresis": 1.0}),

@@ -22,12 +22,25 @@ OPTIONS = {
     "hrrn": [{"predictor": "bucketed:2"}],
     "lpm": [{"max_wait_s": 0.003}],
     "mlfq": [{"max_batch": 2, "quantum": 1, "promote_s": 0.02, "preempt": on} for on in (0, 1)],
+    "on_time": [{"step_ms": 0.01}, {}],
     "sarathi": [{"chunk": 3}, {"chunk": 1}],
     "sjf": [{"predictor": "noisy:1"}],
     "srpt": [{"hysteresis": 1.0}],
     "vtc": [{"weights": {"a": 3.0}}],
 }
-NAMES = ["dlpm", "edf", "hrrn", "lpm", "mlfq", "orca", "prefill_first", "sarathi", "sjf", "srpt"]
+NAMES = [
+    "dlpm",
+    "edf",
+    "hrrn",
+    "lpm",
+    "mlfq",
+    "on_time",
+    "orca",
+    "prefill_first",
+    "sarathi",
+    "sjf",
+    "srpt",
+]
 CASES = [
     (name, arguments) for name in [*NAMES, "static", "vtc"] for arguments in OPTIONS.get(name, [{}])
 ]
