@@ -68,7 +68,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineLimits:
-    """read_bytes_s: bytes read per second. Flops_s: float or integer operations per second."""
+    """read_bytes_s: bytes read per second; flops_s: float or integer operations per second."""
 
     read_bytes_s: float
     flops_s: float

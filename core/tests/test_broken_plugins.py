@@ -301,7 +301,7 @@ BROKEN = [
         words=("probe of the platform 'bad' failed", "OSError: driver", "request another plugin"),
     ),
     Broken(
-        id="raises_when_asked_for_capabilities",
+        id="raises_when_capabilities_are_read",
         kind="platform",
         source="class Bad(FakePlatform):\n    def capabilities(self):\n        return 1 / 0\n",
         error=PluginLoadError,
@@ -311,7 +311,7 @@ BROKEN = [
         ),
     ),
     Broken(
-        id="wishes_without_a_reason",
+        id="defaults_without_a_reason",
         kind="platform",
         source=(
             "from dovetail.interfaces import ConfigPatch\n"

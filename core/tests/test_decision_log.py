@@ -180,7 +180,7 @@ def test_the_log_header_restores_the_scheduler_context(record, path):
     )
 
 
-def test_the_decision_log_contains_no_tokens_texts_or_salts(record, path):
+def test_the_decision_log_contains_no_tokens_text_or_salts(record, path):
     scheduler = record()
     content = EncoderInput(position=1, num_tokens=2, content_hash=b"hash secret")
     scheduler.add_request(make_request(encoder_inputs=(content,)))

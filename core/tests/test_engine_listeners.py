@@ -236,7 +236,7 @@ def test_an_engine_start_that_a_hook_aborts_is_undone(make):
         def on_engine_start(self, config):
             raise RuntimeError("not today")
 
-    with pytest.raises(PluginError, match=r"Refuses' failed in on_engine_start: .*not today"):
+    with pytest.raises(PluginError, match=r"Rejects' failed in on_engine_start: .*not today"):
         make(hooks=[RecordingHooks, Rejects], stat_loggers=[Logged])
     assert notified()[0] == ["on_engine_start", "on_engine_stop"]
     assert Kept.made[Logged][0].num_closed == 1

@@ -70,7 +70,7 @@ def test_the_cost_of_a_streamed_token_does_not_depend_on_the_prompt_length():
 
 @pytest.mark.clock
 @pytest.mark.parametrize(
-    ("options", "most"),
+    ("options", "maximum"),
     [
         ({"kind": FINAL_ONLY}, 0.8),  # the measured ratio is 0.4
         ({"kind": DELTA}, 7.0),  # the measured ratio is 3.6

@@ -49,7 +49,7 @@ def test_the_grammar_applies_after_the_marker_that_ends_the_reasoning():
     assert reasoning_matcher.is_finished() and allowed(reasoning_matcher) == {END}
 
 
-def test_an_output_without_the_first_marker_is_an_answer_from_its_first_token():
+def test_an_output_without_the_first_marker_has_no_reasoning():
     reasoning_matcher = matcher(start="<t>")
     assert allowed(reasoning_matcher) == {*ids("<"), *ids("o")}
     assert reasoning_matcher.accept(ids("ok")) == 2
@@ -102,7 +102,7 @@ def check_rollback(first, tokens, rng):
         ({"end": "x", "budget": "5"}, "reasoning.budget"),
     ],
 )
-def test_a_wrong_reasoning_parameter_is_rejected_by_name(fields, name):
+def test_a_wrong_reasoning_parameter_is_rejected_with_its_name(fields, name):
     with pytest.raises(RequestError) as rejection:
         ReasoningParams(**fields)
     assert rejection.value.parameter == name

@@ -97,7 +97,7 @@ def test_a_request_is_rejected_if_engines_crashed_while_no_other_request_ran(
     die(tracker, request("a"))
     tracker.admit("a", request("a"))
     die(tracker, request("a"))
-    with pytest.raises(RequestError, match="engine died, 2 times") as rejected:
+    with pytest.raises(RequestError, match="engine failed, 2 times") as rejected:
         tracker.admit(again.request_id, again)
     assert rejected.value.parameter == parameter
     tracker.admit("b", request("b", (9, 9)))

@@ -84,7 +84,7 @@ class Windowed(Plain):
 class Unbuilt(Windowed):
     name = "unbuilt"
     @classmethod
-    def rejections(cls, ask):
+    def refusals(cls, ask):
         return ["its library is not installed"]
 
 class Mine(Policy):

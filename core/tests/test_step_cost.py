@@ -72,7 +72,7 @@ def cost_of(executor=None, *, long_prompt=0):
 
 @pytest.mark.clock
 @pytest.mark.parametrize(
-    ("most", "special"),
+    ("maximum", "special"),
     [
         (2.5, lambda: cost_of(LogprobExecutor(1))),
         (4.0, lambda: cost_of(LogprobExecutor(NUM_REQUESTS))),

@@ -46,7 +46,7 @@ def with_bos(directory):
     core.save(str(directory / "tokenizer.json"))
 
 
-def test_token_ids_and_texts_equal_those_of_transformers(directory):
+def test_token_ids_and_text_equal_those_of_transformers(directory):
     with_bos(directory)
     tokenizer = HuggingFaceTokenizer.from_directory(directory)
     oracle = PreTrainedTokenizerFast.from_pretrained(directory)

@@ -97,7 +97,9 @@ def begins(tag: dict[str, Any]) -> list[str]:
         (TOOLS, {"type": "function", "function": {"name": "sub"}}, "tool_choice"),
     ],
 )
-def test_an_invalid_tool_or_choice_is_rejected_by_name(tools: Any, choice: Any, field: str) -> None:
+def test_an_invalid_tool_or_choice_is_rejected_with_its_name(
+    tools: Any, choice: Any, field: str
+) -> None:
     with pytest.raises(RequestError) as error:
         read_tools(tools, choice)
     assert error.value.parameter == field
@@ -190,7 +192,9 @@ def test_a_required_call_excludes_the_format_of_the_content() -> None:
         ),
     ],
 )
-def test_what_the_engine_cannot_do_is_rejected_by_name(kwargs: dict[str, Any], field: str) -> None:
+def test_unsupported_features_are_rejected_with_their_names(
+    kwargs: dict[str, Any], field: str
+) -> None:
     with pytest.raises(RequestError) as error:
         constrained(**kwargs)
     assert error.value.parameter == field
@@ -239,7 +243,7 @@ def test_arguments_become_objects_for_the_template() -> None:
     assert values[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
-def test_arguments_stay_texts_for_a_template_that_expects_them() -> None:
+def test_arguments_remain_strings_for_a_template_that_expects_strings() -> None:
     form = CallForm(with_objects=False, content=None)
     (message,) = prepare_history(
         [{**assistant(call({"a": 2}), call('{"a": 1}')), "content": ""}], form
@@ -312,13 +316,13 @@ def test_an_empty_list_of_calls_is_left_out() -> None:
         ([assistant(call([1]))], "messages[0].tool_calls[0].function.arguments"),
     ],
 )
-def test_an_invalid_history_is_rejected_by_name(messages: list[Any], field: str) -> None:
+def test_an_invalid_history_is_rejected_with_its_name(messages: list[Any], field: str) -> None:
     with pytest.raises(RequestError) as error:
         prepare_history(messages)
     assert error.value.parameter == field
 
 
-def test_deeply_nested_arguments_stay_a_text() -> None:
+def test_deeply_nested_arguments_remain_a_string() -> None:
     deep = "[" * 100_000 + "]" * 100_000
     (message,) = prepare_history([assistant(call(deep))])
     assert message["tool_calls"][0]["function"]["arguments"] == deep

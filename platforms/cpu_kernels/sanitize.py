@@ -28,7 +28,7 @@ FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
 def sampled_levels(names: Sequence[str]) -> list[str]:
-    """Return the first level and every third other one, selected by the commit. All without git."""
+    """Return the first level and a third of the others, by the commit, or all without git."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -63,5 +63,5 @@ def test_a_device_name_in_code_is_reported(source):
 
 
 @pytest.mark.parametrize("source", ["# a cuda device", '"""As on cpu."""', "x = 'encumbrance'"])
-def test_device_names_in_texts_and_similar_words_are_not_reported(source):
+def test_device_names_in_strings_and_similar_words_are_not_reported(source):
     assert not device_names_in(source)

@@ -7,7 +7,7 @@ from architecture.sources import ROOT, relative, written_files
 REFUSED = re.compile(r"(^|_)(utils?|helpers?|misc|common|v\d+)(_|$)", re.IGNORECASE)
 
 
-def is_refused(name: str) -> bool:
+def is_rejected(name: str) -> bool:
     return REFUSED.search(name) is not None
 
 
@@ -15,7 +15,7 @@ def test_no_module_has_a_name_such_as_utils():
     by_name = {
         relative(path)
         for path in written_files()
-        if any(is_refused(part) for part in path.relative_to(ROOT).with_suffix("").parts)
+        if any(is_rejected(part) for part in path.relative_to(ROOT).with_suffix("").parts)
     }
     assert not by_name, (
         f"rename these modules after the one thing that they define: {sorted(by_name)}"
@@ -29,5 +29,5 @@ def test_names_of_test_files_are_unique():
 
 
 def test_a_module_name_such_as_utils_is_reported():
-    assert all(map(is_refused, ("utils", "string_utils", "helper", "misc", "common", "V1", "v2")))
-    assert not any(map(is_refused, ("utilization", "commonality", "plan", "llama", "qwen2")))
+    assert all(map(is_rejected, ("utils", "string_utils", "helper", "misc", "common", "V1", "v2")))
+    assert not any(map(is_rejected, ("utilization", "commonality", "plan", "llama", "qwen2")))

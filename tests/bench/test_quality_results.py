@@ -151,7 +151,7 @@ def test_results_of_an_earlier_run_are_kept_if_the_settings_are_equal(tmp_path):
     "content",
     [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"origin": {"settings": {}}, "rows": 3}'],
 )
-def test_a_damaged_file_of_results_is_rejected_by_name(content, tmp_path):
+def test_a_damaged_file_of_results_is_rejected_with_its_name(content, tmp_path):
     (tmp_path / "quality.json").write_bytes(content)
     with pytest.raises(results.ResultsError, match=r"quality\.json is not a result of quality\.py"):
         results.earlier(tmp_path, SETTINGS)
@@ -165,7 +165,7 @@ def test_a_row_with_a_missing_figure_is_rejected_with_the_name_of_the_figure(tmp
         results.earlier(tmp_path, SETTINGS)
 
 
-def test_the_file_is_read_only_as_published_and_calibration_is_judged_off_the_grid():
+def test_the_file_is_read_only_as_published_and_calibration_is_measured_off_the_grid():
     assert not FORMATS["GGUF file"].is_for(OFF_GRID) and FORMATS["GGUF file"].is_for(PUBLISHED)
     assert FORMATS["q4_k, gptq"].is_for(OFF_GRID) and not FORMATS["q4_k, gptq"].is_for(PUBLISHED)
     for name in ("int8", "llama.cpp Q4_0", "OpenVINO int4"):

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from dovetail.errors import ContractError
-from dovetail.executors.multiproc import answers
+from dovetail.executors.multiproc import responses
 from dovetail.executors.multiproc.executor import MultiprocExecutor
 from dovetail.executors.uniproc import UniprocExecutor
 from dovetail.interfaces import Ready
@@ -271,6 +271,6 @@ def test_a_faulty_executor_is_detected(mutant):
 
 def test_an_executor_that_reads_only_the_transfers_of_rank_0_is_detected(monkeypatch):
     """Simulates an executor that returns rank 0's result unchanged."""
-    monkeypatch.setattr(answers, "aggregate_outputs", lambda outputs: outputs[0])
+    monkeypatch.setattr(responses, "aggregate_outputs", lambda outputs: outputs[0])
     with pytest.raises((AssertionError, ContractError), match="all ranks"):
         check_transfers(MultiprocExecutor, start, make_plans())

@@ -179,7 +179,7 @@ def draw_processes() -> Picture:
     p.box(
         (370, 214),
         (250, 74),
-        ["Supervisor", "in a front end: wraps the channel,", "restarts a dead engine"],
+        ["Supervisor", "in a front end: wraps the channel,", "restarts a failed engine"],
     )
     worker = ["Worker process 0", "owns: weights, KV cache memory,", "token ids of the rows"]
     worker += ["attention backend, operations", "model runner, sampler"]

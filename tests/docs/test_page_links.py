@@ -25,7 +25,7 @@ def test_the_link_check_finds_all_forms_of_links():
     assert _LINK.findall(text) == ["x.md", "../y.md"]
 
 
-def test_the_facts_of_the_cpu_page_match_the_code():
+def test_the_figures_of_the_cpu_page_match_the_code():
     options = pytest.importorskip("dovetail_cpu.options")
     native_library = pytest.importorskip("dovetail_cpu.native_library")
     worker = pytest.importorskip("dovetail_cpu.worker")

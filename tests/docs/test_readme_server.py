@@ -9,7 +9,7 @@ from docs.record_server import record, recorded
 pytestmark = pytest.mark.slow
 
 
-def test_the_readme_shows_what_the_server_answers():
+def test_the_readme_shows_the_responses_of_the_server():
     pytest.importorskip("openai")
     (file,) = fetch("smollm2").glob("*.gguf")
     assert recorded() == record(str(file)), "run `python tests/docs/record_server.py`"

@@ -56,7 +56,7 @@ def answers(model_dir, options, **changes):
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
-def test_answers_equal_those_of_an_in_process_engine(model_dir, options, ahead):
+def test_outputs_equal_those_of_an_in_process_engine(model_dir, options, ahead):
     here = answers(model_dir, options, async_scheduling=ahead)
     there = answers(model_dir, options, async_scheduling=ahead, engine_process=True)
     assert there == here

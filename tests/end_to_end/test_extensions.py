@@ -83,7 +83,7 @@ def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, setting
     assert actual[1] == actual[4] == actual[7]
 
 
-def test_requests_in_a_json_lines_file_are_answered(model_dir, settings, tmp_path, llm):
+def test_requests_in_a_json_lines_file_are_processed(model_dir, settings, tmp_path, llm):
     rows = [
         {"id": "plain", "prompt": PROMPT, "max_tokens": 5, "ignore_eos": True},
         {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},

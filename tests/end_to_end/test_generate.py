@@ -53,7 +53,7 @@ def test_a_prompt_may_be_text_or_ids_or_a_mapping(llm):
     assert alone == [output.outputs[0].token_ids for output in outputs]
 
 
-def test_different_prompts_have_different_answers(llm):
+def test_different_prompts_have_different_outputs(llm):
     assert answer(llm).token_ids != answer(llm, "Sphinx of black quartz").token_ids
     assert len(set(answer(llm).token_ids)) > 3
 

@@ -70,7 +70,7 @@ def test_the_chat_command_serves_a_gguf_file(file, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_gguf_model_that_is_split_into_several_files_gives_the_same_answer(
+def test_a_gguf_model_that_is_split_into_several_files_gives_the_same_output(
     file, answer, tmp_path
 ):
     first, *others = write_split(file, tmp_path / "model.gguf")

@@ -83,10 +83,10 @@ class FakeTranslator(Translator):
 SUITE = '''"""The conformance suite of the translator contract."""
 
 from dovetail.interfaces.translator import Translator, TranslatorContext
-from dovetail_devkit.expectation import expect, judging
+from dovetail_devkit.expectation import checking, expect
 
 
-@judging("translator")
+@checking("translator")
 def check_translator(translator_cls: type[Translator]) -> None:
     """Check a translator against its contract; raise AssertionError with the broken rule."""
     once = translator_cls(TranslatorContext()).translate("a text")

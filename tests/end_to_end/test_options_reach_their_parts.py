@@ -227,7 +227,7 @@ class CountingScheduler(FCFSScheduler):
         return super().update_from_output(plan, output)
 
 
-@pytest.mark.parametrize(("asynchronous", "most"), [(False, 1), (True, 2)])
+@pytest.mark.parametrize(("asynchronous", "maximum"), [(False, 1), (True, 2)])
 def test_async_scheduling_plans_one_step_ahead(model_dir, options, asynchronous, maximum):
     CountingScheduler.num_out = CountingScheduler.max_outputs = 0
     changes = {"scheduler_cls": CountingScheduler, "async_scheduling": asynchronous}

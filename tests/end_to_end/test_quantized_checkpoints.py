@@ -24,7 +24,7 @@ STATED = {
     "mlx": {"quantization": {"group_size": 64, "bits": 4}},
     "somebodys_own.v2": {"quantization_config": {"quant_method": "Somebodys_own.v2"}},
 }
-BESIDE = {
+CONFIG_FILES = {
     "modelopt": ("hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4"}}),
     "gptq": ("quantize_config.json", {"bits": 4, "group_size": 128}),
     "awq": ("quant_config.json", {"w_bit": 4, "q_group_size": 128}),
@@ -80,10 +80,10 @@ def test_the_error_for_an_unsupported_quantization_format_names_it(folder, metho
     assert "config.json" in text and "torch" in text and '"quantization.' in text
 
 
-@pytest.mark.parametrize("method", BESIDE)
+@pytest.mark.parametrize("method", CONFIG_FILES)
 def test_checkpoints_written_by_quantization_tools_are_read(folder, method):
-    text = rejected(folder(beside=BESIDE[method]), method)
-    assert BESIDE[method][0] in text
+    text = rejected(folder(config_file=CONFIG_FILES[method]), method)
+    assert CONFIG_FILES[method][0] in text
     # An explicit null of the user means that the checkpoint is not quantized.
     LLM(folder(), **DUMMY, hf_overrides={"quantization_config": None}).llm_engine.shutdown()
 
@@ -106,7 +106,7 @@ def test_the_error_for_an_invalid_quantization_field_names_it(folder, value):
         EngineArgs(model=folder({"quantization_config": value})).create_engine_config()
     if isinstance(value, dict) and "bits" not in value:
         with pytest.raises(ModelError, match=r"quantize_config\.json: quant_method is"):
-            path = folder(beside=("quantize_config.json", value))
+            path = folder(config_file=("quantize_config.json", value))
             EngineArgs(model=path).create_engine_config()
 
 

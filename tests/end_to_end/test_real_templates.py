@@ -153,7 +153,7 @@ def test_random_allowed_tokens_give_a_valid_call(model, backend):
 
 
 @pytest.mark.parametrize("name", ["llama2", "gemma3", "smollm2"])
-def test_a_schema_with_texts_is_compiled_for_other_vocabularies(name):
+def test_a_schema_with_strings_is_compiled_for_other_vocabularies(name):
     """SentencePiece vocabularies have two tokens for some characters and add spaces."""
     folder = fetch(name)
     tokenizer = _tokenizer_of(folder)

@@ -165,7 +165,7 @@ def tree_state() -> str:
 
 
 def commit() -> bytes:
-    """Return the id of the commit that is checked out. B"" without git."""
+    """Return the id of the commit that is checked out, or b"" without git."""
     try:
         return _git("rev-parse", "HEAD")
     except (OSError, subprocess.CalledProcessError):

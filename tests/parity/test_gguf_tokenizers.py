@@ -71,7 +71,7 @@ def texts_for(name):
     "name",
     [pytest.param(name, marks=pytest.mark.soak if name in LARGE else ()) for name in PRE],
 )
-def test_a_vocabulary_gives_the_same_ids_texts_and_prompts_as_transformers(name, tmp_path):
+def test_a_vocabulary_gives_the_same_ids_text_and_prompts_as_transformers(name, tmp_path):
     folder = fetch(name)
     path = write_vocabulary(folder, tmp_path / "model.gguf", pre=PRE[name], template=TEMPLATE)
     own = GGUFTokenizer.from_directory(path)

@@ -324,7 +324,7 @@ def _worker_readers() -> dict[str, ByteReader]:
         world_size=1,
     )
     boot = WorkerBoot(
-        spec=spec, commands=(3, 4), answers=(5, 6), reports_transfers=False, phase_timeout_s=1
+        spec=spec, commands=(3, 4), responses=(5, 6), reports_transfers=False, phase_timeout_s=1
     )
     call = WorkerCall(
         number=1,

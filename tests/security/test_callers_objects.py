@@ -76,7 +76,7 @@ def front_end(tmp_path_factory):
     front_end.close()
 
 
-def beside(llm, **changes):
+def check_another_request(llm, **changes):
     """Send a changed request between two valid requests. Return the three outputs."""
     kwargs = {"prompt": "b", "params": VALID, "priority": 0} | changes
     try:
@@ -97,11 +97,11 @@ def beside(llm, **changes):
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_objects_with_methods_that_raise_are_read_or_rejected(llm, kind, error):
     value = hostile(*HOSTILE[kind], error)
-    beside(llm, prompt=value)
-    beside(llm, prompt={"prompt": "a", "cache_salt": value})
-    beside(llm, prompt={"prompt": "a", "deadline_s": value})
-    beside(llm, params=value)
-    beside(llm, priority=value)
+    check_another_request(llm, prompt=value)
+    check_another_request(llm, prompt={"prompt": "a", "cache_salt": value})
+    check_another_request(llm, prompt={"prompt": "a", "deadline_s": value})
+    check_another_request(llm, params=value)
+    check_another_request(llm, priority=value)
     for name in PARAMS:
         for arguments in (value, [value]):
             try:
@@ -109,7 +109,7 @@ def test_objects_with_methods_that_raise_are_read_or_rejected(llm, kind, error):
             except RequestError as rejection:
                 assert rejection.parameter == name
                 continue
-            beside(llm, params=params)
+            check_another_request(llm, params=params)
 
 
 @pytest.mark.parametrize("error", [OSError, Panic])
@@ -184,7 +184,7 @@ def test_a_subclass_of_sampling_params_is_read_once(llm, front_end):
             llm.generate("b", Unchecked(**changes))
         request = {"request_id": "a", "prompt": "b", "params": Unchecked(**changes)}
         assert isinstance(front_end.ask_all([request])[0], RequestError)
-    beside(llm, params=Unchecked(max_tokens=2))
+    check_another_request(llm, params=Unchecked(max_tokens=2))
 
 
 def test_error_messages_do_not_contain_large_values():

@@ -62,13 +62,13 @@ class Reporter:
     """Prints the progress of a run regularly."""
 
     def __init__(self, begun_s: float) -> None:
-        self._begun_s = self._told_s = begun_s
+        self._begun_s = self._reported_s = begun_s
 
     def __call__(self, tally: Tally) -> None:
         """Record the progress."""
         now_s = time.perf_counter()
-        if now_s - self._told_s >= REPORT_EVERY_S:
-            self._told_s = now_s
+        if now_s - self._reported_s >= REPORT_EVERY_S:
+            self._reported_s = now_s
             print(f"{now_s - self._begun_s:.0f} s: {tally.counts['steps']} steps", flush=True)
 
 

@@ -320,7 +320,7 @@ def test_heads_that_do_not_divide_evenly_are_rejected(gpu, installed):
     assert rejections(num_kv_heads=3) == ["8 query heads are not a multiple of 3 key-value heads"]
 
 
-def test_an_assumed_device_is_judged_without_importing_kernels(installed, monkeypatch):
+def test_an_assumed_device_is_checked_without_importing_kernels(installed, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     installed(*NAMES)
     assert rejections(architecture="sm_90", features=SINKS) == []
@@ -329,7 +329,7 @@ def test_an_assumed_device_is_judged_without_importing_kernels(installed, monkey
     assert not installed.loaded
 
 
-def test_without_a_gpu_only_the_packages_are_judged(installed):
+def test_without_a_gpu_only_the_packages_are_checked(installed):
     assert not torch.cuda.is_available()
     installed("vllm")
     assert rejections(features=SINKS) == [] and not installed.loaded

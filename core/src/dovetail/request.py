@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
-from dovetail.retired_names import refuse_retired
+from dovetail.retired_names import reject_retired
 from dovetail.sampling_params import SamplingParams
 
 
@@ -299,4 +299,4 @@ class Request:
 
 
 if not TYPE_CHECKING:  # type checkers report unknown names without it
-    __getattr__ = refuse_retired(__name__)
+    __getattr__ = reject_retired(__name__)

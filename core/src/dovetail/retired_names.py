@@ -28,7 +28,7 @@ RETIRED_FEATURES: Mapping[str, str] = {"counts_on": "supports_advance"}
 """Renamed features of `AttentionCapabilities`: old name to new name."""
 
 
-def refuse_retired(module: str) -> Callable[[str], NoReturn]:
+def reject_retired(module: str) -> Callable[[str], NoReturn]:
     """Return a `__getattr__` for a module with renamed names. It always raises.
 
     For an old name it raises ImportError with the new name, because `from module import name` would

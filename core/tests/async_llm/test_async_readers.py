@@ -228,7 +228,7 @@ def data_of(pieces):
     return tokens, sorted(ends), prompts, cached, logprobs
 
 
-@pytest.mark.parametrize("most", [1, 16, 50, 10_000])
+@pytest.mark.parametrize("maximum", [1, 16, 50, 10_000])
 def test_output_chunks_contain_the_same_data_as_the_complete_outputs(maximum):
     rng = Random(SEED + maximum)
     for _ in range(60):

@@ -63,7 +63,7 @@ def after(count: int):
     return lambda: bool(requested.append(None)) or len(requested) >= count
 
 
-def test_only_answers_are_written_to_a_pipe(spell, monkeypatch, capsys) -> None:
+def test_only_outputs_are_written_to_a_pipe(spell, monkeypatch, capsys) -> None:
     assert converse(monkeypatch, spell("abc"), "hello", "", "again") == 0
     output = capsys.readouterr()
     assert (output.out, output.err) == ("abc\nabc\n", "")
@@ -109,7 +109,7 @@ def test_a_partial_character_is_not_printed(session) -> None:
         assert chat.messages[-1]["content"] == whole
 
 
-def test_an_interrupted_answer_is_kept_in_the_chat_history(session) -> None:
+def test_an_interrupted_response_is_kept_in_the_chat_history(session) -> None:
     chat = session("abcdefgh", loop=True)
     partial = "".join(chat.answer("one", interrupted=after(3)))
     assert partial == "abc"
@@ -118,7 +118,7 @@ def test_an_interrupted_answer_is_kept_in_the_chat_history(session) -> None:
     assert len(chat.messages) == 4
 
 
-def test_closing_the_stream_of_an_answer_aborts_its_request(session) -> None:
+def test_closing_the_stream_of_a_response_aborts_its_request(session) -> None:
     chat = session("abcdefgh", loop=True)
     response = chat.answer("one", interrupted=never)
     assert next(response) == "a"
@@ -272,7 +272,7 @@ class Terminal:
             self.text += os.read(self.master, 4096).decode()
 
 
-def test_ctrl_c_interrupts_an_answer_and_ctrl_d_ends_the_chat(spell) -> None:
+def test_ctrl_c_interrupts_a_response_and_ctrl_d_ends_the_chat(spell) -> None:
     options = spell("abc", loop=True, length=1 << 20)
     terminal = Terminal("chat", *options, "--max-num-seqs", "1", "--max-tokens", "1000000")
     try:

@@ -69,7 +69,7 @@ def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> Iterator[None]:
         del sys.modules[name]
 
 
-def test_runs_that_differ_in_one_plugin_give_the_same_answers(no_demo_model, capsys) -> None:
+def test_runs_that_differ_in_one_plugin_give_the_same_outputs(no_demo_model, capsys) -> None:
     assert main(["demo"]) == 0
     output = capsys.readouterr().out
     for words in (
@@ -100,7 +100,7 @@ def test_the_demo_model_runs_its_tasks_and_its_answers_are_graded(demo_model, ca
         "the bird",
         "✓ ",
         "✗ ",
-        "1 of 2 responses are correct",
+        "1 of 2 answers are correct",
         f"scheduler_cls = {part}",
     ):
         assert words in output
@@ -115,7 +115,7 @@ def test_the_demo_asks_other_models_simple_questions(checkpoint, capsys) -> None
     assert main(["demo", "--model", str(checkpoint), *PART]) == 0
     output = capsys.readouterr().out
     assert "Name the capital of France." in output
-    assert " of 8 responses are correct" in output
+    assert " of 8 answers are correct" in output
     assert "all 8 are equal" in output
 
 

@@ -27,7 +27,7 @@ RUN = (
 )
 
 
-def test_only_answers_are_written_to_a_pipe(spell, capsys) -> None:
+def test_only_outputs_are_written_to_a_pipe(spell, capsys) -> None:
     assert main(["generate", *spell("abc"), "first ", "second "]) == 0
     assert capsys.readouterr().out == "abc\n\nabc\n"
 
@@ -37,7 +37,7 @@ def test_max_tokens_limits_the_output(spell, capsys) -> None:
     assert capsys.readouterr().out == "abc a\n"
 
 
-def test_an_answer_has_at_most_64_tokens_by_default(spell, capsys) -> None:
+def test_an_output_has_at_most_64_tokens_by_default(spell, capsys) -> None:
     assert main(["generate", *spell("abc", loop=True), " "]) == 0
     assert len(capsys.readouterr().out) == 64 + 1
 
@@ -77,7 +77,7 @@ def test_prompts_are_read_from_a_file_and_from_stdin(spell, capsys, monkeypatch,
     assert capsys.readouterr().out.split() == ["abc"] * 3
 
 
-def test_a_rejected_prompt_is_reported_and_the_other_prompts_are_answered(spell, capsys) -> None:
+def test_a_rejected_prompt_is_reported_and_the_other_prompts_are_processed(spell, capsys) -> None:
     options = spell("abc", length=16)
     assert main(["generate", *options, "one ", "much too long a prompt ", "two "]) == 2
     output = capsys.readouterr()
@@ -164,7 +164,7 @@ def test_help_lists_every_option_with_its_description(capsys) -> None:
     output = capsys.readouterr().out
     for words in (
         "--max-num-seqs",
-        "Maximum number of tokens in a response.",
+        "Maximum number of tokens in an output.",
         "Engine options",
         "--model",
     ):

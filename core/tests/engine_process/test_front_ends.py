@@ -245,7 +245,7 @@ def test_an_invalid_address_is_rejected(client_of, tmp_path):
         attach_client(owner.address, "inproc")
     os.kill(owner.process_id, signal.SIGSTOP)
     begun = time.monotonic()
-    with pytest.raises(EngineDeadError, match="No engine answered"):
+    with pytest.raises(EngineDeadError, match="No engine responded"):
         attach_client(owner.address, "sync", timeout_s=0.3)
     assert time.monotonic() - begun < 2
     os.kill(owner.process_id, signal.SIGCONT)

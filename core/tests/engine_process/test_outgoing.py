@@ -74,7 +74,7 @@ def test_outputs_of_any_size_are_split_into_messages_within_the_limit(monkeypatc
     assert len(frames) > 2 and max(map(len, frames)) <= 4096
     reader = front_end_reader()
     actual = [reader.read(frame) for frame in frames]
-    assert [response.number for entry in actual for response in entry.answers] == [7]
+    assert [response.number for entry in actual for response in entry.responses] == [7]
     pieces = [entry.columns() for entry in actual]
     assert [piece.stats for piece in pieces][-1] == STATS
     assert sum(piece.stats is not None for piece in pieces) == 1

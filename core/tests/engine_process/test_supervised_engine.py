@@ -59,7 +59,7 @@ def serve_standard(client, traffic):
     return traffic.Answers().collect_until(client, "standard")[0]["standard"]
 
 
-def test_receive_reports_the_requests_of_an_engine_that_died_before_the_call(
+def test_receive_reports_the_requests_of_an_engine_that_failed_before_the_call(
     supervised, traffic, monkeypatch
 ):
     """`receive` detects that the engine has failed.
@@ -172,8 +172,8 @@ def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, t
         client.add_request(traffic.request(names[0], (6, number), max_tokens=9 + number))
         # The engine has served a valid request, so it works without the crashing request.
         if number == 3:
-            names.append("beside")
-            client.add_request(traffic.request("beside", (5,), max_tokens=400))
+            names.append("concurrent")
+            client.add_request(traffic.request("concurrent", (5,), max_tokens=400))
         _, ends = traffic.Answers().collect(client, len(names))
         assert {ends[name][0] for name in names} == {FinishReason.ERROR}
         assert client.wait_until_ready(WAIT_S)
@@ -276,7 +276,7 @@ def test_an_engine_that_always_crashes_is_not_restarted_and_reports_the_reason(
     os.kill(client.process_id, signal.SIGKILL)
     _, ends = traffic.Answers().collect(client, 1)
     assert ends["a"][0] is FinishReason.ERROR
-    with pytest.raises(EngineDeadError, match=r"died 3 times .* status 9.*load_model"):
+    with pytest.raises(EngineDeadError, match=r"failed 3 times .* status 9.*load_model"):
         client.get_outputs(20)
     assert client.state is EngineState.DEAD and client.error is not None
     with pytest.raises(EngineDeadError, match="is not restarted"):

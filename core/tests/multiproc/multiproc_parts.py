@@ -16,7 +16,7 @@ class FaultyWorker(ObedientWorker):
     """A worker with a fault at startup or in step 1. Its options `start` and `step` select it.
 
     Both options list one fault per rank: "hangs", "dawdles", "exits", "exits late", "raises",
-    "refuses", "loses its peer", or "" for no fault.
+    "rejects", "loses its peer", or "" for no fault.
     """
 
     def load_model(self):
@@ -44,7 +44,7 @@ class FaultyWorker(ObedientWorker):
             raise PeerLostError("the others cannot be reached")
         if how == "raises":
             raise RuntimeError("the chip melted")
-        if how == "refuses":
+        if how == "rejects":
             raise CapacityError("7 GB are needed; there are 3")
 
     def pid(self):

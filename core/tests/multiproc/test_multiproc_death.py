@@ -79,7 +79,7 @@ def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, v
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_error_of_a_failed_step_is_raised_even_if_the_other_worker_hangs(make, rank):
     ways = ["hangs", "hangs"]  # as if the worker waited for its peer
-    ways[rank] = "refuses"
+    ways[rank] = "rejects"
     executor = make(2, step=ways)
     start(executor)
     first, second, *_ = make_plans()
@@ -91,7 +91,7 @@ def test_the_error_of_a_failed_step_is_raised_even_if_the_other_worker_hangs(mak
 
 
 def test_a_step_error_raised_before_the_tokens_are_requested_is_reported(make):
-    executor = make(2, step=["refuses", "hangs"])
+    executor = make(2, step=["rejects", "hangs"])
     start(executor)
     first, second, third, *_ = make_plans()
     launch(executor, first).result(PATIENCE_S)
@@ -148,7 +148,7 @@ def test_a_step_that_exceeds_its_deadline_ends_the_engine(make):
     ("how", "error", "message"),
     [
         ("raises", StartError, "worker 1 .* in load_model: .*RuntimeError: the chip melted"),
-        ("refuses", CapacityError, "worker 1 .* in load_model: 7 GB are needed"),
+        ("rejects", CapacityError, "worker 1 .* in load_model: 7 GB are needed"),
         ("exits", EngineDeadError, "worker 1 .* ended in load_model with status 3"),
         ("hangs", StartError, "worker 1 .* in load_model: .* within 1.8 s: .*multiproc_parts"),
     ],

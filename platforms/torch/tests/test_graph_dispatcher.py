@@ -103,7 +103,7 @@ def test_graphs_are_verified_once_with_and_once_without_the_output_head():
     assert dispatcher.counts.replayed == 2
 
 
-def test_a_graph_includes_sampling_if_all_rows_take_the_best_token():
+def test_a_graph_includes_sampling_if_all_rows_take_the_most_likely_token():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider, lambda logits_TV: logits_TV.argmin(-1))
     descriptor = BatchDescriptor(num_tokens=2, num_requests=2, uniform=True, greedy=True)

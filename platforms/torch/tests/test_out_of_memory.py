@@ -40,7 +40,7 @@ def test_an_out_of_memory_error_is_reported_with_the_remedy(caller):
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_other_errors_pass_unchanged(what):
+def test_other_errors_are_not_changed(what):
     with pytest.raises(type(OTHERS[what])) as passed:
         run(lambda: fail(OTHERS[what]))
     assert passed.value is OTHERS[what]

@@ -64,7 +64,7 @@ def grammar_of(allowed_by_run, runs, vocab=VOCAB):
     return GrammarMask.of(output, runs, vocab, torch.from_numpy)
 
 
-def test_greedy_sampling_takes_the_first_best_token_in_any_dtype():
+def test_greedy_sampling_takes_the_first_most_likely_token_in_any_dtype():
     torch.manual_seed(0)
     for vocab in (7, 5000, 4096 + 128, 4096 + 77):
         logits = torch.randn(5, vocab)

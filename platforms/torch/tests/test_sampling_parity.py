@@ -172,7 +172,7 @@ def test_tiny_temperature_and_penalty_give_no_nan():
 
 @pytest.mark.parametrize("vocab", [1000, 4097, 30000])
 @pytest.mark.parametrize("num_best", [1, 5, 64, 777])
-def test_the_order_of_the_best_tokens_equals_that_of_a_stable_sort(vocab, num_best):
+def test_the_order_of_the_most_likely_tokens_equals_that_of_a_stable_sort(vocab, num_best):
     """The logits include equal values, signed zeros and -inf."""
     random = torch.Generator().manual_seed(vocab + num_best)
     logits = torch.randint(-40, 40, (3, vocab), generator=random) / 4

@@ -137,7 +137,7 @@ def test_the_chat_template_gives_the_token_ids_of_the_training_data(tokenizer, t
     assert learned == "27 + 58 = 85.planet: p l a n e t."
 
 
-def test_no_held_out_question_is_drawn_for_training():
+def test_no_held_out_question_is_sampled_for_training():
     held_out = {
         hashlib.sha256(prompt.encode()).digest()
         for task in TASKS.values()

@@ -95,7 +95,7 @@ def test_the_right_call_uses_the_names_of_an_offered_function(name):
             assert isinstance(value, kinds[schema["properties"][key]["type"]])
 
 
-def test_answers_come_from_the_result_even_if_the_result_is_wrong():
+def test_answers_use_the_result_even_if_the_result_is_wrong():
     questions = held_out_tool_questions("call_add", 200, seed=3)
     wrong = failed = 0
     for question in questions:
@@ -133,7 +133,7 @@ def test_a_question_without_useful_functions_offers_a_decoy():
     assert [offer.definition in DECOYS for offer in offers] == [True]
 
 
-def test_values_of_held_out_calls_are_not_drawn_for_training():
+def test_values_of_held_out_calls_are_not_sampled_for_training():
     rng = Random(6)
     for name in FUNCTIONS:
         held_out = {q.turn.prompt for q in held_out_tool_questions(f"call_{name}", 200, seed=2026)}

@@ -42,7 +42,7 @@ CHECKPOINT_EVERY = 100
 QUICK_QUESTIONS = 40
 MAX_GRADIENT_NORM = 1.0
 
-# Relative frequency of each task in the training data: harder tasks are drawn more often.
+# Relative frequency of each task in the training data: harder tasks are sampled more often.
 TASK_WEIGHTS = {
     **dict.fromkeys(TASKS, 1.0),
     "sum": 1.4,

@@ -81,7 +81,7 @@ class Held:
         )
 
     def read(self):
-        """Return the content of the response. B"" if the connection was closed early."""
+        """Return the content of the response, or b"" if the connection was closed early."""
         try:
             return self.connection.getresponse().read()
         except (ConnectionError, http.client.HTTPException):
@@ -125,7 +125,7 @@ def load_of(server):
     return wait_until(lambda: (reply := server.get("/load")).status == 200 and reply.json)
 
 
-def test_all_api_processes_give_the_same_answer(shared):
+def test_all_api_processes_give_the_same_response(shared):
     assert len(api_processes(shared)) == NUM_PROCESSES
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda _: shared.complete(prompt="Anna"), range(32)))

@@ -244,7 +244,7 @@ def test_a_body_with_too_many_values_is_rejected(server):
     assert reply.status == 413 and reply.error["code"] == "body_too_large"
 
 
-def test_bad_requests_do_not_change_the_answers_of_other_requests(server):
+def test_bad_requests_do_not_change_the_responses_to_other_requests(server):
     expected = server.complete(prompt=PROMPT, max_tokens=32).json["choices"][0]["text"]
     mixed = server.complete(prompt=[PROMPT, [99999]])
     check_rejection(mixed, "prompt")

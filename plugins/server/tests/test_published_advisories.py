@@ -178,7 +178,7 @@ def test_the_request_of_an_advisory_is_rejected(unharmed, name):
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_valid_requests_from_security_advisories_are_answered(unharmed, name):
+def test_valid_requests_from_security_advisories_are_served(unharmed, name):
     path, body = ACCEPTED[name]
     reply = unharmed.post(path, body)
     assert reply.status == 200, reply.content

@@ -171,7 +171,7 @@ def test_the_end_of_sequence_token_can_be_ignored(server):
     assert longer["usage"]["completion_tokens"] == 64
 
 
-def test_the_answer_of_a_chat_is_as_long_as_the_model_allows(server):
+def test_the_output_of_a_chat_is_as_long_as_the_model_allows(server):
     assert server.chat(max_tokens=None).json["choices"][0]["finish_reason"] == "stop"
     reply = server.chat(max_tokens=None, max_completion_tokens=3).json
     assert reply["usage"]["completion_tokens"] == 3
@@ -186,7 +186,9 @@ def test_the_answer_of_a_chat_is_as_long_as_the_model_allows(server):
         {"priority": -3, "user": "a tenant", "cache_salt": "salt"},
     ],
 )
-def test_priorities_and_filters_that_keep_the_best_token_do_not_change_the_text(server, field):
+def test_priorities_and_filters_that_keep_the_most_likely_token_do_not_change_the_text(
+    server, field
+):
     assert texts(server.complete(prompt=PROMPT, **field)) == texts(server.complete(prompt=PROMPT))
 
 
@@ -331,7 +333,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("field", FORMATS)
-def test_an_answer_with_a_schema_is_valid_streamed_and_whole(server, field):
+def test_an_output_with_a_schema_is_valid_streamed_and_whole(server, field):
     asking = {"prompt": "Anna", "max_tokens": 60, "seed": 4, field: FORMATS[field]}
     (whole,) = texts(server.complete(**asking))
     content = json.loads(whole)
@@ -340,7 +342,7 @@ def test_an_answer_with_a_schema_is_valid_streamed_and_whole(server, field):
     assert "".join(item["text"] for item in choices_of(chunks)) == whole
 
 
-def test_choices_and_regular_expressions_constrain_answers(server):
+def test_choices_and_regular_expressions_constrain_outputs(server):
     cases = [
         ({"guided_choice": ["red", "blue"]}, ("red", "blue")),
         ({"structured_outputs": {"regex": "[xy]{3}"}}, ("xxx", "xxy", "xyx", "xyy", *_Y)),
@@ -349,7 +351,7 @@ def test_choices_and_regular_expressions_constrain_answers(server):
         assert texts(server.complete(prompt=PROMPT, max_tokens=20, **fields))[0] in valid
 
 
-def test_two_fields_that_restrict_the_answer_are_rejected(server):
+def test_two_fields_that_restrict_the_output_are_rejected(server):
     reply = server.complete(prompt=PROMPT, guided_regex="a", guided_choice=["b"])
     assert reply.status == 400
     assert reply.error["param"] == "guided_choice"

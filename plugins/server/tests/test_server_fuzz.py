@@ -158,12 +158,12 @@ def fuzz_bodies(server, document, num_examples):
     run()
 
 
-def test_random_bodies_get_answers_of_the_documented_form(server, document, unharmed):
+def test_random_bodies_get_responses_of_the_documented_form(server, document, unharmed):
     fuzz_bodies(server, document, NUM_SHORT)
 
 
 @pytest.mark.soak
-def test_very_many_random_bodies_get_answers_of_the_documented_form(server, document, unharmed):
+def test_very_many_random_bodies_get_responses_of_the_documented_form(server, document, unharmed):
     fuzz_bodies(server, document, NUM_LONG)
 
 
@@ -285,7 +285,7 @@ def test_a_request_with_two_content_lengths_starts_no_second_request(server, hea
     assert b'"version"' not in response
 
 
-def test_pipelined_requests_are_answered_in_order(server):
+def test_pipelined_requests_are_served_in_order(server):
     first = POST + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     response = exchange_bytes(server, [first + first + SECOND])
     assert STATUS.findall(response) == [b"200"] * 3

@@ -39,7 +39,7 @@ def wait_until(condition):
 
 
 def port_of(server):
-    """Return the port on which the server listens. 0 before."""
+    """Return the port on which the server listens, or 0 before it listens."""
     listeners = sorted(tcp_listeners_of(server.process.pid))
     return int(listeners[0].rpartition(":")[2], 16) if listeners else 0
 

@@ -258,13 +258,13 @@ def gaps_with(server, kind):
 @pytest.mark.soak
 @pytest.mark.clock
 @pytest.mark.timeout(1800)
-def test_slow_readers_do_not_delay_the_streams_of_others(server, note):
+def test_slow_readers_do_not_delay_other_streams(server, note):
     def p99(kind):
         return statistics.quantiles(gaps_with(server, kind), n=100)[-1]
 
     pairs = [(p99("slow"), p99("fast")) for _ in range(3)]
     ratio = statistics.median(slow / fast for slow, fast in pairs)
-    note(f"p99 of gaps beside {NUM_SLOW} slow readers: {ratio:.2f} of that beside fast readers")
+    note(f"p99 of gaps with {NUM_SLOW} slow readers: {ratio:.2f} of that with fast readers")
     assert ratio <= 1.2
 
 

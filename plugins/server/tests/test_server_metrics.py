@@ -82,7 +82,7 @@ def num_requests(after, before):
     return sum(value - before.get(key, 0) for key, value in after.items() if key[0] in names)
 
 
-def test_the_metrics_count_the_answers_of_the_server(observed):
+def test_the_metrics_count_the_responses_of_the_server(observed):
     before = scrape(observed)
     plain = observed.complete(prompt="reverse: robot", max_tokens=5, ignore_eos=True).json
     streamed = observed.chat(stream=True, max_tokens=4, ignore_eos=True, n=2)

@@ -68,7 +68,7 @@ def ask(server, context, body=None):
         connection.close()
 
 
-def test_requests_over_https_are_answered(encrypted, files):
+def test_requests_over_https_are_served(encrypted, files):
     context = trusting(files)
     assert ask(encrypted, context)[0] == 200
     status, content = ask(encrypted, context, BODY)
@@ -78,7 +78,7 @@ def test_requests_over_https_are_answered(encrypted, files):
     assert encrypted.wait_for("Ready: demo on https://")
 
 
-def test_a_large_request_over_https_is_answered(encrypted, files):
+def test_a_large_request_over_https_is_served(encrypted, files):
     status, content = ask(encrypted, trusting(files), BODY | {"user": "a" * 2_000_000})
     assert status == 400 and json.loads(content)["error"]["param"] == "user"
 
@@ -89,7 +89,7 @@ def test_a_client_without_a_certificate_is_rejected(encrypted, files):
     assert ask(encrypted, trusting(files))[0] == 200
 
 
-def test_a_request_without_tls_is_not_answered(encrypted, files):
+def test_a_request_without_tls_is_not_served(encrypted, files):
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         encrypted.get("/version")
     assert ask(encrypted, trusting(files))[0] == 200

@@ -160,7 +160,7 @@ def test_tool_choice_none_gives_the_same_message_as_no_tools(tools_server):
     assert choice_of(tools_server, tools=[])["message"] == without
 
 
-def test_requests_beside_forced_calls_get_the_same_text_as_alone(tools_server):
+def test_requests_concurrent_with_forced_calls_get_the_same_text_as_alone(tools_server):
     alone = choice_of(tools_server, max_tokens=24)["message"]["content"]
     forced = {"tools": TOOLS, "tool_choice": "required", "temperature": 1}
     with ThreadPoolExecutor(12) as pool:
@@ -214,7 +214,7 @@ def test_a_result_is_read_and_an_unknown_one_rejected(tools_server):
         ({"tools": [tool("a", {"properties": {"b": {"uniqueItems": True}}})]}, "tools"),
     ],
 )
-def test_a_wrong_field_is_rejected_by_name(tools_server, body, param):
+def test_a_wrong_field_is_rejected_with_its_name(tools_server, body, param):
     reply = ask(tools_server, **body)
     assert reply.status == 400, reply.content[:300]
     assert reply.error["param"] == param, reply.error

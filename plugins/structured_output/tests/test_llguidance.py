@@ -82,7 +82,7 @@ def test_the_library_is_not_loaded_with_the_class_of_the_plugin():
     assert set(FORMS) == LLGuidance.forms
 
 
-def test_every_text_that_ends_is_valid_for_its_json_schema(backend):
+def test_every_output_that_ends_is_valid_for_its_json_schema(backend):
     ended = 0
     for seed in range(30):
         text, has_ended = write(backend.compile(spec("json_schema", PERSON)), seed)
@@ -92,7 +92,7 @@ def test_every_text_that_ends_is_valid_for_its_json_schema(backend):
     assert ended >= 24
 
 
-def test_texts_match_a_regex_a_choice_and_context_free_grammars(backend):
+def test_strings_match_a_regex_a_choice_and_context_free_grammars(backend):
     cases = [
         ("regex", "[0-9]{2,3}-(x|yy)", lambda text: text.split("-")[1] in ("x", "yy")),
         ("choice", ["ja", "jawohl", "ä\n"], ["ja", "jawohl", "ä\n"].__contains__),
@@ -150,7 +150,7 @@ class AddsSpace(ByteTokenizer):
         return super().encode(f" {text}", add_special_tokens=add_special_tokens)
 
 
-def test_a_tokenizer_that_adds_a_space_permits_the_same_texts():
+def test_a_tokenizer_that_adds_a_space_permits_the_same_strings():
     backend = LLGuidance(GrammarContext(tokenizer=AddsSpace(), vocab_size=WIDTH))
     for seed in range(10):
         text, has_ended = write(backend.compile(spec("json_schema", PERSON)), seed)
@@ -175,7 +175,7 @@ def test_masks_of_a_batch_equal_masks_of_single_requests(backend):
         assert actual == allowed(matcher)
 
 
-def test_a_compiled_grammar_is_found_again_and_starts_anew(backend):
+def test_a_compiled_grammar_is_reused_and_starts_at_the_beginning(backend):
     arguments = spec("regex", "found[0-9]")
     assert backend.find(arguments) is None
     first = backend.compile(arguments)
@@ -225,7 +225,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("form", "text", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_text_that_is_not_supported_is_rejected_by_name(backend, form, text, reason):
+def test_a_text_that_is_not_supported_is_rejected_with_its_name(backend, form, text, reason):
     with pytest.raises(RequestError, match=reason) as rejection:
         backend.compile(spec(form, text))
     assert rejection.value.parameter.startswith("structured_outputs")

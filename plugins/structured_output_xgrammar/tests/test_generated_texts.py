@@ -113,7 +113,7 @@ def generate(matcher, rng, soon=40, maximum=3000):
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_every_text_that_ends_is_valid_for_its_schema(backend, schema):
+def test_every_output_that_ends_is_valid_for_its_schema(backend, schema):
     validator = jsonschema.Draft202012Validator(schema, format_checker=FORMATS)
     rng = random.Random(7)
     texts = [generate(compiled(backend, "json_schema", schema), rng) for _ in range(NUM_TEXTS)]
@@ -139,7 +139,7 @@ def random_expression(rng, depth=0):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_expressions_match_the_texts_that_python_matches(backend, seed):
+def test_expressions_match_the_strings_that_python_matches(backend, seed):
     rng = random.Random(seed)
     num_checked = 0
     for _ in range(60):

@@ -99,7 +99,7 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "named"), SCHEMAS, ids=[str(item)[:60] for item, _ in SCHEMAS])
-def test_a_schema_that_the_library_would_not_enforce_is_rejected_by_name(schema, named):
+def test_a_schema_that_the_library_would_not_enforce_is_rejected_with_its_name(schema, named):
     with pytest.raises(ValueError, match=named):
         translate_schema(schema)
 
@@ -166,7 +166,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("form", "text", "reason"), TEXTS.values(), ids=TEXTS)
-def test_a_text_that_is_not_supported_is_rejected_by_name(backend, form, text, reason):
+def test_a_text_that_is_not_supported_is_rejected_with_its_name(backend, form, text, reason):
     with pytest.raises(RequestError, match=reason) as rejection:
         backend.compile(spec(form, text))
     assert rejection.value.parameter.startswith("structured_outputs")

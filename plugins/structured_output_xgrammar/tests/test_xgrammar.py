@@ -91,7 +91,7 @@ def test_without_the_library_a_request_is_rejected_with_advice(monkeypatch):
     assert not probe().usable
 
 
-def test_texts_match_a_regex_a_choice_and_context_free_grammars(backend):
+def test_strings_match_a_regex_a_choice_and_context_free_grammars(backend):
     cases = [
         ("regex", "[0-9]{2,3}-(x|yy)", lambda text: text.split("-")[1] in ("x", "yy")),
         ("choice", ["ja", "jawohl", 'ä"\\\n', "😀"], ["ja", "jawohl", 'ä"\\\n', "😀"].__contains__),
@@ -187,7 +187,7 @@ def test_masks_of_a_batch_equal_masks_of_single_requests(backend):
         assert [t for t in range(8 * size) if row[t // 8] >> t % 8 & 1] == allowed(matcher)
 
 
-def test_a_compiled_grammar_is_found_again_and_starts_anew(backend):
+def test_a_compiled_grammar_is_reused_and_starts_at_the_beginning(backend):
     arguments = spec("regex", "found[0-9]")
     assert backend.find(arguments) is None
     first = backend.compile(arguments)

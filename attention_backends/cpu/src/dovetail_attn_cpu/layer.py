@@ -3,7 +3,7 @@
 The argument struct is created once; each call stores the addresses of its tensors in it. Does not
 depend on blocks, rows or positions.
 
-Shape legend: T tokens of the step, H query heads, K key-value heads, D head size.
+Dimensions: T tokens of the step, H query heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The metadata of a step, written to fixed addresses once for all layers of a group.
 
 The kernels read it in place, so a recorded call reads the values of the current step. The builder
-depends on the group's cache, but not on the query heads, scale and soft cap of a layer. Shape
-legend: T tokens, R requests, M block-table width.
+depends on the group's cache, but not on the query heads, scale and soft cap of a layer.
+
+Dimensions: T tokens, R requests, M block-table width.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention of one layer: writes the cache and calls the kernels of the selected provider.
 
-Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
+Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size.
 """
 

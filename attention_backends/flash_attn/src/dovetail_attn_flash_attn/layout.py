@@ -4,7 +4,7 @@ With a sliding window, the blocks before the window of a row's first query are l
 contain NaN of other requests, and the kernels multiply masked values by 0. Causal attention with a
 window depends on distances only, so the positions may start at any block boundary.
 
-Shape legend: R requests, T tokens, M width of a block table, B block size.
+Dimensions: R requests, T tokens, M width of a block table, B block size.
 """
 
 from __future__ import annotations

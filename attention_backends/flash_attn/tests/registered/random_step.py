@@ -1,6 +1,6 @@
 """One step of random rows whose contexts are in the cache, for tests of a single layer.
 
-Shape legend: H query heads, K key-value heads, D head size, B block size, R rows, M width of the
+Dimensions: H query heads, K key-value heads, D head size, B block size, R rows, M width of the
 block table.
 """
 

@@ -4,7 +4,7 @@ Each function raises ValueError for an argument that the real kernel rejects, ig
 Values are multiplied by weights of 0 wherever a kernel does so: NaN in a value that a kernel reads
 gives NaN.
 
-Shape legend: R rows, T tokens, H query heads, K key-value heads, D head size, N blocks,
+Dimensions: R rows, T tokens, H query heads, K key-value heads, D head size, N blocks,
 B block size, M width of a block table, Q queries and L positions of a row.
 """
 

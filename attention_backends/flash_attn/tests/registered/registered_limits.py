@@ -141,7 +141,7 @@ def with_another_signature():
 
 
 @pytest.mark.skipif(NAME == "fa3", reason="an operator, not a function")
-def test_a_provider_with_another_signature_is_rejected_by_name(monkeypatch):
+def test_a_provider_with_another_signature_is_rejected_with_its_name(monkeypatch):
     modules = {
         "vllm": (VLLM, "flash_attn_varlen_func"),
         "flash_attn": ("flash_attn", "flash_attn_varlen_func"),
@@ -157,7 +157,7 @@ def test_a_provider_with_another_signature_is_rejected_by_name(monkeypatch):
 
 
 @pytest.mark.skipif(NAME != "fa3", reason="not an operator")
-def test_an_operator_with_another_schema_is_rejected_by_name(monkeypatch):
+def test_an_operator_with_another_schema_is_rejected_with_its_name(monkeypatch):
     (schema, _) = Path(__file__).with_name("fa3_schema.txt").read_text("utf-8").splitlines()
     library = torch.library.Library("flash_attn_3_other", "DEF")
     library.define(

@@ -2,7 +2,7 @@
 
 Does not depend on the cache or on rows.
 
-Shape legend: H query heads, D head size; G rows, Q query tokens per row and head, Y query heads per
+Dimensions: H query heads, D head size; G rows, Q query tokens per row and head, Y query heads per
 key-value head, L positions, X query or key-value heads.
 """
 

@@ -4,7 +4,7 @@ Everything that is the same for all layers is part of the metadata. With a soft 
 explicit float32 formula is used, otherwise torch's `scaled_dot_product_attention`. Does not depend
 on blocks, rows or positions.
 
-Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
+Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size; within a batch G rows, Q query tokens per row and head, L positions, X query or
 key-value heads.
 """

@@ -5,7 +5,7 @@ context needs no cache: it is a prefill. Every other run is a chunk, whose keys 
 gathered first. The builder depends on the group's cache, but not on the query heads, scale and soft
 cap of a layer.
 
-Shape legend: T tokens, R requests, M block-table width, B block size, K key-value heads,
+Dimensions: T tokens, R requests, M block-table width, B block size, K key-value heads,
 D head size; within a gathered batch G rows, L positions each, Q query tokens, S = G · L slots.
 """
 

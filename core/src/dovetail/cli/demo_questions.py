@@ -109,7 +109,7 @@ def demo_subject(model: str | None) -> Iterator[Subject]:
 
 
 def _installed_tasks() -> dict[str, Any]:
-    """Return the demo model's tasks by name. Empty if its package or its weights are missing."""
+    """Return the demo model's tasks by name, or {} if its package or weights are missing."""
     directory = find_model(DEMO, PluginRegistry(policy=PluginPolicy(no_plugins=True)))
     if directory is None or not (directory / "config.json").is_file():
         return {}

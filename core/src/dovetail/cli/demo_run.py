@@ -51,7 +51,7 @@ class DemoRun:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the answers."""
+        """The text of each answer."""
         return [output.outputs[0].text.strip() for output in self.outputs]
 
     @property

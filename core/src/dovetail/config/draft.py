@@ -70,7 +70,7 @@ class Draft:
         return getattr(self.section(name), field)
 
     def count(self, path: str) -> int | None:
-        """Return the value of an integer field. None while it is open."""
+        """Return the value of an integer field, or None while it is open."""
         value = self.get(path)
         return value if isinstance(value, int) else None
 

@@ -85,7 +85,7 @@ class DecisionRecorder:
         """Write a record of an added request."""
         self._append(RecordKind.ADD, encode_request(request, self._codes))
 
-    def told(self, kind: RecordKind, *names: str) -> None:
+    def record_call(self, kind: RecordKind, *names: str) -> None:
         """Write a record of a call whose arguments are names, such as request ids."""
         self._append(kind, encode_names(names))
 
@@ -133,7 +133,7 @@ class RecordedScheduler(SchedulerInterface):
         """End requests."""
         names = list(request_ids)
         aborted = self.scheduler.abort_requests(names)
-        self._recorder.told(RecordKind.ABORT, *names)
+        self._recorder.record_call(RecordKind.ABORT, *names)
         return aborted
 
     def schedule(self) -> SchedulerOutput:
@@ -157,17 +157,17 @@ class RecordedScheduler(SchedulerInterface):
     def pause(self, scope: PauseScope) -> None:
         """Stop requests from running."""
         self.scheduler.pause(scope)
-        self._recorder.told(RecordKind.PAUSE, scope.value)
+        self._recorder.record_call(RecordKind.PAUSE, scope.value)
 
     def resume(self) -> None:
         """End a pause."""
         self.scheduler.resume()
-        self._recorder.told(RecordKind.RESUME)
+        self._recorder.record_call(RecordKind.RESUME)
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes."""
         done = self.scheduler.reset_prefix_cache()
-        self._recorder.told(RecordKind.RESET_PREFIX_CACHE)
+        self._recorder.record_call(RecordKind.RESET_PREFIX_CACHE)
         return done
 
     def shutdown(self) -> None:

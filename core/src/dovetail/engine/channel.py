@@ -52,9 +52,10 @@ class EngineFacts:
 class Progress:
     """The progress of an engine.
 
-    num_steps, num_refused: executed steps and unreadable messages, as of the last heartbeat. age_s:
-    seconds since the last heartbeat of the engine, or of a worker if that is older; heartbeats
-    continue during a long step. step_s: seconds since the current step began; 0.0 between steps.
+    num_steps, num_rejected: executed steps and unreadable messages, as of the last heartbeat.
+    age_s: seconds since the last heartbeat of the engine, or of a worker if that is older;
+    heartbeats continue during a long step. step_s: seconds since the current step began; 0.0
+    between steps.
     """
 
     num_steps: int = 0

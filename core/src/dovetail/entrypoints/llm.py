@@ -132,7 +132,7 @@ class LLM:
             except RequestError as error:
                 if on_error == "raise":
                     raise
-                rejected[index] = rejected_output(f"refused-{index}", None, error)
+                rejected[index] = rejected_output(f"rejected-{index}", None, error)
         outputs = self.generate(
             list(prompts.values()),
             [params[index] for index in prompts],

@@ -131,7 +131,7 @@ from dovetail.interfaces.worker import (
     WorkerContext,
 )
 from dovetail.interfaces.worker_extension import WorkerExtension
-from dovetail.retired_names import refuse_retired
+from dovetail.retired_names import reject_retired
 
 __all__ = [
     "CONTINUE",
@@ -260,4 +260,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself
-    __getattr__ = refuse_retired(__name__)
+    __getattr__ = reject_retired(__name__)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail.retired_names import refuse_retired
+from dovetail.retired_names import reject_retired
 
 if TYPE_CHECKING:
     import torch
@@ -279,4 +279,4 @@ class AttentionBackend(ABC):
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself
-    __getattr__ = refuse_retired(__name__)
+    __getattr__ = reject_retired(__name__)

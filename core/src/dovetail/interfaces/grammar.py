@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dovetail.interfaces.tokenizer import Tokenizer
-from dovetail.retired_names import refuse_retired
+from dovetail.retired_names import reject_retired
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,4 +106,4 @@ class GrammarBackend(ABC):
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself
-    __getattr__ = refuse_retired(__name__)
+    __getattr__ = reject_retired(__name__)

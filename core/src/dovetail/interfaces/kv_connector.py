@@ -94,7 +94,7 @@ class KVSchedulerSide(Protocol):
         """
 
     def take_instructions(self) -> bytes:
-        """Return the worker side's instructions for the next plan. B"" for none."""
+        """Return the worker side's instructions for the next plan, or b"" for none."""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
         """Process the report of one rank's worker side. Return its ended transfers.
@@ -126,7 +126,7 @@ class KVWorkerSide(Protocol):
         """
 
     def finish(self) -> bytes:
-        """Return the report for the scheduler side after the forward pass. B"" for none."""
+        """Return the report for the scheduler side after the forward pass, or b"" for none."""
 
     def shutdown(self) -> None:
         """Release all resources. Do not access the cache afterwards. May be called repeatedly."""

@@ -16,7 +16,7 @@ class PluginLookup(Protocol):
         """Return the class that `reference` names, imported and checked against its contract."""
 
     def options_of(self, kind: str, cls: type | None) -> Mapping[str, object]:
-        """Return the validated user options of a plugin. Empty for none."""
+        """Return the validated user options of a plugin, or an empty mapping."""
 
     def resolution_of(self, kind: str, cls: type) -> Any:
         """Return the `Resolution` of a loaded class, or None."""

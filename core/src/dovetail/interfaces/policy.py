@@ -19,7 +19,7 @@ from enum import IntEnum, StrEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from dovetail.retired_names import refuse_retired
+from dovetail.retired_names import reject_retired
 from dovetail.sampling_params import SamplingParams
 
 
@@ -301,4 +301,4 @@ class Policy:
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself
-    __getattr__ = refuse_retired(__name__)
+    __getattr__ = reject_retired(__name__)

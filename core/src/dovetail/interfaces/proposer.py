@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces.worker import WorkerContext
 from dovetail.plan import NewRequest
-from dovetail.retired_names import refuse_retired
+from dovetail.retired_names import reject_retired
 
 if TYPE_CHECKING:
     import torch
@@ -89,4 +89,4 @@ class Proposer(ABC):
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself
-    __getattr__ = refuse_retired(__name__)
+    __getattr__ = reject_retired(__name__)

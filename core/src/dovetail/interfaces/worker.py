@@ -138,7 +138,7 @@ class WorkerBase(ABC):
 
     @abstractmethod
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return the KV-cache spec of each layer by name. Empty if the model has no cache."""
+        """Return the KV-cache spec of each layer by name, or {} if the model has no cache."""
 
     @abstractmethod
     def determine_available_memory(self) -> int:

@@ -33,7 +33,7 @@ def block_hash(parent: bytes, token_ids: array[int], extra: bytes = b"") -> byte
 
 
 def content_key(inputs: Sequence[EncoderInput], start: int, end: int) -> bytes:
-    """Return a key of the multimodal content in the tokens [start, end). B"" for none.
+    """Return a key of the multimodal content in the tokens [start, end), or b"" for none.
 
     The key depends on the position of the content relative to the block.
     """

@@ -137,7 +137,7 @@ class KVCacheManager:
         )
 
     def block_key(self, request: Request, position: int) -> bytes:
-        """Return the hash of the block at a table position. B"" if one of its tokens is not known.
+        """Return the hash of the block at a table position, or b"" if a token of it is unknown.
 
         Returns b"" for all positions if prefix caching is off.
         """

@@ -234,7 +234,7 @@ class PluginRegistry:
         return order
 
     def options_of(self, kind: str, cls: type[Any] | None) -> Mapping[str, object]:
-        """Return the validated options of a loaded class. Empty if it takes none."""
+        """Return the validated options of a loaded class, or {} if it takes none."""
         resolution = self.resolution_of(kind, cls)
         return {} if resolution is None else resolution.options
 

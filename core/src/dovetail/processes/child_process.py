@@ -321,7 +321,7 @@ def _end(
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the ids of the children of a process. Empty if the system does not report them."""
+    """Return the ids of the children of a process; empty if the system does not report them."""
     lines = [read_system_file(str(path)) for path in Path(f"/proc/{pid}/task").glob("*/children")]
     return [int(child) for line in lines for child in line.split()]
 

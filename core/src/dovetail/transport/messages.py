@@ -158,7 +158,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
     """The engine's loop is running.
 
     This message is sent every second and when a pause begins or ends.
-    num_steps, num_refused: executed steps and rejected messages so far. paused: the scope, or None.
+    num_steps, num_rejected: executed steps and rejected messages so far. paused: scope, or None.
     """
 
     num_steps: int

@@ -52,7 +52,7 @@ class AttentionTable:
         *,
         rotates: bool = False,
     ) -> None:
-        """layers, caches, builder_of: by layer index. Builder_of gives the metadata's index.
+        """layers, caches, builder_of: by layer index. `builder_of` gives the metadata's index.
 
         rotates: whether the layers apply rotary embedding themselves.
         """

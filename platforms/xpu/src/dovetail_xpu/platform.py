@@ -28,7 +28,7 @@ _PREFERENCES = {
     "linear_method": ("torch",),
     "ops": ("triton", "torch"),
 }
-_WISHES = {
+_DEFAULTS = {
     "cache.gpu_memory_utilization": (0.9, "only this engine uses the device's memory"),
     "scheduler.async_scheduling": (True, "the host can schedule while the device computes"),
 }
@@ -110,7 +110,7 @@ class XPUPlatform(Platform):
 
     def defaults(self, config: RequestedConfig) -> ConfigPatch:
         """Propose most of the device's memory, and asynchronous scheduling."""
-        return ConfigPatch(changes=_WISHES)
+        return ConfigPatch(changes=_DEFAULTS)
 
     def runtime(self) -> AcceleratorRuntime:
         """Return the device runtime of this process."""

@@ -94,7 +94,7 @@ class Function:
     canonical: Callable[[Values], tuple[str, Values]]
 
     def define(self, rng: Random) -> dict[str, Any]:
-        """Return an OpenAI function definition with names that are drawn at random."""
+        """Return an OpenAI function definition with names that are chosen at random."""
         names = dict(rng.choice(self.parameters))
         if rng.random() < 0.2:
             names = {name: kind.replace("integer", "number") for name, kind in names.items()}

@@ -1,9 +1,9 @@
 """The word lists that the demo model knows: nouns, names, cities, colors, days and months.
 
-Contract: plain tuples of strings, in a fixed order, because the training data is drawn from them by
-index. A change of order changes the data of every seed, so a change here needs new weights. No noun
-occurs in the wording of a question (for example, "word", "list" and "time" are missing), because
-`read` searches a question for these nouns. This module does not depend on the tasks.
+Contract: plain tuples of strings, in a fixed order, because the training data is sampled from them
+by index. A change of order changes the data of every seed, so a change here needs new weights. No
+noun occurs in the wording of a question (for example, "word", "list" and "time" are missing),
+because `read` searches a question for these nouns. This module does not depend on the tasks.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class Case:
     """One check.
 
     name: a readable name, unique in its suite. run: a function that raises AssertionError with the
-    violated rule, or NotHere if the case does not apply to the plugin or the machine.
+    violated rule, or SkipCase if the case does not apply to the plugin or the machine.
     """
 
     name: str

@@ -43,7 +43,7 @@ _TORCH_KINDS = frozenset(
 def suite_cases(kind: str, cls: type[Any], subjects: Subjects) -> Iterator[Case]:
     """Yield the cases of the suite of `kind` for a loaded class, without running them.
 
-    A kind without a suite has one case, which raises NotHere.
+    A kind without a suite has one case, which raises SkipCase.
     """
     make = _MAKERS.get(kind, partial(_whole_suite, kind))
     try:

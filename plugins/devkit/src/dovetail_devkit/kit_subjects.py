@@ -71,7 +71,7 @@ class Subjects:
         return made
 
     def find_device(self, claimed: frozenset[str]) -> torch.device:
-        """Return a device of a claimed type (empty: any). Raise NotHere if none is available."""
+        """Return a device of a claimed type (empty: any). Raise SkipCase if none is available."""
         import torch
 
         devices = [self.device] if self.device else sorted(claimed) or ["cpu"]
@@ -132,7 +132,7 @@ class Subjects:
         return path
 
     def worker_context(self, worker_cls: type[Any]) -> WorkerContext:
-        """Return the context of a worker. Raise NotHere if its platform is not available.
+        """Return the context of a worker. Raise SkipCase if its platform is not available.
 
         Attention is the kit's fake, which is slow, correct and checks the worker's metadata.
         """
@@ -156,7 +156,7 @@ class Subjects:
         return write_byte_tokenizer(self.new_folder("tokenizer")), True
 
     def check_format(self, cls: type[Any]) -> None:
-        """Raise NotHere if the plugin reads a model format that the kit cannot write."""
+        """Raise SkipCase if the plugin reads a model format that the kit cannot write."""
         package = cls.__module__.partition(".")[0]
         candidates = self.registry.candidates("model_format") if self.model is None else ()
         formats = [f"*.{item.name}" for item in candidates if top_package(item.target) == package]

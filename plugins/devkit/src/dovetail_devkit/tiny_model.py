@@ -1,6 +1,6 @@
 """A model directory of a few kilobytes with random weights, written without any tensor library.
 
-The variance of the weights is so large that the best logit is much larger than the second. A
+The variance of the weights is so large that the largest logit is much larger than the second. A
 safetensors file consists of the length of a JSON header, the header, and the numbers
 (https://github.com/huggingface/safetensors).
 """

@@ -18,7 +18,7 @@ from dovetail_torch.layers.linear import ParallelLinear
 
 @dataclass
 class Moments:
-    """Sums over tokens. products_II: of x · xᵀ, float32. Num_tokens: their number."""
+    """Sums over tokens. products_II: of x · xᵀ, float32; num_tokens: their number."""
 
     products_II: torch.Tensor
     num_tokens: int = 0

@@ -18,7 +18,7 @@ MAX_LOGITS_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Figures over all positions. kl: mean in nats. Same_best: share of equal top-1 tokens."""
+    """Figures over all positions. kl: mean in nats; same_best: share of equal top-1 tokens."""
 
     perplexity: float
     kl: float = 0.0

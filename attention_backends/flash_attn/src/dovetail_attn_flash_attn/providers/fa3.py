@@ -185,7 +185,7 @@ def loads_whole_pages(shape: LayerShape, step: StepTensors) -> bool:
     """Return whether FA3 may load blocks as a whole, by TMA.
 
     It does so if the block size is a multiple of the kernel's tile and the queries of a key-value
-    head fill more than a tile. The tile depends on the layer; its least size is `LEAST_TILE`.
+    head fill more than a tile. The tile depends on the layer; its minimum size is `LEAST_TILE`.
     """
     num_queries = step.max_query_len * (shape.num_heads // shape.num_kv_heads)
     return step.block_size >= LEAST_TILE and num_queries > LEAST_TILE

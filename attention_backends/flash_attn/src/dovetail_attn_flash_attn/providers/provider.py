@@ -1,6 +1,6 @@
 """The interface of a provider: a library with FlashAttention kernels over a paged cache.
 
-Shape legend: T tokens of the step, R requests, H query heads, K key-value heads, D head size,
+Dimensions: T tokens of the step, R requests, H query heads, K key-value heads, D head size,
 N blocks, B block size, M width of a block table.
 """
 

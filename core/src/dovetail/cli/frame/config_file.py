@@ -151,7 +151,7 @@ def _is_mapping(argument: Argument) -> bool:
 
 def _reject(file: str, node: Any, argument: Argument, description: str) -> NoReturn:
     expected = next((kind for kind in _TYPES if kind in _members(argument.hint)), None)
-    words = "a list of strings" if _is_list(argument) else "a text"
+    words = "a list of strings" if _is_list(argument) else "a string"
     words = "a mapping" if _is_mapping(argument) else words
     words = _TYPES[expected][1] if expected else words
     name = _flag(argument).removeprefix("--")

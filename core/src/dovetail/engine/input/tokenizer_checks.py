@@ -81,7 +81,7 @@ def usable_eos_token_ids(
 def load_tokenizer(
     config: RequestedConfig | EngineConfig, plugins: PluginRegistry
 ) -> Tokenizer | None:
-    """Return the tokenizer that `config` names. None with `skip_tokenizer_init`.
+    """Return the tokenizer that `config` names, or None with `skip_tokenizer_init`.
 
     Raises PluginError if its plugin cannot be loaded, ModelError if its files cannot be used.
     """

@@ -1,7 +1,7 @@
 """The executor `multiproc`: each worker runs in its own process.
 
     executor     the executor contract: sends commands
-    answers the workers' responses, and the handles that wait for them
+    responses    the workers' responses, and the handles that wait for them
     launch       starts the processes, with the rings that they share with the executor
     worker_main  the worker's process: creates the worker, then runs `host`
     host         executes the commands in the worker's process

@@ -19,7 +19,7 @@ from dovetail.transport.wire_types import decode
 class WorkerBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The settings of a worker's process.
 
-    commands, answers: the descriptors of this worker's ends of the two rings.
+    commands, responses: the descriptors of this worker's ends of the two rings.
     reports_transfers: whether each rank responds to each step with its KV connector's report.
     phase_timeout_s: timeout of each startup phase.
     """

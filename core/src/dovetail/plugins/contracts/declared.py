@@ -68,7 +68,7 @@ def _is_positive(value: object) -> bool:
     return type(value) is int and value > 0
 
 
-def device_refusal(kind: str, cls: type[Any], device_type: str) -> str:
+def device_problem(kind: str, cls: type[Any], device_type: str) -> str:
     """Return why a class does not support a device type, or "" if it does.
 
     device_type: torch's name, such as "cuda"; "" if unknown.

@@ -167,7 +167,7 @@ class Resolver:
         return [c for c in of_kind if not identities.isdisjoint(self._replaced_by(c))]
 
     def _replaced_by(self, candidate: Candidate) -> set[str]:
-        """Return the plugins that a plugin replaces. Empty unless the user allowed it."""
+        """Return the plugins that a plugin replaces, or set() unless the user allowed it."""
         if not self._is_allowed(candidate) or self.denial(candidate):
             return set()
         replaces = self._describer.entry(candidate).replaces

@@ -22,7 +22,7 @@ from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import call_plugin as ask_plugin
-from dovetail.plugins.contracts.declared import device_refusal, missing_promise, promises_equal_bits
+from dovetail.plugins.contracts.declared import device_problem, missing_promise, promises_equal_bits
 from dovetail.plugins.platform_results import check_info
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.verdict import ABLE, OUT, Criteria, Verdict
@@ -108,7 +108,7 @@ def _waits_to_be_named(subject: _Subject) -> Probe:
 def _device(subject: _Subject) -> Probe:
     platform = subject.criteria.platform
     device_type = "" if platform is None else platform.info.device_type
-    return _unless(device_refusal(subject.kind, subject.load(), device_type))
+    return _unless(device_problem(subject.kind, subject.load(), device_type))
 
 
 def _provides(subject: _Subject) -> Probe:

@@ -55,7 +55,7 @@ class VirtualMemory(Protocol):
     page_bytes: int
 
     def reserve(self, num_bytes: int) -> Region:
-        """Return a region without memory. Num_bytes is a multiple of the page size."""
+        """Return a region without memory. `num_bytes` is a multiple of the page size."""
 
 
 class SleepableMemory:

@@ -45,7 +45,7 @@ class FakeGraph:
         self._operations: list[_Operation] = []
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
-        """Start to record the operations of this thread. Raise RuntimeError if it is impossible."""
+        """Start recording the operations of this thread. Raise RuntimeError if it is impossible."""
         if DEVICE.timeline.current is DEVICE.timeline.default:
             raise RuntimeError("a graph must be captured on a stream that is not the default")
         if DEVICE.watch.capturing is not None:
@@ -53,7 +53,7 @@ class FakeGraph:
         DEVICE.watch.capturing = self
 
     def capture_end(self) -> None:
-        """Stop to record."""
+        """Stop recording."""
         DEVICE.watch.capturing = None
 
     def replay(self) -> None:

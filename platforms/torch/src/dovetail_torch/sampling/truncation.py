@@ -1,10 +1,10 @@
 """Truncation of a distribution: min-p, top-k and top-p, and sampling from the remaining tokens.
 
 The order of tokens is canonical: tokens with greater logits first, and lower ids first among equal
-logits. So the best k tokens, and therefore every sample, do not depend on the number of candidates.
-top-k keeps exactly k tokens; top-p then keeps the fewest that reach p of the remaining mass.
-Does not depend on requests: it gets columns of parameters.
-Dimensions: R rows, V vocabulary, K most likely tokens.
+logits. So the k most likely tokens, and therefore every sample, do not depend on the number of
+candidates. top-k keeps exactly k tokens; top-p then keeps the fewest that reach p of the remaining
+mass. Does not depend on requests: it gets columns of parameters. Dimensions: R rows, V vocabulary,
+K most likely tokens.
 """
 
 from __future__ import annotations
@@ -102,12 +102,11 @@ class Nuclei:
 def cut(logits_RV: torch.Tensor, cuts: Cuts) -> Iterator[Nuclei]:
     """Yield the tokens that top-k and top-p keep, for groups of rows.
 
-    The float32 logits are only read.
-    top-p alone does not limit the number of tokens: if the best K tokens of a row do not reach the
-    mass, the row is ranked again with more tokens, finally with all. Finding those rows waits for
-    the device; it
-    is skipped if top-k limits every row, or `first` is the whole vocabulary.
-    Source: Holtzman et al. 2020 (top-p); Fan, Lewis, Dauphin 2018 (top-k).
+    The float32 logits are only read. top-p alone does not limit the number of tokens: if the K most
+    likely tokens of a row do not reach the mass, the row is ranked again with more tokens, finally
+    with all. Finding those rows waits for the device; it is skipped if top-k limits every row, or
+    `first` is the whole vocabulary. Source: Holtzman et al. 2020 (top-p); Fan, Lewis, Dauphin 2018
+    (top-k).
     """
     num_rows, vocab_size = logits_RV.shape
     maximum = max(1, _SORTED_AT_ONCE // vocab_size)

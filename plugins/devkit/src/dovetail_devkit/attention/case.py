@@ -1,6 +1,6 @@
 """The cases of the attention suite, and the choice of cases for a backend's capabilities.
 
-Shape legend: H query heads, K key-value heads, D head size, B block size.
+Dimensions: H query heads, K key-value heads, D head size, B block size.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Does not depend on a cache, on blocks or on a batch. torch is imported within functions.
 
-Shape legend: H query heads, K key-value heads, G query heads for each of them, D head size,
+Dimensions: H query heads, K key-value heads, G query heads for each of them, D head size,
 Q queries and L positions of one sequence.
 """
 

@@ -4,7 +4,7 @@ Cache blocks that belong to no row contain NaN, so that wrong reads are detected
 before the window, the block table of a row points to such blocks, because an engine may have reused
 the original ones. Uses only the contract of a backend. torch is imported within functions.
 
-Shape legend: T tokens of a step, R requests, M block-table width, B block size, H query heads,
+Dimensions: T tokens of a step, R requests, M block-table width, B block size, H query heads,
 K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
 sequence.
 """

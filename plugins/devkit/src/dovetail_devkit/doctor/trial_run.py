@@ -170,7 +170,7 @@ def _reports(
 def _receive(
     process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
 ) -> bytes | None:
-    """Return the process's output. B"" if it has exited, None if there is none yet."""
+    """Return the process's output, or b"" if it has exited, None if there is none yet."""
     # Do not wait for the end of the pipe: a child may keep it open, and a plugin may close it.
     is_gone = process.poll() is not None
     if selector.select(0 if is_gone else _POLL_S):

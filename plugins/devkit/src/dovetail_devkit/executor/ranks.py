@@ -79,6 +79,6 @@ def _check_answer(output: ModelRunnerOutput) -> None:
     reports = side.answers or [(rank, b"") for rank in range(NUM_RANKS)]
     expect(
         reports == right,
-        f"step {output.step_id}: the ranks answered {right} for the KV connector, but the result "
+        f"step {output.step_id}: the ranks reported {right} for the KV connector, but the result "
         f"has {reports}; pass the results of all ranks to `aggregate_outputs`",
     )

@@ -94,7 +94,7 @@ class MovingWorker(ObedientWorker):
 
 
 def moving_answer(rank: int, step_id: int) -> bytes:
-    """Return the KV-connector data that a rank returns in a step. B"" for none."""
+    """Return the KV-connector data that a rank returns in a step, or b"" for none."""
     return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
 
 

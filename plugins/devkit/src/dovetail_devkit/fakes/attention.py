@@ -4,7 +4,7 @@ It reads each row's keys and values slot by slot through the block table and com
 float64. A test may override one of its small methods to create a faulty backend.
 This module does not import torch.
 
-Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
+Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size, Q queries and L positions of one row.
 """
 

@@ -77,7 +77,7 @@ class FakeWorkerSide:
         self._clear()
 
     def _clear(self) -> None:
-        self._told: dict[str, Any] = {"stored": [], "done": [], "failed": {}}
+        self._report: dict[str, Any] = {"stored": [], "done": [], "failed": {}}
 
     def register(self, pages_NP: Sequence[Any]) -> None:
         """Store the pages of the cache."""
@@ -96,7 +96,7 @@ class FakeWorkerSide:
         orders, self._after = self._after, []
         for order in orders:
             (self.save if order["what"] == "store" else self.load)(order)
-        report = self._told
+        report = self._report
         self._clear()
         return json.dumps(report).encode() if any(report.values()) else b""
 
@@ -119,15 +119,15 @@ class FakeWorkerSide:
         """Copy the blocks of a transfer to the dictionary."""
         for key, block in zip(order["keys"], order["blocks"], strict=True):
             self.kept[key] = [cache_NP[block].clone() for cache_NP in self._pages_NP]
-            self._told["stored"].append(key)
+            self._report["stored"].append(key)
         self.end(order, [])
 
     def end(self, order: dict[str, Any], missing: list[int]) -> None:
         """Record that a transfer has ended."""
         if missing:
-            self._told["failed"][order["number"]] = missing
+            self._report["failed"][order["number"]] = missing
         else:
-            self._told["done"].append(order["number"])
+            self._report["done"].append(order["number"])
 
 
 class FakeKVConnector(KVConnector):

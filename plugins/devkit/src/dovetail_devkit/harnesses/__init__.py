@@ -1,1 +1,1 @@
-"""Test rigs that several members share: a tiny model runner and fake devices."""
+"""Test harnesses that several members share: a tiny model runner and fake devices."""

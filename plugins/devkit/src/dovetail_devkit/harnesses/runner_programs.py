@@ -15,7 +15,7 @@ from dovetail.sampling_params import SamplingParams
 from dovetail_devkit.harnesses.runner_harness import MAX_LEN, SIZE, V
 
 NUM_BLOCKS = 60
-WISHES = [
+SAMPLING_PARAMS = [
     {"temperature": 0},
     {"temperature": 0, "logprobs": 2, "prompt_logprobs": 1},
     {"temperature": 1.0, "logprobs": 0},
@@ -82,7 +82,7 @@ class Program:
         state.known = len(state.tokens)
         self.rows[row] = state
         self.generations[row] += 1
-        params = dict(rng.choice(WISHES))
+        params = dict(rng.choice(SAMPLING_PARAMS))
         self.builder.join(
             NewRequest(
                 request_id=f"{row}-{self.generations[row]}",

@@ -22,8 +22,9 @@ WIDEST = 160
 """The largest hidden size for which the final norm is checked; larger sizes need too many
 tokens."""
 FLATNESS = 1e-3
-"""Upper limit of the least singular value for hidden states that come from a norm. Without a norm,
-the value is 10 times larger."""
+"""Upper limit of the smallest singular value for hidden states that come from a norm.
+
+Without a norm, the value is 10 times larger."""
 
 
 class WatchedOps:
@@ -106,13 +107,13 @@ def check_norm(hidden_TD: torch.Tensor) -> None:
     expect(
         minimum < FLATNESS,
         f"the hidden states do not come from a final norm: no weight scales them to equal lengths "
-        f"(least singular value {minimum:.2g}, expected at most {FLATNESS:g}). Apply the norm in "
-        f"forward(). A model without a final norm declares lacks = frozenset({'final_norm'})",
+        f"(smallest singular value {minimum:.2g}, expected at most {FLATNESS:g}). Apply the norm "
+        f"in forward(). A model without a final norm declares lacks = frozenset({'final_norm'})",
     )
 
 
 def tokens_for_norm(hidden_size: int) -> int:
-    """Return how many tokens are needed to detect a norm. Raise NotHere for wide models."""
+    """Return how many tokens are needed to detect a norm. Raise SkipCase for wide models."""
     if hidden_size > WIDEST:
         raise SkipCase(
             f"the hidden size {hidden_size} is too large for this check, which supports at most "

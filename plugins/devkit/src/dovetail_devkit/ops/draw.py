@@ -45,7 +45,7 @@ def draw_cases(
     dtypes: Iterable[str],
     num_draws: int = NUM_DRAWS,
 ) -> Iterator[Case]:
-    """Yield the cases. None if the class does not override `draw_tokens`.
+    """Yield the cases, or nothing if the class does not override `draw_tokens`.
 
     num_draws: number of samples of each frequency test; it must be even.
     """
@@ -153,11 +153,11 @@ def _check_best(bench: _Bench) -> None:
         DrawParams(temperature=0.0, top_k=5),
         DrawParams(temperature=1e-3),
     ]
-    # the best token is certain only if its logit is much larger than all other logits
+    # the most likely token is certain only if its logit is much larger than all other logits
     for r in (3, 5):
         logits_RV[r, first[r]] = best[r] + 1
     got = bench.draw(logits_RV, params, range(6), range(6))
-    expect(got == first, f"draw_tokens returns {got}; expected the best tokens {first}")
+    expect(got == first, f"draw_tokens returns {got}; expected the most likely tokens {first}")
 
 
 def _check_kept(bench: _Bench) -> None:
@@ -324,7 +324,7 @@ def chi_squared(counts: Sequence[int], probs: Sequence[float]) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom) if freedom else 0.0
 
 
-_OF_LOGITS = {"best token": _check_best, "kept tokens": _check_kept}
+_OF_LOGITS = {"most likely token": _check_best, "kept tokens": _check_kept}
 _OF_NUMBERS = {
     "equal logits": _check_equals,
     "independent rows": _check_rows_alone,

@@ -49,7 +49,7 @@ SHAPES = {
 
 
 def input_cases(ops_cls: type[Ops], device: torch.device) -> Iterator[Case]:
-    """Yield the cases. None if the class does not override `prepare_inputs`."""
+    """Yield the cases, or nothing if the class does not override `prepare_inputs`."""
     if "prepare_inputs" not in overridden_operations(ops_cls):
         return
     for name, shape in SHAPES.items():

@@ -10,7 +10,7 @@ from dovetail.result import LogprobColumns
 
 
 def make_logprobs(token_ids: Sequence[int], num_best: int, vocab_size: int) -> LogprobColumns:
-    """Return columns for tokens of a row: each token, then `num_best` fictitious best tokens."""
+    """Return columns for tokens of a row: each token, then `num_best` fictitious likely tokens."""
     flat = [(t + j) % vocab_size for t in token_ids for j in (0, *range(num_best))]
     return LogprobColumns(
         counts=array("i", [1 + num_best] * len(token_ids)),

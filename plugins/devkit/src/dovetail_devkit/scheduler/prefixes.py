@@ -214,7 +214,7 @@ PREFIX_CHECKS: Mapping[str, Callable[[MakeDriver], None]] = {
 
 
 def check_prefixes(check: Callable[[MakeDriver], None], make: MakeDriver, *, are_due: bool) -> None:
-    """Run one check. Raise NotHere if the scheduler has no prefix cache, which may be optional.
+    """Run one check. Raise SkipCase if the scheduler has no prefix cache, which may be optional.
 
     are_due: whether prefix caching is required.
     """

@@ -2,8 +2,8 @@
 
 A worker is compared with itself: a request must get the same tokens alone, in chunks, with other
 requests, in a reused row, after a preemption and with blocks that another row has filled. All
-tokens must be equal, so use a float32 model such as `dovetail_devkit.tiny_model`, with a best logit
-much larger than the second.
+tokens must be equal, so use a float32 model such as `dovetail_devkit.tiny_model`, with a largest
+logit much larger than the second.
 """
 
 from __future__ import annotations

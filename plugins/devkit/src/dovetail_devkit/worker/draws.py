@@ -25,7 +25,7 @@ class Asked(Protocol):
 
     @property
     def harness(self) -> WorkerHarness:
-        """The rig that drives the worker."""
+        """The harness that drives the worker."""
 
     @property
     def info(self) -> ModelInfo:

@@ -35,7 +35,7 @@ Check = Callable[[Asked], None]
 def check_sampling(check: Check, capability: str, case: Asked) -> None:
     """Run one check. Then check that rows do not keep the sampling parameters of the check.
 
-    capability: raise NotHere unless the worker declares it; "" if the check needs no capability.
+    capability: raise SkipCase unless the worker declares it; "" if the check needs no capability.
     """
     if capability and capability not in case.harness.worker.provides:
         raise SkipCase(
@@ -225,11 +225,12 @@ def _check_logprobs(case: Asked) -> None:
         columns.token_ids[0] == columns.token_ids[1] == sampled[1],
         f"logprobs: the column `token_ids` is {list(columns.token_ids)}; expected the sampled "
         f"token "
-        f"{sampled[1]}, then the best tokens",
+        f"{sampled[1]}, then the most likely tokens",
     )
     expect(
         list(columns.ranks) == [1],
-        f"logprobs: the column `ranks` is {list(columns.ranks)}; expected [1] for the best token",
+        f"logprobs: the column `ranks` is {list(columns.ranks)}; expected [1] for the most likely "
+        "token",
     )
     values = list(columns.logprobs)
     expect(
@@ -266,7 +267,8 @@ def _expect_best(case: Asked, tokens: Sequence[int], how: str) -> None:
     best = case.alone[1][0]
     expect(
         set(tokens) == {best},
-        f"{how} must allow only the best token, {best}; the worker samples {sorted(set(tokens))}",
+        f"{how} must allow only the most likely token, {best}; the worker samples "
+        f"{sorted(set(tokens))}",
     )
 
 

@@ -19,7 +19,7 @@ _LAST_WORDS_S = 2.0
 
 
 class Drain:
-    """Ends a server. requested: set by the first signal. Forced: by the second."""
+    """Ends a server. requested: set by the first signal; forced: by the second."""
 
     def __init__(self, slot: EngineSlot, timeout_s: float) -> None:
         self.requested = asyncio.Event()

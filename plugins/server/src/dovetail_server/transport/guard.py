@@ -16,7 +16,7 @@ _CORS_HEADERS = b"authorization, content-type, x-request-id, x-request-timeout"
 
 
 class Guard:
-    """Checks requests before their routes run. keys: for clients. Admin_keys: for admin routes."""
+    """Checks requests before their routes run. keys: for clients; admin_keys: for admin routes."""
 
     def __init__(self, settings: ServerSettings, keys: KeyRing, admin_keys: KeyRing) -> None:
         self._keys = keys
