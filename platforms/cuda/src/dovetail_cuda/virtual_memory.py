@@ -183,7 +183,7 @@ class CUDAVirtualMemory:
         self.page_bytes = size.value
 
     def reserve(self, num_bytes: int) -> CUDARegion:
-        """Return a region without memory. Num_bytes is a multiple of the page size."""
+        """Return a region without memory. `num_bytes` is a multiple of the page size."""
         return CUDARegion(self._calls, num_bytes, self._wrap)
 
 
