@@ -7,7 +7,7 @@ CPU time of the thread; the figure is the median step divided by N. FINAL_ONLY i
 that ends all requests, divided among its tokens. The cost of adding a request is the median of 200
 calls of `FrontEnd`: validation, the engine's request, and the state of the completion.
 
-Part two runs `AsyncLLM` with N readers over an engine process with a worker that answers
+Part two runs `AsyncLLM` with N readers over an engine process with a worker that responds
 immediately, and divides the CPU time of this process by the number of tokens: the whole front end,
 including the thread that reads messages. The figure is the median of three runs.
 

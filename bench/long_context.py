@@ -5,7 +5,7 @@ llama-cpp-python, gguf and numpy (peers/README.md). Without it, only Dovetail is
 
 Method: both engines run in child processes with the same random weights in int8 (GGUF: Q8_0) and
 the same prompt, whose prefill is not measured: both keep it as a cached prefix. A step is the
-difference between answers of 1 and of 1 + STEPS tokens, divided by STEPS. Engines alternate; each
+difference between outputs of 1 and of 1 + STEPS tokens, divided by STEPS. Engines alternate; each
 figure is the median of the rounds. `--layers` cuts the 0.6B shape, because the prefill of a very
 long prompt takes minutes: then a step has a larger share of the output layer. KV caches: `auto` is
 bf16 (llama.cpp: f16), `int8` has a scale per token and head (llama.cpp: Q8_0, scales per 32).
@@ -49,7 +49,7 @@ class Contender:
         )
 
     def seconds(self, prompt: list[int], num_tokens: int) -> float:
-        """Return the seconds of one answer. The cache has room for the longest one."""
+        """Return the seconds of one response. The cache has room for the longest one."""
         response = self._child.ask(
             "generate", DEADLINE_S, prompts=[prompt], output_lens=[num_tokens]
         )

@@ -2,7 +2,7 @@
 
 Method: one writer sends plans of N decoding rows, which differ from each other, to R reader
 processes. Throughput: the writer encodes and sends; each reader receives and decodes every plan and
-answers after the last one. The figure is plans per second from the first send to the last answer.
+responds after the last one. The figure is plans per second from the first send to the last answer.
 Latency: the writer sends one plan and waits until every reader has confirmed it over a pipe. All
 methods use the same pipe and its cost is included, so compare methods, not machines. Methods:
 `ring`, with plans as columns; `zmq`, PUB and SUB over a unix socket with the same frames; `queue`,
@@ -154,7 +154,7 @@ def read_plans(way: Any, index: int, pipe: Connection, num_plans: int) -> None:
 
 
 def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int) -> dict[str, Any]:
-    """Return the plans per second, and the microseconds from a send to the last answer."""
+    """Return the plans per second, and the microseconds from a send to the last response."""
     way, fork = WAYS[name](num_readers), multiprocessing.get_context("fork")
     pipes, children = [], []
     for index in range(num_readers):

@@ -77,7 +77,7 @@ class Peer:
     model: str
 
     def wait_until_ready(self) -> None:
-        """Wait until the server answers."""
+        """Wait until the server responds."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

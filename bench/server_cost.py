@@ -1,4 +1,4 @@
-"""Measure the CPU time of the server per streamed token, with an engine that answers at once.
+"""Measure the CPU time of the server per streamed token, with an engine that responds at once.
 
 Method. `dovetail serve` runs with a worker without a model, so that its own process does only the
 work of a server: HTTP, detokenization, events. N clients in this process send one streamed chat
@@ -112,7 +112,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 async def stream(host: str, port: int, num_tokens: int) -> int:
-    """Read one streamed answer. Return the number of its events with text."""
+    """Read one streamed response. Return the number of its events with text."""
     messages = [{"role": "user", "content": "Count."}]
     fields = {"messages": messages, "stream": True, "max_tokens": num_tokens, "ignore_eos": True}
     body = json.dumps(fields).encode()

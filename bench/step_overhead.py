@@ -1,9 +1,9 @@
 """Measure the host time of a step: `EngineCore.step()` with an executor that does nothing.
 
-Method: N requests decode at the same time, with prefix caching and statistics. The executor answers
-every sampling run with token 7 from a prepared array. The wall time of `step` (schedule, update,
-outputs) is measured while all requests run, including steps with new blocks: 32 warm-up steps, then
-steps up to 400. Printed are the median, 10th and 90th percentile.
+Method: N requests decode at the same time, with prefix caching and statistics. The executor
+responds to every sampling run with token 7 from a prepared array. The wall time of `step`
+(schedule, update, outputs) is measured while all requests run, including steps with new blocks: 32
+warm-up steps, then steps up to 400. Printed are the median, 10th and 90th percentile.
 
 Then the cost of events per request, as the difference to a plain step: a join and a finish (all
 requests in the first and the last step), a full block (all in every 16th step), an abort (the call,

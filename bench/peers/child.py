@@ -1,4 +1,4 @@
-"""The parent's side of the line protocol: child processes that answer requests with a deadline.
+"""The parent's side of the line protocol: child processes that serve requests with a deadline.
 
 The module does not depend on the kinds of requests. If a child fails, exits or is late, the caller
 gets a `ChildError` with the end of the child's output, reports it and continues.
@@ -24,7 +24,7 @@ GRACE_S = 5.0
 
 
 class ChildError(Exception):
-    """A child process answered with an error, exited, or did not answer in time."""
+    """A child process responded with an error, exited, or did not respond in time."""
 
 
 class Child:
@@ -51,9 +51,9 @@ class Child:
         return self._process.pid
 
     def ask(self, operation: str, deadline_s: float, **arguments: Any) -> dict[str, Any]:
-        """Return the answer to one request.
+        """Return the response to one request.
 
-        Raises ChildError if the child fails or does not answer in time. The child cannot be used
+        Raises ChildError if the child fails or does not respond in time. The child cannot be used
         after a missed deadline or an exit; close it.
         """
         assert self._process.stdin is not None

@@ -41,7 +41,7 @@ class DovetailEngine:
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Answer all prompts in one call."""
+        """Generate outputs for all prompts in one call."""
         params = [
             self._params(temperature=0.0, max_tokens=length, ignore_eos=True)
             for length in output_lens

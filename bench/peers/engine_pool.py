@@ -53,7 +53,7 @@ class EnginePool:
         return [child.pid for child, _ in self._children.values() if child is not but]
 
     def load(self, child: Child, contender: Contender, weights: str) -> dict[str, Any]:
-        """Load the model of an engine in a child process. Return its answer."""
+        """Load the model of an engine in a child process. Return its response."""
         return child.ask(
             "load",
             self._deadline_s,

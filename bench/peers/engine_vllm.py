@@ -31,7 +31,7 @@ class VllmEngine:
     def generate(
         self, prompts: Sequence[list[int]], output_lens: Sequence[int]
     ) -> list[Sequence[int]]:
-        """Answer all prompts in one call."""
+        """Generate outputs for all prompts in one call."""
         params = [
             self._params(
                 temperature=0.0,

@@ -34,7 +34,7 @@ MIN_LOST_S = 0.03
 PROBE_DEADLINE_S = 60.0
 SETTLE_STEP_S = 0.1
 MAX_SETTLE_S = 5.0
-"""Maximum wait: some engines keep spinning for a second after their answer."""
+"""Maximum wait: some engines keep spinning for a second after their response."""
 
 LOADING = "load"
 """Case name of a failure before the first case."""
@@ -43,7 +43,7 @@ Report = Callable[[str], None]
 
 
 class ProbeError(Exception):
-    """The probe has stopped answering, so the run is invalid."""
+    """The probe has stopped responding, so the run is invalid."""
 
 
 @dataclass(frozen=True, kw_only=True)

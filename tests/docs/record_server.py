@@ -39,7 +39,7 @@ print()
 """
 _READY = re.compile(r"http://(\S+:\d+)/v1")
 CHANGING = ("id", "created")
-"""Fields of an answer that differ in each run."""
+"""Fields of a response that differ in each run."""
 
 
 @contextmanager

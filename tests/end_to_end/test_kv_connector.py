@@ -131,7 +131,7 @@ def test_a_second_engine_of_the_process_loads_blocks_of_the_first(checkpoint):
     prompt_ids = prompts()
     with engine(checkpoint) as first, engine(checkpoint) as second:
         generate(first, prompt_ids)
-        generate(second, [[7]])  # the first answer contains the list of stored blocks
+        generate(second, [[7]])  # the first report contains the list of stored blocks
         recorded(second)
         actual = generate(second, prompt_ids)
         check_tokens(checkpoint, actual, recorded(second))

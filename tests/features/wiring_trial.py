@@ -48,9 +48,9 @@ _SKIPPED = (
 class WiringFault:
     """One fault: a description and a change of one file.
 
-    feature: id of its row. name: a description. path: the file to change. right: a text that occurs
-    once in the file. wrong: the replacement of `right`. test: node id of the linked test that must
-    fail; may name one case.
+    feature: id of its row. name: a description. path: the file to change. right: a string that
+    occurs once in the file. wrong: the replacement of `right`. test: node id of the linked test
+    that must fail; may name one case.
     """
 
     feature: str

@@ -147,7 +147,7 @@ def test_every_api_process_shows_the_metrics_of_all_api_processes(shared):
         time.sleep(0.05)
         return tokens()
 
-    # A process counts a request just after its answer: wait for the requests of earlier tests.
+    # A process counts a request just after its response: wait for the requests of earlier tests.
     wait_until(lambda: len({reading() for _ in range(8)}) == 1)
     before = tokens()
     for _ in range(8):  # both processes serve some of them
@@ -201,7 +201,7 @@ def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
     pause(shared)
     held = held_by_all(shared)
     wait_until(lambda: load_of(shared)["num_waiting"] == len(held))
-    # A process counts a request until just after its answer: wait for earlier requests.
+    # A process counts a request until just after its response: wait for earlier requests.
     end_s, loads = time.monotonic() + 10, set()
     while loads != {len(held)} and time.monotonic() < end_s:
         loads = {load_of(shared)["server_load"] for _ in range(8)}

@@ -141,7 +141,7 @@ def _converse(session: Session, ask: Ask) -> None:
 
 
 def _respond(session: Session, text: str) -> bool:
-    """Answer a message or execute a command. Return False if the command ends the session."""
+    """Respond to a message or execute a command. Return False if the command ends the session."""
     if match := _COMMAND.match(text):
         return _execute(session, match[0], text[match.end() :].strip())
     if text.strip():

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Message = dict[str, str]
 
 _ROOM_SHARE = 4
-"""The part of the model's maximum length that is reserved for an answer: 1/4."""
+"""The part of the model's maximum length that is reserved for a response: 1/4."""
 _HALF_A_CHARACTER = "\ufffd"
 
 

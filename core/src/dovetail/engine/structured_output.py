@@ -183,7 +183,7 @@ class StructuredOutput(AdmissionGate):
         self._masks: dict[int, tuple[Mapping[int, str], GrammarOutput]] = {}
 
     def holds(self, request: EngineCoreRequest) -> bool:
-        """Start to compile the request's grammar. Return whether it has one to wait for."""
+        """Start compiling the request's grammar. Return whether it has one to wait for."""
         params = request.sampling_params
         structured, spec = params.structured_outputs, None
         if structured is not None:

@@ -28,7 +28,7 @@ class ChildContext:
     """The argument of an entry point. settings: what the parent passed to `start_child`."""
 
     def __init__(self, boot: Boot, control: socket.socket) -> None:
-        """Start to watch the parent and to write heartbeats."""
+        """Start watching the parent and writing heartbeats."""
         self.settings = boot.settings
         self._control = control
         self._dismissed = threading.Event()

@@ -139,7 +139,7 @@ class BoundedChild:
 
         reply = self._guard(receive)
         if not isinstance(reply, dict) or not ({"value", "error"} & reply.keys()):
-            raise ChildFailure("the child process sent an invalid answer")
+            raise ChildFailure("the child process sent an invalid response")
         return reply
 
     def _guard(self, action: Callable[[], Any]) -> Any:
@@ -151,10 +151,10 @@ class BoundedChild:
                 f"the child process took longer than {self._allowed_s:g} s"
             ) from None
         except ValueError:
-            raise ChildFailure("the child process sent an invalid answer") from None
+            raise ChildFailure("the child process sent an invalid response") from None
         except (FrameError, OSError) as error:
             if "bytes" in str(error):
-                raise ChildFailure(f"the child process sent a long answer: {error}") from None
+                raise ChildFailure(f"the child process sent a long response: {error}") from None
             raise ChildFailure(self._how_it_ended()) from None
 
     def _how_it_ended(self) -> str:

@@ -69,7 +69,7 @@ class DeviceRuntime(Protocol):
         """Return how much memory is in use, by any process."""
 
     def reset_peak(self) -> None:
-        """Start to measure the peak of memory."""
+        """Start measuring the peak memory."""
 
     def peak_bytes(self) -> int:
         """Return the process's peak memory since `reset_peak`, minus its memory at that time."""

@@ -1,8 +1,8 @@
 """The connector: its options, its scheduler side and its worker side.
 
-The sides exchange instructions and reports as JSON. Only the reports tell the scheduler side which
-keys each rank has stored, so it also works in another process. A report lists a key only after its
-pages are stored. If a key is dropped before its load, the load fails.
+The sides exchange instructions and reports as JSON. The scheduler side learns only from the reports
+which keys each rank has stored, so it also works in another process. A report lists a key only
+after its pages are stored. If a key is dropped before its load, the load fails.
 """
 
 from __future__ import annotations

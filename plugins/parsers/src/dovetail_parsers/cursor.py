@@ -58,7 +58,7 @@ class Cursor:
         self._at = 0
 
     def record(self, before: str) -> None:
-        """Start to record the text that is read. before: the text that was just read."""
+        """Start recording the text that is read. before: the text that was just read."""
         self._recorded = [before]
 
     def stop_recording(self) -> str | None:

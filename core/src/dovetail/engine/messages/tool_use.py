@@ -199,7 +199,7 @@ def _structure(tool: Mapping[str, Any], text: CallText) -> dict[str, Any]:
 
 
 def _value(response_grammar: StructuredOutputsParams) -> dict[str, Any]:
-    """Return the keys of a structure for the grammar of an answer."""
+    """Return the keys of a structure for the grammar of an output."""
     form, text = response_grammar.form, response_grammar.text
     if form in ("json_schema", "json_object"):
         schema = {"type": "object"} if form == "json_object" else json.loads(text)

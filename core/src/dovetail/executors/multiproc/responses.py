@@ -125,7 +125,7 @@ class ResponseReader:
         except TimeoutError:
             return False
         except MessageError as error:
-            self._group.fail(EngineDeadError(f"Worker {rank} sent an invalid answer: {error}"))
+            self._group.fail(EngineDeadError(f"Worker {rank} sent an invalid response: {error}"))
         except TransportError:
             if timeout_s:
                 raise self._group.cause() from None

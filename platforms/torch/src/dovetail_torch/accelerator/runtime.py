@@ -100,7 +100,7 @@ class AcceleratorRuntime:
         return max(0, self.free_bytes_at_start - self._free_bytes() - kept_bytes)
 
     def reset_peak(self) -> None:
-        """Start to measure the peak of memory."""
+        """Start measuring the peak memory."""
         self._module.reset_peak_memory_stats()
         self._allocated_at_reset = self._module.memory_allocated()
 

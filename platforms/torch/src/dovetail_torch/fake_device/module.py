@@ -96,7 +96,7 @@ class FakeDeviceModule:
         return DEVICE.memory.peak_bytes
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Start to measure the peak of memory."""
+        """Start measuring the peak memory."""
         DEVICE.memory.peak_bytes = DEVICE.memory.allocated_bytes
 
     def empty_cache(self) -> None:

@@ -20,7 +20,7 @@ from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 
 class FakeAsyncEngine:
-    """The part of `AsyncLLM` that routes use. Every answer is "ok"."""
+    """The part of `AsyncLLM` that routes use. Every response is "ok"."""
 
     max_model_len = 64
     num_unfinished = 0

@@ -1,7 +1,7 @@
 """Checks that a policy's decisions do not depend on future tokens.
 
 The same requests run twice. From a given step on, the two runs get different tokens, and therefore
-answers of different lengths. The plans must be equal up to this step. Uses only the contract of the
+outputs of different lengths. The plans must be equal up to this step. Uses only the contract of the
 scheduler.
 """
 

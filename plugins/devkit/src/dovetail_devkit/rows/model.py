@@ -37,13 +37,13 @@ class _Step:
     """An executed plan, and the attention results of each run.
 
     runs: start, end and number of verified drafts of each run. attended: for each run, one number
-    for each of its last 1 + num_drafts positions. answer: report of the KV connector's worker side.
+    for each of its last 1 + num_drafts positions. report: data of the KV connector's worker side.
     """
 
     plan: SchedulerOutput
     runs: list[tuple[int, int, int]] = field(default_factory=list)
     attended: list[list[int]] = field(default_factory=list)
-    answer: bytes = b""
+    report: bytes = b""
 
 
 class RowModel:
@@ -115,7 +115,7 @@ class RowModel:
             step.attended.append([self.read(row, end) for end in ends])
         self._check_sharing()
         if self._side is not None:
-            step.answer = self._side.finish()
+            step.report = self._side.finish()
 
     def sample(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Return the result of the last executed plan, and append its tokens to their rows."""
@@ -153,7 +153,7 @@ class RowModel:
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             num_drafts=self._draft(plan),
-            kv_transfer=step.answer,
+            kv_transfer=step.report,
         )
 
     def leave(self, row: int) -> None:
