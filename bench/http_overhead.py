@@ -47,9 +47,9 @@ def offline(llm: LLM) -> Run:
 
     def run(prompts: list[str], num_tokens: int) -> float:
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     return run
 
@@ -58,11 +58,11 @@ def through_http(peer: Peer) -> Run:
     """Return the function that serves prompts as streams."""
 
     async def ask(prompts: list[str], num_tokens: int) -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         results = await asyncio.gather(*(complete(peer, text, num_tokens) for text in prompts))
         if num_tokens == 1:
             return results[0][1][0] - results[0][0]
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     return lambda prompts, num_tokens: asyncio.run(ask(prompts, num_tokens))
 

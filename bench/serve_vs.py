@@ -149,7 +149,7 @@ async def complete(peer: Peer, prompt: str, num_tokens: int) -> tuple[float, lis
     body = json.dumps(fields | {"temperature": 0, "ignore_eos": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    begun = time.perf_counter()
+    started = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
     writer.write((head + more).encode() + body)
     times, is_complete, line = [], False, b""
@@ -160,7 +160,7 @@ async def complete(peer: Peer, prompt: str, num_tokens: int) -> tuple[float, lis
     writer.close()
     if not is_complete or not times:
         raise SystemExit(f"{peer.name} did not complete a request: {line.decode()[:300]}")
-    return begun, times
+    return started, times
 
 
 async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -> None:
@@ -175,9 +175,9 @@ async def measure(peer: Peer, clients: int, load: Load, cell: Cell, seed: int) -
             )
             results.append(await complete(peer, text, load.num_tokens))
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(client(number) for number in range(clients)))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     ttfts = [times[0] - start for start, times in results]
     itls = [(times[-1] - times[0]) / max(1, load.num_tokens - 1) for _, times in results]
     most_ttft, most_itl = load.limits

@@ -78,10 +78,10 @@ async def complete(peer: Peer, fields: dict[str, Any]) -> Answer:
     body = json.dumps(kwargs | fields).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     more = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    begun = time.perf_counter()
+    start = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", peer.port)
     writer.write((head + more).encode() + body)
-    response = Answer(begun=begun, times=[], text="", num_tokens=0, finish_reason="")
+    response = Answer(begun=start, times=[], text="", num_tokens=0, finish_reason="")
     line = b""
     async for line in reader:
         if not line.startswith(b"data: {"):
@@ -131,9 +131,9 @@ async def measure(
                 check(response, schema)
             results.append(response)
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     await asyncio.gather(*(client(number) for number in range(arguments.clients)))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     ttfts = sorted(1000 * (item.times[0] - item.begun) for item in results)
     itls = [
         1000 * (item.times[-1] - item.times[0]) / (item.num_tokens - 1)

@@ -59,11 +59,11 @@ class CheckOptions:
 class Check:
     """One run of the check. Its results are written to disk after every section."""
 
-    def __init__(self, options: CheckOptions, scratch: Path, begun: float | None = None) -> None:
+    def __init__(self, options: CheckOptions, scratch: Path, start: float | None = None) -> None:
         """begun: start of the time limit as a value of `time.monotonic`, or None for now."""
         self._options = options
         self._scratch = scratch
-        self._begun = time.monotonic() if begun is None else begun
+        self._begun = time.monotonic() if start is None else start
         self._device = options.device
         self.run: dict[str, Any] = {
             "format": 1,
@@ -214,7 +214,7 @@ def _parse() -> argparse.Namespace:
 
 def main() -> int:
     """Run the check, print its table and return the exit code."""
-    begun, args = time.monotonic(), _parse()
+    start, args = time.monotonic(), _parse()
     args.json.parent.mkdir(parents=True, exist_ok=True)
     selected = {"machine", *args.sections}
     with tempfile.TemporaryDirectory(prefix="dovetail-gpu-") as name:
@@ -232,7 +232,7 @@ def main() -> int:
             result=args.json.resolve(),
             site=site,
         )
-        check = Check(options, scratch, begun)
+        check = Check(options, scratch, start)
         check.go()
     print(render_table(check.run))
     print(f"\nWritten: {options.result}")

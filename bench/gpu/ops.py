@@ -101,10 +101,10 @@ def host_s(call: Call) -> float:
     """Return the seconds that a call keeps the host busy."""
     call()
     torch.cuda.synchronize()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(NUM_HOST_CALLS):
         call()
-    spent = time.perf_counter() - begun
+    spent = time.perf_counter() - start
     torch.cuda.synchronize()
     return spent / NUM_HOST_CALLS
 

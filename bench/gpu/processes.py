@@ -42,7 +42,7 @@ def run_until(
     otherwise run it in the session of this process.
     """
     log = folder / "output.txt"
-    begun = time.monotonic()
+    start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -61,7 +61,7 @@ def run_until(
         finally:
             _end(process, apart=apart)
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - start
     return Ended(code=code, seconds=seconds, output="\n".join(lines[-num_lines:]))
 
 

@@ -31,6 +31,6 @@ def time_calls(
 
 
 def _clocked(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

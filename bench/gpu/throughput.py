@@ -40,7 +40,7 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
     model = write_shape("tiny" if task.small else name, task.folder)
     report.note(f"{num_in} tokens in, {num_out} out; {num_many} requests at once")
     times = Times()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     with LLM(
         str(model),
         **{**task.parts.options, "worker_cls": timed_worker(task, times)},
@@ -55,7 +55,7 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
         num_gpu_blocks_override=num_many * (num_in + num_out) // 16 + 64,
         block_size=16,
     ) as llm:
-        report.figure("load_s", time.perf_counter() - begun)
+        report.figure("load_s", time.perf_counter() - start)
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
         prefill_rates = _rates(llm, [num_in], params, task.seed, 1 if task.small else 3)
         report.figure("one", statistics.median(prefill_rates), note=_spread(prefill_rates))
@@ -76,9 +76,9 @@ def _rates(
 
 def _run(llm: LLM, lengths: list[int], params: SamplingParams, seed: int) -> float:
     prompts = random_prompts(lengths, vocab_size=1000, seed=seed)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     if tokens != len(lengths) * (params.max_tokens or 0):
         raise RuntimeError(
@@ -105,11 +105,11 @@ def _report_host(
         engine.step()
     times.launches.clear()
     times.waited = 0.0
-    begun, steps = time.perf_counter(), 0
+    start, steps = time.perf_counter(), 0
     while engine.has_unfinished_requests():
         engine.step()
         steps += 1
-    busy = time.perf_counter() - begun - times.waited
+    busy = time.perf_counter() - start - times.waited
     report.figure("launch_ms", 1e3 * statistics.median(times.launches))
     report.figure("host_ms", 1e3 * busy / steps, note=f"mean of {steps} steps")
 
@@ -128,11 +128,11 @@ class _TimedHandle:
         return bool(self._handle.done())
 
     def result(self, timeout: float | None = None) -> Any:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         try:
             return self._handle.result(timeout)
         finally:
-            self._times.waited += time.perf_counter() - begun
+            self._times.waited += time.perf_counter() - start
 
 
 def timed_worker(task: Task, times: Times) -> type:

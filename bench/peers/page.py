@@ -89,9 +89,9 @@ def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Rounds of later runs are numbered continuously. The peak memory of an engine is the maximum over
     runs.
     """
-    made: dict[tuple[str, int], dict[str, Any]] = {}
+    created: dict[tuple[str, int], dict[str, Any]] = {}
     for result in (result for run in runs for result in run["results"]):
-        whole = made.setdefault(
+        whole = created.setdefault(
             (result["model"], result["threads"]),
             {**result, "rounds": 0, "step_bytes": {}, "engines": [], "failures": [], "turns": []},
         )
@@ -107,9 +107,9 @@ def _by_model(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 known[0]["peak_rss_mib"] = max(known[0]["peak_rss_mib"], engine["peak_rss_mib"])
             else:
                 whole["engines"].append(dict(engine))
-    for whole in made.values():
+    for whole in created.values():
         whole["rounds"] = _max_rounds(whole["turns"])
-    return list(made.values())
+    return list(created.values())
 
 
 def _max_rounds(turns: Sequence[Mapping[str, Any]]) -> int:

@@ -72,10 +72,10 @@ def test_requirements_from_config_json_equal_those_of_the_worker(
     monkeypatch.setattr(worker, "choose_attention", spy)
     platform = choose_platform(PluginRegistry(), "cpu")
     context = contexts.make_worker_context(model, platform, load_format="dummy")
-    made = worker.TorchWorker(context)
-    made.init_device()
-    made.load_model()
-    made.shutdown()
+    new_worker = worker.TorchWorker(context)
+    new_worker.init_device()
+    new_worker.load_model()
+    new_worker.shutdown()
     options = {**contexts.SMALL_ENGINE, "load_format": "dummy"}
     explanation = explain_choice("attention", EngineArgs(model=model, platform="cpu", **options))
     assert [explanation.criteria.requirements] == requirements_used

@@ -39,8 +39,8 @@ LOAD = load()
 
 def size(*, of=None, load=LOAD, num_layers=3, **changes):
     requested = {"available_bytes": 10**9, "num_blocks": None}
-    made = groups(*(of or (spec(),)), num_layers=num_layers)
-    return size_cache(made, load, **(requested | changes))
+    created = groups(*(of or (spec(),)), num_layers=num_layers)
+    return size_cache(created, load, **(requested | changes))
 
 
 def config(num_blocks, *specs):

@@ -104,15 +104,15 @@ def path(tmp_path):
 @pytest.fixture
 def record(path):
     """Make a scheduler that records a decision log: `record(**context)`."""
-    made = []
+    created = []
 
     def make(**arguments):
         recorder = DecisionRecorder(path, Scheduler, make_context(**arguments))
-        made.append(RecordedScheduler(Scheduler(recorder.context), recorder))
-        return made[-1]
+        created.append(RecordedScheduler(Scheduler(recorder.context), recorder))
+        return created[-1]
 
     yield make
-    for scheduler in made:
+    for scheduler in created:
         scheduler.shutdown()
 
 

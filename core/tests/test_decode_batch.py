@@ -17,10 +17,10 @@ def decoding(row, *, computed=5, max_tokens=9, stop=()):
         max_tokens=max_tokens,
         stop_token_ids=frozenset(stop),
     )
-    made = Request(requested, max_model_len=1000)
-    made.row = row
-    made.num_computed_tokens, made.num_tokens_with_pending = computed, computed + 1
-    return made
+    new_request = Request(requested, max_model_len=1000)
+    new_request.row = row
+    new_request.num_computed_tokens, new_request.num_tokens_with_pending = computed, computed + 1
+    return new_request
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ def requested(name, *indexes, num_prompt=12):
 
 
 def request(name, *indexes, row=0):
-    made = Request(requested(name, *indexes), max_model_len=32)
-    made.row = row
-    return made
+    new_request = Request(requested(name, *indexes), max_model_len=32)
+    new_request.row = row
+    return new_request
 
 
 def emit(budget):

@@ -146,7 +146,7 @@ class EncoderMachine(RuleBasedStateMachine):
     def free_input(self, data):
         name, index, content = data.draw(st.sampled_from(sorted(self.held)))
         self.held.remove((name, index, content))
-        (item,) = (made for made in self.requests if made.request_id == name)
+        (item,) = (item for item in self.requests if item.request_id == name)
         self.cache.free_input(item, index)
 
     @rule(data=st.data())

@@ -47,7 +47,7 @@ class Worker(Kept, FakeWorker):
 @pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
 def make(request, tmp_path):
     Kept.made = {}
-    made = []
+    created = []
 
     def build(**options):
         arguments = SMALL_ENGINE | {
@@ -59,11 +59,11 @@ def make(request, tmp_path):
             "async_scheduling": request.param,
         }
         model = write_fake_config(tmp_path, vocab_size=300)
-        made.append(LLM(model, **(arguments | options)))
-        return made[-1]
+        created.append(LLM(model, **(arguments | options)))
+        return created[-1]
 
     yield build
-    for item in made:
+    for item in created:
         item.shutdown()
 
 

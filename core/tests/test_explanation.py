@@ -154,9 +154,9 @@ class World:
 @pytest.fixture
 def world(tmp_path, monkeypatch, count_as_member):
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = World(tmp_path, count_as_member)
-    yield made
-    for name in [name for name in sys.modules if name.startswith(made.parts)]:
+    created = World(tmp_path, count_as_member)
+    yield created
+    for name in [name for name in sys.modules if name.startswith(created.parts)]:
         del sys.modules[name]
 
 

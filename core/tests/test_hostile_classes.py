@@ -139,9 +139,9 @@ def test_a_module_that_exits_on_attribute_access_raises_a_load_error(tmp_path, m
         PluginRegistry().load("policy", "exits_late:It")
 
 
-@pytest.mark.parametrize("made", [None, 5, "text"])
-def test_a_class_whose_constructor_returns_another_type_is_rejected(made):
-    cls = type("Other", (Quiet,), {"__new__": lambda cls: made})
+@pytest.mark.parametrize("created", [None, 5, "text"])
+def test_a_class_whose_constructor_returns_another_type_is_rejected(created):
+    cls = type("Other", (Quiet,), {"__new__": lambda cls: created})
     with pytest.raises(ContractError, match="__new__"):
         construct("policy", cls)
 

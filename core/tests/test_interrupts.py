@@ -24,8 +24,8 @@ def llm(tmp_path):
         worker_cls=FakeWorker,
         skip_tokenizer_init=True,
         num_gpu_blocks_override=64,
-    ) as made:
-        yield made
+    ) as opened_llm:
+        yield opened_llm
 
 
 @pytest.fixture

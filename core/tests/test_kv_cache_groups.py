@@ -37,23 +37,23 @@ def request(tokens, name="r"):
 
 
 def admitted(cache, tokens, name="r"):
-    made = request(tokens, name)
-    assert cache.admit(made, cache.lookup(made), made.num_tokens)
-    return made
+    new_request = request(tokens, name)
+    assert cache.admit(new_request, cache.lookup(new_request), new_request.num_tokens)
+    return new_request
 
 
 def computed(cache, tokens, name="r"):
-    made = admitted(cache, tokens, name)
-    made.num_computed_tokens = made.num_tokens
-    cache.commit(made)
-    return made
+    new_request = admitted(cache, tokens, name)
+    new_request.num_computed_tokens = new_request.num_tokens
+    cache.commit(new_request)
+    return new_request
 
 
 def run_and_free(cache, tokens):
     """Compute a request with `tokens` and free it. Return its blocks."""
-    made = computed(cache, tokens)
-    blocks = [list(table) for table in made.blocks]
-    cache.free(made, last_step=-1)
+    new_request = computed(cache, tokens)
+    blocks = [list(table) for table in new_request.blocks]
+    cache.free(new_request, last_step=-1)
     return blocks
 
 

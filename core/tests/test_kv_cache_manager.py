@@ -31,12 +31,12 @@ def request(tokens, *, salt="", **params):
 
 def served(cache, tokens, **changes):
     """Compute a request completely and free it. Return it."""
-    made = request(tokens, **changes)
-    assert cache.admit(made, cache.lookup(made), made.num_tokens)
-    made.num_computed_tokens = made.num_tokens
-    cache.commit(made)
-    blocks = made.blocks[0]
-    cache.free(made, last_step=-1)
+    new_request = request(tokens, **changes)
+    assert cache.admit(new_request, cache.lookup(new_request), new_request.num_tokens)
+    new_request.num_computed_tokens = new_request.num_tokens
+    cache.commit(new_request)
+    blocks = new_request.blocks[0]
+    cache.free(new_request, last_step=-1)
     return blocks
 
 

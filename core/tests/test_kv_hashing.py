@@ -25,9 +25,9 @@ def hashes(tokens=range(12), *, size=SIZE, **changes):
         max_tokens=8,
         **changes,
     )
-    made = Request(requested, max_model_len=64)
-    extend_hashes(made, len(requested.prompt_token_ids) // size, size)
-    return made.block_hashes
+    new_request = Request(requested, max_model_len=64)
+    extend_hashes(new_request, len(requested.prompt_token_ids) // size, size)
+    return new_request.block_hashes
 
 
 def image(position, num_tokens, name=b"cat"):
@@ -46,7 +46,7 @@ def test_a_block_hash_covers_the_tokens_of_the_block_and_all_previous_tokens():
 
 def test_hashing_more_blocks_of_a_request_keeps_the_earlier_hashes():
     requested = hashes(range(8))
-    made = Request(
+    new_request = Request(
         EngineCoreRequest(
             request_id="r",
             prompt_token_ids=tuple(range(8)),
@@ -55,10 +55,10 @@ def test_hashing_more_blocks_of_a_request_keeps_the_earlier_hashes():
         ),
         max_model_len=64,
     )
-    extend_hashes(made, 1, SIZE)
-    extend_hashes(made, 2, SIZE)
-    extend_hashes(made, 1, SIZE)
-    assert made.block_hashes == requested
+    extend_hashes(new_request, 1, SIZE)
+    extend_hashes(new_request, 2, SIZE)
+    extend_hashes(new_request, 1, SIZE)
+    assert new_request.block_hashes == requested
 
 
 SALTS = [("", ""), ("a", ""), ("", "a"), ("ab", "c"), ("a", "bc"), ("abc", ""), ("a\0", "")]
@@ -136,15 +136,15 @@ def test_copied_block_hashes_equal_computed_block_hashes(seed):
             max_tokens=8,
             **changes,
         )
-        made = Request(requested, max_model_len=64)
+        new_request = Request(requested, max_model_len=64)
         for num_blocks in sorted(rng.sample(range(16), 3)):
-            hasher.extend(made, num_blocks)
-        hasher.extend(made, 15)
-        assert made.block_hashes == hashes(tokens, **changes)
+            hasher.extend(new_request, num_blocks)
+        hasher.extend(new_request, 15)
+        assert new_request.block_hashes == hashes(tokens, **changes)
 
 
 def test_copied_block_hashes_do_not_count_toward_the_hashing_limit():
-    hasher, made = PrefixHasher(SIZE), []
+    hasher, created = PrefixHasher(SIZE), []
     for name in "abc":
         requested = EngineCoreRequest(
             request_id=name,
@@ -152,7 +152,12 @@ def test_copied_block_hashes_do_not_count_toward_the_hashing_limit():
             sampling_params=SamplingParams(),
             max_tokens=8,
         )
-        made.append(Request(requested, max_model_len=64))
-    assert [hasher.extend(made[0], 15, 6) for _ in range(4)] == [6, 6, 3, 0]
-    assert hasher.extend(made[1], 15, 6) == hasher.extend(made[2], 15) == 0
-    assert made[0].block_hashes == made[1].block_hashes == made[2].block_hashes == hashes(range(60))
+        created.append(Request(requested, max_model_len=64))
+    assert [hasher.extend(created[0], 15, 6) for _ in range(4)] == [6, 6, 3, 0]
+    assert hasher.extend(created[1], 15, 6) == hasher.extend(created[2], 15) == 0
+    assert (
+        created[0].block_hashes
+        == created[1].block_hashes
+        == created[2].block_hashes
+        == hashes(range(60))
+    )

@@ -108,15 +108,15 @@ def options(request):
 
 @pytest.fixture
 def engine(model, options):
-    made = []
+    created = []
 
     def start(config=None, **changes):
         args = EngineArgs(model=model(**(config or {})), **(options | changes))
-        made.append(LLMEngine.from_engine_args(args))
-        return made[-1]
+        created.append(LLMEngine.from_engine_args(args))
+        return created[-1]
 
     yield start
-    for item in made:
+    for item in created:
         item.shutdown()
 
 
@@ -331,9 +331,9 @@ def test_a_failed_engine_rejects_further_requests(engine, monkeypatch):
 
 @pytest.fixture
 def llm(model, options):
-    with LLM(model(), **options) as made:
-        yield made
-    made.shutdown()  # a second shutdown has no effect
+    with LLM(model(), **options) as opened_llm:
+        yield opened_llm
+    opened_llm.shutdown()  # a second shutdown has no effect
     assert FixedTextWorker.made[-1].ended == 1
 
 

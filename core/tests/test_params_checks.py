@@ -26,10 +26,10 @@ class Confused(FakeLogitsProcessor):
 
 @pytest.fixture
 def make(tmp_path):
-    made = []
+    created = []
 
     def build(*processors, worker_cls=Worker):
-        made.append(
+        created.append(
             LLM(
                 write_fake_config(tmp_path, vocab_size=300),
                 platform=FakePlatform,
@@ -41,10 +41,10 @@ def make(tmp_path):
                 **SMALL_ENGINE,
             )
         )
-        return made[-1]
+        return created[-1]
 
     yield build
-    for item in made:
+    for item in created:
         item.shutdown()
 
 

@@ -70,8 +70,8 @@ def llm(request, tmp_path):
         skip_tokenizer_init=True,
         async_scheduling=request.param,
         **SMALL_ENGINE,
-    ) as made:
-        yield made
+    ) as opened_llm:
+        yield opened_llm
 
 
 def run(engine):

@@ -23,9 +23,9 @@ def request(**changes):
 
 
 def joining(row=3, generation=1):
-    made = request()
-    made.row, made.generation = row, generation
-    return NewRequest.of(made)
+    new_request = request()
+    new_request.row, new_request.generation = row, generation
+    return NewRequest.of(new_request)
 
 
 def test_plan_columns_are_in_the_order_of_the_runs():
@@ -130,11 +130,11 @@ def test_a_plan_is_frozen():
 
 
 def test_a_plan_contains_a_copy_of_the_tokens_of_a_joining_request():
-    made = request()
-    made.row, made.generation = 2, 4
-    made.token_ids.append(99)
-    join = NewRequest.of(made)
-    made.token_ids.append(100)
+    new_request = request()
+    new_request.row, new_request.generation = 2, 4
+    new_request.token_ids.append(99)
+    join = NewRequest.of(new_request)
+    new_request.token_ids.append(100)
     assert list(join.token_ids) == [5, 6, 7, 99]
     assert (join.row, join.generation, join.num_prompt_tokens) == (2, 4, 3)
     assert (join.seed, join.stop_token_ids) == (11, frozenset({2}))

@@ -90,8 +90,8 @@ def test_a_missing_contract_version_is_reported() -> None:
     [("0.2", "newer"), ("1.0", "newer"), ("0.0", "older"), (0.1, "write a str")],
 )
 def test_plugins_of_other_contract_versions_are_rejected(version: object, message: str) -> None:
-    made = type("Made", (Loader,), {"CONTRACT_VERSION": version})
-    (problem,) = problems("weight_loader", made)
+    created = type("Made", (Loader,), {"CONTRACT_VERSION": version})
+    (problem,) = problems("weight_loader", created)
     assert message in problem
 
 

@@ -79,14 +79,14 @@ def model(tmp_path):
 @pytest.fixture
 def start(model):
     """Start an engine with fake plugins that is shut down after the test."""
-    made = []
+    created = []
 
     def build(**args):
-        made.append(LLM(model, **{**ENGINE, **args}))
-        return made[-1]
+        created.append(LLM(model, **{**ENGINE, **args}))
+        return created[-1]
 
     yield build
-    for llm in made:
+    for llm in created:
         llm.shutdown()
 
 

@@ -357,8 +357,8 @@ def test_a_plugin_that_is_not_a_class_is_rejected(
 ) -> None:
     install("mine", "[dovetail.policy]\nn = num_mod:number\n", num_mod=POLICY)
     assert "3 is an int" in message(lambda: registry.load("policy", "n"), ContractError)
-    made: Any = Policy()
-    text = message(lambda: registry.load("policy", made), ContractError)
+    created: Any = Policy()
+    text = message(lambda: registry.load("policy", created), ContractError)
     assert "not as an object of the class 'Policy'" in text
 
 

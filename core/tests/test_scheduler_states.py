@@ -119,12 +119,12 @@ def pause(driver, scope):
         while driver.num_out == 2:
             driver.settle()
         driver.schedule()
-    begun = before in {S.RUNNING, S.PREEMPTED, S.WAITING_FOR_REMOTE_KVS}
+    start = before in {S.RUNNING, S.PREEMPTED, S.WAITING_FOR_REMOTE_KVS}
     if scope is PauseScope.ALL:
         # Running loads finish during a pause.
         assert status(driver) in {before, S.WAITING}
         assert driver.scheduler.depth().num_active == 0
-    elif not begun:
+    elif not start:
         assert status(driver) is before
     driver.drain()  # `drain` resumes the scheduler
     assert not driver.alive

@@ -15,11 +15,11 @@ def request(row, num_tokens=6, *, computed=0, blocks=(1, 2)):
         sampling_params=SamplingParams(),
         max_tokens=8,
     )
-    made = Request(requested, max_model_len=64)
-    made.row, made.generation = row, 1
-    made.num_computed_tokens = computed
-    made.blocks = [list(blocks)]
-    return made
+    new_request = Request(requested, max_model_len=64)
+    new_request.row, new_request.generation = row, 1
+    new_request.num_computed_tokens = computed
+    new_request.blocks = [list(blocks)]
+    return new_request
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ def request(row=0, *, prompt=(1, 2, 3), max_tokens=8, stop=(), **params):
         max_tokens=max_tokens,
         stop_token_ids=frozenset(stop),
     )
-    made = Request(requested, max_model_len=64)
-    made.row, made.status = row, RequestStatus.RUNNING
-    made.num_cached_tokens = 0
-    return made
+    new_request = Request(requested, max_model_len=64)
+    new_request.row, new_request.status = row, RequestStatus.RUNNING
+    new_request.num_cached_tokens = 0
+    return new_request
 
 
 def columns(num_positions, first=0):
@@ -182,10 +182,10 @@ def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more
 
 
 def decoding(row, **requested):
-    made = request(row, **requested)
-    made.token_ids.append(50)
-    made.admission = row
-    return made
+    new_request = request(row, **requested)
+    new_request.token_ids.append(50)
+    new_request.admission = row
+    return new_request
 
 
 def test_each_member_of_the_decode_batch_gets_one_token_before_the_other_runs():

@@ -101,9 +101,9 @@ def renderer():
 
 @pytest.fixture
 def pool():
-    made = ChildPool(_TASK, TIGHT)
-    yield made
-    made.close()
+    created = ChildPool(_TASK, TIGHT)
+    yield created
+    created.close()
 
 
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])

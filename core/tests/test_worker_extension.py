@@ -45,17 +45,17 @@ def model(tmp_path):
 
 @pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
 def start(request, model):
-    made = []
+    created = []
 
     def build(extension):
         context = make_executor_context(
             model, FakeWorker, worker_extension_cls=extension, async_scheduling=request.param
         )
-        made.append(UniprocExecutor(context))
-        return made[-1]
+        created.append(UniprocExecutor(context))
+        return created[-1]
 
     yield build
-    for executor in made:
+    for executor in created:
         executor.shutdown()
 
 

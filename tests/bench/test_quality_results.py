@@ -65,9 +65,9 @@ def jobs(monkeypatch):
 def new_run(folder, **fields):
     pythons = {"dovetail": "python", "torch": "python"}
     origin = {**ORIGIN, "commit": "new"}
-    made = Run(folder=folder, out=folder, source=folder, pythons=pythons, threads=1, **fields)
-    made.origin = origin
-    return made
+    created = Run(folder=folder, out=folder, source=folder, pythons=pythons, threads=1, **fields)
+    created.origin = origin
+    return created
 
 
 def chosen(*names):

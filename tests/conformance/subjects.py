@@ -57,7 +57,7 @@ def _nothing(subject: type[Any], folder: Path) -> Wants:
 
 
 def _scheduler(subject: type[Any], folder: Path) -> Wants:
-    deeper: AfterStep = lambda made: made.check_integrity()  # noqa: E731
+    deeper: AfterStep = lambda created: created.check_integrity()  # noqa: E731
     return (), {"after_step": deeper} if issubclass(subject, Scheduler) else {}
 
 

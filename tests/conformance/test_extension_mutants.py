@@ -228,8 +228,8 @@ def grammar_with(**methods):
         def compile(self, spec):
             if spec.form not in self.forms:
                 raise RequestError("unknown form")
-            made = super().compile(spec)
-            return matcher_cls(made._positions, made._ends)
+            created = super().compile(spec)
+            return matcher_cls(created._positions, created._ends)
 
     return Mutant
 

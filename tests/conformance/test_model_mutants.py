@@ -175,11 +175,11 @@ class OtherPositions(FakeModel):
 
 def by_fake(model, ids_T):
     """Return the logits of a `FakeModel` with the weights of `model`."""
-    made = FakeModel(model_context(FakeModel))
-    made.load_state_dict(model.state_dict())
+    created = FakeModel(model_context(FakeModel))
+    created.load_state_dict(model.state_dict())
     attention = DenseAttention()
     attention.begin([(0, len(ids_T))])
-    return made.compute_logits(made.forward(ids_T, torch.arange(len(ids_T)), attention))
+    return created.compute_logits(created.forward(ids_T, torch.arange(len(ids_T)), attention))
 
 
 def test_a_reference_implementation_detects_shifted_positions():

@@ -198,8 +198,8 @@ class KeepsTheCallersTables(FakeOps):
     """Does not copy the block tables."""
 
     def prepare_inputs(self, columns):
-        made = tuple(table.clone() for table in columns.block_tables_RM)
-        super().prepare_inputs(replace(columns, block_tables_RM=made))
+        created = tuple(table.clone() for table in columns.block_tables_RM)
+        super().prepare_inputs(replace(columns, block_tables_RM=created))
 
 
 class ChangesTheColumns(FakeOps):

@@ -36,10 +36,10 @@ def cases_of(package: str) -> tuple[KernelCase, ...]:
     return actual
 
 
-def render(made: dict[str, list[CompiledKernel]], version: str) -> str:
+def render(created: dict[str, list[CompiledKernel]], version: str) -> str:
     """Return the page."""
     parts = [_HEAD.format(version=version)]
-    for package, kernels in made.items():
+    for package, kernels in created.items():
         parts.append(_TABLE.format(package=package))
         parts += [
             f"| {kernel.name} | {kernel.target} | {kernel.registers} | {kernel.spill_bytes} "

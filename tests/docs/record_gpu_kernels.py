@@ -20,14 +20,14 @@ from dovetail_devkit.triton.compiled_kernels import check_kernel
 
 def main() -> None:
     """Compile the kernels and write the page. Raise if a kernel exceeds its limits."""
-    made = {
+    created = {
         package: [
             check_kernel(case, target) for case in cases_of(package) for target in case.targets
         ]
         for package in PACKAGES
     }
-    PAGE.write_text(render(made, version("triton")), "utf-8")
-    print(f"{sum(map(len, made.values()))} kernels written to {PAGE}")
+    PAGE.write_text(render(created, version("triton")), "utf-8")
+    print(f"{sum(map(len, created.values()))} kernels written to {PAGE}")
 
 
 if __name__ == "__main__":

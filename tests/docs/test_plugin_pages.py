@@ -70,8 +70,8 @@ def test_the_plugin_of_a_page_loads_and_passes_its_tests(first, install, tmp_pat
 
 def test_the_scheduler_page_and_the_template_use_the_prefix_cache_in_the_same_way(tmp_path):
     """The tests of the devkit check the template itself."""
-    made = write_package("scheduler", "begun", tmp_path)
-    written = (made.folder / "src/begun/scheduler.py").read_text("utf-8")
+    package = write_package("scheduler", "begun", tmp_path)
+    written = (package.folder / "src/begun/scheduler.py").read_text("utf-8")
     excerpts = page("scheduler").blocks("python")[2:]
     assert len(excerpts) == 2
     for excerpt in excerpts:

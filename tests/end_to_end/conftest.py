@@ -39,5 +39,5 @@ def options():
 @pytest.fixture(scope="module")
 def llm(model_dir):
     """One engine that the tests of a module share."""
-    with LLM(model_dir, **OPTIONS) as made:
-        yield made
+    with LLM(model_dir, **OPTIONS) as opened_llm:
+        yield opened_llm

@@ -110,10 +110,10 @@ def expected(llm):
 
 @pytest.fixture(scope="module")
 def engine(model_dir):
-    made = LLMEngine.from_engine_args(EngineArgs(model=model_dir, **OPTIONS))
-    assert made.max_model_len == LENGTH
-    yield made
-    made.shutdown()
+    llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model_dir, **OPTIONS))
+    assert llm_engine.max_model_len == LENGTH
+    yield llm_engine
+    llm_engine.shutdown()
 
 
 def check_llm(llm, expected, prompt, params, parameter):

@@ -170,8 +170,8 @@ def test_the_error_for_an_unknown_architecture_lists_the_known_ones(broken, opti
 def test_sharded_weights_are_loaded(broken, model_dir, options, llm):
     shard(broken)
     params = SamplingParams(max_tokens=6, temperature=0)
-    with LLM(broken, **options) as made:
-        tokens = made.generate("The fox", params)[0].outputs[0].token_ids
+    with LLM(broken, **options) as opened_llm:
+        tokens = opened_llm.generate("The fox", params)[0].outputs[0].token_ids
     assert tokens == llm.generate("The fox", params)[0].outputs[0].token_ids
 
 
@@ -236,5 +236,5 @@ def test_a_max_model_len_above_the_limit_of_the_model_is_an_error(model_dir, opt
 
 def test_an_engine_starts_after_a_failed_start(model_dir, options):
     reject(PluginNotFoundError, model_dir, options, ops="nothing")
-    with LLM(model_dir, **options) as made:
-        assert made.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids
+    with LLM(model_dir, **options) as llm:
+        assert llm.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids

@@ -80,9 +80,9 @@ def begin(tmp_path, monkeypatch):
 
     def install(kind, appended=""):
         name = "BegunForCausalLM" if kind == "model" else f"begun_{kind}"
-        made = write_package(kind, name, tmp_path)
-        project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
-        (source,) = (made.folder / "src").iterdir()
+        created = write_package(kind, name, tmp_path)
+        project = tomllib.loads((created.folder / "pyproject.toml").read_text())["project"]
+        (source,) = (created.folder / "src").iterdir()
         package = shutil.copytree(source, site / source.name)
         target = project["entry-points"][f"dovetail.{kind}"][name]
         module, _, cls = target.partition(":")

@@ -47,8 +47,8 @@ PLACES = {
 def extended(request, model_dir):
     """An engine with the fake extension, and so few blocks that requests are preempted."""
     arguments = OPTIONS | FEW_BLOCKS | request.param
-    with LLM(model_dir, step_extensions=[FakeStepExtension], **arguments) as made:
-        yield made
+    with LLM(model_dir, step_extensions=[FakeStepExtension], **arguments) as llm:
+        yield llm
 
 
 def test_a_step_extension_changes_only_requests_with_its_argument(llm, extended):

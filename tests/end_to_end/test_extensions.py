@@ -65,13 +65,13 @@ def test_a_logits_processor_acts_only_on_requests_that_use_it(model_dir, setting
     assert any(map(has_repeats, plain))
     # Few blocks: some requests are preempted and must continue unchanged.
     few = settings | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 60}
-    with LLM(model_dir, logits_processors=["no_repeat_ngram"], **few) as made:
+    with LLM(model_dir, logits_processors=["no_repeat_ngram"], **few) as opened_llm:
         asking = [greedy(no_repeat_ngram_size=2) if i % 3 else greedy() for i in range(len(mates))]
-        actual = [item.outputs[0].token_ids for item in made.generate(mates, asking)]
-        stats = made.llm_engine.last_stats
+        actual = [item.outputs[0].token_ids for item in opened_llm.generate(mates, asking)]
+        stats = opened_llm.llm_engine.last_stats
         with pytest.raises(RequestError, match="no_repeat_ngram_size"):
-            made.generate(PROMPT, greedy(no_repeat_ngram_size=-3))
-        alone = [made.generate(mates[i], asking[i])[0].outputs[0].token_ids for i in (1, 2)]
+            opened_llm.generate(PROMPT, greedy(no_repeat_ngram_size=-3))
+        alone = [opened_llm.generate(mates[i], asking[i])[0].outputs[0].token_ids for i in (1, 2)]
     assert stats.num_preemptions > 0
     for index, (token_ids, before) in enumerate(zip(actual, plain, strict=True)):
         if index % 3:
@@ -90,10 +90,10 @@ def test_requests_in_a_json_lines_file_are_processed(model_dir, settings, tmp_pa
         {"id": "long", "prompt": "fox " * 400},
     ]
     write_rows(tmp_path / "in.jsonl", rows)
-    with LLM(model_dir, io_processor="jsonl", **settings) as made:
-        content = made.process(tmp_path / "in.jsonl", greedy())
+    with LLM(model_dir, io_processor="jsonl", **settings) as opened_llm:
+        content = opened_llm.process(tmp_path / "in.jsonl", greedy())
         with pytest.raises(RequestError, match="line 1: a row cannot have the field 'promt'"):
-            made.process('{"promt": "a"}')
+            opened_llm.process('{"promt": "a"}')
     (want,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
     assert content[0] == {"id": "plain", "text": want.outputs[0].text, "finish_reason": "length"}
     assert [row["id"] for row in content] == ["plain", 1, "long"]
@@ -103,8 +103,8 @@ def test_requests_in_a_json_lines_file_are_processed(model_dir, settings, tmp_pa
 def test_the_jsonl_stat_logger_writes_statistics(model_dir, settings, tmp_path):
     path = tmp_path / "stats.jsonl"
     kwargs = {"jsonl": {"path": str(path), "interval_s": 0}}
-    with LLM(model_dir, stat_loggers=["jsonl"], plugin_options=kwargs, **settings) as made:
-        made.generate([PROMPT, "Sphinx"], greedy())
+    with LLM(model_dir, stat_loggers=["jsonl"], plugin_options=kwargs, **settings) as llm:
+        llm.generate([PROMPT, "Sphinx"], greedy())
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert sum(line["num_steps"] for line in lines) == len(lines) >= 48
     assert sum(line["num_finished"] for line in lines) == 2
@@ -117,10 +117,10 @@ def test_the_jsonl_stat_logger_writes_statistics(model_dir, settings, tmp_path):
 
 
 def test_worker_extensions_and_hooks_are_called(model_dir, settings):
-    with LLM(model_dir, worker_extension_cls=Weights, hooks=[Life], **settings) as made:
-        (count,) = made.llm_engine.collective_rpc("count_parameters")
+    with LLM(model_dir, worker_extension_cls=Weights, hooks=[Life], **settings) as llm:
+        (count,) = llm.llm_engine.collective_rpc("count_parameters")
         assert count > 10_000
-        made.generate(PROMPT, greedy())
+        llm.generate(PROMPT, greedy())
     assert Life.events[0] == "LlamaForCausalLM" and Life.events[-1] == "stop"
     assert Life.events.count("step") >= 48
     with pytest.raises(ContractError, match="load_model is also a member of"):
@@ -138,6 +138,6 @@ def test_all_extensions_together_change_no_token(model_dir, settings, llm):
         worker_extension_cls=Weights,
         plugin_options={"jsonl": {"interval_s": 1000}},
         **settings,
-    ) as made:
-        (actual,) = made.generate(PROMPT, greedy())
+    ) as opened_llm:
+        (actual,) = opened_llm.generate(PROMPT, greedy())
     assert actual.outputs[0].token_ids == want.outputs[0].token_ids

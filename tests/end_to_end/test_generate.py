@@ -149,8 +149,8 @@ def test_equal_prompts_without_a_seed_get_different_tokens(llm, readable):
 
 def test_two_engines_with_the_same_seed_generate_the_same_tokens(model_dir, options):
     def sample():
-        with LLM(model_dir, seed=5, **options) as made:
-            return made.generate([PROMPT] * 2, SamplingParams(max_tokens=8))
+        with LLM(model_dir, seed=5, **options) as llm:
+            return llm.generate([PROMPT] * 2, SamplingParams(max_tokens=8))
 
     first, second = sample(), sample()
     tokens = [[out.outputs[0].token_ids for out in run] for run in (first, second)]
@@ -212,17 +212,17 @@ def test_a_truncated_prompt_keeps_its_last_tokens(llm):
 
 def test_each_prompt_may_have_its_own_priority(model_dir, options):
     options |= {"max_num_seqs": 1, "scheduler_cls": "priority"}
-    with LLM(model_dir, **options) as made:
-        outputs = made.generate(["a", "b", "c"], greedy(), priority=[2, 0, 1])
+    with LLM(model_dir, **options) as llm:
+        outputs = llm.generate(["a", "b", "c"], greedy(), priority=[2, 0, 1])
     ends = [output.metrics.finished_ns for output in outputs]
     assert ends[1] < ends[2] < ends[0]
 
 
 def test_the_model_is_the_only_required_argument_of_llm(model_dir, llm):
     expected = answer(llm).token_ids
-    with LLM(str(model_dir), num_threads=1) as made:  # the free memory is measured
-        assert answer(made).token_ids == expected
-        assert made.llm_engine.max_model_len == 256
+    with LLM(str(model_dir), num_threads=1) as opened_llm:  # the free memory is measured
+        assert answer(opened_llm).token_ids == expected
+        assert opened_llm.llm_engine.max_model_len == 256
 
 
 # --- chat -------------------------------------------------------------------------------------
@@ -293,12 +293,12 @@ def test_a_progress_bar_appears_only_on_a_terminal_and_if_enabled(
 
 
 def test_a_context_manager_releases_all_resources(model_dir, options):
-    with LLM(model_dir, **options) as made:
-        made.generate(PROMPT, greedy())
-        worker = made.llm_engine.client.core.executor._worker
+    with LLM(model_dir, **options) as llm:
+        llm.generate(PROMPT, greedy())
+        worker = llm.llm_engine.client.core.executor._worker
         assert hasattr(worker, "_model")
     assert not hasattr(worker, "_model")
-    made.shutdown()
+    llm.shutdown()
 
 
 # --- a user's loop over `step` ----------------------------------------------------------------
@@ -306,9 +306,9 @@ def test_a_context_manager_releases_all_resources(model_dir, options):
 
 @pytest.fixture(scope="module")
 def engine(model_dir):
-    made = LLMEngine.from_engine_args(EngineArgs(model=model_dir, **OPTIONS))
-    yield made
-    made.shutdown()
+    llm_engine = LLMEngine.from_engine_args(EngineArgs(model=model_dir, **OPTIONS))
+    yield llm_engine
+    llm_engine.shutdown()
 
 
 def run(engine):

@@ -26,8 +26,8 @@ PLACES = {
 def constrained(request, model_dir):
     """An engine with the fake grammar, and so few blocks that requests are preempted."""
     arguments = OPTIONS | FEW_BLOCKS | request.param
-    with LLM(model_dir, grammar_backend=FakeGrammar, **arguments) as made:
-        yield made
+    with LLM(model_dir, grammar_backend=FakeGrammar, **arguments) as llm:
+        yield llm
 
 
 def params(form=None, text="", **changes):

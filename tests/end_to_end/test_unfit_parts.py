@@ -43,8 +43,8 @@ def test_an_unsuitable_attention_backend_is_rejected_before_loading(folder, quan
 
 
 def test_workers_do_not_start_with_an_unsuitable_attention_backend(folder, monkeypatch):
-    made = []
-    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *arguments: made.append(arguments))
+    created = []
+    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *arguments: created.append(arguments))
     options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
     with pytest.raises(ConfigError, match="heads of 8 are too many"):
         LLM(
@@ -54,19 +54,19 @@ def test_workers_do_not_start_with_an_unsuitable_attention_backend(folder, monke
             quantization="torch",
             executor_backend="multiproc",
         )
-    assert not made
+    assert not created
 
 
 @pytest.mark.parametrize("size", [3, 8])
 def test_workers_do_not_start_if_the_model_does_not_support_several_ranks(
     folder, size, monkeypatch
 ):
-    made = []
-    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *arguments: made.append(arguments))
+    created = []
+    monkeypatch.setattr(MultiprocExecutor, "__init__", lambda *arguments: created.append(arguments))
     args = {"tensor_parallel_size": size, "platform": "cpu"}
     reason = f"tensor_parallel_size={size} is not possible: num_attention_heads=4 "
     with pytest.raises(ConfigError, match=reason):
         LLM(folder, **OPTIONS, skip_tokenizer_init=True, **args)
     with pytest.raises(ConfigError, match=reason):
         explain_choice("attention", EngineArgs(model=folder, **args))
-    assert not made
+    assert not created

@@ -88,8 +88,8 @@ def adds_bos(source: Mapping[str, Any], config: Mapping[str, Any]) -> bool:
 
 def _scores(source: Mapping[str, Any], tokens: list[str]) -> list[float]:
     """Return scores in the order of the merges. Tokenizer.json does not have the scores."""
-    made = map("".join, merges_of(source))
-    ranks = {token: rank for rank, token in enumerate(dict.fromkeys(made))}
+    created = map("".join, merges_of(source))
+    ranks = {token: rank for rank, token in enumerate(dict.fromkeys(created))}
     return [-float(ranks.get(token, len(ranks))) for token in tokens]
 
 

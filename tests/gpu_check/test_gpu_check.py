@@ -98,9 +98,9 @@ def test_without_a_device_every_section_reports_that_it_needs_one(tmp_path):
 @pytest.mark.slow
 def test_the_command_runs_every_section_on_a_cpu(tmp_path):
     result = tmp_path / "result.json"
-    begun = _seconds_of_children()
+    start = _seconds_of_children()
     done = run_command("--device", "cpu", "--small", "--json", result, timeout=280)
-    took = _seconds_of_children() - begun
+    took = _seconds_of_children() - start
     assert done.returncode == 0, done.stdout + done.stderr
     run = json.loads(result.read_text("utf-8"))
     states = {name: item["state"] for name, item in run["sections"].items()}

@@ -39,7 +39,7 @@ HEADS = ("absent", "equal", "different", "no table")
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("tied")
-    made = {}
+    created = {}
     for head in HEADS:
         folder = base / head.replace(" ", "_")
         make_checkpoint(CASE, folder, seed=5)
@@ -52,8 +52,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if head == "no table":
             del weights["model.embed_tokens.weight"]
         save_file(weights, file, {"format": "pt"})
-        made[head] = folder
-    return made
+        created[head] = folder
+    return created
 
 
 def logprobs(folder: Path, **options: object) -> list[dict[int, float]]:

@@ -241,8 +241,8 @@ def test_sampling_parameters_copy_their_arguments_at_creation():
 @pytest.fixture(scope="module", params=KINDS[:2])
 def llm(request, tmp_path_factory):
     options = engine_options(tmp_path_factory.mktemp("model"), max_prompts=1000)
-    with open_llm(request.param, options) as made:
-        yield made
+    with open_llm(request.param, options) as opened_llm:
+        yield opened_llm
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ NUM_THREADS = 4
 
 @pytest.fixture(scope="module", params=["in process", "engine process"])
 def llm(request, tmp_path_factory):
-    with open_llm(request.param, engine_options(tmp_path_factory.mktemp("model"))) as made:
-        yield made
+    with open_llm(request.param, engine_options(tmp_path_factory.mktemp("model"))) as opened_llm:
+        yield opened_llm
 
 
 def in_threads(call, num=NUM_THREADS):

@@ -25,9 +25,9 @@ NOTHING_KEPT = KVCacheConfig(
 
 def scheduler(kv_cache=NOTHING_KEPT, **limits):
     defaults = {"max_num_seqs": 2, "max_num_batched_tokens": 4, "max_model_len": 32}
-    made = SchedulerLimits(**{**defaults, **limits})
+    created = SchedulerLimits(**{**defaults, **limits})
     return RoundRobinScheduler(
-        SchedulerContext(limits=made, kv_cache=kv_cache, clock=ManualClock())
+        SchedulerContext(limits=created, kv_cache=kv_cache, clock=ManualClock())
     )
 
 

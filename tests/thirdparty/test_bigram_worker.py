@@ -30,10 +30,10 @@ def table():
 @pytest.fixture
 def worker(tmp_path, table):
     config = model_config(tmp_path, table)
-    made = BigramWorker(WorkerContext(config=config, platform=None, plugins=None))
-    made.init_device()
-    made.load_model()
-    return made
+    new_worker = BigramWorker(WorkerContext(config=config, platform=None, plugins=None))
+    new_worker.init_device()
+    new_worker.load_model()
+    return new_worker
 
 
 def joining(row, tokens, **params):

@@ -26,11 +26,11 @@ PLUGINS = ("platform:cuda", "worker:cuda", "attention:triton")
 def python(wheels, tmp_path_factory):
     """An interpreter with these wheels and their dependencies."""
     folder = tmp_path_factory.mktemp("device")
-    made = make_environment(folder / "environment", [wheels[name] for name in MEMBERS])
+    path = make_environment(folder / "environment", [wheels[name] for name in MEMBERS])
     program = "import sys, torch; sys.exit(torch.cuda.is_available())"
-    if subprocess.run([made, "-c", program], check=False).returncode:
+    if subprocess.run([path, "-c", program], check=False).returncode:
         pytest.skip("there is a GPU")
-    return made
+    return path
 
 
 def dovetail(python, *words):

@@ -71,9 +71,9 @@ def bench(tmp_path_factory):
         patch.syspath_prepend(str(HERE))
         import async_llm_parts
 
-        made = Bench(tmp_path_factory.mktemp("model"), async_llm_parts)
-        yield made
-        made.close()
+        created = Bench(tmp_path_factory.mktemp("model"), async_llm_parts)
+        yield created
+        created.close()
         sys.modules.pop("async_llm_parts", None)
 
 

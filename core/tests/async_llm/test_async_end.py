@@ -239,10 +239,10 @@ def test_the_error_names_a_killed_idle_worker_within_a_second(bench, used):
             await collect(llm.generate("a", SamplingParams(max_tokens=2)))
         assert await llm.is_ready()
         os.kill(worker, signal.SIGKILL)
-        begun = time.monotonic()
+        start = time.monotonic()
         while await llm.is_ready(max_silence_s=60):
             await asyncio.sleep(0.02)
-        took_s = time.monotonic() - begun
+        took_s = time.monotonic() - start
         for call in (llm.check_health(), collect(llm.generate("b", LONG))):
             with pytest.raises(EngineDeadError, match=rf"process {worker}\) ended by SIGKILL"):
                 await call

@@ -46,18 +46,18 @@ def facts_of(output):
 
 def joined(outputs):
     """Join delta outputs. Return text, tokens and finish reason by completion index."""
-    made = {}
+    created = {}
     for output in outputs:
         for item in output.outputs:
-            text, tokens, logprobs, _ = made.get(item.index, ("", [], [], None))
+            text, tokens, logprobs, _ = created.get(item.index, ("", [], [], None))
             logprobs = logprobs + (item.logprobs or [])
-            made[item.index] = (
+            created[item.index] = (
                 text + item.text,
                 tokens + item.token_ids,
                 logprobs,
                 item.finish_reason,
             )
-    return made
+    return created
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
@@ -259,14 +259,14 @@ def test_the_error_for_a_model_that_cannot_generate_lists_its_tasks(bench):
 
 def test_async_llm_accepts_the_options_of_llm(bench, monkeypatch):
     options = bench.options(max_num_seqs=3)
-    for made in (AsyncLLM(**options), AsyncLLM(options.pop("model"), **options, max_waiting=5)):
-        bench.made.append(made)
-        assert made.config.scheduler.max_num_seqs == 3
-        assert bench.run(last(made.generate("a", SamplingParams(max_tokens=1)))).finished
-    bench.made.append(AsyncLLM(made.config))
+    for llm in (AsyncLLM(**options), AsyncLLM(options.pop("model"), **options, max_waiting=5)):
+        bench.made.append(llm)
+        assert llm.config.scheduler.max_num_seqs == 3
+        assert bench.run(last(llm.generate("a", SamplingParams(max_tokens=1)))).finished
+    bench.made.append(AsyncLLM(llm.config))
     with pytest.raises(ConfigError, match="Did you mean 'max_num_seqs'"):
         AsyncLLM("demo", max_num_seq=3)
     with pytest.raises(ConfigError, match="max_num_seqs=3 cannot be combined with an EngineConfig"):
-        AsyncLLM(made.config, max_num_seqs=3)
+        AsyncLLM(llm.config, max_num_seqs=3)
     with pytest.raises(ConfigError, match="max_waiting"):
-        AsyncLLM(made.config, max_waiting=-1)
+        AsyncLLM(llm.config, max_waiting=-1)

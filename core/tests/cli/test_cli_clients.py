@@ -70,11 +70,11 @@ class QuietServer(ThreadingHTTPServer):
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("DOVETAIL_API_KEY", raising=False)
-    made = FakeServer()
-    server = QuietServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": made}))
+    created = FakeServer()
+    server = QuietServer(("127.0.0.1", 0), type("Bound", (Handler,), {"fake": created}))
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    yield made
+    created.url = f"http://127.0.0.1:{server.server_port}"
+    yield created
     server.shutdown()
     server.server_close()
 

@@ -67,14 +67,14 @@ def client_of(engine_config, traffic, monkeypatch, tmp_path_factory):
     """Start a client: `client_of("sync", step_s=0.1)`. Fail if a process or file is left."""
     # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
-    before, made = traffic.open_resources(), []
+    before, created = traffic.open_resources(), []
 
     def make(kind, **worker_config):
-        made.append(make_client(engine_config(**worker_config), kind))
-        return made[-1]
+        created.append(make_client(engine_config(**worker_config), kind))
+        return created[-1]
 
     yield make
-    for client in made:
+    for client in created:
         client.shutdown()
         client.shutdown()
     assert traffic.open_resources() == before

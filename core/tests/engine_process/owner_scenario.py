@@ -173,11 +173,11 @@ def drop(having):
         having = kind(model)
         if is_used:
             having.busy()
-        begun = time.monotonic()
+        start = time.monotonic()
         way(having)
         having = None
         gc.collect()
-        slowest = max(slowest, time.monotonic() - begun)
+        slowest = max(slowest, time.monotonic() - start)
     return slowest
 
 

@@ -26,14 +26,14 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def attach():
     """Attach to the engine of a client: `attach(client)`, `attach(client, "async")`."""
-    made = []
+    created = []
 
     def make(client, kind="sync"):
-        made.append(attach_client(client.address, kind))
-        return made[-1]
+        created.append(attach_client(client.address, kind))
+        return created[-1]
 
     yield make
-    for client in made:
+    for client in created:
         client.shutdown()
         client.shutdown()
 
@@ -244,10 +244,10 @@ def test_an_invalid_address_is_rejected(client_of, tmp_path):
     with pytest.raises(ConfigError, match="'inproc'"):
         attach_client(owner.address, "inproc")
     os.kill(owner.process_id, signal.SIGSTOP)
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(EngineDeadError, match="No engine responded"):
         attach_client(owner.address, "sync", timeout_s=0.3)
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - start < 2
     os.kill(owner.process_id, signal.SIGCONT)
 
 

@@ -69,7 +69,7 @@ def live(model, executor, faults, folder):
     environment = {**os.environ, VARIABLE: faults, "PYTHONPATH": str(HERE), "TMPDIR": str(folder)}
     environment["SWEEP"] = mark.partition("=")[2]
     command = [sys.executable, str(HERE / "fault_scenario.py"), str(model), executor]
-    begun = time.monotonic()
+    start = time.monotonic()
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -77,7 +77,7 @@ def live(model, executor, faults, folder):
             out, errors = communicate(process, faults)
         finally:
             process.kill()
-    took_s = time.monotonic() - begun
+    took_s = time.monotonic() - start
     result = [line for line in out.splitlines() if line.startswith("{")]
     return ScenarioRun(
         status=process.returncode,

@@ -37,14 +37,14 @@ class Logged(FakeStatLogger):
 
 @pytest.fixture(params=[False, True], ids=["in process", "over a process"])
 def make(request, parts, tmp_path, monkeypatch):
-    made = []
+    created = []
 
     def build(**worker_config):
         names = [name for name in ("depth", "params") if name in worker_config]
         options = {name: worker_config.pop(name) for name in names}
         config = {"architectures": ["X"], "vocab_size": 300, "max_position_embeddings": 64}
         (tmp_path / "config.json").write_text(json.dumps(config | worker_config))
-        made.append(
+        created.append(
             LLM(
                 str(tmp_path),
                 engine_process=request.param,
@@ -59,10 +59,10 @@ def make(request, parts, tmp_path, monkeypatch):
                 max_num_seqs=4,
             )
         )
-        return made[-1]
+        return created[-1]
 
     yield build
-    for item in made:
+    for item in created:
         item.shutdown()
         item.shutdown()
 

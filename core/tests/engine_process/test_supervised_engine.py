@@ -29,17 +29,17 @@ WAIT_S = 30.0
 def supervised(engine_config, traffic, monkeypatch, tmp_path_factory):
     """Start a supervised engine: `supervised(rules=…, executor="multiproc", step_s=0.01)`."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("t")))
-    before, made = traffic.open_resources(), []
+    before, created = traffic.open_resources(), []
 
     def make(kind="sync", *, rules=None, executor="auto", **worker_config):
         config = engine_config(**worker_config)
         parallel = config.parallel.model_copy(update={"executor_backend": executor})
         config = config.model_copy(update={"parallel": parallel})
-        made.append(make_client(config, kind, rules=rules or SupervisionRules()))
-        return made[-1]
+        created.append(make_client(config, kind, rules=rules or SupervisionRules()))
+        return created[-1]
 
     yield make
-    for client in made:
+    for client in created:
         client.shutdown()
         client.shutdown()
         assert client.state is EngineState.DEAD
@@ -47,11 +47,11 @@ def supervised(engine_config, traffic, monkeypatch, tmp_path_factory):
 
 
 def await_state(client, state, within_s):
-    begun = time.monotonic()
+    start = time.monotonic()
     while client.state is not state:
-        assert time.monotonic() - begun < within_s, f"{client.state} instead of {state}"
+        assert time.monotonic() - start < within_s, f"{client.state} instead of {state}"
         time.sleep(0.02)
-    return time.monotonic() - begun
+    return time.monotonic() - start
 
 
 def serve_standard(client, traffic):
@@ -99,10 +99,10 @@ def test_a_restarted_engine_gives_the_same_outputs(supervised, traffic, num_roun
         engine = client.process_id
         (worker,) = children_of(engine)
         os.kill(engine if victim == "engine" else worker, signal.SIGKILL)
-        begun = time.monotonic()
+        start = time.monotonic()
         while len(outputs.ends) < len(names):
             outputs.take(client.get_outputs(5))
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - start < 2
         assert set(outputs.ends) == names
         for reason, message in outputs.ends.values():
             assert reason is FinishReason.ERROR
@@ -122,9 +122,9 @@ def test_requests_of_an_event_loop_are_served_after_a_restart(supervised, traffi
         await client.add_request(traffic.request("a", max_tokens=400))
         await client.get_outputs()
         os.kill(client.process_id, signal.SIGKILL)
-        begun = time.monotonic()
+        start = time.monotonic()
         _, ends = await traffic.Answers().collect_async(client, 1)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - start < 2
         assert ends["a"][0] is FinishReason.ERROR and "SIGKILL" in ends["a"][1]
         with pytest.raises(UnavailableError, match="is being restarted"):
             await client.add_request(traffic.request("too early"))
@@ -319,10 +319,10 @@ def test_a_long_step_is_reported_as_a_stall_only_above_the_limit(supervised, tra
     rules = SupervisionRules(max_silence_s=0.8, max_step_s=1.5, kill_step_s=2, first_delay_s=0.05)
     client = supervised(rules=rules, step_s=600)
     client.add_request(traffic.request("a"))
-    begun = time.monotonic()
+    start = time.monotonic()
     while client.state is EngineState.READY:
         time.sleep(0.02)
-    assert time.monotonic() - begun > 1.3
+    assert time.monotonic() - start > 1.3
     assert client.state is EngineState.STALLED
     _, ends = traffic.Answers().collect(client, 1)
     assert "a step has not ended" in ends["a"][1]
@@ -337,11 +337,11 @@ def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic
     burn = [sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burn) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        begun = time.monotonic()
+        start = time.monotonic()
         results = traffic.Answers()
         for number in range(8):
             client.add_request(traffic.request(f"r{number}", max_tokens=400))
-        while time.monotonic() - begun < seconds:
+        while time.monotonic() - start < seconds:
             assert client.state is EngineState.READY, client.progress
             outputs = client.get_outputs(0.05)
             if outputs is not None:

@@ -38,7 +38,7 @@ def make(parts, tmp_path, tmp_path_factory, monkeypatch):
     # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("t")))
     model_dir = write_fake_config(tmp_path)
-    before, made = open_resources(), []
+    before, created = open_resources(), []
 
     def build(
         world_size=1, *, worker_cls=parts.FaultyWorker, config=(), limits=(), **worker_options
@@ -47,10 +47,10 @@ def make(parts, tmp_path, tmp_path_factory, monkeypatch):
             model_dir, worker_cls, tensor_parallel_size=world_size, **dict(config)
         )
         kwargs = {"options": dict(limits), "worker_options": worker_options}
-        made.append(MultiprocExecutor(replace(context, **kwargs)))
-        return made[-1]
+        created.append(MultiprocExecutor(replace(context, **kwargs)))
+        return created[-1]
 
     yield build
-    for executor in made:
+    for executor in created:
         executor.shutdown()
     assert open_resources() == before

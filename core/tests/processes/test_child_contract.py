@@ -41,10 +41,10 @@ def test_a_stopped_child_sends_no_heartbeat_and_the_signal_of_a_killed_child_is_
     assert wait_until(lambda: child.liveness.read().silence_s < 0.5)
     assert kind.use()
     os.kill(child.pid, signal.SIGKILL)
-    begun = time.monotonic()
+    start = time.monotonic()
     with pytest.raises((EngineDeadError, ChildFailure), match="SIGKILL"):
         kind.use()
-    assert time.monotonic() - begun < NOTICE_S
+    assert time.monotonic() - start < NOTICE_S
     kind.close()
     kind.close()
     assert child.is_closed and kinds.running_children() == others

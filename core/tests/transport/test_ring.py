@@ -25,16 +25,16 @@ CHILD = Path(__file__).with_name("ring_reader_child.py")
 @pytest.fixture
 def ring():
     """Return a ring with readers in this process: `ring(num_readers=2, num_slots=4)`."""
-    made = []
+    created = []
 
     def make(**shape):
         writer, reader_ends = make_ring(RingShape(**{"num_readers": 1, "slot_bytes": 64} | shape))
         readers = [end.take(num_spins=3) for end in reader_ends]
-        made.extend([writer, *readers])
+        created.extend([writer, *readers])
         return writer, readers
 
     yield make
-    for end in made:
+    for end in created:
         end.close()
 
 

@@ -35,14 +35,14 @@ def buffers():
 
 @pytest.fixture
 def make():
-    made = []
+    created = []
 
     def supply(buffers, ahead_bytes):
-        made.append(PageSupply(buffers, ahead_bytes))
-        return made[-1]
+        created.append(PageSupply(buffers, ahead_bytes))
+        return created[-1]
 
     yield supply
-    for item in made:
+    for item in created:
         item.close()
 
 

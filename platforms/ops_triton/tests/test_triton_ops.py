@@ -103,8 +103,8 @@ def test_no_triton_op_waits_or_allocates_more_than_its_result():
             call()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        made = torch.cuda.memory_stats()["allocation.all.allocated"] - before
-        assert made <= 1, f"{what} allocates {made} times"
+        created = torch.cuda.memory_stats()["allocation.all.allocated"] - before
+        assert created <= 1, f"{what} allocates {created} times"
 
 
 def gpu_columns(num_rows, device, **settings):

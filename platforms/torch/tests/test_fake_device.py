@@ -45,10 +45,10 @@ def test_the_fake_device_has_a_separate_device_type(device):
     ],
 )
 def test_new_tensors_on_the_device_equal_new_tensors_on_the_host(make, device):
-    made, due = make(device=device), make()
-    assert isinstance(made, FakeDeviceTensor)
-    assert (made.shape, made.dtype, made.stride()) == (due.shape, due.dtype, due.stride())
-    assert torch.equal(made.cpu(), due)
+    created, due = make(device=device), make()
+    assert isinstance(created, FakeDeviceTensor)
+    assert (created.shape, created.dtype, created.stride()) == (due.shape, due.dtype, due.stride())
+    assert torch.equal(created.cpu(), due)
 
 
 def program(x, indices, mask):
@@ -81,12 +81,12 @@ def test_torch_operations_give_the_same_bits_on_the_device_as_on_the_host(device
     x = torch.randn(4, 4, generator=generator)
     arguments = x, torch.tensor([2, 0]), torch.rand(4, 4, generator=generator) > 0.7
     there = program(*(argument.to(device) for argument in arguments))
-    for made, due in zip(there, program(*arguments), strict=True):
-        assert isinstance(made, FakeDeviceTensor)
+    for created, due in zip(there, program(*arguments), strict=True):
+        assert isinstance(created, FakeDeviceTensor)
         if torch.is_inference_mode_enabled():
-            assert torch.equal(made.cpu(), due)
+            assert torch.equal(created.cpu(), due)
         # In other modes, torch decomposes attention before it calls the device.
-        torch.testing.assert_close(made.cpu(), due)
+        torch.testing.assert_close(created.cpu(), due)
 
 
 def test_views_share_memory_and_copies_do_not(device):
@@ -120,8 +120,8 @@ def test_a_module_on_the_device_is_filled_in_place(device):
     assert isinstance(layer.weight, nn.Parameter) and layer.weight.device == device
     assert set(layer.state_dict()) == {"weight", "bias"}
     with torch.no_grad():
-        made = layer(torch.ones(1, 3, device=device))
-    assert made.tolist() == [[3.0, 12.0]]
+        created = layer(torch.ones(1, 3, device=device))
+    assert created.tolist() == [[3.0, 12.0]]
 
 
 def test_equal_seeds_give_equal_random_numbers_on_the_fake_device(device):

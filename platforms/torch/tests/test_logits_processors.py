@@ -75,8 +75,8 @@ class ExtendedSampler(Sampler):
     """A sampler with extensions, called as a model runner calls it."""
 
     def __init__(self, processors):
-        made = {str(i): ProcessorExtension(processor) for i, processor in enumerate(processors)}
-        self.extensions = StepExtensions(made, torch.from_numpy)
+        created = {str(i): ProcessorExtension(processor) for i, processor in enumerate(processors)}
+        self.extensions = StepExtensions(created, torch.from_numpy)
         super().__init__(num_rows=8, vocab_size=VOCAB, device=HOST, extensions=self.extensions)
 
     def join(self, request):

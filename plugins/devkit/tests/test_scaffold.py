@@ -41,9 +41,13 @@ IN_TESTS = ("--per-file-ignores", "tests/*:ANN", "--per-file-ignores", "tests/*:
 def test_package_distribution_and_class_names_are_derived_from_the_plugin_name(
     name, package, distribution, stem
 ):
-    made = name_plugin("policy", name)
-    assert (made.package, made.distribution, made.stem) == (package, distribution, stem)
-    assert made.name == name
+    plugin_name = name_plugin("policy", name)
+    assert (plugin_name.package, plugin_name.distribution, plugin_name.stem) == (
+        package,
+        distribution,
+        stem,
+    )
+    assert plugin_name.name == name
 
 
 @pytest.mark.parametrize(
@@ -112,29 +116,29 @@ def packages(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", BLUEPRINTS)
 def test_a_package_has_a_project_a_manifest_and_its_entry_points(packages, kind):
-    made = packages[kind]
-    written = {path.relative_to(made.folder).as_posix() for path in made.folder.rglob("*.*")}
-    assert written == set(made.files)
-    project = tomllib.loads((made.folder / "pyproject.toml").read_text())["project"]
+    created = packages[kind]
+    written = {path.relative_to(created.folder).as_posix() for path in created.folder.rglob("*.*")}
+    assert written == set(created.files)
+    project = tomllib.loads((created.folder / "pyproject.toml").read_text())["project"]
     assert not project["name"].startswith("dovetail")
     assert any(item.startswith("dovetail-core>=") for item in project["dependencies"])
-    (manifest_path,) = made.folder.rglob("dovetail.toml")
+    (manifest_path,) = created.folder.rglob("dovetail.toml")
     entries = tomllib.loads(manifest_path.read_text())["plugin"]
     declared = {f"{entry['kind']}:{entry['name']}": entry for entry in entries}
     if kind == COMMAND:
-        assert set(declared) == {"command:begun-command"} and made.plugins == ()
+        assert set(declared) == {"command:begun-command"} and created.plugins == ()
         entries = []
-    assert {item for item in declared if not item.startswith(COMMAND)} == set(made.plugins)
+    assert {item for item in declared if not item.startswith(COMMAND)} == set(created.plugins)
     for entry in entries:
         assert contract_version(entry["kind"]) in entry["api"]
     for group, points in project["entry-points"].items():
         assert group.removeprefix("dovetail.") in {*KINDS, COMMAND}
         for target in points.values():
             module, _, name = target.partition(":")
-            source = made.folder / "src" / f"{module.replace('.', '/')}.py"
+            source = created.folder / "src" / f"{module.replace('.', '/')}.py"
             body = ast.parse(source.read_text()).body
             assert name in [getattr(node, "name", "") for node in body]
-    for path in made.folder.rglob("*.*"):
+    for path in created.folder.rglob("*.*"):
         assert "$" not in path.read_text(), f"{path}: a placeholder was not replaced"
 
 

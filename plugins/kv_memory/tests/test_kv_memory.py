@@ -78,10 +78,10 @@ def test_a_store_is_shared_by_name_and_freed_after_its_last_user():
 
 def context(folder, *, groups=1, rank=0, options=None, **changes):
     spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=2, dtype="float32")
-    made = tuple(KVCacheGroup(layer_names=(f"l{i}",), spec=spec) for i in range(groups))
+    created = tuple(KVCacheGroup(layer_names=(f"l{i}",), spec=spec) for i in range(groups))
     return KVConnectorContext(
         config=make_config(write_fake_config(folder), **changes).worker_config(),
-        kv_cache=KVCacheConfig(num_blocks=3, groups=made),
+        kv_cache=KVCacheConfig(num_blocks=3, groups=created),
         rank=rank,
         options=options or {},
     )

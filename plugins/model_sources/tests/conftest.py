@@ -261,11 +261,11 @@ def hub_cache_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(hub_cache_folder, monkeypatch):
     """A hub on loopback."""
-    made = Hub()
-    servers = start_hub(made)
-    monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-    yield made
-    made.released.set()
+    created = Hub()
+    servers = start_hub(created)
+    monkeypatch.setenv("HF_ENDPOINT", created.endpoint)
+    yield created
+    created.released.set()
     for server in servers:
         server.shutdown()
         server.server_close()

@@ -17,8 +17,8 @@ def address_of(server):
 
 @pytest.fixture(scope="module")
 def client(server):
-    with openai.OpenAI(base_url=address_of(server), api_key="any", max_retries=0) as made:
-        yield made
+    with openai.OpenAI(base_url=address_of(server), api_key="any", max_retries=0) as created:
+        yield created
 
 
 def complete(client, **fields):

@@ -25,10 +25,10 @@ def openssl(*arguments):
 
 def make_certificate(folder, name):
     """Make a self-signed certificate. Return its file and the file of its key."""
-    made, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
+    path, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
     kind = ("-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2")
-    openssl("req", *kind, "-addext", NAMES, "-keyout", str(key), "-out", str(made))
-    return str(made), str(key)
+    openssl("req", *kind, "-addext", NAMES, "-keyout", str(key), "-out", str(path))
+    return str(path), str(key)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def files(tmp_path_factory):
 @pytest.fixture(scope="module")
 def encrypted(serving, files):
     """A server that serves HTTPS, for clients with a certificate."""
-    made, key, client, _ = files
-    options = ("--ssl-certfile", made, "--ssl-keyfile", key, "--ssl-ca-certs", client)
+    created, key, client, _ = files
+    options = ("--ssl-certfile", created, "--ssl-keyfile", key, "--ssl-ca-certs", client)
     with serving("--model", "demo", "--max-model-len", "128", *options) as running:
         yield running.wait_until_ready()
 
@@ -107,11 +107,17 @@ def test_old_versions_of_tls_are_rejected(encrypted, files):
 @pytest.fixture
 def unusable(files, tmp_path):
     """Paths of files that the server cannot use, each by a word that describes it."""
-    made, key, _, other = files
+    created, key, _, other = files
     locked, text = tmp_path / "locked.pem", tmp_path / "text.pem"
     openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", str(locked))
     text.write_text("not a certificate")
-    by_name = {"made": made, "key": key, "other": other, "locked": str(locked), "text": str(text)}
+    by_name = {
+        "made": created,
+        "key": key,
+        "other": other,
+        "locked": str(locked),
+        "text": str(text),
+    }
     return by_name | {"missing": str(tmp_path / "missing.pem"), "folder": str(tmp_path)}
 
 

@@ -90,10 +90,10 @@ def stalled(policy, lab, **world):
 
 def sarathi_every_step_contains_all_decodes(policy, lab):
     game, _ = stalled(policy, lab)
-    begun = set()
+    start = set()
     for step in game.steps:
-        assert begun & step.before <= set(step.decodes())
-        begun |= {name for name, _, _, samples in step.runs if samples}
+        assert start & step.before <= set(step.decodes())
+        start |= {name for name, _, _, samples in step.runs if samples}
 
 
 def sarathi_the_option_chunk_limits_the_time_between_tokens(policy, lab):

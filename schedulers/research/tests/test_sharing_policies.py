@@ -263,12 +263,12 @@ def test_a_mutant_of_a_policy_violates_its_guarantee(mutant, check, lab):
 def test_a_request_that_waits_for_a_prefix_is_charged_once(policy, lab):
     prompt = [*range(10, 90)]
     jobs = [lab.Job(name=f"a{n}", tenant="a", prompt=prompt, output=1) for n in range(3)]
-    made = []
+    created = []
 
     class Kept(policy):
         def __init__(self, options=None):
             super().__init__(options)
-            made.append(self)
+            created.append(self)
 
     game = lab.play(Kept, jobs, seats=8, budget=100, caching=True)
     assert (
@@ -276,6 +276,6 @@ def test_a_request_that_waits_for_a_prefix_is_charged_once(policy, lab):
     )  # the other two requests join together
     output = 3 * OUTPUT_WEIGHT
     if policy is VTCPolicy:
-        assert made[0]._counters["a"] == 3 * 80 + output
+        assert created[0]._counters["a"] == 3 * 80 + output
     else:
-        assert made[0]._credits["a"] > 4096 - 80 - 2 * 16 - output - 1  # cached tokens are free
+        assert created[0]._credits["a"] > 4096 - 80 - 2 * 16 - output - 1  # cached tokens are free

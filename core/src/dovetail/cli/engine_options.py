@@ -134,10 +134,10 @@ def make_optional_model() -> Any:
     name, hint, _ = flags[0]
     kind, parameter = get_args(hint)
     flags[0] = name, Annotated[kind | None, parameter], field(default=None)
-    made = make_dataclass("OptionalModelOptions", flags, frozen=True, kw_only=True)
-    made.__module__ = __name__
-    setattr(sys.modules[__name__], made.__name__, made)
-    return made
+    options_cls = make_dataclass("OptionalModelOptions", flags, frozen=True, kw_only=True)
+    options_cls.__module__ = __name__
+    setattr(sys.modules[__name__], options_cls.__name__, options_cls)
+    return options_cls
 
 
 def changed_options(options: EngineOptions) -> list[str]:

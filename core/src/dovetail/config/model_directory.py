@@ -187,8 +187,10 @@ def _format_names(plugins: PluginRegistry) -> list[str]:
 
 def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
     cls = plugins.load(FORMAT_KIND, name)
-    made: ModelFormat = construct(FORMAT_KIND, cls, options=plugins.options_of(FORMAT_KIND, cls))
-    return made
+    instance: ModelFormat = construct(
+        FORMAT_KIND, cls, options=plugins.options_of(FORMAT_KIND, cls)
+    )
+    return instance
 
 
 def _model_file_in(directory: Path, plugins: PluginRegistry) -> Path | None:

@@ -31,22 +31,22 @@ class Codebook:
     def __init__(self) -> None:
         self._codes: dict[Any, int] = {}
 
-    def code(self, thing: Any) -> int:
+    def code(self, item: Any) -> int:
         """Return the number of an object."""
-        return self._codes.setdefault(thing, len(self._codes))
+        return self._codes.setdefault(item, len(self._codes))
 
-    def codes(self, things: Iterable[Any]) -> array[int]:
+    def codes(self, items: Iterable[Any]) -> array[int]:
         """Return the numbers of several objects as an int32 array."""
         known = self._codes
-        return array("i", [known.setdefault(thing, len(known)) for thing in things])
+        return array("i", [known.setdefault(item, len(known)) for item in items])
 
 
 class Plain:
     """Keeps tokens unchanged, for a replay in which tokens are already codes."""
 
-    def codes(self, things: Iterable[int]) -> array[int]:
-        """Return `things` as an int32 array."""
-        return array("i", things)
+    def codes(self, items: Iterable[int]) -> array[int]:
+        """Return `items` as an int32 array."""
+        return array("i", items)
 
 
 @dataclass(frozen=True, kw_only=True)

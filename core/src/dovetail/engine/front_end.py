@@ -236,5 +236,5 @@ class FrontEnd:
                 options=own,
             )
 
-        made: IOProcessor = make_instance(self._plugins, "io_processor", reference, context)
-        return made
+        instance: IOProcessor = make_instance(self._plugins, "io_processor", reference, context)
+        return instance

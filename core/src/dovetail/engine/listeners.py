@@ -136,14 +136,14 @@ def _make_stat_loggers(
             served_model_name=config.model.served_model_name, start_ns=clock.now_ns(), options=own
         )
 
-    made: dict[str, StatLogger] = {}
+    created: dict[str, StatLogger] = {}
     for reference in config.extensions.stat_loggers:
         name = plugin_name(plugins, "stat_logger", reference)
-        if name in made:
+        if name in created:
             raise ConfigError(f"stat_loggers contains {name!r} twice; list it once.")
-        made[name] = make_instance(plugins, "stat_logger", reference, context)
-        undo.callback(_close, made[name])
-    return tuple(made.values())
+        created[name] = make_instance(plugins, "stat_logger", reference, context)
+        undo.callback(_close, created[name])
+    return tuple(created.values())
 
 
 def _without(

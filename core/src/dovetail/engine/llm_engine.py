@@ -138,17 +138,17 @@ class LLMEngine:
         """
         _check_different(user_request)
         rejected: dict[str, RequestError] = {}
-        made: list[tuple[CheckedRequest, list[EngineCoreRequest]]] = []
+        created: list[tuple[CheckedRequest, list[EngineCoreRequest]]] = []
         for core_request in user_request:
             try:
-                made.append(self.front.make(core_request))
+                created.append(self.front.make(core_request))
             except RequestError as error:
                 rejected[core_request.request_id] = error
-        ready = [request for _, requests in made for request in requests]
+        ready = [request for _, requests in created for request in requests]
         with self._aborting_on_error(ready):
             late = self.client.add_requests(ready)
             to_abort: list[str] = []
-            for checked, requests in made:
+            for checked, requests in created:
                 core_ids = [request.request_id for request in requests]
                 reasons = [late[core_id] for core_id in core_ids if core_id in late]
                 if reasons:

@@ -205,10 +205,10 @@ def _structured_output(
     scheduler_cls: type[SchedulerInterface],
     info: ModelInfo,
 ) -> StructuredOutput | None:
-    made = make_structured_output(config, plugins, scheduler_cls, info.vocab_size)
-    if made is not None:
-        start.undo(made.shutdown)
-    return made
+    created = make_structured_output(config, plugins, scheduler_cls, info.vocab_size)
+    if created is not None:
+        start.undo(created.shutdown)
+    return created
 
 
 def _check_options(

@@ -87,8 +87,8 @@ def make_structured_output(
         def context(options: Options) -> GrammarContext:
             return GrammarContext(tokenizer=tokenizer, vocab_size=vocab_size, options=options)
 
-        made: GrammarBackend = make_instance(plugins, "grammar", reference, context)
-        return made
+        instance: GrammarBackend = make_instance(plugins, "grammar", reference, context)
+        return instance
 
     parts = GrammarParts(tokenizer, make)
     structured = StructuredOutput(plugins.load("grammar", reference), parts, vocab_size)
@@ -286,9 +286,9 @@ class StructuredOutput(AdmissionGate):
         if not names:
             return None
         bitmask = self._fill(list(names.values()))
-        made = GrammarOutput(runs=tuple(names), bitmask=bytes(bitmask))
-        self._masks[plan.step_id] = names, made
-        return made
+        created = GrammarOutput(runs=tuple(names), bitmask=bytes(bitmask))
+        self._masks[plan.step_id] = names, created
+        return created
 
     def _fill(self, names: Sequence[str]) -> bytearray:
         """Return the masks of requests. A request whose mask has no token is recorded as failed."""

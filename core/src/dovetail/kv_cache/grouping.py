@@ -208,7 +208,7 @@ def _with_pages(
     interval: tokens of a state's block, as a multiple of the largest attention block.
     shared: attention layers per page, if they fit.
     """
-    made, largest = [], 0
+    created, largest = [], 0
     for part in parts:
         spec, own = part.spec, part.spec.page_size_bytes
         if isinstance(spec, StateSpec) or not own:
@@ -216,15 +216,15 @@ def _with_pages(
         per_page = max(1, min(shared, num_bytes // aligned(own), len(part.names)))
         size = spec.block_size * max(1, num_bytes // per_page // own)
         largest = max(size, largest)
-        made.append(_Part(replace(spec, block_size=size), part.names, per_page))
+        created.append(_Part(replace(spec, block_size=size), part.names, per_page))
     for part in parts:
         spec, own = part.spec, part.spec.page_size_bytes
         if not isinstance(spec, StateSpec) and own:
             continue
         size = interval * (largest or spec.block_size)
         per_page = min(len(part.names), num_bytes // aligned(own)) if own else 1
-        made.append(_Part(replace(spec, block_size=size), part.names, max(1, per_page)))
-    return made
+        created.append(_Part(replace(spec, block_size=size), part.names, max(1, per_page)))
+    return created
 
 
 def _cut(parts: Sequence[_Part], lengths: Sequence[int], max_step_tokens: int) -> Iterator[_Choice]:

@@ -51,7 +51,7 @@ def construct(
     """
     try:
         arguments = () if context is None else (context,)
-        made = cls(*arguments, **({"options": options} if options and context is None else {}))
+        instance = cls(*arguments, **({"options": options} if options and context is None else {}))
     except (DovetailError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -61,13 +61,13 @@ def construct(
             f"{describe_failure(error)}.\n"
             f"Fix the cause, or choose another plugin."
         ) from error
-    if isinstance(cls, type) and not issubclass(type(made), cls):
+    if isinstance(cls, type) and not issubclass(type(instance), cls):
         raise ContractError(
             f"The {kind} {cls.__module__}:{cls.__qualname__} was loaded, but its constructor "
             "returned an "
-            f"object of {type(made).__name__!r}. __new__ must return an instance of the class."
+            f"object of {type(instance).__name__!r}. __new__ must return an instance of the class."
         )
-    return made
+    return instance
 
 
 def make_instance(

@@ -108,15 +108,15 @@ class HookPlugins:
 
 def load_hooks(references: Sequence[str | type], plugins: PluginRegistry) -> HookPlugins:
     """Load, construct and check the hooks plugins of the option. Raise PluginError on failure."""
-    made: dict[str, object] = {}
+    created: dict[str, object] = {}
     for reference in references:
         name = plugin_name(plugins, "hooks", reference)
-        if name in made:
+        if name in created:
             raise ConfigError(f"The option hooks contains {name!r} twice; list it once.")
-        made[name] = make_instance(
+        created[name] = make_instance(
             plugins, "hooks", reference, lambda own: HooksContext(options=own)
         )
-    return HookPlugins(made)
+    return HookPlugins(created)
 
 
 def failure(subscriber: Subscriber, error: BaseException) -> str:

@@ -30,13 +30,13 @@ def _twin(original: type, replaced: Mapping[str, Any]) -> type[msgspec.Struct]:
     """Return a struct with the fields of a dataclass, some of them with other types."""
     # `array[int]` cannot be evaluated before Python 3.12; those fields are replaced here.
     hints = get_type_hints(original, localns={"array": list})
-    made: list[Any] = []
+    created: list[Any] = []
     for field in fields(original):
         kind = replaced.get(field.name, hints[field.name])
-        made.append((field.name, kind, *_default(field)))
+        created.append((field.name, kind, *_default(field)))
     return msgspec.defstruct(
         f"Wire{original.__name__}",
-        made,
+        created,
         frozen=True,
         kw_only=True,
         omit_defaults=True,

@@ -140,13 +140,13 @@ def _sampling() -> tuple[KernelCase, ...]:
 
 
 def _step_inputs() -> tuple[KernelCase, ...]:
-    made = {"input_ids_ptr": "*i64", "positions_ptr": "*i64", "seq_lens_ptr": "*i32"}
+    created = {"input_ids_ptr": "*i64", "positions_ptr": "*i64", "seq_lens_ptr": "*i32"}
     tables = {"table_ptr": "*i32", "slots_ptr": "*i64", "out_ptr": "*i32"}
     return (
         KernelCase(
             name="prepare_inputs: tokens and positions",
             kernel=steps.tokens_kernel,
-            types=_RUNS | {"token_ids_ptr": "*i32", "row_stride": "i32"} | made,
+            types=_RUNS | {"token_ids_ptr": "*i32", "row_stride": "i32"} | created,
             constexprs={"BLOCK": steps.BLOCK},
             unaligned=frozenset(_RUNS),
         ),

@@ -43,7 +43,7 @@ def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, St
             options=options,
         )
 
-    made: dict[str, StepExtension] = {}
+    created: dict[str, StepExtension] = {}
     for kind, references, make_context in (
         ("logits_processor", context.config.logits_processors, processor_context),
         ("step_extension", context.config.step_extensions, extension_context),
@@ -51,5 +51,7 @@ def make_extensions(context: WorkerContext, loaded: LoadedModel) -> dict[str, St
         for reference in references:
             extension = make_instance(plugins, kind, reference, make_context)
             name = f"the {kind.replace('_', ' ')} {plugin_name(plugins, kind, reference)!r}"
-            made[name] = ProcessorExtension(extension) if kind == "logits_processor" else extension
-    return made
+            created[name] = (
+                ProcessorExtension(extension) if kind == "logits_processor" else extension
+            )
+    return created

@@ -66,9 +66,9 @@ class Subjects:
 
     def new_folder(self, name: str) -> Path:
         """Return a new directory in `folder`."""
-        made = self.folder / name
-        made.mkdir(exist_ok=True)
-        return made
+        path = self.folder / name
+        path.mkdir(exist_ok=True)
+        return path
 
     def find_device(self, claimed: frozenset[str]) -> torch.device:
         """Return a device of a claimed type (empty: any). Raise SkipCase if none is available."""

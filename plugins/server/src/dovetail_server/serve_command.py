@@ -94,9 +94,11 @@ def _server_options() -> Any:
         )
         hint: Any = Annotated[hints[item.name], parameter]
         options.append((item.name, hint, field(default=item.default)))
-    made = make_dataclass("ServerOptions", options, frozen=True, kw_only=True)
-    made.__module__ = __name__  # "types" is a module whose classes the parser treats as built-in
-    return made
+    options_cls = make_dataclass("ServerOptions", options, frozen=True, kw_only=True)
+    options_cls.__module__ = (
+        __name__  # "types" is a module whose classes the parser treats as built-in
+    )
+    return options_cls
 
 
 if TYPE_CHECKING:

@@ -142,8 +142,8 @@ class MessageParsers:
             prompt_end=prompt_end[-MAX_PROMPT_END_CHARS:],
             options=self.reasoning.options,
         )
-        made: ReasoningParser = self.reasoning.cls(context)
-        return made
+        instance: ReasoningParser = self.reasoning.cls(context)
+        return instance
 
 
 def parse_message(

@@ -227,7 +227,7 @@ def _article(noun: str) -> str:
     return f"{'an' if noun[:1].lower() in 'aeiou' else 'a'} {noun}"
 
 
-def _describe(thing: object) -> str:
-    module = getattr(thing, "__module__", None)
-    name = getattr(thing, "__qualname__", None)
-    return f"{module}:{name}" if module and name else repr(thing)[:80]
+def _describe(item: object) -> str:
+    module = getattr(item, "__module__", None)
+    name = getattr(item, "__qualname__", None)
+    return f"{module}:{name}" if module and name else repr(item)[:80]

@@ -90,8 +90,8 @@ def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
     """
     num_rows, vocab_size = logits_RV.shape
     num_parts, num_tiles = share_out(num_rows, vocab_size)
-    made = torch.empty((1 + num_parts) * num_rows, dtype=torch.int64, device=logits_RV.device)
-    ids_R, parts_RS = made[:num_rows], made[num_rows:]
+    output = torch.empty((1 + num_parts) * num_rows, dtype=torch.int64, device=logits_RV.device)
+    ids_R, parts_RS = output[:num_rows], output[num_rows:]
     if not num_rows:
         return ids_R
     rows: RowLayout = row_layout(logits_RV)

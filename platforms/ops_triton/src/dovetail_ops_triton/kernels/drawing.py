@@ -129,8 +129,8 @@ def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
     """
     num_rows, vocab_size = logits_RV.shape
     num_parts, num_tiles = share_out(num_rows, vocab_size)
-    made = torch.empty((2 + num_parts) * num_rows, dtype=torch.int64, device=logits_RV.device)
-    ids_R, cuts_R, parts_RS = made.tensor_split((num_rows, 2 * num_rows))
+    output = torch.empty((2 + num_parts) * num_rows, dtype=torch.int64, device=logits_RV.device)
+    ids_R, cuts_R, parts_RS = output.tensor_split((num_rows, 2 * num_rows))
     if not num_rows:
         return ids_R
     rows = row_layout(logits_RV)

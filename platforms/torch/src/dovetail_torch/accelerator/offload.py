@@ -211,10 +211,10 @@ def _fill(layer: nn.Module, memory: torch.Tensor) -> None:
 
 def _replace(layer: nn.Module, make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace each parameter, in the order of `parameters()`; shared ones stay shared."""
-    made: dict[int, nn.Parameter] = {}
+    created: dict[int, nn.Parameter] = {}
     old = list(layer.parameters())  # keeps the objects, so that their ids stay unique
     for weight in old:
-        made[id(weight)] = nn.Parameter(make(weight), requires_grad=False)
+        created[id(weight)] = nn.Parameter(make(weight), requires_grad=False)
     for module in layer.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
-            module.register_parameter(name, made[id(weight)])
+            module.register_parameter(name, created[id(weight)])

@@ -79,14 +79,14 @@ class FakeGraph:
         result = func(*_replaced(args, clones), **_replaced(kwargs, clones))
         result = _replaced(result, {id(clones[id(item)]): item for item in written})
         known = _storages((args, kwargs))
-        made = [
+        created = [
             tensor for tensor in _tensors(result) if tensor.untyped_storage()._cdata not in known
         ]
-        for item in made:
+        for item in created:
             item.fill_(torch.nan if item.is_floating_point() else 0)
-        if made or written:
+        if created or written:
             self._operations.append(
-                _Operation(func=func, args=args, kwargs=kwargs, made=made, account=account)
+                _Operation(func=func, args=args, kwargs=kwargs, made=created, account=account)
             )
         return result
 

@@ -72,7 +72,7 @@ class FakeDeviceTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type, host: torch.Tensor, piece: Piece) -> FakeDeviceTensor:
         """Wrap a host tensor that has no other owner."""
-        made: FakeDeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: FakeDeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             host.shape,
             strides=host.stride(),
@@ -80,8 +80,8 @@ class FakeDeviceTensor(torch.Tensor):
             dtype=host.dtype,
             device=torch.device(NAME, 0),
         )
-        made.host, made.piece = host, piece
-        return made
+        self.host, self.piece = host, piece
+        return self
 
     def tolist(self) -> Any:
         """Return the elements as a list. The host waits for them."""
@@ -238,9 +238,9 @@ def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor
 def wrap(host: torch.Tensor) -> FakeDeviceTensor:
     """Return a new device tensor with the data of `host`, which has no other owner."""
     piece = DEVICE.memory.take(host.untyped_storage().nbytes())
-    made = FakeDeviceTensor(host, piece)
-    account((), (made,))
-    return made
+    created = FakeDeviceTensor(host, piece)
+    account((), (created,))
+    return created
 
 
 class _Lifting:

@@ -84,7 +84,7 @@ def make_attention(
         return AttentionState(buffers=nothing, table=table, block_sizes=block_sizes)
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
-    made, builder_of = [], []
+    created, builder_of = [], []
     plain = kv_cache_specs(backend, layers, block_size=config.block_size, limits=limits)
     specs = {
         name: replace(plain[name], block_size=group.spec.block_size)
@@ -97,12 +97,12 @@ def make_attention(
         head_size = specs[name].head_size
         own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
         num_added = head_size - layer.head_size
-        made.append(PaddedAttention(own, num_added) if num_added else own)
+        created.append(PaddedAttention(own, num_added) if num_added else own)
         builder_of.append(builders.setdefault((specs[name], group_of[name]), len(builders)))
     return AttentionState(
         buffers=buffers,
         table=AttentionTable(
-            made,
+            created,
             [buffers.caches[name] for name in layers],
             builder_of,
             rotates=ROTARY in backend.capabilities.features and not is_padded,

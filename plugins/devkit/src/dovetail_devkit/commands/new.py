@@ -25,17 +25,17 @@ def new(
     as_json: Annotated[bool, Parameter(name="--json", negative="", help=_JSON_HELP)] = False,
 ) -> int:
     """Write a small plugin package that installs and passes its conformance suite."""
-    made = write_package(kind, name, out.expanduser())
+    package = write_package(kind, name, out.expanduser())
     if as_json:
-        print_json(made)
+        print_json(package)
         return 0
-    print_line(f"Wrote {made.folder}:")
-    for path in made.files:
+    print_line(f"Wrote {package.folder}:")
+    for path in package.files:
         print_line(f"  {path}")
     print_line("The package works without changes. Run:")
     # pip interprets a name without a slash as the name of a distribution on an index.
-    folder = made.folder if made.folder.is_absolute() else f"./{made.folder}"
+    folder = package.folder if package.folder.is_absolute() else f"./{package.folder}"
     print_line(f"  pip install -e {folder}")
-    checks = " ".join(f"--dovetail-plugin {plugin}" for plugin in made.plugins)
+    checks = " ".join(f"--dovetail-plugin {plugin}" for plugin in package.plugins)
     print_line(f"  pytest {checks or folder}")
     return 0

@@ -88,8 +88,8 @@ class FakeOps(Ops):
             zip(columns.rows_R.tolist(), columns.starts_R.tolist(), strict=True)
         ):
             columns.seq_lens_R[r] = start + firsts[r + 1] - firsts[r]
-            for table, made in zip(columns.block_tables, columns.block_tables_RM, strict=True):
-                made[r] = table[row, : made.shape[1]]
+            for table, created in zip(columns.block_tables, columns.block_tables_RM, strict=True):
+                created[r] = table[row, : created.shape[1]]
             for index in range(firsts[r], firsts[r + 1]):
                 position = start + index - firsts[r]
                 columns.input_ids_T[index] = columns.token_ids_RL[row, position]

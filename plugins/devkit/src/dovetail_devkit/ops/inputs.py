@@ -137,6 +137,6 @@ def _expected(shape: StepShape, columns: StepColumns) -> Iterator[tuple[str, Any
         table = columns.block_tables[g].tolist()
         slots = [table[row][p // size] * size + p % size for row, p in tokens]
         yield f"slots_T[{g}]", columns.slots_T[g].tolist(), slots
-        made = columns.block_tables_RM[g]
-        rows = [table[row][: made.shape[1]] for row, _, _ in shape.runs]
-        yield f"block_tables_RM[{g}]", made.tolist(), rows
+        output = columns.block_tables_RM[g]
+        rows = [table[row][: output.shape[1]] for row, _, _ in shape.runs]
+        yield f"block_tables_RM[{g}]", output.tolist(), rows

@@ -50,21 +50,21 @@ def name_plugin(kind: str, name: str) -> PluginName:
         )
     package = _WORD_BORDER.sub("_", name).lower().strip("_")
     parts = [part for part in name.split("_") if part]
-    made = PluginName(
+    plugin_name = PluginName(
         name=name,
         package=package,
         distribution=re.sub("_+", "-", package),
         stem="".join(part[0].upper() + part[1:] for part in parts),
     )
-    _check_free(kind, made)
-    return made
+    _check_free(kind, plugin_name)
+    return plugin_name
 
 
-def _check_free(kind: str, made: PluginName) -> None:
-    package = made.package
+def _check_free(kind: str, plugin_name: PluginName) -> None:
+    package = plugin_name.package
     if package.partition("_")[0] == _OURS:
         raise PluginError(
-            f"The plugin name {made.name!r} begins with {_OURS!r}, which is reserved for "
+            f"The plugin name {plugin_name.name!r} begins with {_OURS!r}, which is reserved for "
             "first-party packages. Choose another name."
         )
     if package in sys.stdlib_module_names or package in _PACKAGE_FOLDERS:
@@ -73,20 +73,20 @@ def _check_free(kind: str, made: PluginName) -> None:
             f"Choose another name."
         )
     try:
-        owner = distribution(made.distribution)
+        owner = distribution(plugin_name.distribution)
     except PackageNotFoundError:
         owner = None
     if owner is not None:
         raise PluginError(
-            f"The distribution {made.distribution!r} {owner.version} is installed already. Choose "
-            f"another name, or run: pip uninstall {made.distribution}"
+            f"The distribution {plugin_name.distribution!r} {owner.version} is installed already. "
+            f"Choose another name, or run: pip uninstall {plugin_name.distribution}"
         )
     if importlib.util.find_spec(package) is not None:
         raise PluginError(f"A module named {package!r} exists already. Choose another name.")
     candidates = () if kind == COMMAND else PluginRegistry().candidates(kind)
     for candidate in candidates:
-        if candidate.name == made.name:
+        if candidate.name == plugin_name.name:
             raise PluginError(
-                f"The {kind} plugin {made.name!r} of {candidate.distribution} is installed "
+                f"The {kind} plugin {plugin_name.name!r} of {candidate.distribution} is installed "
                 "already. Choose another name."
             )

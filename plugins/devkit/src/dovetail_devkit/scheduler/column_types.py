@@ -74,19 +74,19 @@ def check_depth_types(depth: Depth) -> None:
     _check(depth, Depth)
 
 
-def _check(made: Any, kind: type) -> None:
+def _check(created: Any, kind: type) -> None:
     """Check the type of an object, of its columns, and of its fields with numbers and strings."""
-    if not isinstance(made, kind):
-        raise AssertionError(f"a {_name(made)} was returned; expected a {kind.__name__}")
+    if not isinstance(created, kind):
+        raise AssertionError(f"a {_name(created)} was returned; expected a {kind.__name__}")
     for name, code in _COLUMNS.get(kind, {}).items():
-        column = getattr(made, name)
+        column = getattr(created, name)
         if not isinstance(column, array) or column.typecode != code:
             typecode = getattr(column, "typecode", None)
             shown = f"array({typecode!r})" if typecode else _name(column)
             raise _wrong(kind, name, shown, f"array({code!r})")
     for name, plain in _plain_fields(kind):
-        if type(getattr(made, name)) is not plain:
-            raise _wrong(kind, name, _name(getattr(made, name)), plain.__name__)
+        if type(getattr(created, name)) is not plain:
+            raise _wrong(kind, name, _name(getattr(created, name)), plain.__name__)
 
 
 @cache
@@ -94,28 +94,28 @@ def _plain_fields(kind: type) -> tuple[tuple[str, type], ...]:
     return tuple((field.name, _PLAIN[field.type]) for field in fields(kind) if field.type in _PLAIN)
 
 
-def _check_type(made: Any, name: str, kind: type) -> None:
-    value = getattr(made, name)
+def _check_type(created: Any, name: str, kind: type) -> None:
+    value = getattr(created, name)
     if not isinstance(value, kind):
-        raise _wrong(type(made), name, _name(value), kind.__name__)
+        raise _wrong(type(created), name, _name(value), kind.__name__)
 
 
-def _check_items(made: Any, name: str, container: type, kind: type) -> None:
-    _check_type(made, name, container)
-    for item in getattr(made, name):
+def _check_items(created: Any, name: str, container: type, kind: type) -> None:
+    _check_type(created, name, container)
+    for item in getattr(created, name):
         if not isinstance(item, kind):
             held = f"{container.__name__} with {_name(item)}"
-            raise _wrong(type(made), name, held, kind.__name__)
+            raise _wrong(type(created), name, held, kind.__name__)
         if kind in _COLUMNS or kind is Finished:
             _check(item, kind)
 
 
-def _check_mapping(made: Any, name: str, key_kind: type, kind: type) -> None:
-    _check_type(made, name, Mapping)
-    for key, item in getattr(made, name).items():
+def _check_mapping(created: Any, name: str, key_kind: type, kind: type) -> None:
+    _check_type(created, name, Mapping)
+    for key, item in getattr(created, name).items():
         if not isinstance(key, key_kind) or not isinstance(item, kind):
             held = f"{_name(key)} to {_name(item)}"
-            raise _wrong(type(made), name, held, f"{key_kind.__name__} to {kind.__name__}")
+            raise _wrong(type(created), name, held, f"{key_kind.__name__} to {kind.__name__}")
         if kind in _COLUMNS:
             _check(item, kind)
 

@@ -33,27 +33,27 @@ def check_model_format(
     """
     if files is None:
         files = getattr(format_cls, "examples", {})
-    made = format_cls(**({"options": options} if options else {}))
+    instance = format_cls(**({"options": options} if options else {}))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for file, content in files.items():
-            _check_valid(made, folder / file, content)
-            _check_damaged(made, folder / file, content)
-        _check_rejected(made, folder / "missing.model")
+            _check_valid(instance, folder / file, content)
+            _check_damaged(instance, folder / file, content)
+        _check_rejected(instance, folder / "missing.model")
         for number, content in enumerate((b"", b"\x00" * 4096, Random(1).randbytes(4096))):
             path = folder / f"invalid{number}.model"
             path.write_bytes(content)
-            _check_rejected(made, path)
+            _check_rejected(instance, path)
         pipe = folder / "pipe.model"
         os.mkfifo(pipe)
-        _check_rejected(made, pipe)
+        _check_rejected(instance, pipe)
         (folder / "directory.model").mkdir()
-        _check_rejected(made, folder / "directory.model")
+        _check_rejected(instance, folder / "directory.model")
 
 
-def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
+def _check_valid(created: ModelFormat, path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    description = made.describe(path)
+    description = created.describe(path)
     expect(
         isinstance(description, ModelDescription),
         f"describe() returns a {type(description).__name__}; expected a ModelDescription",
@@ -65,10 +65,10 @@ def _check_valid(made: ModelFormat, path: Path, content: bytes) -> None:
     )
     expect(bool(description.load_format), "describe must return a load_format")
     expect(bool(description.tokenizer_mode), "describe must return a tokenizer_mode")
-    expect(made.choose([path]) == path, "choose() must return the only file of a directory")
+    expect(created.choose([path]) == path, "choose() must return the only file of a directory")
 
 
-def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
+def _check_damaged(created: ModelFormat, path: Path, content: bytes) -> None:
     """Check that truncated and damaged files are read or rejected in bounded time."""
     random = Random(2)
     damaged = path.with_name(f"damaged-{path.name}")
@@ -81,7 +81,7 @@ def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
         damaged.write_bytes(wrong)
         begin_s = time.perf_counter()
         try:
-            made.describe(damaged)
+            created.describe(damaged)
         except ModelError as error:
             expect(
                 damaged.name in str(error),
@@ -91,9 +91,9 @@ def _check_damaged(made: ModelFormat, path: Path, content: bytes) -> None:
         expect(took_s < MAX_SECONDS, f"describe() took {took_s:.0f} s for a damaged file")
 
 
-def _check_rejected(made: ModelFormat, path: Path) -> None:
+def _check_rejected(created: ModelFormat, path: Path) -> None:
     try:
-        made.describe(path)
+        created.describe(path)
     except ModelError as error:
         expect(
             path.name in str(error), f"the ModelError must name the file; its message is: {error}"

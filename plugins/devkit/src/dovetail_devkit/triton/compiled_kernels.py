@@ -95,22 +95,22 @@ def check_kernel(case: KernelCase, target: str) -> CompiledKernel:
     """
     what = f"{case.name}, {target}"
     try:
-        made = compile_kernel(case, target)
+        kernel = compile_kernel(case, target)
     except Exception as error:
         raise AssertionError(f"{what} does not compile: {error}") from error
     maximum = SHARED_BYTES[target]
     expect(
-        made.shared_bytes <= maximum,
-        f"{what} uses {made.shared_bytes} bytes of shared memory, but a block of the target has "
+        kernel.shared_bytes <= maximum,
+        f"{what} uses {kernel.shared_bytes} bytes of shared memory, but a block of the target has "
         f"{maximum}",
     )
     maximum = case.max_spill_bytes.get(target, 0)
     expect(
-        made.spill_bytes <= maximum,
-        f"{what} spills {made.spill_bytes} bytes with {made.registers} registers, but "
+        kernel.spill_bytes <= maximum,
+        f"{what} spills {kernel.spill_bytes} bytes with {kernel.registers} registers, but "
         f"max_spill_bytes is {maximum}",
     )
-    return made
+    return kernel
 
 
 def compile_kernel(case: KernelCase, target: str) -> CompiledKernel:
@@ -124,19 +124,19 @@ def compile_kernel(case: KernelCase, target: str) -> CompiledKernel:
         attrs=_hints(case),
     )
     with _no_cache():
-        made = triton.compile(
+        kernel = triton.compile(
             source,
             target=_gpu_target(target),
             options={"num_warps": case.num_warps, "num_stages": case.num_stages},
         )
     is_nvidia = target.startswith(_NVIDIA)
-    measured = _assemble(made.asm["ptx"]) if is_nvidia else _read_metadata(made.asm["amdgcn"])
+    measured = _assemble(kernel.asm["ptx"]) if is_nvidia else _read_metadata(kernel.asm["amdgcn"])
     return CompiledKernel(
         name=case.name,
         target=target,
         registers=measured[0],
         spill_bytes=measured[1],
-        shared_bytes=made.metadata.shared,
+        shared_bytes=kernel.metadata.shared,
     )
 
 

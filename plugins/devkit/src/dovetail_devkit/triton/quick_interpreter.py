@@ -50,5 +50,5 @@ def _convert_float(array: Any, value: Any, target: Any, rounding_mode: Any) -> A
     bits = {8: torch.uint8, 16: torch.int16, 32: torch.int32}
     numbers = torch.from_numpy(array.copy().view(f"i{array.itemsize}").reshape(-1))
     numbers = numbers.view(dtypes[value.name]).to(dtypes[target.name])
-    made = numbers.view(bits[target.primitive_bitwidth]).numpy().reshape(array.shape)
-    return made.view(f"u{made.itemsize}")
+    output = numbers.view(bits[target.primitive_bitwidth]).numpy().reshape(array.shape)
+    return output.view(f"u{output.itemsize}")

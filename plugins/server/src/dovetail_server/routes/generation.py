@@ -67,10 +67,10 @@ class Generation:
         for index, output in enumerate(finished):
             call.usage.add_prompt(output)
             prompt_fields = await _prompt_fields(call, output)
-            made = await self._choices(output, index * call.sampling.num_returned)
+            created = await self._choices(output, index * call.sampling.num_returned)
             if call.form.has_batches:
-                made = [{**choice, **prompt_fields} for choice in made]
-            choices += made
+                created = [{**choice, **prompt_fields} for choice in created]
+            choices += created
         body = call.form.body(choices, call.usage.body())
         return body if call.form.has_batches else {**body, **prompt_fields}
 

@@ -62,8 +62,8 @@ class PluginRoutes:
             return HTTPRoutesContext(served_model_name=name, engine=engine, options=own)
 
         for reference in llm.config.extensions.http_routes:
-            made: HTTPRoutes = make_instance(registry, "http_routes", reference, context)
-            self._plugins.append((str(reference), made))
+            instance: HTTPRoutes = make_instance(registry, "http_routes", reference, context)
+            self._plugins.append((str(reference), instance))
 
     def routes(self) -> Iterable[Route]:
         """Yield the checked routes of all plugins. Raise ContractError for an invalid one."""

@@ -63,9 +63,9 @@ class RoundRobinScheduler(SchedulerInterface):
             raise RequestError(f"the id {request.request_id!r} is in use; take another.")
         if not 1 <= length <= maximum:
             raise RequestError(f"a prompt of {length} tokens must have from 1 to {maximum}.")
-        made = Request(request, max_model_len=limits.max_model_len)
-        self._requests[request.request_id] = made
-        self._waiting.append(made)
+        new_request = Request(request, max_model_len=limits.max_model_len)
+        self._requests[request.request_id] = new_request
+        self._waiting.append(new_request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests immediately, and drop their results in flight."""
