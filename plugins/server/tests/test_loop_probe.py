@@ -42,7 +42,7 @@ def test_a_callback_that_waits_without_using_the_cpu_is_not_reported(caplog):
     assert warnings_of(caplog, lambda: time.sleep(2 * MAX_BLOCKED_S)) == []
 
 
-def test_requests_that_arrive_together_start_in_several_turns_of_the_event_loop():
+def test_requests_that_arrive_together_start_in_several_iterations_of_the_event_loop():
     starts, turns = [], Counter()
 
     async def run():

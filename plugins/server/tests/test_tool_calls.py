@@ -124,7 +124,7 @@ def test_arguments_are_streamed_as_they_are_generated(tools_server):
     assert any(num_pieces() > 3 for _ in range(10))
 
 
-def test_a_call_that_is_cut_has_the_finish_reason_length(tools_server):
+def test_a_truncated_call_has_the_finish_reason_length(tools_server):
     body = {"tools": TOOLS, "tool_choice": NAMED, "max_tokens": 24}
     choice = choice_of(tools_server, **body)
     assert choice["finish_reason"] == "length"

@@ -143,7 +143,7 @@ def _commands() -> Iterator[Finding]:
             subject=f"{COMMAND}:{command.plugin.reference}",
             verdict=WARNING,
             text=f"the command's name is not valid: {reason}",
-            remedy="request that the author rename the command, or uninstall the distribution",
+            remedy="ask the author to rename the command, or uninstall the distribution",
         )
 
 

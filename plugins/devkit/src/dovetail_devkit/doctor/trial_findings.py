@@ -37,15 +37,13 @@ def check_trial(trial: Trial) -> Iterator[Finding]:
             subject=subject,
             verdict=WARNING,
             text=f"the plugin writes to the terminal when it is loaded: {_shown(trial.noise)}",
-            remedy="request that the author remove this text; it is mixed with the output of your "
+            remedy="ask the author to remove this text; it is mixed with the output of your "
             "programs",
         )
     for note in trial.notes:
         noisy = bool(_NOISY.match(note))
         remedy = (
-            "request that the author move this work into the constructor of the plugin"
-            if noisy
-            else ""
+            "ask the author to move this work into the constructor of the plugin" if noisy else ""
         )
         verdict = WARNING if noisy else NOTE
         yield Finding(area=_AREA, subject=subject, verdict=verdict, text=note, remedy=remedy)
