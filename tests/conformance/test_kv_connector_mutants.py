@@ -20,7 +20,7 @@ class KeepsNoCopy(FakeWorkerSide):
     def save(self, order):
         for key, block in zip(order["keys"], order["blocks"], strict=True):
             self.kept[key] = [cache_NP[block] for cache_NP in self._pages_NP]
-            self._told["stored"].append(key)
+            self._report["stored"].append(key)
         self.end(order, [])
 
 

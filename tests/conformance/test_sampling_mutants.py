@@ -159,7 +159,7 @@ class FirstRequestForAll(FakeSampler):
 MUTANTS = [
     (AlwaysGreedy, "temperature=100 with"),
     (AlwaysTemperatureOne, "temperature=2e-05 must"),
-    (SameNoiseEachStep, "each step must draw new noise"),
+    (SameNoiseEachStep, "each step must get new noise"),
     (SameNoiseForAllSeeds, "the worker ignores the temperature or the seed"),
     (NoiseFromTheJoin, "if it is resumed at this point"),
     (ignoring("top_k"), "top_k=1"),

@@ -170,8 +170,8 @@ class SpoilingSide(FakeWorkerSide):
         bad = list(order["blocks"])[len(order["blocks"]) // 2 :]
         for cache_NP in self._pages_NP:
             cache_NP[bad] = 255  # NaN in every floating-point type
-        self._told["done"].remove(order["number"])
-        self._told["failed"][order["number"]] = bad
+        self._report["done"].remove(order["number"])
+        self._report["failed"][order["number"]] = bad
         SpoilingSide.num_failed += 1
 
 

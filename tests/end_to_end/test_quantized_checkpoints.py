@@ -57,10 +57,10 @@ class ReadsGPTQ(TorchLinearMethod):
 
 @pytest.fixture
 def folder(tmp_path):
-    def write(config=(), others=None):
+    def write(config=(), config_file=None):
         (tmp_path / "config.json").write_text(json.dumps(PLAIN | dict(config)))
-        if others is not None:
-            (tmp_path / others[0]).write_text(json.dumps(others[1]))
+        if config_file is not None:
+            (tmp_path / config_file[0]).write_text(json.dumps(config_file[1]))
         return tmp_path
 
     return write

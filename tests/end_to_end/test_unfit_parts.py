@@ -38,7 +38,7 @@ def test_an_unsuitable_attention_backend_is_rejected_before_loading(folder, quan
         LLM(folder, **options, attention_backend=RejectsAll, quantization=quantization)
     assert isinstance(caught.value, PluginError)
     text = str(caught.value)
-    assert "The attention 'RefusesAll' was requested" in text and "heads of 8 are too many" in text
+    assert "The attention 'RejectsAll' was requested" in text and "heads of 8 are too many" in text
     assert "Plugins that can be used here: torch" in text
 
 
