@@ -47,6 +47,9 @@ demo: $(STAMP)  ## create a small model and generate from it
 chat: $(STAMP)  ## download SmolLM2-135M (93 MB) on first use, and chat with it
 	@$(BIN)/dovetail chat --model smollm2
 
+lab: $(STAMP)  ## compare four scheduling policies in the simulator; ends with an HTML report
+	$(BIN)/dovetail lab compare examples/lab_comparison.toml --out lab-results
+
 test: $(STAMP)  ## run the tests, except slow tests and those for accelerators
 	$(BIN)/python tests/features/suite.py
 
