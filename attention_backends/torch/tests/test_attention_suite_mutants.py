@@ -158,6 +158,30 @@ class TouchesEarlierTokens(FakeAttentionLayer):
         super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
 
 
+class ClearsEarlierTokens(FakeAttentionLayer):
+    """Clears the values of each row's first token in the row's later steps."""
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
+        for query_len, slots in metadata.runs:
+            if query_len < len(slots):
+                kv_cache.view(2, -1, *kv_cache.shape[3:])[1, slots[0]] = 0
+
+
+class ClearsUnusedSlots(FakeAttentionLayer):
+    """Is correct: clears the values after each row's last token, which whole blocks contain."""
+
+    def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
+        for _, slots in self.runs:
+            end = slots[-1] + 1
+            slots_2SKD[1, end : -(-end // self.size) * self.size] = 0
+        super().write(slots_2SKD, slots_T, k_TKD, v_TKD)
+
+    def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
+        self.runs, self.size = metadata.runs, kv_cache.shape[2]
+        super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
+
+
 class ScalesQueriesInPlace(FakeAttentionLayer):
     """Changes its input, and returns the correct result."""
 
@@ -281,6 +305,7 @@ MUTANTS = {
     SwapsKeysAndValues: "token",
     ForgetsToWriteDecodes: "nan.*The step is 'decodes'",
     TouchesEarlierTokens: "changed the cache of earlier tokens",
+    ClearsEarlierTokens: "changed the cache of earlier tokens",
     ScalesQueriesInPlace: "changed q, k or v",
     LeavesLastRowOut: "nan",
     MasksGarbageByWeight: "nan",
@@ -296,6 +321,12 @@ MUTANTS = {
 def test_the_suite_rejects_the_mutant(part, message):
     with pytest.raises(AssertionError, match=message):
         check_attention(backend_of(part), CPU)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_suite_accepts_a_backend_that_clears_unused_slots(dtype):
+    case = AttentionCase(runs=((16, 1), (0, 7), (19, 4), (14, 1)), dtype=dtype)
+    check_case(backend_of(ClearsUnusedSlots), case, CPU)
 
 
 @pytest.mark.parametrize(

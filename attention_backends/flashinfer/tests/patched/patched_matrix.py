@@ -15,7 +15,6 @@ import torch
 from cpu_backends import BACKENDS
 
 from dovetail_attn_flashinfer import wrappers
-from dovetail_devkit.attention import rows
 from dovetail_devkit.attention.case import AttentionCase
 from dovetail_devkit.attention.rows import AttentionRows
 
@@ -48,7 +47,6 @@ def new_process(monkeypatch):
     """Forget the loaded sink kernels, so that each case may have another head size."""
     monkeypatch.setattr(wrappers, "_sink_head_sizes", {})
     reference_kernels.loaded_variants.clear()
-    monkeypatch.setattr(rows, "expect", lambda right, text: None)
 
 
 def named(values):
