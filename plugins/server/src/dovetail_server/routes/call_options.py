@@ -22,6 +22,9 @@ FIRST_TOKEN_HEADER = "X-First-Token-Timeout"
 
 MAX_SECONDS = 1e6
 
+BACKGROUND_PRIORITY = 1 << 40
+"""Priority of requests for which no client waits; policies serve lower values first."""
+
 
 def check_model(model: str | None, served: str) -> None:
     """Raise APIError if `model` is not the name of the served model."""
@@ -60,6 +63,12 @@ def read_timeout(headers: Mapping[str, str], settings: ServerSettings) -> float 
     if timeout_s is None or maximum is None:
         return maximum if timeout_s is None else timeout_s
     return min(timeout_s, maximum)
+
+
+def read_priority(exchange: Exchange, request: GenerationFields) -> int:
+    """Return the priority of a request. Background work comes after all other requests."""
+    priority = request.priority or 0
+    return max(priority, BACKGROUND_PRIORITY) if exchange.is_background else priority
 
 
 def prompt_traits(

@@ -31,6 +31,7 @@ from dovetail_server.routes.call_options import (
     check_model,
     note_ignored,
     prompt_traits,
+    read_priority,
     read_timeout,
 )
 from dovetail_server.routes.generation import Call, Generation
@@ -144,7 +145,7 @@ class GenerationRoutes:
             prompts=[_prompt(item, traits) for item in prompts],
             sampling=sampling,
             form=form,
-            priority=request.priority or 0,
+            priority=read_priority(exchange, request),
             timeout_s=read_timeout(exchange.headers, self._state.settings),
             echo=isinstance(request, CompletionRequest) and bool(request.echo),
             with_ids=bool(request.return_token_ids),

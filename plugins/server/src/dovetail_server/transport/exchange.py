@@ -37,8 +37,9 @@ class Exchange:
     of the path behind a route that ends with "/*". request_id: of the response. caller: the name of
     the API key, or "". response_id: the field `id` of a generated response, or "". started, ended:
     whether the response has begun, and is complete. failure: the error with which the server ends
-    the request from outside. left: whether the client has closed the connection. extra_headers:
-    further headers of the response.
+    the request from outside. left: whether the client has closed the connection. is_background:
+    whether no client waits, so that the request has the lowest priority. extra_headers: further
+    headers of the response.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class Exchange:
         "extra_headers",
         "failure",
         "headers",
+        "is_background",
         "left",
         "method",
         "path",
@@ -84,6 +86,7 @@ class Exchange:
         self.caller = ""
         self.response_id = ""
         self.started = self.ended = self.left = self._sends_events = False
+        self.is_background = False
         self.failure: APIError | None = None
         self.extra_headers: list[Header] = []
         self._receive = receive
