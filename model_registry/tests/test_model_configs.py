@@ -11,10 +11,10 @@ from torch import nn
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
-from dovetail_models.models.llama import LlamaForCausalLM
-from dovetail_models.models.mistral import MistralForCausalLM
-from dovetail_models.models.qwen2 import Qwen2ForCausalLM
-from dovetail_models.models.qwen3 import Qwen3ForCausalLM
+from dovetail_models.families.llama import LlamaForCausalLM
+from dovetail_models.families.mistral import MistralForCausalLM
+from dovetail_models.families.qwen2 import Qwen2ForCausalLM
+from dovetail_models.families.qwen3 import Qwen3ForCausalLM
 from dovetail_torch.layers import TorchLinearMethod, TorchOps, attention_layers
 
 SMALL = {
@@ -56,7 +56,7 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"head_dim": 7}, ("rotary size 7", "head_dim")),
         ({"rms_norm_eps": -1}, ("rms_norm_eps", "-1")),
         ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ("rope type 'dynamic'", "yarn")),
+        ({"rope_scaling": {"type": "dynamical", "factor": 2.0}}, ("'dynamical'", "yarn")),
         ({"rope_parameters": {"rope_type": "lama3"}}, ("'lama3'", "Did you mean 'llama3'?")),
         ({"rope_scaling": {"type": "linear"}}, ("'linear' needs factor", "None")),
         (
@@ -133,7 +133,7 @@ def test_parameters_are_on_the_device_of_the_context_and_need_no_gradient() -> N
 
 
 def test_importing_the_package_imports_no_torch() -> None:
-    code = "import sys, dovetail_models, dovetail_models.models; print('torch' in sys.modules)"
+    code = "import sys, dovetail_models, dovetail_models.families; print('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "False"

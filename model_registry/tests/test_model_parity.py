@@ -17,10 +17,10 @@ from torch import nn
 from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.model import ModelContext
 from dovetail.interfaces.weight_loader import WeightLoaderContext
-from dovetail_models.models.llama import LlamaForCausalLM
-from dovetail_models.models.mistral import MistralForCausalLM
-from dovetail_models.models.qwen2 import Qwen2ForCausalLM
-from dovetail_models.models.qwen3 import Qwen3ForCausalLM
+from dovetail_models.families.llama import LlamaForCausalLM
+from dovetail_models.families.mistral import MistralForCausalLM
+from dovetail_models.families.qwen2 import Qwen2ForCausalLM
+from dovetail_models.families.qwen3 import Qwen3ForCausalLM
 from dovetail_torch.layers import TorchLinearMethod, TorchOps, attention_layers
 from dovetail_torch.weights import SafetensorsLoader, pack_linears
 
@@ -132,6 +132,10 @@ class DenseAttention:
         if layer.sliding_window:
             hidden = hidden | (distance >= layer.sliding_window)
         scores = torch.einsum("thd,shd->hts", q_THD, k_THD) * layer.scale
+        if layer.soft_cap:
+            scores = (scores / layer.soft_cap).tanh() * layer.soft_cap
+        if layer.alibi_slopes:
+            scores = scores - torch.tensor(layer.alibi_slopes)[:, None, None] * distance
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
         return torch.einsum("hts,shd->thd", weights, v_THD)
 

@@ -21,12 +21,15 @@ MAX_FUNCTION_LINES = 60
 MAX_NESTING = 3
 MAX_PARAMETERS = 7
 MAX_PACKAGE_FILES = 20
-ONE_FILE_PER_KIND = ("interfaces", "suites", "fakes")
-"""Packages with one file for each plugin kind; they grow with the number of kinds."""
+ONE_FILE_PER_KIND = ("interfaces", "suites", "fakes", "families")
+"""Packages with one file for each plugin kind, or for each model family; they grow with these."""
 
 
 # Maps "rule path[::function]" to the reason. An entry that is not needed fails the test.
 EXCEPTIONS: dict[str, str] = {
+    "parameters plugins/devkit/src/dovetail_devkit/attention/reference.py::reference_attention": (
+        "keywords for the features of an attention layer, with the names of AttentionLayerContext"
+    ),
     "parameters core/src/dovetail/entrypoints/llm.py::LLM.chat": (
         "keywords with the names that users know from other engines and from OpenAI's API"
     ),

@@ -28,7 +28,7 @@ from dovetail.scheduling import Scheduler
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_devkit.fakes.attention import FakeAttentionBackend, FakeAttentionLayer
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
-from dovetail_models.models.llama import LlamaForCausalLM
+from dovetail_models.families.llama import LlamaForCausalLM
 from dovetail_torch.weights import build_weight_table
 from dovetail_torch.worker import TorchWorker
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import torch
 
-from dovetail_models.models.llama import LlamaForCausalLM
+from dovetail_models.families.llama import LlamaForCausalLM
 
 NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
 

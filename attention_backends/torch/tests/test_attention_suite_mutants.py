@@ -61,6 +61,22 @@ class SinksOfOtherHeads(FakeAttentionLayer):
         super().__init__(context if sinks is None else replace(context, sinks=sinks.roll(1)))
 
 
+class NoAlibi(FakeAttentionLayer):
+    """Ignores the ALiBi slopes."""
+
+    def __init__(self, context):
+        super().__init__(replace(context, alibi_slopes=None))
+
+
+class AlibiOfOtherHeads(FakeAttentionLayer):
+    """Uses the slope of another query head."""
+
+    def __init__(self, context):
+        slopes = context.alibi_slopes
+        other = None if slopes is None else slopes.roll(1)
+        super().__init__(replace(context, alibi_slopes=other))
+
+
 class CappedSinks(FakeAttentionLayer):
     """Applies the soft cap to the sinks, too, as if they were scores."""
 
@@ -295,6 +311,8 @@ MUTANTS = {
     NoSoftCap: "token",
     NoSinks: "token",
     SinksOfOtherHeads: "token",
+    NoAlibi: "token",
+    AlibiOfOtherHeads: "token",
     CappedSinks: "token",
     OwnScale: "token",
     InterleavedHeads: "head",

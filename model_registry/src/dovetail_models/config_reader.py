@@ -50,12 +50,36 @@ def read_number(config: Config, field: str, default: float) -> float:
     return float(value)
 
 
-def read_flag(config: Config, field: str) -> bool:
-    """Return a bool: False if the field is absent or null."""
+def read_optional(config: Config, field: str) -> float:
+    """Return a number above 0, or 0 if the field is absent, null or 0."""
+    return read_number(config, field, 1.0) if config.get(field) else 0.0
+
+
+def read_flag(config: Config, field: str, default: bool = False) -> bool:
+    """Return a bool: the default if the field is absent or null."""
     value = config.get(field)
     if value is not None and not isinstance(value, bool):
         raise _wrong(field, value, "true or false")
-    return bool(value)
+    return default if value is None else value
+
+
+def reject(config: Config, field: str, *, needs: object = False) -> None:
+    """Raise ModelError if a field has a value other than `needs`, which is its default."""
+    value = config.get(field)
+    if value is not None and value != needs:
+        raise ModelError(
+            f"config.json: {field} is {shorten(value)}, which this architecture does not support "
+            f"here; only {needs!r} is supported"
+        )
+
+
+def renamed(config: Config, **names: str) -> Config:
+    """Return the config with the usual names of fields. names: the family's name of each field.
+
+    A value under the usual name takes precedence.
+    """
+    usual = {name: config[own] for name, own in names.items() if own in config}
+    return usual | {name: value for name, value in config.items() if value is not None}
 
 
 def read_choice(config: Config, field: str, known: tuple[str, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dovetail.errors import ModelError
@@ -41,6 +42,30 @@ def read_qwen_windows(config: Config) -> tuple[int, ...]:
         return (0,) * num_layers
     window = read_count(config, "sliding_window", DEFAULT_WINDOW)
     return tuple(window if windowed else 0 for windowed in has_window)
+
+
+def read_layer_types(config: Config, *, pattern: int) -> tuple[str, ...]:
+    """Return the type of each layer: full_attention or sliding_attention.
+
+    pattern: without `layer_types`, every layer whose number is a multiple of it (from 1) has full
+    attention. The field `sliding_window_pattern` takes precedence.
+    """
+    num_layers = read_num_layers(config)
+    kinds = config.get("layer_types")
+    if kinds is not None:
+        _check_layer_types(kinds, num_layers)
+        return tuple(kinds)
+    pattern = read_count(config, "sliding_window_pattern", pattern)
+    numbers = range(1, num_layers + 1)
+    return tuple("sliding_attention" if n % pattern else "full_attention" for n in numbers)
+
+
+def read_windows_of(config: Config, kinds: Sequence[str]) -> tuple[int, ...]:
+    """Return the window of each layer by its type. A null `sliding_window` means no window."""
+    if config.get("sliding_window", DEFAULT_WINDOW) is None:
+        return (0,) * len(kinds)
+    window = read_count(config, "sliding_window", DEFAULT_WINDOW)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _check_layer_types(kinds: Any, num_layers: int) -> None:

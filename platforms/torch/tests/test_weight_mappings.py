@@ -17,7 +17,7 @@ from dovetail_torch.layers import (
 )
 from dovetail_torch.weights import DummyLoader, SafetensorsLoader, build_weight_table
 from dovetail_torch.weights.finiteness import check_finite
-from dovetail_torch.weights.weight_names import WeightNames
+from dovetail_torch.weights.weight_names import PLAIN, StoredLayout, WeightNames
 
 SIZE = 8
 MAPPINGS = (
@@ -164,10 +164,13 @@ def test_the_error_for_an_invalid_mapping_names_the_model(mapping, report):
 
 def test_weight_names_map_in_both_directions_and_the_first_matching_mapping_applies():
     names = WeightNames(MAPPINGS)
-    assert names.to_model("h.3.c_proj.weight") == (("h.3.out.weight",), True)
-    assert names.to_model("h.3.c_proj.bias") == (("h.3.out.bias",), False)
-    assert names.to_model("h.3.mask") == ((), False)
-    assert names.to_model("h.3.c_projection.bias") == (("h.3.c_projection.bias",), False)
+    assert names.to_model("h.3.c_proj.weight") == (
+        ("h.3.out.weight",),
+        StoredLayout(transposed=True),
+    )
+    assert names.to_model("h.3.c_proj.bias") == (("h.3.out.bias",), PLAIN)
+    assert names.to_model("h.3.mask") == ((), PLAIN)
+    assert names.to_model("h.3.c_projection.bias") == (("h.3.c_projection.bias",), PLAIN)
     assert names.to_checkpoint("h.3.k_proj.bias") == "h.3.c_attn.bias"
     assert names.to_checkpoint("h.3.up.weight") == "h.3.fc.weight"
     assert names.to_checkpoint("other") == "other"

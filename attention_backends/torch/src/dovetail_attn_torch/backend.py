@@ -29,7 +29,7 @@ class TorchAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "torch"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset(TORCH_DTYPES),
-        features=frozenset({"sliding_window", "soft_cap", "sinks"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi"}),
     )
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Attention with explicit float32 scores, for soft caps and sinks, which torch does not support.
+"""Attention with explicit float32 scores, for what torch does not support: soft caps, sinks, ALiBi.
 
 Does not depend on the cache or on rows.
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail_attn_torch.metadata import visible
+from dovetail_attn_torch.metadata import GatheredBatch, visible
 
 # Maximum number of scores in memory at a time, in float32: 16 MiB.
 MAX_SCORES = 1 << 22
@@ -20,23 +20,25 @@ MAX_SCORES = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitAttention:
-    """Return softmax(c · tanh(scale · q · k / c), sink) · v, without the weight of the sink.
+    """Return softmax(c · tanh(scale · q · k / c) + bias, sink) · v, without the weight of the sink.
 
     soft_cap: c; 0 for none (Gemma 2, arXiv:2408.00118).
     sinks_H: float32, or None (Xiao et al. 2023, arXiv:2309.17453).
+    slopes_H: float32, or None; the bias is slope · (position of the key - position of the query)
+    (Press et al. 2022, arXiv:2108.12409).
     """
 
     scale: float
     soft_cap: float
     sinks_H: torch.Tensor | None
+    slopes_H: torch.Tensor | None = None
 
     def __call__(
         self,
         q_GXQD: torch.Tensor,
         k_GXLD: torch.Tensor,
         v_GXLD: torch.Tensor,
-        mask_G1QL: torch.Tensor | None,
-        is_causal: bool,
+        batch: GatheredBatch | None,
     ) -> torch.Tensor:
         """Return the outputs, of the shape and dtype of q.
 
@@ -46,7 +48,10 @@ class ExplicitAttention:
         num_rows, num_heads, query_len, _ = q_GXQD.shape
         num_kv_heads, length = k_GXLD.shape[1:3]
         k_GXLD, v_GXLD = k_GXLD.float(), v_GXLD.float()
+        mask_G1QL = None if batch is None else batch.mask_G1QL
         positions_L = torch.arange(length, device=q_GXQD.device)
+        positions_GL = positions_L.unsqueeze(0) if batch is None else batch.positions_GL
+        seen_from_GQ = positions_GL if batch is None else batch.query_positions_GQ
         out_GXQD = torch.empty_like(q_GXQD)
         tile = max(1, MAX_SCORES // (num_rows * num_heads * length))
         for start in range(0, query_len, tile):
@@ -56,10 +61,16 @@ class ExplicitAttention:
             if self.soft_cap:
                 scores = scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
             scores = scores.unflatten(2, q_GXYQD.shape[2:4])
+            if self.slopes_H is not None:
+                # All query heads of a decode, in the dimension Q, have the same position.
+                seen_from_GQ = seen_from_GQ.expand(-1, query_len)
+                distance_GQL = positions_GL.unsqueeze(1) - seen_from_GQ[:, start:end].unsqueeze(2)
+                slopes_XYQ1 = _by_query(self.slopes_H, scores.shape, start, query_len)
+                scores += slopes_XYQ1 * distance_GQL[:, None, None]
             if mask_G1QL is not None:
                 mask_G1QL = mask_G1QL.expand(-1, -1, query_len, -1)
                 scores += mask_G1QL[:, :, start:end].unsqueeze(2)
-            elif is_causal:
+            elif batch is None:
                 seen_QL = visible(positions_L[start:end].unsqueeze(1), positions_L, 0)
                 scores.masked_fill_(seen_QL.logical_not_(), float("-inf"))
             out = self._weights(scores, start, query_len).flatten(2, 3) @ v_GXLD
@@ -70,8 +81,20 @@ class ExplicitAttention:
         """Return the softmax of the scores and sinks. The first query has the index `start`."""
         if self.sinks_H is None:
             return scores_GXYQL.softmax(-1)
-        num_rows, num_kv_heads, group, num_queries, length = scores_GXYQL.shape
-        sinks_XQ = self.sinks_H.view(num_kv_heads * group, -1).expand(-1, query_len)
-        sinks_XYQ1 = sinks_XQ[:, start : start + num_queries].unflatten(0, (num_kv_heads, -1))
-        sinks_GXYQ1 = sinks_XYQ1.unsqueeze(-1).expand(num_rows, -1, -1, -1, -1)
+        num_rows, length = scores_GXYQL.shape[0], scores_GXYQL.shape[-1]
+        sinks_XYQ1 = _by_query(self.sinks_H, scores_GXYQL.shape, start, query_len)
+        sinks_GXYQ1 = sinks_XYQ1.expand(num_rows, -1, -1, -1, -1)
         return torch.cat([scores_GXYQL, sinks_GXYQ1], -1).softmax(-1)[..., :length]
+
+
+def _by_query(
+    values_H: torch.Tensor, scores_shape: torch.Size, start: int, query_len: int
+) -> torch.Tensor:
+    """Return the value of each query head for scores of the shape [G, X, Y, Q, L]: [X, Y, Q, 1].
+
+    start: the index of the first of the Q queries in the dimension of `query_len` queries.
+    """
+    _, num_kv_heads, group, num_queries, _ = scores_shape
+    values_XQ = values_H.view(num_kv_heads * group, -1).expand(-1, query_len)
+    values_XQ = values_XQ[:, start : start + num_queries]
+    return values_XQ.unflatten(0, (num_kv_heads, group)).unsqueeze(-1)

@@ -1,8 +1,8 @@
 """Attention of one layer: write the step's keys and values, then attend, batch by batch.
 
-Everything that is the same for all layers is part of the metadata. With a soft cap or sinks the
-explicit float32 formula is used, otherwise torch's `scaled_dot_product_attention`. Does not depend
-on blocks, rows or positions.
+Everything that is the same for all layers is part of the metadata. With a soft cap, sinks or ALiBi
+the explicit float32 formula is used, otherwise torch's `scaled_dot_product_attention`. Does not
+depend on blocks, rows or positions.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size; within a batch G rows, Q query tokens per row and head, L positions, X query or
@@ -21,10 +21,11 @@ from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext
 from dovetail_attn_torch.formula import ExplicitAttention
 from dovetail_attn_torch.metadata import GatheredBatch, Tokens, TorchAttentionMetadata, take
 
-Attend = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, bool], torch.Tensor
-]
-"""Maps (q_GXQD, k_GXLD, v_GXLD, mask_G1QL, is_causal) to the attention outputs, [G, X, Q, D]."""
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, GatheredBatch | None], torch.Tensor]
+"""Maps (q_GXQD, k_GXLD, v_GXLD, batch) to the attention outputs, [G, X, Q, D].
+
+batch: None for the whole prompt of one row, with causal attention.
+"""
 
 
 class TorchAttentionLayer(AttentionLayer):
@@ -36,9 +37,13 @@ class TorchAttentionLayer(AttentionLayer):
         self._window = context.sliding_window
         self._scale = context.scale
         self._attend: Attend = self._attend_plain
-        if context.soft_cap or context.sinks is not None:
+        added = (context.sinks, context.alibi_slopes)
+        if context.soft_cap or any(values_H is not None for values_H in added):
             self._attend = ExplicitAttention(
-                scale=context.scale, soft_cap=context.soft_cap, sinks_H=context.sinks
+                scale=context.scale,
+                soft_cap=context.soft_cap,
+                sinks_H=context.sinks,
+                slopes_H=context.alibi_slopes,
             )
 
     def forward(
@@ -69,16 +74,12 @@ class TorchAttentionLayer(AttentionLayer):
         for batch in metadata.chunks:
             _gather(slots_S2KD, batch)
             out_1HQD = self._attend(
-                _as_one_row(q_THD[batch.tokens]),
-                batch.keys_GKLD,
-                batch.values_GKLD,
-                batch.mask_G1QL,
-                False,
+                _as_one_row(q_THD[batch.tokens]), batch.keys_GKLD, batch.values_GKLD, batch
             )
             _put(out_THD, batch.tokens, out_1HQD[0].transpose(0, 1))
         for tokens in metadata.prefills:
             q_1HQD, k_1KLD, v_1KLD = (_as_one_row(x[tokens]) for x in (q_THD, k_TKD, v_TKD))
-            out_1HQD = self._attend(q_1HQD, k_1KLD, v_1KLD, None, True)
+            out_1HQD = self._attend(q_1HQD, k_1KLD, v_1KLD, None)
             _put(out_THD, tokens, out_1HQD[0].transpose(0, 1))
 
     def _decode(
@@ -95,7 +96,7 @@ class TorchAttentionLayer(AttentionLayer):
         """
         _gather(slots_S2KD, batch)
         q_GKQD = take(q_THD, batch.tokens).unflatten(1, self._groups)
-        out_GKQD = self._attend(q_GKQD, batch.keys_GKLD, batch.values_GKLD, batch.mask_G1QL, False)
+        out_GKQD = self._attend(q_GKQD, batch.keys_GKLD, batch.values_GKLD, batch)
         _put(out_THD, batch.tokens, out_GKQD.flatten(1, 2))
 
     def _attend_plain(
@@ -103,15 +104,14 @@ class TorchAttentionLayer(AttentionLayer):
         q_GXQD: torch.Tensor,
         k_GXLD: torch.Tensor,
         v_GXLD: torch.Tensor,
-        mask_G1QL: torch.Tensor | None,
-        is_causal: bool,
+        batch: GatheredBatch | None,
     ) -> torch.Tensor:
         return scaled_dot_product_attention(
             q_GXQD,
             k_GXLD,
             v_GXLD,
-            attn_mask=mask_G1QL,
-            is_causal=is_causal,
+            attn_mask=None if batch is None else batch.mask_G1QL,
+            is_causal=batch is None,
             scale=self._scale,
             enable_gqa=q_GXQD.shape[1] != k_GXLD.shape[1],
         )

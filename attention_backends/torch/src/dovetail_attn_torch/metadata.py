@@ -50,6 +50,7 @@ class GatheredBatch:
         last slot is repeated, so that only memory of that row is read.
     keys_values_S2KD: scratch memory for the gathered keys and values, shared by all layers.
     keys_GKLD, values_GKLD: views of it.
+    positions_GL, query_positions_GQ: int64; the positions of the keys and of the query tokens.
     mask_G1QL: added to the scores, 0 or -inf, in the cache's dtype, broadcast along
         dimensions of 1; None if every query sees all L positions.
     """
@@ -59,6 +60,8 @@ class GatheredBatch:
     keys_values_S2KD: torch.Tensor
     keys_GKLD: torch.Tensor
     values_GKLD: torch.Tensor
+    positions_GL: torch.Tensor
+    query_positions_GQ: torch.Tensor
     mask_G1QL: torch.Tensor | None
 
 
@@ -154,6 +157,8 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         return self._gathered(
             tokens=self._indices([starts[row] for row in rows]),
             slots_GL=self._slots(take(batch.block_table_RM, which), positions_GL),
+            positions_GL=positions_GL,
+            query_positions_GQ=ends_G1 - 1,
             mask_G1QL=mask,
         )
 
@@ -169,11 +174,19 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         return self._gathered(
             tokens=slice(start, start + query_len),
             slots_GL=self._slots(table_1M, positions_L.unsqueeze(0)),
+            positions_GL=positions_L.unsqueeze(0),
+            query_positions_GQ=positions_L[-query_len:].unsqueeze(0),
             mask_G1QL=mask_QL[None, None],
         )
 
     def _gathered(
-        self, *, tokens: Tokens, slots_GL: torch.Tensor, mask_G1QL: torch.Tensor | None
+        self,
+        *,
+        tokens: Tokens,
+        slots_GL: torch.Tensor,
+        positions_GL: torch.Tensor,
+        query_positions_GQ: torch.Tensor,
+        mask_G1QL: torch.Tensor | None,
     ) -> GatheredBatch:
         num_rows, length = slots_GL.shape
         keys_values_S2KD = self._scratch_S2KD[: num_rows * length]
@@ -184,6 +197,8 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
             keys_values_S2KD=keys_values_S2KD,
             keys_GKLD=keys_values_2GKLD[0],
             values_GKLD=keys_values_2GKLD[1],
+            positions_GL=positions_GL,
+            query_positions_GQ=query_positions_GQ,
             mask_G1QL=mask_G1QL,
         )
 

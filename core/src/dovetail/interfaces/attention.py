@@ -37,7 +37,7 @@ SMALL_HEAD_SIZE = 32
 class AttentionFacts:
     """The attention of a model.
 
-    sliding_window, soft_cap, sinks: whether any layer uses this feature.
+    sliding_window, soft_cap, sinks, alibi: whether any layer uses this feature.
     """
 
     head_size: int
@@ -46,6 +46,7 @@ class AttentionFacts:
     sliding_window: bool = False
     soft_cap: bool = False
     sinks: bool = False
+    alibi: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,8 @@ class AttentionRequirements:
     dtype, kv_cache_dtype: names such as "bfloat16". device_type: torch's name, such as "cuda".
     architecture: of an assumed device, such as "sm_90"; "" for the device of this process.
     features: ids of the required features beyond plain causal attention over a paged cache:
-        "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "cascade",
+        "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "alibi" (scores
+        have a bias that is linear in the distance), "cascade",
         "batch_invariant" (a token's result is bit-identical for any batch and any chunking of its
         prompt), … A backend must declare every id, so an unknown requirement is rejected.
     """
@@ -173,6 +175,9 @@ class AttentionLayerContext:
         without a value, so that the weights sum to less than 1. A parameter of the model, read
         only; its values may be loaded after this call. Only for a backend that declares "sinks".
         Source: Xiao et al. 2023, arXiv:2309.17453.
+    alibi_slopes: float32 [H], or None. The scores of head h, scaled and capped, get the bias
+        slope · (position of the key - position of the query) before the softmax. Only for a backend
+        that declares "alibi". Source: Press et al. 2022, arXiv:2108.12409.
     kv_scales: float32 [2], the scale of all keys and that of all values in an fp8 cache without
         scales of tokens; None for 1. The cache contains k / scale. Only for a backend that declares
         `KV_LAYER_SCALES`. Values may change between steps, when weights are loaded again.
@@ -189,6 +194,7 @@ class AttentionLayerContext:
     sliding_window: int = 0
     soft_cap: float = 0.0
     sinks: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
     kv_scales: torch.Tensor | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -253,7 +259,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

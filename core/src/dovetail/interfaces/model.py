@@ -131,11 +131,18 @@ class WeightMapping:
         of the checkpoint contains their output features, concatenated in this order. Without
         targets, the model ignores the weight.
     transposed: the checkpoint stores matrices as [in, out], like GPT-2's Conv1D.
+    groups: number of groups of output features. Each group has an equal part of every target, in
+        the order of the targets: with 3 targets and one group per head, the rows are q, k and v of
+        the first head, then q, k and v of the second.
+    rotary_pairs: (head size, rotary size) if the first features of each head are stored as pairs
+        (0, 1), (2, 3), … that are rotated together; the model has them in halves. (0, 0) if not.
     """
 
     source: str
     targets: tuple[str, ...] = ()
     transposed: bool = False
+    groups: int = 1
+    rotary_pairs: tuple[int, int] = (0, 0)
 
 
 class Model(Protocol):
@@ -145,9 +152,10 @@ class Model(Protocol):
     `dovetail_torch.layers.Attention`. A model without such modules has no KV cache.
 
     Weights. Parameters have the names of the checkpoint. Fused layers name their parts
-    (`LinearShape.part_names`). A model whose checkpoints use other names or layouts has a class
-    attribute `weight_mappings`, a sequence of `WeightMapping`; the first one whose source matches
-    applies. Linear methods always receive weights as [out, in], so that they can be quantized.
+    (`LinearShape.part_names`). A model whose checkpoints use other names or layouts has an
+    attribute `weight_mappings`, a sequence of `WeightMapping`, of the class or of the instance; the
+    first one whose source matches applies. Linear methods always receive weights as [out, in], so
+    that they can be quantized.
     architectures: the supported names in "architectures" of config.json.
 
     Tensor parallelism. A model may be shared by several ranks if its class attribute `provides`
@@ -163,7 +171,7 @@ class Model(Protocol):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.5"
+    CONTRACT_VERSION: ClassVar[str] = "0.6"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

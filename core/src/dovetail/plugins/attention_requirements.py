@@ -29,6 +29,7 @@ def attention_requirements(
         "sliding_window": attention.sliding_window,
         "soft_cap": attention.soft_cap,
         "sinks": attention.sinks,
+        "alibi": attention.alibi,
         "batch_invariant": config.compute.batch_invariant,
         KV_LAYER_SCALES: config.cache.kv_cache_scales == "layer",
     }

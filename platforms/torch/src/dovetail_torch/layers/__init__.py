@@ -1,6 +1,12 @@
 """The layers of models, the linear method `torch` and the op provider `torch`."""
 
-from dovetail_torch.layers.activation import SiluAndMul
+from dovetail_torch.layers.activation import (
+    ACTIVATIONS,
+    Activation,
+    GatedActivation,
+    SiluAndMul,
+    gated_activation,
+)
 from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
 from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from dovetail_torch.layers.linear import (
@@ -14,18 +20,24 @@ from dovetail_torch.layers.linear import (
     linear_layers,
     pack_linears,
 )
-from dovetail_torch.layers.norm import RMSNorm
+from dovetail_torch.layers.norm import LayerNorm, Norm, OffsetRMSNorm, RMSNorm
 from dovetail_torch.layers.rotary import RotaryEmbedding
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 from dovetail_torch.layers.torch_ops import CompletedOps, TorchOps
 
 __all__ = [
+    "ACTIVATIONS",
+    "Activation",
     "Attention",
     "BlockWeight",
     "ColumnParallelLinear",
     "CompletedOps",
+    "GatedActivation",
     "HeadShape",
+    "LayerNorm",
     "MergedColumnParallelLinear",
+    "Norm",
+    "OffsetRMSNorm",
     "ParallelLMHead",
     "ParallelLinear",
     "QKVParallelLinear",
@@ -37,6 +49,7 @@ __all__ = [
     "TorchOps",
     "VocabParallelEmbedding",
     "attention_layers",
+    "gated_activation",
     "linear_layers",
     "pack_linears",
     "share_heads",

@@ -8,7 +8,7 @@ Dimensions: T tokens, H query heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ class Attention(nn.Module):
     scale: factor on the scores; 0 for head_size ** -0.5. sliding_window: number of tokens that a
     token sees, including itself; 0 for all.
     soft_cap: c in c·tanh(score / c); 0 for none.
+    alibi_slopes: the slope of each query head for a bias of the scores, slope · (position of the
+    key - position of the query); () for none. Source: Press et al. 2022, arXiv:2108.12409.
     sinks: float32 [H], an additional logit for each query head, or None; the layer's only
     parameter. Raises ContractError for another shape or dtype.
     kv_scales: float32 [2], the scales of the keys and of the values in the cache; None without
@@ -42,6 +44,7 @@ class Attention(nn.Module):
         scale: float = 0.0,
         sliding_window: int = 0,
         soft_cap: float = 0.0,
+        alibi_slopes: Sequence[float] = (),
         sinks: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
@@ -56,6 +59,12 @@ class Attention(nn.Module):
         self.scale = scale or heads.head_size**-0.5
         self.sliding_window = sliding_window
         self.soft_cap = soft_cap
+        if alibi_slopes and len(alibi_slopes) != heads.num_heads:
+            raise ContractError(
+                f"attention layer {index} has {len(alibi_slopes)} ALiBi slopes for "
+                f"{heads.num_heads} heads; use one slope for each head"
+            )
+        self.alibi_slopes = tuple(alibi_slopes)
         self.sinks = sinks
         self.register_buffer("kv_scales", None, persistent=False)
 
@@ -123,6 +132,7 @@ def attention_facts(layers: Collection[Attention]) -> AttentionFacts:
         sliding_window=any(other.sliding_window for other in layers),
         soft_cap=any(other.soft_cap for other in layers),
         sinks=any(other.sinks is not None for other in layers),
+        alibi=any(other.alibi_slopes for other in layers),
     )
 
 
@@ -139,3 +149,5 @@ def share_heads(model: nn.Module, ranks: RankGroup) -> None:
                 "cannot be divided. Set tensor_parallel_size=1"
             )
         layer.heads = layer.heads.share(ranks, name)
+        first = ranks.rank * layer.num_heads
+        layer.alibi_slopes = layer.alibi_slopes[first : first + layer.num_heads]

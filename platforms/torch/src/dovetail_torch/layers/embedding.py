@@ -73,15 +73,16 @@ class ParallelLMHead(ParallelLinear):
         hidden_size: int,
         *,
         tied_to: VocabParallelEmbedding | None = None,
+        bias: bool = False,
     ) -> None:
         shard = divide_unevenly(vocab_size, context.ranks, f"the vocabulary of {vocab_size} tokens")
-        super().__init__(context, name, hidden_size, {leaf_of(name): shard})
+        super().__init__(context, name, hidden_size, {leaf_of(name): shard}, bias=bias)
         self.ranks, self.shard = context.ranks, shard
         self.maximum = -(-vocab_size // context.ranks.size)
         if tied_to is None:
             return
         kept = [key for key, _ in self.named_parameters(recurse=False)]
-        if kept != ["weight"] or self.weight.shape != tied_to.weight.shape:
+        if kept != ["weight", "bias"][: 1 + bias] or self.weight.shape != tied_to.weight.shape:
             raise ModelError(
                 f"tie_word_embeddings is set, but the linear method "
                 f"{type(self.linear_method).__name__} stores {name} as {', '.join(kept)}: "

@@ -24,14 +24,25 @@ _MINIMUM, _GREATEST = 1e-30, 1e30
 """The valid range. No model was trained with values outside of it, and float32 would overflow."""
 
 
-def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope_parameters(
+    hf_config: Mapping[str, Any],
+    *,
+    layer_type: str = "",
+    default_theta: float = DEFAULT_THETA,
+    default_share: float = 1.0,
+) -> dict[str, Any]:
     """Return the rope parameters of a config.json in the new form.
 
-    Always contains "rope_type", "rope_theta" and "partial_rotary_factor", and, if they are known,
-    "original_max_position_embeddings" and "max_position_embeddings". Raises ModelError for an
-    unknown type or parameters that differ by layer.
+    layer_type: the type of layer whose parameters are read if they differ by type, such as
+    "sliding_attention". default_theta, default_share: rope_theta and partial_rotary_factor if
+    config.json does not have them.
+    The result always contains "rope_type", "rope_theta" and "partial_rotary_factor", and, if they
+    are known, "original_max_position_embeddings" and "max_position_embeddings". Raises ModelError
+    for an unknown type, and for parameters that differ by layer if layer_type has none.
     """
     rope_config = hf_config.get("rope_scaling") or hf_config.get("rope_parameters") or {}
+    if isinstance(rope_config, Mapping) and isinstance(rope_config.get(layer_type), Mapping):
+        rope_config = rope_config[layer_type]
     if not isinstance(rope_config, Mapping):
         raise ModelError(
             f"config.json: rope_parameters is {shorten(rope_config)}; it must be an object"
@@ -52,7 +63,8 @@ def read_rope_parameters(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     # If a user overrides only rope_scaling, keep the theta of the new form.
     new_form = hf_config.get("rope_parameters")
     new_form = new_form if isinstance(new_form, Mapping) else {}
-    for field, default in (("rope_theta", DEFAULT_THETA), ("partial_rotary_factor", 1.0)):
+    defaults = {"rope_theta": default_theta, "partial_rotary_factor": default_share}
+    for field, default in defaults.items():
         if parameters.get(field) is None:
             parameters[field] = new_form.get(field) or hf_config.get(field) or default
     # A length outside of the parameters takes precedence.
@@ -160,8 +172,7 @@ def _number(
     value = parameters.get(field)
     if value is None or (zero_is_absent and value == 0):
         value = default
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not _MINIMUM < value < _GREATEST:
+    if not _is_number(value):
         raise ModelError(
             f"config.json: rope type {parameters['rope_type']!r} needs {field} as a positive "
             f"number, got {shorten(value)}: correct rope_parameters (rope_scaling in older files)"
@@ -169,9 +180,73 @@ def _number(
     return float(value)
 
 
+def _is_number(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and _MINIMUM < value < _GREATEST
+
+
+def _dynamic(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """NTK scaling: theta grows with the length, here always max_model_len.
+
+    transformers uses the length of the longest sequence so far instead, so that its angles change
+    during a sequence; both agree for a sequence of max_model_len tokens, and below the original
+    length.
+    """
+    if rotary_size < 4:
+        raise ModelError(
+            f"config.json: rope type 'dynamic' needs a rotary size of at least 4, got {rotary_size}"
+        )
+    factor = _number(parameters, "factor")
+    original = _number(parameters, "max_position_embeddings")
+    length = max(parameters.get("max_model_len") or 0, original)
+    stretch = factor * length / original - (factor - 1)
+    theta = _number(parameters, "rope_theta") * stretch ** (rotary_size / (rotary_size - 2))
+    return _default({**parameters, "rope_theta": theta}, rotary_size)
+
+
+def _longrope(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """LongRoPE, Ding et al. 2024, arXiv:2402.13753: a divisor for each frequency.
+
+    The long divisors are used if max_model_len is above the original length, otherwise the short
+    ones, so that all tokens of all requests have the same angles.
+    """
+    original = _number(parameters, "original_max_position_embeddings")
+    name = "long_factor" if (parameters.get("max_model_len") or 0) > original else "short_factor"
+    divisors = parameters.get(name)
+    is_list = isinstance(divisors, list | tuple) and len(divisors) == rotary_size // 2
+    if not is_list or not all(_is_number(value) for value in divisors):
+        raise ModelError(
+            f"config.json: rope type 'longrope' needs {name} with {rotary_size // 2} positive "
+            f"numbers, got {shorten(divisors)}: correct rope_parameters"
+        )
+    frequency_F, _ = _default(parameters, rotary_size)
+    factor = parameters.get("factor")
+    stretch = (
+        _number(parameters, "max_position_embeddings") / original
+        if factor is None
+        else _number(parameters, "factor")
+    )
+    if parameters.get("attention_factor") is not None:
+        scale = _number(parameters, "attention_factor")
+    else:
+        scale = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    return frequency_F / torch.tensor(divisors, dtype=torch.float32), scale
+
+
+def _proportional(parameters: Parameters, rotary_size: int) -> Frequencies:
+    """Only a share of the frequencies of the whole head rotates; the rest has the angle 0."""
+    frequency_F, _ = _default(parameters, rotary_size)
+    num_rotated = int(_number(parameters, "partial_rotary_factor") * rotary_size // 2)
+    frequency_F[num_rotated:] = 0
+    return frequency_F / _number(parameters, "factor", 1.0), 1.0
+
+
 ROPE_TYPES: dict[str, Callable[[Parameters, int], Frequencies]] = {
     "default": _default,
+    "dynamic": _dynamic,
     "linear": _linear,
     "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
     "yarn": _yarn,
 }

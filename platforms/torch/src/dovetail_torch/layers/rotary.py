@@ -6,6 +6,9 @@ F half of the rotary size.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -31,12 +34,22 @@ class RotaryEmbedding(nn.Module):
     """
 
     def __init__(
-        self, context: ModelContext, head_size: int, *, rotary_size: int | None = None
+        self,
+        context: ModelContext,
+        head_size: int,
+        *,
+        rotary_size: int | None = None,
+        parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """rotary_size: number of leading features per head to rotate. None to read the config."""
+        """rotary_size: number of leading features per head to rotate. None to read the config.
+
+        parameters: as returned by `read_rope_parameters`. None to read the config.
+        """
         super().__init__()
         self.ops = context.ops
-        parameters = read_rope_parameters(context.hf_config)
+        if parameters is None:
+            parameters = read_rope_parameters(context.hf_config)
+        parameters = {**parameters, "max_model_len": context.max_model_len}
         if rotary_size is None:
             rotary_size = int(head_size * parameters["partial_rotary_factor"])
         if rotary_size % 2 or not 0 < rotary_size <= head_size:

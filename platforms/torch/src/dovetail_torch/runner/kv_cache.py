@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from dovetail.interfaces import (
     AttentionBackend,
     AttentionGroupContext,
@@ -155,9 +157,16 @@ def _layer_context(
         sliding_window=layer.sliding_window,
         soft_cap=layer.soft_cap,
         sinks=layer.sinks,
+        alibi_slopes=_slopes(layer, limits.device),
         kv_scales=layer.kv_scales,
         options=options,
     )
+
+
+def _slopes(layer: Attention, device: torch.device) -> torch.Tensor | None:
+    if not layer.alibi_slopes:
+        return None
+    return torch.tensor(layer.alibi_slopes, dtype=torch.float32, device=device)
 
 
 def _group_context(

@@ -9,7 +9,7 @@ The mapping does not depend on files or formats; weight loaders use it to find t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +26,7 @@ from dovetail_torch.weights.kv_scales import (
     normal_scale_name,
     scale_targets,
 )
-from dovetail_torch.weights.weight_names import WeightNames
+from dovetail_torch.weights.weight_names import PLAIN, StoredLayout, WeightNames
 
 NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
@@ -44,6 +44,7 @@ class Assignment:
     layer needs a copy. shards: this rank's part of the weight's first dimensions; other dimensions
     are not divided. takers: linear layers, and the number of the part that is this weight; they may
     use quantized blocks. is_table: whether another module, an embedding, uses the target too.
+    feature_dim: dimension of the output features; other modules than linear layers have them last.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Assignment:
     shards: tuple[Shard, ...] = ()
     takers: tuple[tuple[ParallelLinear, int], ...] = ()
     is_table: bool = False
+    feature_dim: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,15 +108,15 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedAssignment:
-    """A checkpoint weight that fills several weights of the model, or that is stored transposed.
+    """A checkpoint weight that fills several weights of the model, or that has another layout.
 
     name: name in the checkpoint. parts: at least one target, in the order of output features.
-    transposed: whether the checkpoint stores the weight as [in, out].
+    layout: the layout in the checkpoint.
     """
 
     name: str
     parts: tuple[Assignment, ...]
-    transposed: bool
+    layout: StoredLayout
 
     @property
     def target(self) -> torch.Tensor:
@@ -130,23 +132,46 @@ class MappedAssignment:
 
     def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
         """Copy `weight` to the targets of its parts; see `Assignment.fill`."""
-        is_transposed = self._is_stored_transposed(weight.shape)
-        pieces = (weight.T if is_transposed else weight).split(
-            [part.shape[0] for part in self.parts]
-        )
+        rows = weight.T if self._is_stored_transposed(weight.shape) else weight
         # A layer can borrow a weight only if its layout is that of the linear method.
-        lends = is_mapped and not is_transposed
+        lends = is_mapped and self.layout == PLAIN
         return sum(
             part.fill(piece, is_mapped=lends)
-            for part, piece in zip(self.parts, pieces, strict=True)
+            for part, piece in zip(self.parts, self._pieces(rows), strict=True)
         )
+
+    def _pieces(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the rows of each part, in the order of the model."""
+        groups, (head_size, rotary_size) = self.layout.groups, self.layout.rotary_pairs
+        if rotary_size:
+            rows = split_rotary_pairs(rows, head_size, rotary_size, self.parts[0].feature_dim)
+        if groups == 1:
+            return rows.split([part.shape[0] for part in self.parts])
+        sizes = [part.shape[0] // groups for part in self.parts]
+        pieces = rows.unflatten(0, (groups, -1)).split(sizes, dim=1)
+        return [piece.flatten(0, 1) for piece in pieces]
 
     def check(self, shape: Collection[int], source: str) -> None:
         """Raise WeightError unless `shape` is the required shape; `source` names the file."""
         _check_shape(self, shape, source)
 
     def _is_stored_transposed(self, shape: Collection[int]) -> bool:
-        return self.transposed and len(shape) == 2
+        return self.layout.transposed and len(shape) == 2
+
+
+def split_rotary_pairs(
+    rows: torch.Tensor, head_size: int, rotary_size: int, dim: int = 0
+) -> torch.Tensor:
+    """Return a copy of `rows` with the rotary features of each head in halves instead of pairs.
+
+    dim: the dimension of the features of one or more heads. Features beyond rotary_size stay in
+    place.
+    """
+    heads = rows.unflatten(dim, (-1, head_size))
+    rotary, rest = heads.split([rotary_size, head_size - rotary_size], dim=dim + 1)
+    pairs = rotary.unflatten(dim + 1, (-1, 2))
+    halves = pairs.transpose(dim + 1, dim + 2).flatten(dim + 1, dim + 2)
+    return torch.cat((halves, rest), dim=dim + 1).flatten(dim, dim + 1)
 
 
 Target = Assignment | MappedAssignment | ScaleAssignment
@@ -191,7 +216,7 @@ class WeightTable:
         unexpected = []
         present = {own for name in names for own in self.names.to_model(name)[0]}
         for name in names:
-            own, transposed = self.names.to_model(name)
+            own, layout = self.names.to_model(name)
             first = tuple(self.aliases.get(item, item) for item in own)
             if self.settled.issuperset(first):
                 continue  # the weight is packed already, or the model does not use it
@@ -202,11 +227,11 @@ class WeightTable:
                     unexpected.append(name)
             elif first == own or not present.issuperset(first):
                 parts = tuple(self.assignments[item] for item in first)
-                plain = len(parts) == 1 and not transposed
+                plain = len(parts) == 1 and layout == PLAIN
                 chosen[name] = (
                     replace(parts[0], name=name)
                     if plain
-                    else MappedAssignment(name=name, parts=parts, transposed=transposed)
+                    else MappedAssignment(name=name, parts=parts, layout=layout)
                 )
                 filled.update(first)
         missing = [self.names.to_checkpoint(x) for x in self.assignments if x not in filled]
@@ -292,7 +317,9 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
         yield Assignment(name=name, target=tensor, shards=_divided(layer.shard))
         return
     if not isinstance(layer, ParallelLinear):
-        yield Assignment(name=name, target=tensor)
+        shard = getattr(layer, "shards", {}).get(leaf)
+        shards = _divided(shard) if shard else ()
+        yield Assignment(name=name, target=tensor, shards=shards, feature_dim=tensor.ndim - 1)
         return
     parent, dot, _ = prefix.rpartition(".")
     shape, inputs = layer.shape, _input_shard(layer, tensor)

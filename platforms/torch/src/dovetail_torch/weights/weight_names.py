@@ -25,6 +25,28 @@ class _Rule:
     targets: tuple[re.Pattern[str], ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredLayout:
+    """The layout of a weight in the checkpoint. See `WeightMapping` for the fields."""
+
+    transposed: bool = False
+    groups: int = 1
+    rotary_pairs: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of(cls, mapping: WeightMapping, name: str) -> StoredLayout:
+        """Return the layout of the weight `name`. Only matrices are stored transposed."""
+        return cls(
+            transposed=mapping.transposed and name.endswith(".weight"),
+            groups=mapping.groups,
+            rotary_pairs=mapping.rotary_pairs,
+        )
+
+
+PLAIN = StoredLayout()
+"""The layout of the model: [out, in], one group, rotary features in halves."""
+
+
 class WeightNames:
     """The names of one model's weights. The first mapping whose source matches a name applies."""
 
@@ -37,8 +59,8 @@ class WeightNames:
         """Return the names of a model, according to its `weight_mappings`."""
         return cls(getattr(model, "weight_mappings", ()), owner=type(model).__name__)
 
-    def to_model(self, name: str) -> tuple[tuple[str, ...], bool]:
-        """Return the model's names of a checkpoint weight, and whether it is stored transposed.
+    def to_model(self, name: str) -> tuple[tuple[str, ...], StoredLayout]:
+        """Return the model's names of a checkpoint weight, and its layout in the checkpoint.
 
         With several names, the weight contains their concatenated output features. Without names,
         the model does not use the weight.
@@ -47,8 +69,8 @@ class WeightNames:
             if match := rule.source.fullmatch(name):
                 *numbers, rest = match.groups()
                 targets = (target.format(*numbers) + rest for target in rule.mapping.targets)
-                return tuple(targets), rule.mapping.transposed and name.endswith(".weight")
-        return (name,), False
+                return tuple(targets), StoredLayout.of(rule.mapping, name)
+        return (name,), PLAIN
 
     def to_checkpoint(self, name: str) -> str:
         """Return the name in the checkpoint of a weight of the model."""

@@ -49,6 +49,7 @@ class AttentionCase:
     sliding_window: int = 0
     soft_cap: float = 0.0
     sinks: bool = False
+    alibi: bool = False
     rotary_size: int = 0
     scale_factor: float = 1.5
     cache_dtype: str = ""
@@ -63,6 +64,7 @@ class AttentionCase:
         window = f", window {self.sliding_window}" if self.sliding_window else ""
         cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
         rest = ", sinks" if self.sinks else ""
+        rest += ", ALiBi" if self.alibi else ""
         rest += f", {self.rotary_size} rotated" if self.rotary_size else ""
         rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
         rest += ", scales of the layer" if self.has_layer_scales else ""
@@ -99,6 +101,7 @@ class AttentionCase:
             "sliding_window": self.sliding_window > 0,
             "soft_cap": self.soft_cap > 0,
             "sinks": self.sinks,
+            "alibi": self.alibi,
             "padded_pages": self.padding > 0,
             KV_LAYER_SCALES: self.has_layer_scales,
         }
@@ -132,9 +135,9 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
     Each dtype is tested with prefills, chunks, decodes and mixed batches that end near block
     boundaries, for several block sizes; with 1, 4 or all query heads for each key-value head; with
     the claimed head sizes, or 64, 128, 80 and 33 if every size is claimed. Claimed windows, soft
-    caps and sinks are tested separately and together. Fully and partly rotated heads and padded
-    pages are tested if they are claimed. Each cache dtype that is not a model dtype is tested with
-    chunks, decodes and mixed batches.
+    caps, sinks and ALiBi are tested separately and together. Fully and partly rotated heads and
+    padded pages are tested if they are claimed. Each cache dtype that is not a model dtype is
+    tested with chunks, decodes and mixed batches.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)
@@ -143,6 +146,7 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
     windows = (1, 5, block_size, 1000) if "sliding_window" in capabilities.features else ()
     soft_caps = (1.5,) if "soft_cap" in capabilities.features else ()
     sinks = (True,) if "sinks" in capabilities.features else ()
+    alibi = (True,) if "alibi" in capabilities.features else ()
     shapes = _shapes(block_size)
     mixed = shapes["mixed"]
     cases: list[AttentionCase] = []
@@ -160,12 +164,14 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
             cases += [replace(base, runs=runs, sliding_window=window) for window in windows[1:2]]
             cases += [replace(base, runs=runs, soft_cap=cap) for cap in soft_caps]
             cases += [replace(base, runs=runs, sinks=True) for _ in sinks]
+            cases += [replace(base, runs=runs, alibi=True) for _ in alibi]
         cases += [
             replace(base, sliding_window=window, soft_cap=cap, num_heads=6, num_kv_heads=1)
             for window in windows[1:2]
             for cap in soft_caps
         ]
         cases += [replace(case, sinks=True) for case in cases[-1:] for _ in sinks]
+        cases += [replace(case, alibi=True) for case in cases[-1:] for _ in alibi]
         if ROTARY in capabilities.features:
             together = replace(cases[-1], block_size=max(block_sizes))
             cases += [_turning(together), _turning(base, 2)]

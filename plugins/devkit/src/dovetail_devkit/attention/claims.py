@@ -37,6 +37,7 @@ EXERCISED = frozenset(
         "sliding_window",
         "soft_cap",
         "sinks",
+        "alibi",
         "rotary",
         "padded_pages",
         "batch_invariant",

@@ -23,11 +23,13 @@ def reference_attention(
     sliding_window: int = 0,
     soft_cap: float = 0.0,
     sinks_H: torch.Tensor | None = None,
+    slopes_H: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the causal attention of one sequence, float64 [Q, H, D], computed densely.
 
     The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
-    Window, soft cap and sinks are those of `AttentionLayerContext`. The arguments are only read.
+    Window, soft cap, sinks and ALiBi slopes are those of `AttentionLayerContext`. The arguments are
+    only read.
     """
     import torch
 
@@ -39,6 +41,9 @@ def reference_attention(
         scores = soft_cap * torch.tanh(scores / soft_cap)
     keys_L = torch.arange(length, device=scores.device)
     queries_Q1 = keys_L[length - num_queries :].unsqueeze(1)
+    if slopes_H is not None:
+        slopes_KG11 = slopes_H.double().reshape(num_kv_heads, -1, 1, 1)
+        scores = scores + slopes_KG11 * (keys_L - queries_Q1)
     hidden = keys_L > queries_Q1
     if sliding_window:
         hidden |= keys_L <= queries_Q1 - sliding_window

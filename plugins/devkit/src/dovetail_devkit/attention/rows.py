@@ -63,6 +63,9 @@ class AttentionRows:
         self.sinks: torch.Tensor | None = None
         if case.sinks:  # similar in size to the scores; some are larger than all scores
             self.sinks = 2 * torch.randn(case.num_heads, generator=generator)
+        self.slopes: torch.Tensor | None = None
+        if case.alibi:  # different for every head, and as steep as those of trained models
+            self.slopes = torch.rand(case.num_heads, generator=generator)
         num_heads = case.num_heads + 2 * case.num_kv_heads
         self.qkv = [
             torch.randn((n, num_heads, case.head_size), generator=generator).to(self.dtype)
@@ -75,6 +78,7 @@ class AttentionRows:
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
                 sinks_H=self.sinks,
+                slopes_H=self.slopes,
             )
             for qkv in self.qkv
         ]
@@ -125,6 +129,7 @@ class AttentionRows:
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
                 sinks=None if self.sinks is None else self.sinks.to(self.device),
+                alibi_slopes=None if self.slopes is None else self.slopes.to(self.device),
                 kv_scales=(
                     torch.tensor(case.layer_scales, device=self.device)
                     if case.has_layer_scales

@@ -120,6 +120,7 @@ class FakeAttentionLayer(AttentionLayer):
             sliding_window=window,
             soft_cap=self.context.soft_cap,
             sinks_H=self.context.sinks,
+            slopes_H=self.context.alibi_slopes,
         )
 
 
@@ -129,7 +130,7 @@ class FakeAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", ROTARY}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", ROTARY}),
     )
 
     @staticmethod

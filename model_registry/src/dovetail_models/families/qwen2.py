@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail_models.config_reader import Config
-from dovetail_models.models.decoder import DecoderForCausalLM, DecoderShape, read_decoder_shape
+from dovetail_models.decoder import (
+    AttentionOptions,
+    DecoderForCausalLM,
+    DecoderShape,
+    read_decoder_shape,
+)
 from dovetail_models.sliding_windows import read_qwen_windows
 
 
@@ -17,4 +22,8 @@ class Qwen2ForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
         """Return the shape defined by config.json."""
-        return read_decoder_shape(config, windows=read_qwen_windows(config), qkv_bias=True)
+        return read_decoder_shape(
+            config,
+            windows=read_qwen_windows(config),
+            attention=AttentionOptions(qkv_bias=True),
+        )

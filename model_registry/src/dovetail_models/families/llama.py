@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail_models.config_reader import Config, read_flag
-from dovetail_models.models.decoder import DecoderForCausalLM, DecoderShape, read_decoder_shape
+from dovetail_models.decoder import (
+    AttentionOptions,
+    DecoderForCausalLM,
+    DecoderShape,
+    read_decoder_shape,
+)
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
@@ -16,10 +21,9 @@ class LlamaForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
         """Return the shape defined by config.json."""
-        attention_bias = read_flag(config, "attention_bias")
+        bias = read_flag(config, "attention_bias")
         return read_decoder_shape(
             config,
-            qkv_bias=attention_bias,
-            output_bias=attention_bias,
+            attention=AttentionOptions(qkv_bias=bias, output_bias=bias),
             mlp_bias=read_flag(config, "mlp_bias"),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from dovetail_models.config_reader import Config
-from dovetail_models.models.decoder import DecoderForCausalLM, DecoderShape, read_decoder_shape
+from dovetail_models.decoder import DecoderForCausalLM, DecoderShape, read_decoder_shape
 from dovetail_models.sliding_windows import read_mistral_windows
 
 

@@ -1,1 +1,0 @@
-"""One file for each architecture. Nothing is imported here: entry points name the classes."""

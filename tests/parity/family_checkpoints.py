@@ -1,0 +1,267 @@
+"""Small random checkpoints of every dense family, with reference logits of transformers.
+
+Sizes are odd where the architecture allows it, and each variant of a family that has its own code
+has a checkpoint. Depends on transformers, not on the engine.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from parity.checkpoints import LOGIT_STD, VOCAB_SIZE, Checkpoint
+
+_MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+_LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * i for i in range(6)],
+    "long_factor": [2.0 + 0.3 * i for i in range(6)],
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+}
+_USUAL = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """The checkpoint of a family. model, config: names of transformers' classes.
+
+    fields: the whole config. max_len: the longest sequence for which transformers computes the same
+    function. attention: its implementation of attention.
+    """
+
+    model: str
+    config: str
+    fields: Mapping[str, Any]
+    max_len: int = 664
+    attention: str = "eager"
+
+
+def _usual(prefix: str, *without: str, config: str = "", **fields: Any) -> Family:
+    """Return a family whose config has the usual names. without: names that it does not have."""
+    max_len = fields.pop("max_len", 664)
+    attention = fields.pop("attention", "eager")
+    usual = {name: value for name, value in _USUAL.items() if name not in without}
+    return Family(
+        model=f"{prefix}ForCausalLM",
+        config=config or f"{prefix}Config",
+        fields=usual | fields,
+        max_len=max_len,
+        attention=attention,
+    )
+
+
+FAMILIES: Mapping[str, Family] = {
+    "gemma": _usual("Gemma", head_dim=20),
+    "gemma2": _usual(
+        "Gemma2",
+        head_dim=20,
+        sliding_window=37,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=5.0,
+        query_pre_attn_scalar=24,
+    ),
+    "gemma3": _usual(
+        "Gemma3",
+        config="Gemma3TextConfig",
+        head_dim=20,
+        sliding_window=37,
+        query_pre_attn_scalar=20,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        **_MIXED,
+    ),
+    "phi": _usual("Phi"),
+    "phi, qk norm": _usual("Phi", qk_layernorm=True, num_key_value_heads=4),
+    "phi3, window": _usual("Phi3", sliding_window=37),
+    "phi3, long rope, short": _usual(
+        "Phi3", hidden_size=64, original_max_position_embeddings=1024, rope_parameters=_LONG
+    ),
+    "gpt2": Family(
+        model="GPT2LMHeadModel",
+        config="GPT2Config",
+        fields={
+            "vocab_size": VOCAB_SIZE,
+            "n_embd": 44,
+            "n_head": 4,
+            "n_layer": 3,
+            "n_positions": 700,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "gpt_neox": _usual("GPTNeoX", "num_key_value_heads", hidden_size=64),
+    "gpt_neox, sequential": _usual(
+        "GPTNeoX", "num_key_value_heads", hidden_size=64, use_parallel_residual=False
+    ),
+    "opt": _usual("OPT", "num_key_value_heads", "intermediate_size", ffn_dim=72),
+    "opt, post-norm, projected": _usual(
+        "OPT",
+        "num_key_value_heads",
+        "intermediate_size",
+        ffn_dim=72,
+        do_layer_norm_before=False,
+        word_embed_proj_dim=28,
+    ),
+    "starcoder2": _usual("Starcoder2", sliding_window=37),
+    "stablelm": _usual("StableLm", hidden_size=64, use_qkv_bias=True),
+    "stablelm, parallel, qk norm": _usual(
+        "StableLm", hidden_size=64, use_parallel_residual=True, qk_layernorm=True
+    ),
+    "olmo": _usual("Olmo", clip_qkv=1.5),
+    "olmo2": _usual("Olmo2"),
+    "olmo3": _usual(
+        "Olmo3",
+        sliding_window=37,
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 256,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        **_MIXED,
+    ),
+    "granite": _usual(
+        "Granite",
+        embedding_multiplier=3.0,
+        logits_scaling=1.7,
+        residual_multiplier=0.6,
+        attention_multiplier=0.4,
+    ),
+    "cohere": _usual("Cohere", logit_scale=0.7),
+    "cohere, qk norm": _usual("Cohere", logit_scale=0.7, use_qk_norm=True),
+    "cohere2": _usual("Cohere2", logit_scale=0.7, sliding_window=37, **_MIXED),
+    "glm": _usual("Glm", head_dim=16),
+    "glm4": _usual("Glm4", head_dim=24),
+    "smollm3": _usual("SmolLM3", no_rope_layers=[1, 0, 1]),
+    "falcon, 7b": _usual("Falcon", "num_key_value_heads", "intermediate_size"),
+    "falcon, 40b": _usual(
+        "Falcon",
+        "num_key_value_heads",
+        "intermediate_size",
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        bias=True,
+    ),
+    "falcon, 11b": _usual(
+        "Falcon",
+        "num_key_value_heads",
+        "intermediate_size",
+        new_decoder_architecture=True,
+        num_kv_heads=2,
+        num_ln_in_parallel_attn=1,
+    ),
+    # transformers rounds this bias to bfloat16, which is exact up to position 256 with such slopes.
+    # Its eager attention adds the bias twice (5.23), so that the other one is the reference.
+    "falcon, alibi": _usual(
+        "Falcon",
+        "num_key_value_heads",
+        "intermediate_size",
+        alibi=True,
+        multi_query=False,
+        parallel_attn=False,
+        bias=True,
+        max_len=256,
+        attention="sdpa",
+    ),
+    "bloom": Family(
+        model="BloomForCausalLM",
+        config="BloomConfig",
+        fields={
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 48,
+            "n_head": 6,
+            "n_layer": 3,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "mpt": Family(
+        model="MptForCausalLM",
+        config="MptConfig",
+        fields={
+            "vocab_size": VOCAB_SIZE,
+            "d_model": 48,
+            "n_heads": 6,
+            "n_layers": 3,
+            "max_seq_len": 1024,
+            "attn_config": {"clip_qkv": 1.5},
+        },
+    ),
+}
+
+
+def make_family(name: str, folder: Path, seed: int) -> Checkpoint:
+    """Create and save the checkpoint of a family. The weights depend on name and seed."""
+    family = FAMILIES[name]
+    config_cls = getattr(transformers, family.config)
+    config = config_cls(**family.fields, attn_implementation=family.attention)
+    oracle = getattr(transformers, family.model)(config).eval()
+    fill(oracle, torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode())))
+    oracle.save_pretrained(folder)
+    return Checkpoint(name=name, folder=folder, oracle=oracle)
+
+
+@torch.no_grad()
+def fill(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Fill all weights so that every part of the model affects the logits.
+
+    Linear layers keep the variance, and biases are large. The scale of each norm keeps its own
+    default, 0 or 1, and the signs of the last norm are random: with equal signs a tied model
+    repeats its input. The head is scaled so that logits have a deviation near `LOGIT_STD`.
+    """
+    is_scale = {
+        id(module.weight)
+        for module in model.modules()
+        if "norm" in type(module).__name__.lower() and getattr(module, "weight", None) is not None
+    }
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if id(parameter) in is_scale:
+            noise = parameter + 0.2 * noise
+        elif name.endswith("bias"):
+            noise *= 0.3
+        else:
+            fan_in = (
+                parameter.shape[0]
+                if "c_" in name and "conv1d" in _owner(model, name)
+                else (parameter.shape[1])
+            )
+            noise *= fan_in**-0.5
+        parameter.copy_(noise)
+    _scale_logits(model, generator)
+
+
+def _owner(model: torch.nn.Module, name: str) -> str:
+    return type(model.get_submodule(name.rpartition(".")[0])).__name__.lower()
+
+
+def _scale_logits(model: torch.nn.Module, generator: torch.Generator) -> None:
+    """Scale the head, and the embedding with it if both are tied."""
+    ids = torch.randint(0, VOCAB_SIZE, (1, 64), generator=generator)
+    head = model.get_output_embeddings().weight
+    for _ in range(3):
+        deviation = model(ids).logits.std()
+        head.mul_(float(LOGIT_STD / deviation))

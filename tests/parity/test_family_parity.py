@@ -1,0 +1,156 @@
+"""Compares the engine with transformers for every dense family, by the margin rule.
+
+Each family runs in four situations: whole prompts in a step; chunks in a cache with space for one
+request, one step ahead; chunks with prefix hits; and two ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail import LLM, SamplingParams
+from dovetail.interfaces import SchedulerStats
+from parity.checkpoints import VOCAB_SIZE, Checkpoint
+from parity.commit_seed import commit_seed
+from parity.family_checkpoints import FAMILIES, make_family
+from parity.margin_rule import Sequenced, measure
+from parity.rank_threads import TORCH_PARTS, RankThreads
+from parity.recording import RecordedRun
+from parity.recording_worker import RecordingWorker
+from parity.test_engine_parity import SPARE_BLOCKS, longest_request, table_row
+
+NUM_NEW_TOKENS = 16
+PROMPT_LENS = (17, 600, 1, 500, 333, 16)
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """The conditions of a run. budget: tokens of a step. room: requests that fit into the cache, 0
+    for all; is_repeated: whether the prompts run again with other ends, to hit the prefix cache."""
+
+    budget: int
+    options: dict[str, Any]
+    room: int = 0
+    is_repeated: bool = False
+
+
+SITUATIONS = {
+    "whole prompts": Situation(budget=2048, options={"enable_prefix_caching": False}),
+    "chunks, preempted, one step ahead": Situation(
+        budget=64, options={"async_scheduling": True}, room=1
+    ),
+    "chunks, prefix hits": Situation(budget=64, options={}, is_repeated=True),
+    "two ranks": Situation(
+        budget=256,
+        options={"tensor_parallel_size": 2, "executor_backend": RankThreads, **TORCH_PARTS},
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """The results of a run. recorded: the recorded runs of each rank."""
+
+    requests: dict[str, Sequenced]
+    recorded: list[list[RecordedRun]]
+    stats: SchedulerStats
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    """The checkpoint of the case. It is created once, because cases are sorted by checkpoint."""
+    folder: Path = tmp_path_factory.mktemp("family")
+    return make_family(request.param, folder, commit_seed()[0])
+
+
+def answer(llm: LLM, prompts: list[list[int]]) -> dict[str, Sequenced]:
+    params = [GREEDY if number % 2 else SAMPLED for number in range(len(prompts))]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return {
+        output.request_id: Sequenced(
+            token_ids=(*prompt, *output.outputs[0].token_ids),
+            num_prompt=len(prompt),
+            num_cached=output.num_cached_tokens,
+            greedy=request_params is GREEDY,
+        )
+        for prompt, request_params, output in zip(prompts, params, outputs, strict=True)
+    }
+
+
+def run_engine(checkpoint: Checkpoint, situation: Situation) -> Ran:
+    max_len = FAMILIES[checkpoint.name].max_len
+    source = random.Random(commit_seed()[0])
+    lengths = [min(length, max_len - 2 * NUM_NEW_TOKENS) for length in PROMPT_LENS]
+    prompts = [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in lengths]
+    blocks = 400
+    if situation.room:
+        blocks = situation.room * longest_request(checkpoint, situation.budget) + SPARE_BLOCKS
+    with LLM(
+        str(checkpoint.folder),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        use_tqdm_on_load=False,
+        max_model_len=max_len,
+        max_num_seqs=8,
+        max_num_batched_tokens=situation.budget,
+        num_threads=1,
+        worker_cls=RecordingWorker,
+        block_size=16,
+        num_gpu_blocks_override=blocks,
+        **situation.options,
+    ) as llm:
+        requests = answer(llm, prompts)
+        if situation.is_repeated:
+            longer = [
+                [*request.token_ids[: len(prompt)], *(source.randrange(VOCAB_SIZE) for _ in "abc")]
+                for request, prompt in zip(requests.values(), prompts, strict=True)
+            ]
+            requests |= answer(llm, longer)
+        recorded = llm.llm_engine.collective_rpc("take_recorded")
+        stats = llm.llm_engine.last_stats
+    assert stats is not None
+    return Ran(requests=requests, recorded=recorded, stats=stats)
+
+
+def cases() -> Iterator[Any]:
+    for name in FAMILIES:
+        for label in SITUATIONS:
+            yield pytest.param(name, label, id=f"{name}; {label}")
+
+
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize(("checkpoint", "label"), list(cases()), indirect=["checkpoint"])
+def test_a_family_agrees_with_transformers(
+    checkpoint: Checkpoint, label: str, record_property
+) -> None:
+    situation = SITUATIONS[label]
+    ran = run_engine(checkpoint, situation)
+    first, *others = ran.recorded
+    for other in others:
+        assert all(
+            torch.equal(item.logits, two.logits) for item, two in zip(first, other, strict=True)
+        ), "ranks have different logits"
+    agreement = measure(ran.requests, first, checkpoint.logits)
+    case = f"{checkpoint.name}; {label}"
+    record_property("parity", table_row(agreement, situation.budget, case, ran.stats))
+    assert bool(ran.stats.prefix_hits) == situation.is_repeated
+    if not all(checkpoint.windows):  # layers with windows need few blocks
+        assert bool(ran.stats.num_preemptions) == bool(situation.room)
+    agreement.check()
