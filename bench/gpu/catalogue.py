@@ -18,6 +18,8 @@ DEVICE_PLUGINS = (
     "attention:flash_attn",
     "attention:flashinfer",
     "ops:triton",
+    "platform:rocm",
+    "worker:rocm",
     "platform:xpu",
     "worker:xpu",
 )

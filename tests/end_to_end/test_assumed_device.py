@@ -9,6 +9,7 @@ from dovetail.errors import ConfigError, PluginNotFoundError
 
 pytest.importorskip("dovetail_attn_triton")
 pytest.importorskip("dovetail_cuda")
+pytest.importorskip("dovetail_rocm")
 
 
 def explained(assume, kind="attention", **options):
@@ -38,6 +39,22 @@ def test_flash_attn_is_usable_on_an_assumed_device_with_a_block_size_of_its_prov
     assert "block size 16 is not supported; set block_size to a multiple of 256" in reasons
 
 
+def test_amd_devices_use_triton_if_its_kernels_are_checked_for_them():
+    explanation = explained("rocm:gfx942")
+    assert [item.name for item in explanation.chosen] == ["triton"]
+    for name in ("flash_attn", "flashinfer"):
+        assert "torch is built for ROCm, which the kernels do not support" in reasons_of(
+            explanation, name
+        )
+    explanation = explained("rocm:gfx1100")
+    assert [item.name for item in explanation.chosen] == ["torch"]
+    assert "checked for gfx942 only" in reasons_of(explanation, "triton")
+    assert [item.name for item in explained("rocm:gfx942", "ops").chosen] == ["triton"]
+    assert [item.name for item in explained("rocm:gfx942", "worker").chosen] == ["rocm"]
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='fp8_e4m3' is not supported on ROCm"):
+        explained("rocm:gfx942", kv_cache_dtype="fp8_e4m3")
+
+
 def test_the_worker_is_chosen_for_the_assumed_device():
     assert [item.name for item in explained("cuda:sm_80", "worker").chosen] == ["cuda"]
 
@@ -54,6 +71,12 @@ def test_the_configuration_is_checked_for_the_assumed_device():
     [
         ("cuda", "attention", ConfigError, "assume='cuda' must be a platform and an architecture"),
         ("cuda:", "attention", ConfigError, "must be a platform and an architecture"),
+        (
+            "rocm:sm_90",
+            "attention",
+            ConfigError,
+            "architecture 'sm_90' is not known: give the name",
+        ),
         ("cuda:gfx942", "attention", ConfigError, "architecture 'gfx942' is not known: give sm_"),
         ("cuda:sm_" + "9" * 99, "attention", ConfigError, "is not known"),
         ("cpu:sm_90", "attention", ConfigError, "the platform 'cpu' cannot assume a device"),

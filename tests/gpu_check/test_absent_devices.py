@@ -21,9 +21,8 @@ from dovetail_devkit.kit import suite_cases
 from dovetail_devkit.kit_subjects import Subjects
 from dovetail_devkit.tiny_model import write_tiny_llama
 
-DEVICES = [
-    name for name in ("cuda", "xpu") if not getattr(getattr(torch, name), "is_available", bool)()
-]
+MODULES = {"cuda": torch.cuda, "rocm": torch.cuda, "xpu": torch.xpu}
+DEVICES = [name for name, module in MODULES.items() if not module.is_available()]
 pytestmark = pytest.mark.skipif(not DEVICES, reason="every device is present")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail_attn_triton import backend
+from dovetail_attn_triton import backend, device_facts
 from dovetail_attn_triton.backend import TritonAttentionBackend
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.options import TritonAttentionOptions
@@ -123,10 +124,42 @@ def test_fp8_caches_are_refused_on_devices_other_than_cuda(gpu, monkeypatch):
             requirements(device_type="xpu", kv_cache_dtype=dtype)
         )
         assert f"{dtype} is supported on CUDA devices only" in reason
-    gpu(94)
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    (reason,) = TritonAttentionBackend.refusals(requirements())
-    assert "ROCm" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "cache", "reasons"),
+    [
+        ("gfx942", "bfloat16", []),
+        ("gfx942", "fp8_e4m3", ["fp8_e4m3 is supported on NVIDIA devices only"]),
+        ("gfx90a", "bfloat16", ["the GPU is a gfx90a; the kernels are checked for gfx942 only"]),
+        ("gfx1100", "fp8_e5m2", ["checked for gfx942 only", "supported on NVIDIA devices only"]),
+    ],
+)
+@pytest.mark.parametrize("is_assumed", [True, False])
+def test_amd_devices_are_supported_if_their_kernels_are_checked(
+    gpu, monkeypatch, name, cache, reasons, is_assumed
+):
+    gpu(0)
+    facts = DeviceFacts(
+        capability=0, num_processors=304, memory=SharedMemory.SMALL, architecture=name
+    )
+    if not is_assumed:
+        monkeypatch.setattr(backend, "device_facts", lambda device: facts)
+    required = requirements(kv_cache_dtype=cache, architecture=name if is_assumed else "")
+    shown = TritonAttentionBackend.refusals(required)
+    assert len(shown) == len(reasons)
+    assert all(reason in text for reason, text in zip(reasons, shown, strict=True))
+
+
+def test_the_properties_of_an_amd_device_select_the_smallest_tiles(monkeypatch):
+    properties = SimpleNamespace(
+        multi_processor_count=304, gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=4
+    )
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert device_facts.device_facts(torch.device("cuda", 0)) == DeviceFacts(
+        capability=0, num_processors=304, memory=SharedMemory.SMALL, architecture="gfx942"
+    )
 
 
 def test_missing_triton_is_reported(monkeypatch):

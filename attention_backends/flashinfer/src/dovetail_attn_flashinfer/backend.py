@@ -63,8 +63,9 @@ class FlashInferAttentionBackend(AttentionBackend):
                 f"{requirements.num_kv_heads} key-value heads"
             )
         if requirements.device_type == "cuda":
-            reasons += _build_refusals()
-            if requirements.architecture or (torch.cuda.is_available() and not torch.version.hip):
+            is_rocm = _is_rocm(requirements.architecture)
+            reasons += _build_refusals(is_rocm=is_rocm)
+            if not is_rocm and (requirements.architecture or torch.cuda.is_available()):
                 reasons += _device_refusals(requirements.architecture)
         return reasons
 
@@ -115,10 +116,15 @@ def check_heads(context: AttentionLayerContext) -> None:
         )
 
 
-def _build_refusals() -> list[str]:
+def _is_rocm(architecture: str) -> bool:
+    """Return whether the assumed device, or this torch build, is AMD's."""
+    return not architecture.startswith("sm_") if architecture else torch.version.hip is not None
+
+
+def _build_refusals(*, is_rocm: bool) -> list[str]:
     """Return the reasons why this torch build or this machine has no usable kernels."""
     reasons = []
-    if torch.version.hip:
+    if is_rocm:
         reasons.append(
             "torch is built for ROCm, which the kernels do not support; install a torch build for "
             "CUDA, or choose attention_backend='torch'"

@@ -35,6 +35,8 @@ FP8 = "fp8_e4m3"
 FP8_DTYPES = frozenset({FP8, "fp8_e5m2"})
 LEAST_CAPABILITY = 80
 LEAST_CAPABILITY_OF_FP8 = 89
+AMD_ARCHITECTURES = frozenset({"gfx942"})
+"""The AMD targets for which the kernels are compiled and their resources checked."""
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -130,12 +132,14 @@ class TritonAttentionBackend(AttentionBackend):
 
 def _device_refusals(requirements: AttentionRequirements) -> list[str]:
     """Return the reasons why this process's GPU does not meet the requirements."""
-    if requirements.architecture.startswith("sm_"):
-        capability = int(requirements.architecture.removeprefix("sm_"))
-    elif torch.version.hip or requirements.architecture:
-        return ["torch is built for ROCm, which the kernels do not support"]
-    else:
-        capability = device_facts(torch.device("cuda", torch.cuda.current_device())).capability
+    architecture, capability = requirements.architecture, 0
+    if architecture.startswith("sm_"):
+        capability = int(architecture.removeprefix("sm_"))
+    elif not architecture:
+        facts = device_facts(torch.device("cuda", torch.cuda.current_device()))
+        architecture, capability = facts.architecture, facts.capability
+    if not capability:
+        return _amd_refusals(architecture, requirements.kv_cache_dtype)
     shown = f"the GPU has compute capability {capability / 10}"
     if capability < LEAST_CAPABILITY:
         return [f"{shown}; the kernels need {LEAST_CAPABILITY / 10} (Ampere) or newer"]
@@ -144,3 +148,16 @@ def _device_refusals(requirements: AttentionRequirements) -> list[str]:
         needed = f"{LEAST_CAPABILITY_OF_FP8 / 10} (Ada) or newer"
         return [f"{shown}; a KV cache of {dtype} needs {needed}"]
     return []
+
+
+def _amd_refusals(architecture: str, kv_cache_dtype: str) -> list[str]:
+    """Return the reasons why an AMD device does not meet the requirements."""
+    reasons = []
+    if architecture not in AMD_ARCHITECTURES:
+        reasons.append(
+            f"the GPU is a {architecture or 'device of unknown architecture'}; the kernels are "
+            f"checked for {', '.join(sorted(AMD_ARCHITECTURES))} only"
+        )
+    if kv_cache_dtype in FP8_DTYPES:
+        reasons.append(f"a KV cache of {kv_cache_dtype} is supported on NVIDIA devices only")
+    return reasons

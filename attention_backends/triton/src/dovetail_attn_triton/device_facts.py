@@ -20,12 +20,13 @@ class DeviceFacts:
     """Properties of a device.
 
     capability: compute capability · 10; 0 if the device has none. num_processors: multiprocessors.
-    memory: shared memory of a thread block.
+    memory: shared memory of a thread block. architecture: such as "gfx942"; "" except for AMD.
     """
 
     capability: int
     num_processors: int
     memory: SharedMemory
+    architecture: str = ""
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
@@ -37,6 +38,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
                 capability=0,
                 num_processors=found.multi_processor_count,
                 memory=SharedMemory.SMALL,
+                architecture=str(found.gcnArchName).partition(":")[0],
             )
         capability = 10 * found.major + found.minor
         is_medium = capability in _MEDIUM_SHARED_MEMORY

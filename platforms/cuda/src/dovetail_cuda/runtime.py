@@ -5,7 +5,6 @@ Ranks use NCCL. A device for which torch contains no code is refused at startup.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,12 +15,15 @@ from dovetail_cuda.machine import look
 from dovetail_cuda.symmetric_sums import SymmetricSums
 from dovetail_cuda.virtual_memory import CUDAVirtualMemory
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
-from dovetail_torch.distributed.process_ranks import ProcessRanks
+from dovetail_torch.distributed.nccl_ranks import join_nccl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
     from torch.distributed import Store
+
+    from dovetail_torch.distributed.process_ranks import ProcessRanks
 
 
 class CUDARuntime(AcceleratorRuntime):
@@ -62,17 +64,8 @@ class CUDARuntime(AcceleratorRuntime):
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
         """Return the group of ranks, which exchange tensors with NCCL."""
-        from torch import distributed
-
-        if not distributed.is_nccl_available():
-            raise RuntimeError(
-                f"torch {torch.__version__} is built without NCCL; install a build with NCCL"
-            )
-        options = distributed.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        group = distributed.ProcessGroupNCCL(store, rank, size, options)
         self._joined = store, rank, size
-        return ProcessRanks(group, rank=rank, size=size)
+        return join_nccl(store, rank=rank, size=size, timeout=timeout)
 
 
 def has_code(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:

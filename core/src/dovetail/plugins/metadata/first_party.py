@@ -34,6 +34,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-ops-triton": "dovetail_ops_triton",
         "dovetail-parsers": "dovetail_parsers",
         "dovetail-quantize": "dovetail_quantize",
+        "dovetail-rocm": "dovetail_rocm",
         "dovetail-sched-fcfs": "dovetail_sched_fcfs",
         "dovetail-sched-priority": "dovetail_sched_priority",
         "dovetail-sched-research": "dovetail_sched_research",

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import CapacityError, ConfigError
-from dovetail.interfaces import OneRank, RankGroup, WeightLoader
+from dovetail.interfaces import GrammarOutput, OneRank, RankGroup, WeightLoader
 from dovetail_torch.accelerator.graphs import AcceleratorGraphs
 from dovetail_torch.accelerator.offload import (
     OffloadedLayers,
@@ -24,8 +24,11 @@ from dovetail_torch.accelerator.offload import (
 from dovetail_torch.accelerator.reloading import reload_weights
 from dovetail_torch.accelerator.runtime import AcceleratorRuntime
 from dovetail_torch.accelerator.sleep_mode import SleepMode
+from dovetail_torch.distributed.checked_output import check_peers
+from dovetail_torch.distributed.process_ranks import ProcessRanks
 from dovetail_torch.distributed.small_sums import use_small_sums
 from dovetail_torch.graphs.capture import GraphCapture
+from dovetail_torch.runner.step_outputs import Output
 from dovetail_torch.weights.finiteness import check_finite
 from dovetail_torch.worker import TorchWorker
 
@@ -86,6 +89,15 @@ class AcceleratorWorker(TorchWorker):
                 "released while addresses stay; set enable_sleep_mode=False."
             )
         return SleepMode(runtime, memory)
+
+    def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
+        """Sample from the logits of the last executed plan.
+
+        With several ranks, the result raises PeerLostError if one of them has exited.
+        """
+        output = super().sample_tokens(grammar)
+        watch = self._ranks.watch if isinstance(self._ranks, ProcessRanks) else None
+        return output if watch is None else check_peers(output, watch)
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
         """Load and pack the weights of `model`, and return the bytes read.
@@ -186,6 +198,9 @@ class AcceleratorWorker(TorchWorker):
             # The weights of the next step may still be copied. A failed device cannot be awaited.
             with suppress(RuntimeError):
                 self._runtime.synchronize()
+        ranks = self.__dict__.get("_ranks")
+        if isinstance(ranks, ProcessRanks) and ranks.watch is not None:
+            ranks.watch.close()  # other workers also exit now
         super().shutdown()
         self._sleep_mode = None
         if "_device" in self.__dict__:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import PeerLostError
+from dovetail_torch.distributed.peer_watch import PeerWatch
 
 
 class ProcessRanks:
@@ -20,10 +21,12 @@ class ProcessRanks:
 
     group: exchanges the device's tensors; this object is its only user. batch_invariant: true for
     up to two ranks. With more ranks, the order of a sum depends on the offset in the tensor.
+    watch: of the other ranks, if the device waits for them instead of the host; otherwise None.
     """
 
-    def __init__(self, group: Any, *, rank: int, size: int) -> None:
+    def __init__(self, group: Any, *, rank: int, size: int, watch: PeerWatch | None = None) -> None:
         self.group = group
+        self.watch = watch
         self.rank = rank
         self.size = size
         self.batch_invariant = size <= 2

@@ -36,7 +36,7 @@ class RanksWithSmallSums(ProcessRanks):
 
     def __init__(self, ranks: ProcessRanks, sums: SmallSums) -> None:
         """ranks: the rank without small sums. sums: of the same ranks."""
-        super().__init__(ranks.group, rank=ranks.rank, size=ranks.size)
+        super().__init__(ranks.group, rank=ranks.rank, size=ranks.size, watch=ranks.watch)
         self._sums = sums
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

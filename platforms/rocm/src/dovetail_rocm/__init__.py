@@ -1,0 +1,1 @@
+"""The ROCm platform and worker of Dovetail."""

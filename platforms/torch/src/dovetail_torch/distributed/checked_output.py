@@ -1,0 +1,50 @@
+"""The result of a step of several ranks, which is an error if one of the ranks has exited.
+
+An aborted exchange leaves undefined values on the device, and the step may never end.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dovetail.interfaces.executor import Handle
+from dovetail.result import ModelRunnerOutput
+from dovetail_torch.distributed.peer_watch import PeerWatch
+from dovetail_torch.runner.step_outputs import Output
+
+_NAP_S = 50e-6
+
+
+def check_peers(output: Output, watch: PeerWatch) -> Output:
+    """Return the result, or its checked handle. Raise PeerLostError if a rank has exited."""
+    if isinstance(output, ModelRunnerOutput):
+        watch.check()
+        return output
+    return CheckedOutput(output, watch)
+
+
+class CheckedOutput:
+    """A handle of a step's result. Implements `Handle[ModelRunnerOutput]`."""
+
+    def __init__(self, output: Handle[ModelRunnerOutput], watch: PeerWatch) -> None:
+        self._output = output
+        self._watch = watch
+
+    def done(self) -> bool:
+        """Return whether `result` would return without waiting."""
+        return self._watch.has_lost or self._output.done()
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Wait at most `timeout` seconds for the device, and return the result.
+
+        Raises PeerLostError if a rank has exited, errors of the device, and TimeoutError.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.done():
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the device has not finished a step within {timeout} s.")
+            time.sleep(_NAP_S)
+        self._watch.check()
+        output = self._output.result(timeout)
+        self._watch.check()
+        return output
