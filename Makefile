@@ -15,10 +15,10 @@ NEEDS  := $(wildcard requirements/*.txt pyproject.toml */pyproject.toml */*/pypr
             platforms/cpu_kernels/src/native/*)
 # Folders that ruff checks, if they exist.
 CODE   := $(wildcard conftest.py core platforms attention_backends schedulers model_registry \
-            plugins tests examples bench)
+            plugins tests examples bench docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chat test collect check sanitize features wheels dist bench gpu-check gpu-bundle soak clean
+.PHONY: help demo chat lab test collect check docs sanitize features wheels dist bench gpu-check gpu-bundle soak clean
 
 help:  ## print the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -71,6 +71,15 @@ check: $(STAMP)  ## format, lint, types, imports, architecture
 	$(BIN)/lint-imports --config core/layers.toml
 	$(BIN)/python -m pytest -q tests/architecture
 
+$(VENV)/.docs: $(STAMP) requirements/docs.txt
+	$(PIP) -r requirements/docs.txt -c requirements/constraints.txt
+	@touch $@
+
+docs: $(VENV)/.docs  ## build the documentation site in site/, and check its links and resources
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(BIN)/python docs/site/check.py site
+	@echo "open site/index.html, or serve it, which the search needs: $(BIN)/python -m http.server -d site"
+
 sanitize: $(VENV)/.setuptools  ## run the native kernels under address and undefined-behaviour sanitizers
 	$(BIN)/python platforms/cpu_kernels/sanitize.py --sampled
 
@@ -97,5 +106,5 @@ gpu-bundle: $(STAMP)  ## collect in .gpu-bundle what gpu-check needs without a n
 
 clean:  ## remove all outputs of the targets above, and .venv
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
-	    .demo .bench .gpu-bundle build dist
+	    .demo .bench .gpu-bundle build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
