@@ -2,8 +2,9 @@
 
 Read bandwidth: each thread runs libc's `memchr` over its part of 256 MiB and searches for a byte
 that does not occur, which reads each cache line once and writes nothing. In tests it was as fast as
-a loop of 512-bit loads. GEMM: torch, 2,048³. Each figure is the best of several passes, because it
-is a limit.
+a loop of 512-bit loads. GEMM: torch, 2,048³, or 512³ if the larger product would take longer than
+`MAX_GEMM_S`, as on CPUs without instructions for the type. Each figure is the best of several
+passes, because it is a limit.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import mmap
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from peers.serving import serve
 
 BUFFER_BYTES = 256 << 20
 NUM_READS, NUM_GEMMS = 8, 4
-GEMM_SIZE = 2048
+GEMM_SIZE, SMALL_GEMM_SIZE = 2048, 512
+MAX_GEMM_S = 1.0
 FILLED_WITH, SOUGHT = 1, 2
+
+
+class _Gemm(NamedTuple):
+    """A product of two square matrices with `size` rows."""
+
+    size: int
+    run: Callable[[], Any]
 
 
 class Probe:
@@ -46,7 +55,7 @@ class Probe:
         """Return {"read_gbps": GB/s, "bf16_gflops": GFLOP/s, "int8_gflops": …}, if available."""
         rates = {"read_gbps": BUFFER_BYTES / _min_s(self._read, NUM_READS) / 1e9}
         for name, gemm in self._gemms.items():
-            rates[name] = 2 * GEMM_SIZE**3 / _min_s(gemm, NUM_GEMMS) / 1e9
+            rates[name] = 2 * gemm.size**3 / _min_s(gemm.run, NUM_GEMMS) / 1e9
         return rates
 
     def _read(self) -> None:
@@ -58,21 +67,31 @@ class Probe:
             raise RuntimeError("the buffer of the bandwidth probe was written to")
 
 
-def _gemms(threads: int) -> dict[str, Callable[[], Any]]:
+def _gemms(threads: int) -> dict[str, _Gemm]:
+    """Return one product per type, of the largest size that takes at most `MAX_GEMM_S`."""
     if importlib.util.find_spec("torch") is None:
         return {}
     import torch
 
     torch.set_num_threads(threads)
-    shape = (GEMM_SIZE, GEMM_SIZE)
-    wide_KN = torch.ones(shape, dtype=torch.bfloat16)
-    byte_KN = torch.ones(shape, dtype=torch.int8)
+    small, large = (_gemms_of(size) for size in (SMALL_GEMM_SIZE, GEMM_SIZE))
+    small_s = {name: _min_s(gemm.run, NUM_GEMMS) for name, gemm in small.items()}
+    longest_s = MAX_GEMM_S * (SMALL_GEMM_SIZE / GEMM_SIZE) ** 3
+    return {name: large[name] if small_s[name] <= longest_s else small[name] for name in small}
+
+
+def _gemms_of(size: int) -> dict[str, _Gemm]:
+    import torch
+
+    wide_KN = torch.ones((size, size), dtype=torch.bfloat16)
+    byte_KN = torch.ones((size, size), dtype=torch.int8)
     wide_out_KN = torch.empty_like(wide_KN)
-    sums_KN = torch.empty(shape, dtype=torch.int32)
-    return {
+    sums_KN = torch.empty((size, size), dtype=torch.int32)
+    runs: dict[str, Callable[[], Any]] = {
         "bf16_gflops": lambda: torch.mm(wide_KN, wide_KN, out=wide_out_KN),
         "int8_gflops": lambda: torch._int_mm(byte_KN, byte_KN.t(), out=sums_KN),
     }
+    return {name: _Gemm(size, run) for name, run in runs.items()}
 
 
 def _min_s(run: Callable[[], Any], passes: int) -> float:
