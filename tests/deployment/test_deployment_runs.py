@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -104,10 +105,10 @@ def test_the_commands_of_the_image_install_a_server(tmp_path):
     source, environment = tmp_path / "src", tmp_path / "environment"
     source.mkdir()
     subprocess.run(["tar", "x", "-C", str(source)], input=files.stdout, check=True)
-    text = (DEPLOY / "Dockerfile").read_text("utf-8").partition("\nFROM python:3.11")[0]
+    text = (DEPLOY / "Dockerfile").read_text("utf-8").split("\nFROM ")[1]
     commands = re.findall(r"^RUN (python -m venv|pip install)(.*)$", text, re.MULTILINE)
     assert [command for command, _ in commands] == ["python -m venv", "pip install", "pip install"]
-    variables = {"PATH": f"{environment}/bin:/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
+    variables = os.environ | {"PATH": f"{environment}/bin:{os.environ['PATH']}"}
     for command, arguments in commands:
         line = f"{command}{arguments}".replace("/opt/dovetail", str(environment))
         done = subprocess.run(

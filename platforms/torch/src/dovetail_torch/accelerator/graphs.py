@@ -37,7 +37,9 @@ class AcceleratorGraphs:
         module = self._module
         module.synchronize()
         gc.collect()
-        gc.freeze()
+        freezes = not gc.get_freeze_count()  # `unfreeze` would also undo a freeze of the program
+        if freezes:
+            gc.freeze()
         collects = gc.isenabled()
         gc.disable()
         self._stream.wait_stream(module.current_stream())
@@ -48,7 +50,8 @@ class AcceleratorGraphs:
             self._abandon()
             if collects:
                 gc.enable()
-            gc.unfreeze()
+            if freezes:
+                gc.unfreeze()
             module.current_stream().wait_stream(self._stream)
 
     def begin(self) -> None:

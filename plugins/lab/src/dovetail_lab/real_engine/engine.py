@@ -95,12 +95,15 @@ class RealEngine:
         if record_steps:
             run.steps = StepColumns()
         gc.collect()
-        gc.freeze()
+        freezes = not gc.get_freeze_count()  # `unfreeze` would also undo a freeze of the program
+        if freezes:
+            gc.freeze()
         try:
             run.clock.restart()
             return run.run(limits or RunLimits())
         finally:
-            gc.unfreeze()
+            if freezes:
+                gc.unfreeze()
 
     def check(self, setup: EngineSetup) -> None:
         """Raise ConfigError if a setup does not fit this engine."""
