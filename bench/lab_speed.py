@@ -27,10 +27,10 @@ import time
 from dataclasses import dataclass
 
 from dovetail.interfaces import SchedulerLimits
-from dovetail_lab.experiments.linear_step_times import make_linear
 from dovetail_lab.simulation.results import NEVER
 from dovetail_lab.simulation.setup import EngineSetup
 from dovetail_lab.simulation.simulate import simulate
+from dovetail_lab.step_times.linear import make_linear
 from dovetail_lab.workloads.building import build_workload
 from dovetail_lab.workloads.spec import Component, WorkloadSpec
 from dovetail_lab.workloads.workload import Workload

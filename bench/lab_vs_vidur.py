@@ -23,10 +23,10 @@ import time
 from pathlib import Path
 
 from dovetail.interfaces import SchedulerLimits
-from dovetail_lab.experiments.linear_step_times import DEFAULTS, make_linear
 from dovetail_lab.simulation.results import NEVER
 from dovetail_lab.simulation.setup import EngineSetup
 from dovetail_lab.simulation.simulate import simulate
+from dovetail_lab.step_times.linear import DEFAULTS, make_linear
 from dovetail_lab.workloads.building import build_workload
 from dovetail_lab.workloads.spec import WorkloadSpec
 from dovetail_lab.workloads.workload import Workload

@@ -80,6 +80,7 @@ class Recorded(SimulatedEngine):
         self.plans = {}
 
     def on_step(self, plan, start_ns, end_ns):
+        super().on_step(plan, start_ns, end_ns)
         blocks = [(list(b.rows), list(b.counts), list(b.block_ids)) for b in plan.blocks]
         joins = [(new.request_id, new.row, list(new.token_ids)) for new in plan.joins]
         self.plans[plan.step_id] = (

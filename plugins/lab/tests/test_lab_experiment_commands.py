@@ -6,8 +6,6 @@ import json
 import pytest
 
 from dovetail.cli import main
-from dovetail.errors import UserError
-from dovetail_lab.experiments.engines import load_step_times
 
 SMALL = ["--requests", "60", "--seeds", "3", "--jobs", "2"]
 
@@ -186,11 +184,3 @@ def test_run_writes_a_decision_log_that_explain_and_diff_read(folder, capsys):
 def test_an_impossible_run_is_rejected(arguments, message, folder, capsys):
     assert main(["lab", "run", "fcfs", "--trace", "chat", "--requests", "20", *arguments]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_linear_step_times_have_named_constants():
-    model = load_step_times("linear:step_ps=5000,kv_token_ps=0")
-    assert model.decode_times_ns(0, 0, 2).tolist() == [5, 5]
-    for bad in ("linear:speed=3", "linear:step_ps=-1", "linear:step_ps"):
-        with pytest.raises(UserError, match="of the form NAME=PICOSECONDS"):
-            load_step_times(bad)

@@ -15,7 +15,6 @@ from dovetail_lab.commands.experiment_options import (
     RunFlags,
 )
 from dovetail_lab.experiments.experiment import RunOptions
-from dovetail_lab.experiments.spec import make_spec
 from dovetail_lab.searches.adversary import Trial, search_adversary
 
 _POLICY_HELP = "The policy A, whose regret is maximized."
@@ -46,7 +45,7 @@ def adversary(
         "seeds": 3,
         "workload": {"synthetic": "chat", "num_requests": 300},
     }
-    spec = make_spec(experiment.apply(fields))
+    spec = experiment.make_spec(fields)
     best = [float("-inf")]
 
     def show(number: int, trial: Trial) -> None:

@@ -24,7 +24,7 @@ from dovetail_lab.commands.experiment_options import (
 from dovetail_lab.experiments.experiment import RunOptions, run_experiment
 from dovetail_lab.experiments.export import export_results
 from dovetail_lab.experiments.results import Results
-from dovetail_lab.experiments.spec import ExperimentSpec, make_spec, read_spec
+from dovetail_lab.experiments.spec import ExperimentSpec, read_spec
 from dovetail_lab.reports.tables import (
     TextTable,
     difference_table,
@@ -78,14 +78,14 @@ def experiment_spec(
     file: Path | None, policies: str, experiment: ExperimentOptions
 ) -> ExperimentSpec:
     """Return the experiment of a file and flags; raise UserError if it is incomplete."""
-    fields = experiment.apply(read_spec(file) if file else {})
+    fields = dict(read_spec(file)) if file else {}
     if policies:
         fields["policies"] = [name.strip() for name in policies.split(",") if name.strip()]
     if file and "name" not in fields:
         fields["name"] = file.stem
     if not fields.get("policies"):
         raise UserError("no policies. Write --policies fcfs,vtc or name an experiment file.")
-    return make_spec(fields)
+    return experiment.make_spec(fields)
 
 
 def print_results(results: Results) -> None:

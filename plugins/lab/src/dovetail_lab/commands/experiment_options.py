@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import cpu_count
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,12 @@ from cyclopts import Group, Parameter
 from dovetail.errors import UserError
 from dovetail_lab.experiments.experiment import OnProgress
 from dovetail_lab.experiments.run_files import RunRecord
-from dovetail_lab.experiments.spec import parse_loads, workload_fields
+from dovetail_lab.experiments.spec import (
+    ExperimentSpec,
+    make_spec,
+    parse_loads,
+    workload_fields,
+)
 
 WORKLOAD_GROUP = Group("Workload", sort_key=1)
 EXPERIMENT_GROUP = Group("Experiment", sort_key=2)
@@ -54,8 +59,20 @@ class ExperimentOptions:
     seeds: Annotated[int, _option(EXPERIMENT_GROUP, "Number of workloads per load (10).")] = 0
     engine: Annotated[str, _option(EXPERIMENT_GROUP, "sim, real or both (sim).")] = ""
     step_times: Annotated[
-        str, _option(EXPERIMENT_GROUP, "Step-time model of the simulator: a name or a file.")
+        str,
+        _option(
+            EXPERIMENT_GROUP,
+            "Step times of the simulator: linear, calibrated:NAME, a file of lab profile, or "
+            "roofline:DEVICE (linear).",
+        ),
     ] = ""
+    strict: Annotated[
+        bool,
+        _option(
+            EXPERIMENT_GROUP,
+            "Reject step times of another machine, model or commit, or rough ones.",
+        ),
+    ] = False
     replicas: Annotated[
         int, _option(EXPERIMENT_GROUP, "Engines behind a router, in the simulator (1).")
     ] = 0
@@ -65,8 +82,29 @@ class ExperimentOptions:
     prefill_replicas: Annotated[
         int, _option(EXPERIMENT_GROUP, "Replicas that only run prefill; the others decode (0).")
     ] = 0
-    model: Annotated[str, _option(EXPERIMENT_GROUP, "Model of the real engine (demo).")] = ""
+    model: Annotated[
+        str, _option(EXPERIMENT_GROUP, "Model of the real engine and of the step times (demo).")
+    ] = ""
     time_limit: Annotated[float, _option(EXPERIMENT_GROUP, "Seconds per run (600).")] = 0.0
+
+    def make_spec(self, fields: Mapping[str, Any]) -> ExperimentSpec:
+        """Return the experiment of a file's fields and the flags; warn about its step times.
+
+        Raises UserError for an invalid field, and with `strict` instead of a warning.
+        """
+        spec = make_spec(self.apply(fields))
+        if "sim" not in spec.engines:
+            return spec
+        reference = spec.setup.step_time_reference
+        if spec.engine == "both":
+            reference = replace(reference, model=spec.setup.real_model)
+        reference.load()
+        problems = reference.problems(spec.setup.limits, strict=self.strict)
+        if problems and self.strict:
+            raise UserError(f"{' '.join(problems)} Leave out --strict to use it nevertheless.")
+        for problem in problems:
+            print_warning(problem)
+        return spec
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of an experiment file with those of the flags."""
@@ -163,6 +201,14 @@ def progress_bar(title: str) -> Iterator[OnProgress]:
             progress.update(task, completed=done, total=total, last=run_text(record))
 
         yield show
+
+
+def print_warning(text: str) -> None:
+    """Print a warning to stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    console.print(f"Warning: {text}", style="yellow", markup=False, highlight=False)
 
 
 def run_text(record: RunRecord | None) -> str:

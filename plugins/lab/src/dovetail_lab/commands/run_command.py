@@ -15,7 +15,7 @@ from dovetail_lab.experiments.job import built_workload, burst_capacity
 from dovetail_lab.experiments.metric_table import METRICS
 from dovetail_lab.experiments.run_key import CAPACITY_LOAD, RunKey
 from dovetail_lab.experiments.run_metrics import measure_run
-from dovetail_lab.experiments.spec import ExperimentSpec, make_spec
+from dovetail_lab.experiments.spec import ExperimentSpec
 from dovetail_lab.reports.perfetto import write_trace
 from dovetail_lab.reports.tables import number_text
 from dovetail_lab.simulation.results import RunResult
@@ -46,8 +46,7 @@ def run_once(
     """Simulate one policy on one workload at one load (0.9 by default), and print its metrics."""
     if experiment.engine not in ("", "sim"):
         raise UserError(f"--engine {experiment.engine}: this command only simulates.")
-    fields = experiment.apply({"loads": (0.9,), "policies": (policy,)})
-    spec = make_spec(fields)
+    spec = experiment.make_spec({"loads": (0.9,), "policies": (policy,)})
     if decision_log is not None and spec.setup.replicas > 1:
         raise UserError("--decision-log records one engine; it cannot be used with replicas.")
     if not 0 <= seed < spec.seeds:

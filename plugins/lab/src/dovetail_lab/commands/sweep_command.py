@@ -17,7 +17,6 @@ from dovetail_lab.commands.experiment_options import (
 )
 from dovetail_lab.experiments.experiment import RunOptions
 from dovetail_lab.experiments.export import export_results
-from dovetail_lab.experiments.spec import make_spec
 from dovetail_lab.reports.tables import number_text
 from dovetail_lab.searches.sweep import candidates_of, parse_option, sweep
 
@@ -43,7 +42,7 @@ def sweep_options(
     if len(values) != len(option):
         raise UserError("an option is given twice; write all of its values in one --option.")
     fields = {"loads": (0.9,), "name": f"sweep of {policy}", "policies": (baseline,)}
-    spec = make_spec(experiment.apply(fields))
+    spec = experiment.make_spec(fields)
     with progress_bar(spec.name) as show:
         found = sweep(
             spec,

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-from functools import lru_cache
 from pathlib import Path
 
-from dovetail.errors import UserError
-from dovetail_lab.experiments.linear_step_times import NAME, make_linear
 from dovetail_lab.experiments.replica_runs import run_replicas
 from dovetail_lab.experiments.run_key import RunKey
 from dovetail_lab.experiments.spec import ExperimentSpec
 from dovetail_lab.simulation.results import RunResult
-from dovetail_lab.simulation.setup import StepTimeModel
 from dovetail_lab.workloads.workload import Workload
 
 
@@ -35,26 +30,17 @@ def run_workload(
     if key.engine == "real":
         from dovetail_lab.engine_runs import run_real
 
-        real: RunResult = run_real(workload, setup, model=spec.setup.model)
+        real: RunResult = run_real(
+            workload,
+            setup,
+            model=spec.setup.real_model,
+            engine_options=spec.setup.engine_options,
+        )
         return real
     from dovetail_lab.simulation.simulate import simulate
 
-    step_times = load_step_times(spec.setup.step_times)
+    step_times = spec.setup.step_time_reference.load()
     if spec.setup.replicas > 1:
         router = policy.router or spec.setup.router
         return run_replicas(spec.setup, workload, setup, step_times, router)
     return simulate(workload, setup, step_times, decision_log=decision_log)
-
-
-@lru_cache
-def load_step_times(reference: str) -> StepTimeModel:
-    """Return the step-time model with a name or in a file; raise UserError if there is none."""
-    if reference.partition(":")[0] == NAME:
-        return make_linear(reference)
-    load = getattr(importlib.import_module("dovetail_lab.step_times"), "load", None)
-    if load is None:
-        raise UserError(
-            f"step_times={reference!r} is not known. Use linear, or linear:NAME=PICOSECONDS."
-        )
-    model: StepTimeModel = load(reference)
-    return model

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from dovetail.errors import UserError
 from dovetail.plugins import PluginPolicy, PluginRegistry
 from dovetail.plugins.selection import choose_scheduler
 from dovetail_lab.experiments.spec import ExperimentSpec
@@ -101,7 +102,7 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
         "engine": key.engine,
         "setup": spec.setup.model_dump(),
         "router": [router, router_version(router)],
-        "step_times": _file_digest(spec.setup.step_times),
+        "step_times": _step_times_digest(spec),
         "workload": fingerprint,
         "seed": key.seed,
         "cut": asdict(spec.cut),
@@ -110,9 +111,13 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
     return hashlib.sha256(text.encode()).hexdigest()[:_ID_LENGTH]
 
 
-def _file_digest(reference: str) -> str:
-    path = Path(reference)
-    return _hash_files([path]) if path.is_file() else reference
+def _step_times_digest(spec: ExperimentSpec) -> str:
+    """Return the digest of the step times; of an invalid model the name, because its runs fail."""
+    reference = spec.setup.step_time_reference
+    try:
+        return reference.digest()
+    except UserError:
+        return reference.name
 
 
 def _hash_files(paths: Iterable[Path]) -> str:

@@ -6,7 +6,7 @@ import json
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,6 +15,8 @@ from dovetail.errors import UserError
 from dovetail.interfaces import SchedulerLimits
 from dovetail_lab.experiments.run_metrics import Cut
 from dovetail_lab.simulation.setup import EngineSetup
+from dovetail_lab.step_times.calibration import MeasuredEngine
+from dovetail_lab.step_times.references import StepTimeReference
 from dovetail_lab.workloads.presets import PRESETS
 from dovetail_lab.workloads.spec import WorkloadSpec
 
@@ -29,6 +31,9 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     ".yml": yaml.safe_load,
 }
 """Maps the ending of a file to its parser; other files are TOML."""
+
+
+_SpecT = TypeVar("_SpecT", bound=BaseModel)
 
 
 class _Model(BaseModel):
@@ -57,15 +62,17 @@ class PolicySpec(_Model):
 class EngineSpec(_Model):
     """The engine of every run.
 
-    step_times: the step-time model of the simulator, see `load_step_times`. model: the model of the
-    real engine. num_blocks, block_size: the KV cache. depth: steps in flight.
-    replicas: number of engines behind `router`, in the simulator. prefill_replicas: if not 0, this
-    number of the replicas only runs prefill and the others only decode; transfer_latency_ms and
-    transfer_us_per_token: time to move a request's KV blocks between them.
+    step_times: the step-time model of the simulator, see `StepTimeReference`. model: the model of
+    the real engine and of the step times; "" for the demo model. num_threads: CPU threads of the
+    real engine; 0 for the platform's choice. num_blocks, block_size: the KV cache. depth: steps in
+    flight. replicas: number of engines behind `router`, in the simulator. prefill_replicas: if not
+    0, this number of the replicas only runs prefill and the others only decode;
+    transfer_latency_ms, transfer_us_per_token: time to move a request's KV blocks between them.
     """
 
     step_times: str = "linear"
-    model: str = "demo"
+    model: str = ""
+    num_threads: Annotated[int, Field(ge=0, le=4096)] = 0
     max_num_seqs: Annotated[int, Field(ge=1)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
     max_model_len: Annotated[int, Field(ge=2)] = 16384
@@ -102,6 +109,31 @@ class EngineSpec(_Model):
         if self.prefill_replicas and not self.enable_prefix_caching:
             raise ValueError("prefill_replicas needs enable_prefix_caching=true")
         return self
+
+    @property
+    def real_model(self) -> str:
+        """The model of the real engine."""
+        return self.model or "demo"
+
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """Further options of the real engine."""
+        return {"num_threads": self.num_threads} if self.num_threads else {}
+
+    @property
+    def step_time_reference(self) -> StepTimeReference:
+        """The step-time model of the simulator."""
+        return StepTimeReference(name=self.step_times, model=self.model)
+
+    @property
+    def limits(self) -> MeasuredEngine:
+        """The limits that a calibration must cover."""
+        return MeasuredEngine(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            block_size=self.block_size,
+        )
 
     def setup(self, policy: PolicySpec, seed: int, *, trust_local_code: bool) -> EngineSetup:
         """Return the engine for a policy and a seed."""
@@ -185,14 +217,22 @@ class ExperimentSpec(_Model):
 
 def make_spec(fields: Mapping[str, Any]) -> ExperimentSpec:
     """Return a checked description; raise UserError with every invalid field."""
+    return _checked(ExperimentSpec, fields, "experiment")
+
+
+def make_engine_spec(fields: Mapping[str, Any]) -> EngineSpec:
+    """Return a checked description of an engine; raise UserError with every invalid field."""
+    return _checked(EngineSpec, fields, "engine")
+
+
+def _checked(kind: type[_SpecT], fields: Mapping[str, Any], name: str) -> _SpecT:
     try:
-        return ExperimentSpec.model_validate(dict(fields))
+        return kind.model_validate(dict(fields))
     except ValidationError as error:
         shown = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'experiment'}: {one['msg']}"
-            for one in error.errors()[:3]
+            f"{'.'.join(map(str, one['loc'])) or name}: {one['msg']}" for one in error.errors()[:3]
         )
-        raise UserError(f"the experiment is invalid: {shown}.") from error
+        raise UserError(f"the {name} is invalid: {shown}.") from error
 
 
 def read_spec(path: Path) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from dovetail.config import EngineArgs
 from dovetail.engine.start import StartedEngine, start_engine
 from dovetail.errors import ConfigError
 from dovetail.interfaces import FullAttentionSpec
+from dovetail.plan import SchedulerOutput
 from dovetail_lab.real_engine.latched_clock import LatchedClock
 from dovetail_lab.real_engine.real_executor import ModelPlans, NoTimes, RealExecutor
 from dovetail_lab.simulation.engine import RunLimits, SimulatedEngine
 from dovetail_lab.simulation.results import RunResult, StepColumns
 from dovetail_lab.simulation.setup import EngineSetup
+from dovetail_lab.step_times.samples import StepRecorder
 from dovetail_lab.workloads.workload import Workload, WorkloadRequest
 
 
@@ -83,15 +85,17 @@ class RealEngine:
         record_steps: bool = True,
         decision_log: Path | None = None,
         limits: RunLimits | None = None,
+        recorder: StepRecorder | None = None,
     ) -> RunResult:
         """Run a workload in real time. Return the same type of result as the simulator.
 
-        Raises ConfigError if the setup does not fit this engine. If the policy or a step fails, the
-        result has an error.
+        recorder: stores the times of the steps; None to store nothing. Raises ConfigError if the
+        setup does not fit this engine. If the policy or a step fails, the result has an error.
         """
         self.check(setup)
         self._plans.begin_run()
         run = _RealRun(workload.requests, setup, self, decision_log)
+        run.recorder = recorder
         if record_steps:
             run.steps = StepColumns()
         gc.collect()
@@ -134,6 +138,7 @@ class _RealRun(SimulatedEngine):
     """One run. It has the loop of the simulator, with the time and the executor of the engine."""
 
     clock: LatchedClock
+    recorder: StepRecorder | None = None
 
     def __init__(
         self,
@@ -156,8 +161,16 @@ class _RealRun(SimulatedEngine):
 
     def advance(self) -> bool:
         """Read the clock, then add requests and run a step or wait. Return False at the end."""
-        self.clock.latch()
+        now_ns = self.clock.latch()
+        if self.recorder is not None:
+            self.recorder.resume(now_ns)
         return super().advance()
+
+    def on_step(self, plan: SchedulerOutput, start_ns: int, end_ns: int) -> None:
+        """Record an executed step."""
+        super().on_step(plan, start_ns, end_ns)
+        if self.recorder is not None:
+            self.recorder.end_step(plan, start_ns, end_ns)
 
 
 def _is_plain(spec: object) -> bool:

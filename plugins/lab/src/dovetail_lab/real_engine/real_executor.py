@@ -143,3 +143,7 @@ class NoTimes:
     def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
         """Raise AssertionError: the times are measured."""
         raise AssertionError("a real step has no modelled time")
+
+    def gap_ns(self, num_runs: int) -> int:
+        """Return 0: the pause between real steps passes by itself."""
+        return 0

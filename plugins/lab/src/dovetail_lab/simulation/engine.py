@@ -91,6 +91,7 @@ class SimulatedEngine(StepObserver):
         self._executor = self._make_executor()
         self._scheduler = self._make_scheduler(decision_log)
         self._num_idle = 0
+        self._num_runs = 0
         self._num_calls = 0
         self._core_ns = 0
         self.core = EngineCore(
@@ -188,6 +189,7 @@ class SimulatedEngine(StepObserver):
 
     def on_step(self, plan: SchedulerOutput, start_ns: int, end_ns: int) -> None:
         """Record an executed step. Its counts follow when the scheduler has its result."""
+        self._num_runs = len(plan.rows)
         if self.steps is not None and plan.rows:
             num_decodes = self.table.num_decode_runs(plan)
             self._record(start_ns, end_ns - start_ns, 1, plan.total_num_tokens, num_decodes)
@@ -230,6 +232,9 @@ class SimulatedEngine(StepObserver):
         if outputs is None:
             return
         now_ns = self.clock.now_ns()
+        if self._setup.depth == 1 and self._num_runs:
+            self.clock.advance(self._step_times.gap_ns(self._num_runs))
+            self._num_runs = 0
         for request_id in self.table.finish(outputs, now_ns):
             self._arrivals.end(self.table.numbers[request_id], now_ns)
         if self.steps is not None and outputs.stats is not None and self.steps.num_running:
@@ -269,13 +274,15 @@ class SimulatedEngine(StepObserver):
             return False
         now_ns, next_ns = self.clock.now_ns(), self._arrivals.next_ns
         times = self._step_times.decode_times_ns(len(rows), sum(starts), num_steps)
-        ends = now_ns + np.cumsum(np.maximum(times, 1))
+        gap_ns = self._step_times.gap_ns(len(rows))
+        ends = now_ns + np.cumsum(np.maximum(times, 1) + gap_ns) - gap_ns
         if next_ns is not None:  # a step starts only if no request has arrived before
-            ends = ends[: 1 + int(np.searchsorted(ends, next_ns))]
+            ends = ends[: 1 + int(np.searchsorted(ends + gap_ns, next_ns))]
         num_taken = stretch.run(len(ends), OUTPUT_TOKEN)
         if not num_taken:
             return False
         self._end_stretch(rows, ends[:num_taken], stretch.num_used_blocks)
+        self.clock.advance(gap_ns)
         return True
 
     def _end_stretch(self, rows: array[int], ends: Times, num_used_blocks: int) -> None:

@@ -52,3 +52,10 @@ class StepTimeModel(Protocol):
         num_kv_tokens: cached tokens that the first of the steps reads, over all requests; each
         further step reads `num_requests` more. Each time equals that of `step_ns` for this step.
         """
+
+    def gap_ns(self, num_runs: int) -> int:
+        """Return the host's time from the end of a step to the plan of the next one.
+
+        num_runs: the number of runs in the step. With more than one step in flight, the host works
+        during the next step, so the gap is not used.
+        """

@@ -23,7 +23,8 @@ class StepFeatures:
     num_prefill_tokens, num_prefills: tokens and runs of prompts, except runs of a single token.
     num_decodes: runs of one token. num_kv_tokens: cached tokens that these read.
     num_context_pairs: products of a prefill's tokens and the tokens before them, summed.
-    num_joins: requests that get a row.
+    num_joins: requests that get a row. is_first: 1 if all runs are of such requests, as in the
+    first step after a pause.
     """
 
     num_prefill_tokens: int
@@ -32,6 +33,7 @@ class StepFeatures:
     num_kv_tokens: int
     num_context_pairs: int
     num_joins: int
+    is_first: int
 
     @classmethod
     def of(cls, plan: SchedulerOutput) -> StepFeatures:
@@ -41,8 +43,9 @@ class StepFeatures:
         is_decode = num_tokens == 1
         num_decodes = int(np.count_nonzero(is_decode))
         num_kv_tokens = int(starts[is_decode].sum())
+        is_first = int(len(plan.joins) == len(starts))
         if num_decodes == len(starts):
-            return cls(0, 0, num_decodes, num_kv_tokens, 0, len(plan.joins))
+            return cls(0, 0, num_decodes, num_kv_tokens, 0, len(plan.joins), is_first)
         first, length = starts[~is_decode], num_tokens[~is_decode]
         pairs = first * length + length * (length + 1) // 2
         return cls(
@@ -52,6 +55,7 @@ class StepFeatures:
             num_kv_tokens=num_kv_tokens,
             num_context_pairs=int(pairs.sum()),
             num_joins=len(plan.joins),
+            is_first=is_first,
         )
 
 
@@ -91,3 +95,7 @@ class LinearStepTimes:
         kv_tokens = num_kv_tokens + num_requests * np.arange(num_steps, dtype=np.int64)
         time_ps = self.step_ps + self.decode_ps * num_requests + self.kv_token_ps * kv_tokens
         return np.maximum(1, time_ps // _PS_PER_NS)
+
+    def gap_ns(self, num_runs: int) -> int:
+        """Return 0: the constants include the host's time."""
+        return 0

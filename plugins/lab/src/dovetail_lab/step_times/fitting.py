@@ -1,0 +1,156 @@
+"""Fits step times to measured steps: non-negative least squares, and a table of residuals.
+
+The errors are relative: a step of 1 ms counts as much as a step of 100 ms. The table of residuals
+corrects what a sum of terms cannot describe, such as a matrix product whose time does not grow
+evenly with the number of tokens. It keeps the sum of the times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from dovetail.errors import UserError
+from dovetail_lab.simulation.step_times import StepFeatures
+from dovetail_lab.step_times.samples import StepSample
+
+TERMS = (
+    "step",
+    "prefill_token",
+    "prefill",
+    "decode",
+    "kv_token",
+    "context_pair",
+    "join",
+    "first",
+)
+"""The terms of a step's time; each is multiplied with a feature of the step."""
+MIN_SAMPLES = 50
+_MIN_PER_BIN = 8
+_FACTOR_LIMITS = 0.25, 4.0
+_PS_PER_NS = 1000
+
+Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
+Knots = tuple[tuple[int, float], ...]
+"""Pairs of (tokens in the step, factor), with increasing tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The result of a fit.
+
+    step_ps: picoseconds per unit of each term of `TERMS`. gap_ps: of the gap after a step, constant
+    and per run. decode_factors, prefill_factors: residuals of steps without and with prefills.
+    """
+
+    step_ps: Mapping[str, int]
+    gap_ps: tuple[int, int]
+    decode_factors: Knots
+    prefill_factors: Knots
+
+
+def feature_values(features: StepFeatures) -> tuple[int, ...]:
+    """Return the factors of `TERMS` for a step."""
+    return (
+        1,
+        features.num_prefill_tokens,
+        features.num_prefills,
+        features.num_decodes,
+        features.num_kv_tokens,
+        features.num_context_pairs,
+        features.num_joins,
+        features.is_first,
+    )
+
+
+def fit_steps(samples: Sequence[StepSample]) -> Fit:
+    """Fit measured steps. Raises UserError if there are too few."""
+    if len(samples) < MIN_SAMPLES:
+        raise UserError(
+            f"only {len(samples)} steps were measured; a fit needs at least {MIN_SAMPLES}."
+        )
+    matrix = np.array([feature_values(one.features) for one in samples], dtype=np.float64)
+    times = np.array([one.duration_ns for one in samples], dtype=np.float64) * _PS_PER_NS
+    step_ps = np.round(nonnegative_least_squares(matrix / times[:, None], np.ones(len(times))))
+    ratios = matrix @ step_ps, times
+    is_decode = matrix[:, TERMS.index("prefill")] == 0
+    tokens = matrix[:, TERMS.index("prefill_token")] + matrix[:, TERMS.index("decode")]
+    runs = matrix[:, TERMS.index("prefill")] + matrix[:, TERMS.index("decode")]
+    gaps = np.array([one.gap_ns for one in samples], dtype=np.float64) * _PS_PER_NS
+    return Fit(
+        step_ps={name: int(value) for name, value in zip(TERMS, step_ps, strict=True)},
+        gap_ps=_fit_gaps(runs, gaps),
+        decode_factors=_residuals(tokens, *ratios, is_decode, exact=True),
+        prefill_factors=_residuals(tokens, *ratios, ~is_decode, exact=False),
+    )
+
+
+def nonnegative_least_squares(matrix: Matrix, target: Vector) -> Vector:
+    """Return the vector x ≥ 0 that minimizes the length of `matrix @ x - target`.
+
+    The solution is the least-squares solution of the columns that it uses. There are few columns,
+    so all subsets of them are tried.
+    """
+    num_columns = matrix.shape[1]
+    scale = np.sqrt((matrix * matrix).sum(axis=0))
+    used = [column for column in range(num_columns) if scale[column] > 0]
+    scaled = matrix / np.where(scale > 0, scale, 1.0)
+    gram, moments = scaled.T @ scaled, scaled.T @ target
+    best, best_error = np.zeros(num_columns), 0.0
+    for size in range(1, len(used) + 1):
+        for subset in combinations(used, size):
+            part = list(subset)
+            solution = np.linalg.lstsq(gram[np.ix_(part, part)], moments[part], rcond=1e-10)[0]
+            error = float(solution @ gram[np.ix_(part, part)] @ solution)
+            error -= 2 * float(solution @ moments[part])
+            if (solution >= 0).all() and error < best_error - 1e-12:
+                best, best_error = np.zeros(num_columns), error
+                best[part] = solution
+    return best / np.where(scale > 0, scale, 1.0)
+
+
+def _fit_gaps(runs: Vector, gaps: Vector) -> tuple[int, int]:
+    """Return the constant and the time per run; the sum of the gaps is kept."""
+    matrix = np.stack([np.ones(len(runs)), runs], axis=1)
+    ends = np.quantile(gaps, 0.99)
+    terms = nonnegative_least_squares(matrix, np.minimum(gaps, ends))
+    total = float((matrix @ terms).sum())
+    factor = float(gaps.sum()) / total if total else 1.0
+    constant, per_run = np.round(terms * factor)
+    return int(constant), int(per_run)
+
+
+def _residuals(
+    tokens: Vector,
+    predicted: Vector,
+    measured: Vector,
+    mask: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    *,
+    exact: bool,
+) -> Knots:
+    """Return the ratio of the sums of measured and predicted times, by tokens in the step.
+
+    exact: whether small numbers of tokens have bins of their own; larger bins grow by a quarter.
+    """
+    if not mask.any():
+        return ()
+    tokens, predicted, measured = tokens[mask], predicted[mask], measured[mask]
+    bins = np.floor(4 * np.log2(np.maximum(tokens, 1)))
+    if exact:
+        bins = np.where(tokens <= 32, tokens - 1e6, bins)
+    knots = []
+    for number in np.unique(bins):
+        chosen = bins == number
+        if chosen.sum() >= _MIN_PER_BIN and predicted[chosen].sum() > 0:
+            ratio = float(measured[chosen].sum() / predicted[chosen].sum())
+            knots.append(
+                (
+                    round(float(tokens[chosen].mean())),
+                    round(min(max(ratio, _FACTOR_LIMITS[0]), _FACTOR_LIMITS[1]), 5),
+                )
+            )
+    return tuple(dict(sorted(knots)).items())

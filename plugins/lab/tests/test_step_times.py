@@ -1,0 +1,321 @@
+"""Step-time models: linear, calibrated, roofline; their fit, their files and their options."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from lab_builders import Recorded, random_workload, setup
+
+from dovetail.cli import main
+from dovetail.errors import UserError
+from dovetail_lab.simulation.engine import RunLimits
+from dovetail_lab.simulation.step_times import StepFeatures
+from dovetail_lab.step_times import references
+from dovetail_lab.step_times.calibrated import CalibratedStepTimes
+from dovetail_lab.step_times.calibration import MeasuredEngine, MeasuredModel, read_calibration
+from dovetail_lab.step_times.fitting import (
+    TERMS,
+    feature_values,
+    fit_steps,
+    nonnegative_least_squares,
+)
+from dovetail_lab.step_times.profiling import make_calibration, model_quality
+from dovetail_lab.step_times.references import StepTimeReference
+from dovetail_lab.step_times.roofline import DeviceSheet, ModelSizes, RooflineStepTimes
+from dovetail_lab.step_times.samples import StepSample
+
+TRUE_PS = {
+    "step": 900_000_000,
+    "prefill_token": 40_000_000,
+    "prefill": 300_000_000,
+    "decode": 70_000_000,
+    "kv_token": 200_000,
+    "context_pair": 30_000,
+    "join": 0,
+    "first": 800_000_000,
+}
+CONFIG = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+MODEL = MeasuredModel(name="made-up", config_digest="0" * 64)
+
+
+def random_features(rng):
+    decodes = rng.choice([0, 1, 2, 5, 16, 32])
+    prefills = rng.choice([0, 0, 1, 3]) if decodes else 1
+    tokens = sum(rng.randint(2, 120) for _ in range(prefills))
+    joins = rng.randint(0, prefills)
+    return StepFeatures(
+        num_prefill_tokens=tokens,
+        num_prefills=prefills,
+        num_decodes=decodes,
+        num_kv_tokens=decodes * rng.randint(1, 400),
+        num_context_pairs=tokens * rng.randint(1, 200),
+        num_joins=joins,
+        is_first=int(joins == prefills + decodes),
+    )
+
+
+def samples(count=600, noise=0.0, seed=0, odd=1.0):
+    """Return steps with times of `TRUE_PS`. odd: factor of steps with an odd number of decodes."""
+    rng = random.Random(seed)
+    steps = []
+    for _ in range(count):
+        features = random_features(rng)
+        ns = sum(TRUE_PS[n] * v for n, v in zip(TERMS, feature_values(features), strict=True)) / 1e3
+        factor = odd if features.num_decodes % 2 and not features.num_prefills else 1.0
+        runs = features.num_prefills + features.num_decodes
+        steps.append(
+            StepSample(
+                features=features,
+                duration_ns=round(ns * factor * rng.lognormvariate(0, noise)),
+                gap_ns=100_000 + 3_000 * runs,
+            )
+        )
+    return steps
+
+
+def calibration(steps=None):
+    """Return the calibration of two measurements of steps."""
+    passes = [{"decodes": steps or samples()}] * 2
+    return make_calibration(passes, setup(max_num_seqs=32), MODEL, 0)
+
+
+def write(path, **changes):
+    """Write a calibration file with changed fields."""
+    path.write_text(json.dumps(calibration().model_dump(mode="json") | changes))
+    return path
+
+
+# --- the fit --------------------------------------------------------------------------------------
+
+
+def test_the_fit_finds_the_terms_of_exact_times():
+    fit = fit_steps(samples())
+    for name, value in TRUE_PS.items():
+        assert fit.step_ps[name] == pytest.approx(value, rel=1e-3, abs=2e5), name
+    assert fit.gap_ps == pytest.approx((100_000_000, 3_000_000), rel=1e-3)
+
+
+def test_no_term_is_negative_if_the_best_fit_would_be():
+    matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    slope_down = nonnegative_least_squares(matrix, np.array([3.0, 2.0, 1.0]))
+    assert slope_down.tolist() == pytest.approx([2.0, 0.0])
+    assert nonnegative_least_squares(matrix, np.array([-1.0, -2.0, -3.0])).tolist() == [0.0, 0.0]
+    assert nonnegative_least_squares(matrix, np.array([1.0, 3.0, 5.0]))[1] > 0
+
+
+def test_held_out_steps_with_noise_have_a_small_bias_and_error():
+    model = CalibratedStepTimes(calibration(samples(noise=0.05)))
+    quality = model_quality(samples(seed=1, noise=0.05), model)
+    assert quality.num_steps == 600
+    assert abs(quality.bias) < 0.01 and 0.02 < quality.mape < 0.06
+
+
+def test_the_table_of_residuals_corrects_sizes_that_the_terms_cannot_describe():
+    uneven = calibration(samples(odd=1.5))
+    plain = uneven.model_copy(update={"decode_factors": (), "prefill_factors": ()})
+    held_out = samples(seed=1, odd=1.5)
+    errors = [model_quality(held_out, CalibratedStepTimes(one)).mape for one in (plain, uneven)]
+    assert errors[1] < errors[0] / 2
+
+
+def test_too_few_steps_are_an_error():
+    with pytest.raises(UserError, match="only 49 steps"):
+        fit_steps(samples(49))
+
+
+def test_a_simulation_with_a_calibration_is_the_same_with_macro_steps():
+    model = CalibratedStepTimes(calibration(samples(odd=1.5)))
+    results = []
+    for macro_steps in (False, True):
+        requests = random_workload(3).requests
+        engine = Recorded(requests, setup(), model, macro_steps=macro_steps)
+        results.append((engine.run(RunLimits()), engine.plans))
+    (plain, every), (macro, some) = results
+    assert plain.requests == macro.requests and not plain.error and not macro.error
+    assert len(some) < len(every) and all(every[step] == some[step] for step in some)
+
+
+# --- roofline -------------------------------------------------------------------------------------
+
+
+def test_roofline_times_are_those_of_the_slower_resource():
+    sizes = ModelSizes.of(CONFIG)
+    assert sizes.weight_bytes == pytest.approx(15.0e9, rel=0.02), "8 billion parameters"
+    assert sizes.kv_bytes == 2 * 2 * 32 * 8 * 128
+    sheet = DeviceSheet(
+        tflops=100, bandwidth_gb_s=1000, compute_share=1, memory_share=1, step_us=0, layer_us=0
+    )
+    model = RooflineStepTimes("test", sizes, sheet)
+    (decode,) = model.decode_times_ns(1, 0, 1)
+    assert decode == pytest.approx(sizes.weight_bytes / 1000, rel=1e-3), (
+        "a decode reads all weights"
+    )
+    few, more = model.decode_times_ns(64, 64 * 1000, 1)[0], model.decode_times_ns(64, 0, 1)[0]
+    assert few - more == pytest.approx(64 * sizes.kv_bytes, rel=1e-3)
+    faster = RooflineStepTimes("test", sizes, sheet.model_copy(update={"bandwidth_gb_s": 2000.0}))
+    assert faster.decode_times_ns(1, 0, 1)[0] == pytest.approx(decode / 2, rel=1e-3)
+
+
+def test_roofline_rejects_models_and_devices_that_it_does_not_know(tmp_path):
+    with pytest.raises(UserError, match="mixtures of experts"):
+        ModelSizes.of(CONFIG | {"num_local_experts": 8})
+    with pytest.raises(UserError, match="vocab_size"):
+        ModelSizes.of({name: value for name, value in CONFIG.items() if name != "vocab_size"})
+    sheet = tmp_path / "sheet.toml"
+    for text, message in (("tflops = 0", "tflops"), ("tflops =", "not a device sheet")):
+        sheet.write_text(text)
+        with pytest.raises(UserError, match=message):
+            references.read_device(str(sheet))
+    with pytest.raises(UserError, match="h100-sxm"):
+        references.read_device("h101")
+
+
+def test_a_roofline_reference_reads_the_model_and_the_device(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "llama"}))
+    sheet = tmp_path / "mine.toml"
+    sheet.write_text("tflops = 100\nbandwidth_gb_s = 1000\n")
+    times = {}
+    for device in ("h100-sxm", "l4", str(sheet)):
+        reference = StepTimeReference(name=f"roofline:{device}", model=str(tmp_path))
+        times[device] = int(reference.load().decode_times_ns(1, 0, 1)[0])
+    assert times["h100-sxm"] < times[str(sheet)] < times["l4"]
+    digest = StepTimeReference(name=f"roofline:{sheet}", model=str(tmp_path)).digest()
+    sheet.write_text("tflops = 100\nbandwidth_gb_s = 1001\n")
+    changed = StepTimeReference(name=f"roofline:{sheet}", model=str(tmp_path)).digest()
+    assert digest != changed, "a changed sheet gives other run ids"
+
+
+# --- linear and names -----------------------------------------------------------------------------
+
+
+def test_the_linear_step_times_have_named_constants():
+    model = StepTimeReference(name="linear:step_ps=5000,kv_token_ps=0").load()
+    assert model.decode_times_ns(0, 0, 2).tolist() == [5, 5]
+    for bad in ("linear:speed=3", "linear:step_ps=-1", "linear:step_ps"):
+        with pytest.raises(UserError, match="of the form NAME=PICOSECONDS"):
+            StepTimeReference(name=bad).load()
+
+
+# --- calibration files ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a calibration file"),
+        ("[" * 100_000, "not a calibration file"),
+        ("[]", "not a calibration file"),
+        (' {"format": "dovetail-step-times", "version": 2}', "version 2; this lab reads version 1"),
+        (' {"format": "dovetail-step-times", "version": 1}', "model: Field required"),
+        (" " * 2_000_000, "larger than"),
+    ],
+)
+def test_a_file_that_is_not_a_calibration_is_rejected(text, message, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_calibration(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step_ps": {"step": -1}}, "step_ps.step"),
+        ({"step_ps": {"step": 1}}, "must have the terms"),
+        ({"decode_factors": [[2, 1.0], [1, 1.0]]}, "must increase"),
+        ({"decode_factors": [[1, 1e9]]}, "decode_factors"),
+        ({"gap_ps": [1, 10**16]}, "gap_ps"),
+    ],
+)
+def test_impossible_numbers_of_a_calibration_are_rejected(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        read_calibration(write(tmp_path / "bad.json", **changes))
+
+
+COMPARE = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", "--requests", "30"]
+COMPARE += ["--seeds", "1", "--load", "0.5", "--jobs", "1", "--no-report", "--step-times"]
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """The current folder, with an experiment file of an engine within the calibration."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(
+        "[setup]\nmax_num_seqs = 16\nmax_num_batched_tokens = 256\nmax_model_len = 1024\n"
+    )
+    return tmp_path
+
+
+def told(capsys):
+    shown = capsys.readouterr()
+    return " ".join((shown.out + shown.err).split())
+
+
+def test_a_calibration_of_this_machine_and_commit_is_accepted_by_strict(small, capsys):
+    write(small / "mine.json")
+    command = [*COMPARE, "mine.json", "--strict"]
+    assert main([*command[:2], "small.toml", *command[2:]]) == 0
+    assert "Warning" not in told(capsys)
+    spec = json.loads((small / "lab-results/experiment.json").read_text())
+    assert spec["setup"]["step_times"] == "mine.json"
+
+
+def other_machine():
+    return calibration().model_dump(mode="json")["machine"] | {"cpu": "Z80", "num_cores": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "is_warned"),
+    [
+        ({"machine": other_machine}, "another machine: Z80 with 1 cores", True),
+        ({"commit": lambda: "0123456789ab"}, "measured with commit 0123456789ab", False),
+    ],
+)
+def test_a_calibration_of_another_machine_or_commit(changes, message, is_warned, small, capsys):
+    write(small / "other.json", **{name: make() for name, make in changes.items()})
+    command = [*COMPARE[:2], "small.toml", *COMPARE[2:], "other.json"]
+    assert main(command) == 0
+    assert (message in told(capsys)) == is_warned
+    assert main([*command, "--strict"]) == 2
+    shown = told(capsys)
+    assert message in shown and "Leave out --strict" in shown
+
+
+def test_a_calibration_of_another_model_or_a_smaller_engine_is_a_warning(small, capsys):
+    write(small / "mine.json")
+    assert main([*COMPARE, "mine.json", "--model", "demo"]) == 0
+    shown = told(capsys)
+    assert "another model: 'made-up'" in shown
+    assert "measured up to max_num_seqs=32; max_num_seqs=256 is extrapolated" in shown
+
+
+def test_rough_times_are_a_warning_and_rejected_by_strict(small, capsys):
+    command = [*COMPARE, "roofline:l4", "--model", "demo"]
+    assert main(command) == 0
+    assert "Times of roofline are rough" in told(capsys)
+    assert main([*command, "--strict"]) == 2
+    assert main(command[:-2]) == 2
+    assert "needs a model" in told(capsys)
+
+
+def test_the_shipped_calibrations_are_valid():
+    names = references.shipped_calibrations()
+    assert {"demo", "llama-160m"} <= set(names)
+    engine = MeasuredEngine(
+        max_num_seqs=16, max_num_batched_tokens=256, max_model_len=512, block_size=16
+    )
+    for name in names:
+        reference = StepTimeReference(name=f"calibrated:{name}")
+        assert reference.load().decode_times_ns(4, 400, 3).min() > 10_000
+        assert not any("extrapolated" in one for one in reference.problems(engine))
+    with pytest.raises(UserError, match="Shipped ones are demo"):
+        StepTimeReference(name="calibrated:none").load()
