@@ -54,7 +54,7 @@ class Family:
     attention: str = "eager"
 
 
-def _usual(prefix: str, *without: str, config: str = "", **fields: Any) -> Family:
+def usual_family(prefix: str, *without: str, config: str = "", **fields: Any) -> Family:
     """Return a family whose config has the usual names. without: names that it does not have."""
     max_len = fields.pop("max_len", 664)
     attention = fields.pop("attention", "eager")
@@ -69,8 +69,8 @@ def _usual(prefix: str, *without: str, config: str = "", **fields: Any) -> Famil
 
 
 FAMILIES: Mapping[str, Family] = {
-    "gemma": _usual("Gemma", head_dim=20),
-    "gemma2": _usual(
+    "gemma": usual_family("Gemma", head_dim=20),
+    "gemma2": usual_family(
         "Gemma2",
         head_dim=20,
         sliding_window=37,
@@ -78,7 +78,7 @@ FAMILIES: Mapping[str, Family] = {
         final_logit_softcapping=5.0,
         query_pre_attn_scalar=24,
     ),
-    "gemma3": _usual(
+    "gemma3": usual_family(
         "Gemma3",
         config="Gemma3TextConfig",
         head_dim=20,
@@ -90,10 +90,10 @@ FAMILIES: Mapping[str, Family] = {
         },
         **_MIXED,
     ),
-    "phi": _usual("Phi"),
-    "phi, qk norm": _usual("Phi", qk_layernorm=True, num_key_value_heads=4),
-    "phi3, window": _usual("Phi3", sliding_window=37),
-    "phi3, long rope, short": _usual(
+    "phi": usual_family("Phi"),
+    "phi, qk norm": usual_family("Phi", qk_layernorm=True, num_key_value_heads=4),
+    "phi3, window": usual_family("Phi3", sliding_window=37),
+    "phi3, long rope, short": usual_family(
         "Phi3", hidden_size=64, original_max_position_embeddings=1024, rope_parameters=_LONG
     ),
     "gpt2": Family(
@@ -109,12 +109,12 @@ FAMILIES: Mapping[str, Family] = {
             "eos_token_id": 2,
         },
     ),
-    "gpt_neox": _usual("GPTNeoX", "num_key_value_heads", hidden_size=64),
-    "gpt_neox, sequential": _usual(
+    "gpt_neox": usual_family("GPTNeoX", "num_key_value_heads", hidden_size=64),
+    "gpt_neox, sequential": usual_family(
         "GPTNeoX", "num_key_value_heads", hidden_size=64, use_parallel_residual=False
     ),
-    "opt": _usual("OPT", "num_key_value_heads", "intermediate_size", ffn_dim=72),
-    "opt, post-norm, projected": _usual(
+    "opt": usual_family("OPT", "num_key_value_heads", "intermediate_size", ffn_dim=72),
+    "opt, post-norm, projected": usual_family(
         "OPT",
         "num_key_value_heads",
         "intermediate_size",
@@ -122,14 +122,14 @@ FAMILIES: Mapping[str, Family] = {
         do_layer_norm_before=False,
         word_embed_proj_dim=28,
     ),
-    "starcoder2": _usual("Starcoder2", sliding_window=37),
-    "stablelm": _usual("StableLm", hidden_size=64, use_qkv_bias=True),
-    "stablelm, parallel, qk norm": _usual(
+    "starcoder2": usual_family("Starcoder2", sliding_window=37),
+    "stablelm": usual_family("StableLm", hidden_size=64, use_qkv_bias=True),
+    "stablelm, parallel, qk norm": usual_family(
         "StableLm", hidden_size=64, use_parallel_residual=True, qk_layernorm=True
     ),
-    "olmo": _usual("Olmo", clip_qkv=1.5),
-    "olmo2": _usual("Olmo2"),
-    "olmo3": _usual(
+    "olmo": usual_family("Olmo", clip_qkv=1.5),
+    "olmo2": usual_family("Olmo2"),
+    "olmo3": usual_family(
         "Olmo3",
         sliding_window=37,
         rope_parameters={
@@ -143,21 +143,21 @@ FAMILIES: Mapping[str, Family] = {
         },
         **_MIXED,
     ),
-    "granite": _usual(
+    "granite": usual_family(
         "Granite",
         embedding_multiplier=3.0,
         logits_scaling=1.7,
         residual_multiplier=0.6,
         attention_multiplier=0.4,
     ),
-    "cohere": _usual("Cohere", logit_scale=0.7),
-    "cohere, qk norm": _usual("Cohere", logit_scale=0.7, use_qk_norm=True),
-    "cohere2": _usual("Cohere2", logit_scale=0.7, sliding_window=37, **_MIXED),
-    "glm": _usual("Glm", head_dim=16),
-    "glm4": _usual("Glm4", head_dim=24),
-    "smollm3": _usual("SmolLM3", no_rope_layers=[1, 0, 1]),
-    "falcon, 7b": _usual("Falcon", "num_key_value_heads", "intermediate_size"),
-    "falcon, 40b": _usual(
+    "cohere": usual_family("Cohere", logit_scale=0.7),
+    "cohere, qk norm": usual_family("Cohere", logit_scale=0.7, use_qk_norm=True),
+    "cohere2": usual_family("Cohere2", logit_scale=0.7, sliding_window=37, **_MIXED),
+    "glm": usual_family("Glm", head_dim=16),
+    "glm4": usual_family("Glm4", head_dim=24),
+    "smollm3": usual_family("SmolLM3", no_rope_layers=[1, 0, 1]),
+    "falcon, 7b": usual_family("Falcon", "num_key_value_heads", "intermediate_size"),
+    "falcon, 40b": usual_family(
         "Falcon",
         "num_key_value_heads",
         "intermediate_size",
@@ -165,7 +165,7 @@ FAMILIES: Mapping[str, Family] = {
         num_kv_heads=2,
         bias=True,
     ),
-    "falcon, 11b": _usual(
+    "falcon, 11b": usual_family(
         "Falcon",
         "num_key_value_heads",
         "intermediate_size",
@@ -175,7 +175,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     # transformers rounds this bias to bfloat16, which is exact up to position 256 with such slopes.
     # Its eager attention adds the bias twice (5.23), so that the other one is the reference.
-    "falcon, alibi": _usual(
+    "falcon, alibi": usual_family(
         "Falcon",
         "num_key_value_heads",
         "intermediate_size",
@@ -215,13 +215,18 @@ FAMILIES: Mapping[str, Family] = {
 
 def make_family(name: str, folder: Path, seed: int) -> Checkpoint:
     """Create and save the checkpoint of a family. The weights depend on name and seed."""
-    family = FAMILIES[name]
-    config_cls = getattr(transformers, family.config)
-    config = config_cls(**family.fields, attn_implementation=family.attention)
-    oracle = getattr(transformers, family.model)(config).eval()
-    fill(oracle, torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode())))
+    oracle = make_model(FAMILIES[name], name, seed)
     oracle.save_pretrained(folder)
     return Checkpoint(name=name, folder=folder, oracle=oracle)
+
+
+def make_model(family: Family, name: str, seed: int) -> transformers.PreTrainedModel:
+    """Return the model of transformers with random weights, which depend on name and seed."""
+    config_cls = getattr(transformers, family.config)
+    config = config_cls(**family.fields, attn_implementation=family.attention)
+    model = getattr(transformers, family.model)(config).eval()
+    fill(model, torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode())))
+    return model
 
 
 @torch.no_grad()

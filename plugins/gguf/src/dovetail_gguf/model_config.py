@@ -1,7 +1,7 @@
 """Converts the metadata of a GGUF file to the fields of config.json.
 
-Each supported architecture has a row in `ARCHITECTURES`. Metadata is untrusted: every value is
-checked for its type and range.
+Each supported architecture has a row in `ARCHITECTURES`. Metadata is untrusted: `Fields` checks the
+type and range of every value.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -10,48 +10,18 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import ModelError, nearest
+from dovetail_gguf.architectures import ARCHITECTURES, Architecture
+from dovetail_gguf.metadata_fields import Fields
 from dovetail_gguf.reader import GGUFFile
 
-MAX_SIZE = 1 << 31
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with the divisors of the rotary frequencies of Llama 3.1 and later."""
 
 _LLAMA3_LENGTH = 8192
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """One architecture of GGUF files.
-
-    model_class: name of the model in config.json. windowed: name in config.json for files with a
-    sliding window. permutes_rotary: whether the converter has permuted the rows of the query and
-    key projections.
-    """
-
-    model_class: str
-    model_type: str
-    windowed: str = ""
-    permutes_rotary: bool = False
-
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(
-        model_class="LlamaForCausalLM",
-        model_type="llama",
-        windowed="MistralForCausalLM",
-        permutes_rotary=True,
-    ),
-    "mistral": Architecture(
-        model_class="MistralForCausalLM", model_type="mistral", permutes_rotary=True
-    ),
-    "qwen2": Architecture(model_class="Qwen2ForCausalLM", model_type="qwen2"),
-    "qwen3": Architecture(model_class="Qwen3ForCausalLM", model_type="qwen3"),
-}
 
 
 def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
@@ -69,18 +39,16 @@ def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
 def read_config(file: GGUFFile) -> dict[str, Any]:
     """Return the fields of config.json. An invalid value raises a ModelError with file and key."""
     name, row = get_architecture(file)
-    fields = _Fields(file, name)
+    fields = Fields(file, name)
     if fields.integer("expert_count", default=0):
         raise ModelError(
             f"{file.path}: {name} with experts (mixture of experts) is not supported yet."
         )
     heads = fields.integer("attention.head_count")
     hidden = fields.integer("embedding_length")
-    head_dim = fields.integer(
-        "attention.key_length",
-        default=fields.integer("rope.dimension_count", default=hidden // max(1, heads)),
-    )
+    head_dim = _head_dim(fields, row, hidden // max(1, heads))
     window = fields.integer("attention.sliding_window", default=0)
+    eps_key = "rms_epsilon" if row.eps == "rms_norm_eps" else "epsilon"
     config: dict[str, Any] = {
         "architectures": [row.windowed if window and row.windowed else row.model_class],
         "model_type": row.model_type,
@@ -90,8 +58,8 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": fields.integer("attention.head_count_kv", default=heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": fields.number("attention.layer_norm_rms_epsilon"),
+        "hidden_act": row.activation,
+        row.eps: fields.number(f"attention.layer_norm_{eps_key}"),
         "rope_theta": fields.number("rope.freq_base", default=10000.0),
         "max_position_embeddings": fields.integer("context_length"),
         "vocab_size": _vocab_size(file),
@@ -99,14 +67,26 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": "bfloat16",
     }
     if row.model_type in ("llama", "mistral"):
-        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-        config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+        config["attention_bias"] = fields.has("attn_q.bias")
+        config["mlp_bias"] = fields.has("ffn_gate.bias")
     if window:
         config |= {"sliding_window": window, "use_sliding_window": True}
     scaling = _rope_scaling(fields, head_dim, config)
     if scaling:
         config["rope_scaling"] = scaling
+    if row.is_rotary_partial:
+        size = fields.integer("rope.dimension_count", default=head_dim)
+        config["partial_rotary_factor"] = size / head_dim if head_dim else 1.0
+    if row.read is not None:
+        row.read(fields, config)
     return config
+
+
+def _head_dim(fields: Fields, row: Architecture, default: int) -> int:
+    """Return the head size. In files of Llama, rope.dimension_count may state it."""
+    if not row.is_rotary_partial:
+        default = fields.integer("rope.dimension_count", default=default)
+    return fields.integer("attention.key_length", default=default)
 
 
 def read_generation_config(file: GGUFFile) -> dict[str, Any]:
@@ -122,44 +102,6 @@ def read_generation_config(file: GGUFFile) -> dict[str, Any]:
     return {"eos_token_id": sorted(set(ids))} if ids else {}
 
 
-class _Fields:
-    """Reads and checks the metadata keys of one architecture."""
-
-    def __init__(self, file: GGUFFile, name: str) -> None:
-        self.file, self.name = file, name
-
-    def get(self, key: str) -> Any:
-        """Return the value of a key, or None if the file does not have the key."""
-        return self.file.metadata.get(f"{self.name}.{key}")
-
-    def integer(self, key: str, *, default: int | None = None) -> int:
-        """Return a non-negative integer. Some converters write one number per layer, all equal."""
-        value = self.get(key)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]
-        if value is None and default is not None:
-            return default
-        if type(value) is not int or not 0 <= value <= MAX_SIZE:
-            raise self._rejection(key, value, "an integer")
-        return value
-
-    def number(self, key: str, *, default: float | None = None) -> float:
-        """Return a positive number. Stored float32 values are rounded to 7 digits."""
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        good = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not good or not 0 < value < math.inf:
-            raise self._rejection(key, value, "a positive number")
-        return float(f"{value:.7g}")
-
-    def _rejection(self, key: str, value: object, expected: str) -> ModelError:
-        description = "missing" if value is None else f"{value!r:.80}"
-        return ModelError(
-            f"{self.file.path}: {self.name}.{key} is {description}; it must be {expected}."
-        )
-
-
 def _vocab_size(file: GGUFFile) -> int:
     """Return the number of rows of the embedding, which may exceed the number of tokens."""
     table = file.tensors.get("token_embd.weight")
@@ -168,7 +110,7 @@ def _vocab_size(file: GGUFFile) -> int:
     return table.shape[0]
 
 
-def _rope_scaling(fields: _Fields, head_dim: int, config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_scaling(fields: Fields, head_dim: int, config: Mapping[str, Any]) -> dict[str, Any]:
     if ROPE_FACTORS in fields.file.tensors:
         return _llama3_scaling(fields.file, head_dim, config["rope_theta"])
     kind = fields.get("rope.scaling.type")

@@ -6,12 +6,22 @@ Source: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/tensor_ma
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
+from typing import Any
 
-IGNORED = frozenset({"rope_freqs.weight"})
+from dovetail.interfaces import WeightMapping
+from dovetail_gguf.architectures import Architecture
+
+IGNORED_MODULES = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+IGNORED = frozenset(f"{name}.weight" for name in IGNORED_MODULES)
 """Tensors whose content is part of the configuration."""
+_ROTATED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
+"""Tensors whose features a file may have in rotary pairs."""
 
 _WHOLE = {
     "token_embd": "model.embed_tokens",
+    "token_embd_norm": "model.embed_norm",
+    "position_embd": "model.embed_positions",
     "output_norm": "model.norm",
     "output": "lm_head",
 }
@@ -39,6 +49,38 @@ def to_model_name(name: str) -> str:
     if (match := _OTHER.fullmatch(name)) and match["name"] in _WHOLE:
         return f"{_WHOLE[match['name']]}.{match['leaf']}"
     return name
+
+
+def tensor_mappings(
+    architecture: Architecture, config: Mapping[str, Any], names: Collection[str]
+) -> list[WeightMapping]:
+    """Return the mappings of the tensors of a file to the modules of the model.
+
+    config: the fields of config.json that the file states. names: of the file's tensors.
+    """
+    modules = {**_OF_LAYER, **architecture.names}
+    if "blk.0.attn_norm_2.weight" in names:  # Falcon 40B: the norm of attention is the second one
+        modules |= {"attn_norm_2": "input_layernorm", "attn_norm": "post_attention_layernorm"}
+    targets = {own: (f"model.layers.{{}}.{module}",) for own, module in modules.items()}
+    targets["attn_qkv"] = tuple(f"model.layers.{{}}.self_attn.{part}_proj" for part in "qkv")
+    if architecture.fuses_gate:
+        targets["ffn_up"] = tuple(f"model.layers.{{}}.mlp.{part}_proj" for part in ("gate", "up"))
+    pairs: dict[str, tuple[int, int]] = {}
+    if architecture.permutes_rotary:
+        del targets["attn_qkv"]  # v is not permuted
+        size = config["head_dim"]
+        rotary_size = int(size * config.get("partial_rotary_factor", 1.0))
+        pairs = dict.fromkeys(_ROTATED, (size, rotary_size))
+    return [
+        *(WeightMapping(source=name) for name in IGNORED_MODULES),
+        *(WeightMapping(source=own, targets=(module,)) for own, module in _WHOLE.items()),
+        *(
+            WeightMapping(
+                source=f"blk.{{}}.{own}", targets=target, rotary_pairs=pairs.get(own, (0, 0))
+            )
+            for own, target in targets.items()
+        ),
+    ]
 
 
 _FILE_NAMES = {model: own for own, model in _WHOLE.items()}

@@ -1,9 +1,8 @@
 """The weight loader `gguf`: fills a model from the tensors of a GGUF file.
 
 A layer that computes with quantized blocks (`BlockWeight`) receives the unchanged blocks of the
-mapped file; all other weights are dequantized, some rows at a time. The converter of llama.cpp
-permutes the rows of query and key projections of some architectures; this module restores their
-order.
+mapped file; all other weights are dequantized, some rows at a time. `tensor_mappings` describes the
+names and the order of rows in the file.
 Dimensions: O output features, I input features, B bytes of a row.
 """
 
@@ -22,12 +21,13 @@ from dovetail_gguf.dequantize import dequantize, plain_tensor
 from dovetail_gguf.model_config import get_architecture, read_config
 from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import GGUFFile, TensorInfo, find_file
-from dovetail_gguf.tensor_names import IGNORED, to_model_name
+from dovetail_gguf.tensor_names import tensor_mappings
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
-from dovetail_torch.weights import Assignment, Target, build_weight_table
+from dovetail_torch.weights import Assignment, MappedAssignment, Target, build_weight_table
 from dovetail_torch.weights.block_plan import BLOCK_PLAN
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
+from dovetail_torch.weights.weight_names import PLAIN
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,9 @@ class GGUFLoader(WeightLoader):
         file = self._open()
         for name, target in _choose(file, model).items():
             info = file.tensors[name]
-            if isinstance(target, Assignment) and _lends(info, target):
-                target.expect_blocks(info.type.name)
+            for part in _parts(target):
+                if _lends(info, part):
+                    part.expect_blocks(info.type.name)
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> int:
@@ -66,16 +67,16 @@ class GGUFLoader(WeightLoader):
         """
         file = self._open()
         chosen = _choose(file, model)
-        permuted = _permuted_heads(file)
+        offset = get_architecture(file)[1].norm_offset
         dequantized: Counter[str] = Counter()
         num_bytes = 0
         with progress_bar("Loading weights", len(chosen), shown=self.context.progress) as advance:
             for name, target in chosen.items():
                 info = file.tensors[name]
-                num_heads = permuted.get(_leaf(to_model_name(name)), 0)
                 if info.type.is_plain:
-                    _fill_plain(file, info, target, num_heads)
-                elif _fill_blocks(file, info, target, num_heads):
+                    is_norm = name.endswith("norm.weight")
+                    _fill_plain(file, info, target, offset if is_norm else 0.0)
+                elif _fill_blocks(file, info, target):
                     dequantized[info.type.name] += 1
                 num_bytes += info.num_bytes
                 advance()
@@ -89,23 +90,6 @@ class GGUFLoader(WeightLoader):
             return open_file(find_file(self.context.model_dir))
         except ModelError as error:
             raise WeightError(str(error)) from None
-
-
-def _leaf(name: str) -> str:
-    """Return the two components before the parameter name, such as "self_attn.q_proj"."""
-    return ".".join(name.split(".")[-3:-1])
-
-
-def _permuted_heads(file: GGUFFile) -> dict[str, int]:
-    """Return the number of heads by name, for projections with permuted rows."""
-    _, architecture = get_architecture(file)
-    if not architecture.permutes_rotary:
-        return {}
-    config = read_config(file)
-    return {
-        "self_attn.q_proj": config["num_attention_heads"],
-        "self_attn.k_proj": config["num_key_value_heads"],
-    }
 
 
 def restore_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -128,12 +112,20 @@ def permute_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
     """Return a map of tensor name in the file to targets, for the tensors that must be read."""
-    names = {to_model_name(name): name for name in file.tensors if name not in IGNORED}
-    chosen = build_weight_table(model).select(names.keys(), str(file.path))
-    targets = {names[name]: target for name, target in chosen.items()}
+    _, architecture = get_architecture(file)
+    mappings = tensor_mappings(architecture, read_config(file), file.tensors.keys())
+    table = build_weight_table(model, mappings)
+    targets = table.select(file.tensors.keys(), str(file.path))
     for name, target in targets.items():
         target.check(file.tensors[name].shape, str(file.tensors[name].path))
     return targets
+
+
+def _parts(target: Target) -> tuple[Assignment, ...]:
+    """Return the parts of a target that linear layers may use as blocks."""
+    if isinstance(target, Assignment):
+        return (target,)
+    return target.parts if isinstance(target, MappedAssignment) else ()
 
 
 def _lends(info: TensorInfo, target: Assignment) -> bool:
@@ -141,39 +133,36 @@ def _lends(info: TensorInfo, target: Assignment) -> bool:
     return not info.type.is_plain and target.takes_blocks(info.type.name, info.type.num_values)
 
 
-def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> None:
-    """Write values that are stored one by one.
-
-    num_heads: number of heads if the rows are permuted, otherwise 0.
-    """
+def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, offset: float) -> None:
+    """Write values that are stored one by one. offset: added by the converter."""
     values = plain_tensor(file.data(info.name), info.type, info.shape)
-    permuted = _restore(values, info, num_heads)
-    target.fill(permuted, is_mapped=not num_heads)
+    target.fill(values - offset if offset else values, is_mapped=not offset)
 
 
-def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target, num_heads: int) -> bool:
+def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target) -> bool:
     """Pass blocks to linear layers, or dequantize them. Return whether any are dequantized."""
     memory = file.data(info.name)
     blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
-    blocks_OB = _restore(blocks_OB, info, num_heads)
+    if not isinstance(target, MappedAssignment):
+        return _fill_part(info, target, blocks_OB, is_mapped=True)
+    is_mapped = target.layout == PLAIN  # otherwise the rows are a copy in another order
+    results = [
+        _fill_part(info, part, piece_OB, is_mapped=is_mapped)
+        for part, piece_OB in zip(target.parts, target.pieces(blocks_OB), strict=True)
+    ]
+    return any(results)
+
+
+def _fill_part(
+    info: TensorInfo, target: Target, blocks_OB: torch.Tensor, *, is_mapped: bool
+) -> bool:
+    """Pass or dequantize the blocks of one weight of the model. See `_fill_blocks`."""
     if isinstance(target, Assignment) and _lends(info, target):
-        is_mapped = not num_heads
         target.lend_blocks(
             BlockWeight(type_name=info.type.name, rows_OB=blocks_OB, is_mapped=is_mapped)
         )
         if not target.is_table:
             return False
-    target.fill(dequantize(blocks_OB, info.type, target.target.dtype).view(info.shape))
+    values = dequantize(blocks_OB, info.type, target.target.dtype)
+    target.fill(values.view(len(blocks_OB), *info.shape[1:]))
     return True
-
-
-def _restore(rows: torch.Tensor, info: TensorInfo, num_heads: int) -> torch.Tensor:
-    """Return the rows in the model's order. Raise WeightError if num_heads does not divide them."""
-    if not num_heads:
-        return rows
-    if info.shape[0] % (2 * num_heads):
-        raise WeightError(
-            f"{info.path}: the tensor {info.name} has {info.shape[0]} rows, which cannot be "
-            f"divided among {num_heads} attention heads."
-        )
-    return restore_rows(rows, num_heads)

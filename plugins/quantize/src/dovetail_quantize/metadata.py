@@ -10,7 +10,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from dovetail.config.model_directory import eos_token_ids
 from dovetail.errors import ModelError
-from dovetail_gguf.model_config import ARCHITECTURES
+from dovetail_gguf.architectures import ARCHITECTURES
 
 _INTEGERS = {
     "hidden_size": "embedding_length",
@@ -31,8 +31,10 @@ def check_representable(config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
     row = ARCHITECTURES.get(str(model_type))
     architecture = config["architectures"][0]
-    if row is None or architecture not in (row.model_class, row.windowed):
-        supported = ", ".join(row.model_class for row in ARCHITECTURES.values())
+    is_writable = row is not None and row.is_writable
+    if not is_writable or architecture not in (row.model_class, row.windowed):
+        rows = (row for row in ARCHITECTURES.values() if row.is_writable)
+        supported = ", ".join(row.model_class for row in rows)
         raise ModelError(
             f"The architecture {architecture} with model_type {str(model_type)[:80]!r} cannot be "
             f"quantized. Supported: {supported}."

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from dovetail.errors import WeightError, nearest
+from dovetail.interfaces.model import WeightMapping
 from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
 from dovetail_torch.layers.linear import BlockWeight, ParallelLinear
@@ -137,11 +138,14 @@ class MappedAssignment:
         lends = is_mapped and self.layout == PLAIN
         return sum(
             part.fill(piece, is_mapped=lends)
-            for part, piece in zip(self.parts, self._pieces(rows), strict=True)
+            for part, piece in zip(self.parts, self.pieces(rows), strict=True)
         )
 
-    def _pieces(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the rows of each part, in the order of the model."""
+    def pieces(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the rows of each part, in the order of the model.
+
+        rows: [O, ...]; values, or the bytes of quantized blocks.
+        """
         groups, (head_size, rotary_size) = self.layout.groups, self.layout.rotary_pairs
         if rotary_size:
             rows = split_rotary_pairs(rows, head_size, rotary_size, self.parts[0].feature_dim)
@@ -255,8 +259,14 @@ class WeightTable:
         return {} if target is None else {name: ScaleAssignment(name=name, target=target)}
 
 
-def build_weight_table(model: nn.Module) -> WeightTable:
-    """Return the table of all parameters and persistent buffers of `model`."""
+def build_weight_table(
+    model: nn.Module, mappings: Sequence[WeightMapping] | None = None
+) -> WeightTable:
+    """Return the table of all parameters and persistent buffers of `model`.
+
+    mappings: the names and layouts of a format that differ from those of the modules. None for
+    those that the model declares for its checkpoints.
+    """
     layers = dict(model.named_modules(remove_duplicate=False))
     assignments: dict[str, Assignment] = {}
     aliases: dict[str, str] = {}
@@ -297,7 +307,7 @@ def build_weight_table(model: nn.Module) -> WeightTable:
         assignments=assignments,
         aliases=aliases,
         settled=frozenset(settled),
-        names=WeightNames.of(model),
+        names=WeightNames.of(model) if mappings is None else WeightNames(mappings),
         scales=scale_targets(model),
     )
 
