@@ -37,7 +37,9 @@ from gpu.tables import aims_missed, render_table  # noqa: E402
 
 _MIN_S = 2.0
 """Minimum remaining time in seconds with which a section is started."""
+_SLACK = 1.5
 _INSTALL_S = 60.0
+_NONE = "torch finds no device"
 _SEED = 20261121
 
 
@@ -45,7 +47,8 @@ _SEED = 20261121
 class CheckOptions:
     """The options of the command line.
 
-    device: "auto" for the first accelerator that torch finds.
+    device: "auto" for the first accelerator that torch finds. slack: maximum time of a section,
+    relative to its `deadline_s`, if earlier sections were fast.
     """
 
     device: str
@@ -53,6 +56,7 @@ class CheckOptions:
     sections: tuple[SectionSpec, ...]
     total_s: float
     result: Path
+    slack: float = 1.0
     site: Path | None = None
 
 
@@ -79,7 +83,8 @@ class Check:
 
     def go(self) -> None:
         """Run all requested sections, `machine` first."""
-        for spec in self._options.sections:
+        for number, spec in enumerate(self._options.sections):
+            self._later_s = sum(item.deadline_s for item in self._options.sections[number:])
             print(f"{spec.name}: {spec.question}", file=sys.stderr, flush=True)
             result = self._section(spec)
             self.run["sections"][spec.name] = result
@@ -91,22 +96,36 @@ class Check:
 
     def exit_code(self) -> int:
         """Return 2 without a device, 1 if a section failed or missed a target, else 0."""
+        if self.machine_problem():
+            return 1
         if not self._device:
             return 2
-        sections = self.run["sections"]
         fine = {OK, NO_DEVICE} if self._device in STAND_INS else {OK}
-        bad = [name for name, section in sections.items() if section["state"] not in fine]
+        bad = [
+            spec.name
+            for spec in self._options.sections
+            if self.run["sections"][spec.name]["state"] not in fine | spec.accepted
+        ]
         return 1 if bad or aims_missed(self.run) else 0
+
+    def machine_problem(self) -> str:
+        """Return why the machine is unknown, or "" if the section `machine` has described it."""
+        result = self.run["sections"]["machine"]
+        return "" if result["state"] == OK else f"{result['state']}: {result['why']}"
 
     def _section(self, spec: SectionSpec) -> dict[str, Any]:
         if spec.name != "machine" and not self._device:
-            return _unrun(NO_DEVICE, "torch finds no device")
+            problem = self.machine_problem()
+            reason = f"the section machine failed ({problem})" if problem else _NONE
+            return _unrun(NO_DEVICE, reason)
         if self._device == "cpu" and not spec.on_cpu:
             return _unrun(NO_DEVICE, "not meaningful on a CPU")
         left_s = self._options.total_s - (time.monotonic() - self._begun)
         if left_s < _MIN_S:
             return _unrun(LATE, f"the {self._options.total_s:g} s total limit has passed")
-        return self._run_process(spec, min(spec.deadline_s, left_s))
+        # What earlier sections left or took, such as the installation, is shared by all others.
+        share = min(left_s / self._later_s, self._options.slack)
+        return self._run_process(spec, min(spec.deadline_s * share, left_s))
 
     def _run_process(self, spec: SectionSpec, deadline_s: float) -> dict[str, Any]:
         folder = self._scratch / spec.name
@@ -119,6 +138,7 @@ class Check:
             "small": self._options.small,
             "seed": _SEED,
             "folder": str(work),
+            "deadline_s": deadline_s,
             "report": str(report),
             "ending": str(ending),
         }
@@ -202,11 +222,17 @@ def _parse() -> argparse.Namespace:
     names = [spec.name for spec in SECTIONS]
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument(
-        "--device", default="auto", help="auto, cuda, xpu; or cpu, fake to try it out"
+        "--device", default="auto", help="auto, cuda, rocm, xpu; or cpu, fake to try it out"
     )
     parser.add_argument("--small", action="store_true", help="sizes for which a CPU needs seconds")
     parser.add_argument("--sections", nargs="+", choices=names, default=names)
     parser.add_argument("--total-s", type=float, default=TOTAL_S)
+    parser.add_argument(
+        "--slack",
+        type=float,
+        default=_SLACK,
+        help="maximum time of a section, relative to its deadline, if earlier ones were fast",
+    )
     parser.add_argument("--json", type=Path, default=ROOT / ".bench" / "gpu.json")
     parser.add_argument("--bundle", type=Path, default=ROOT / BUNDLE)
     return parser.parse_args()
@@ -229,6 +255,7 @@ def main() -> int:
             small=args.small,
             sections=tuple(spec for spec in SECTIONS if spec.name in selected),
             total_s=args.total_s,
+            slack=args.slack,
             result=args.json.resolve(),
             site=site,
         )
@@ -236,7 +263,9 @@ def main() -> int:
         check.go()
     print(render_table(check.run))
     print(f"\nWritten: {options.result}")
-    if not check.run["device"]["type"]:
+    if problem := check.machine_problem():
+        print(f"The section machine failed, so no other section ran: {problem}")
+    elif not check.run["device"]["type"]:
         print("This check needs a GPU. To try the command without one: --device cpu --small")
     return check.exit_code()
 

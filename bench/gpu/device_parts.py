@@ -47,7 +47,7 @@ def _accelerator(name: str) -> DeviceParts:
     if name == "cuda":
         kernels = ("attention:flash_attn", "attention:flashinfer", *kernels)
     return DeviceParts(
-        device_type=name,
+        device_type="cuda" if name == "rocm" else name,
         platform=name,
         worker=name,
         attention="triton",
@@ -67,6 +67,7 @@ PARTS: Mapping[str, DeviceParts] = MappingProxyType(
             plugins=("platform:cpu", "ops:torch"),
         ),
         "cuda": _accelerator("cuda"),
+        "rocm": _accelerator("rocm"),
         "xpu": _accelerator("xpu"),
         "fake": DeviceParts(
             device_type="privateuseone",
@@ -79,7 +80,7 @@ PARTS: Mapping[str, DeviceParts] = MappingProxyType(
         ),
     }
 )
-"""Devices by command-line name, which is the device type except for the fake device."""
+"""Devices by command-line name: that of the platform, or of the fake device."""
 
 STAND_INS = frozenset({"cpu", "fake"})
 """Names of entries that are not real devices; runs on them do not verify a device."""

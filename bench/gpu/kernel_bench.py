@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from gpu.catalogue import section
+from gpu.device_parts import STAND_INS
 from gpu.processes import python_path, run_until
 from gpu.report import NeedsDeviceError, Report, Task
 
@@ -19,12 +19,12 @@ _MARGIN_S = 4.0
 def run_script(name: str, task: Task, report: Report) -> None:
     """Run `NAME.py --json FILE --device TYPE` until its deadline and report its figures.
 
-    Exit code 3 means that its device is not available; other nonzero codes are failures. The
-    section is NAME_kernels.
+    Exit code 3 means that its device is not available; other nonzero codes are failures.
     """
-    deadline_s = section(f"{name}_kernels").deadline_s - _MARGIN_S
+    deadline_s = max(task.deadline_s - _MARGIN_S, 1.0)
+    device = task.device if task.device in STAND_INS else task.parts.device_type
     file = task.folder / "figures.json"
-    words = ["--json", str(file), "--device", task.device, *(["--small"] if task.small else [])]
+    words = ["--json", str(file), "--device", device, *(["--small"] if task.small else [])]
     ended = run_until(
         [sys.executable, str(HERE / f"{name}.py"), *words],
         environment=python_path(),

@@ -38,14 +38,15 @@ class NeedsDeviceError(Exception):
 class Task:
     """The arguments of a section.
 
-    device: the torch device type. small: use sizes for a few seconds on a CPU. folder: an empty
-    folder. seed: seed of all random numbers.
+    device: the name of a device in `PARTS`. small: use sizes for a few seconds on a CPU. folder: an
+    empty folder. seed: seed of all random numbers. deadline_s: when its process is killed.
     """
 
     device: str
     small: bool
     folder: Path
     seed: int
+    deadline_s: float = 600.0
 
     @property
     def parts(self) -> DeviceParts:

@@ -45,7 +45,13 @@ def main() -> int:
     """Run the section that the argument names."""
     told = json.loads(sys.argv[1])
     folder = Path(told["folder"])
-    task = Task(device=told["device"], small=told["small"], folder=folder, seed=told["seed"])
+    task = Task(
+        device=told["device"],
+        small=told["small"],
+        folder=folder,
+        seed=told["seed"],
+        deadline_s=told["deadline_s"],
+    )
     report = Report(file=Path(told["report"]))
     state, why = run_section(told["module"], task, report)
     Path(told["ending"]).write_text(json.dumps({"state": state, "why": why}), encoding="utf-8")

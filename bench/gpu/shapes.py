@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,23 @@ def write_shape(name: str, folder: Path) -> Path:
     config = {**_COMMON, **SHAPES[name]}
     (path / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return path
+
+
+def num_weight_bytes(name: str) -> int:
+    """Return the bytes of the matrices of a shape in bf16, without norms."""
+    shape = SHAPES[name]
+    tables = shape["vocab_size"] * shape["hidden_size"] * (2 - shape["tie_word_embeddings"])
+    return _num_layer_bytes(shape) + 2 * tables
+
+
+def num_read_bytes(name: str) -> int:
+    """Return the bytes of weights that a step reads: without the table of embeddings."""
+    shape = SHAPES[name]
+    return _num_layer_bytes(shape) + 2 * shape["vocab_size"] * shape["hidden_size"]
+
+
+def _num_layer_bytes(shape: Mapping[str, Any]) -> int:
+    hidden, head_dim = shape["hidden_size"], shape.get("head_dim", _COMMON["head_dim"])
+    heads = 2 * shape["num_attention_heads"] + 2 * shape["num_key_value_heads"]
+    layer = hidden * head_dim * heads + 3 * hidden * shape["intermediate_size"]
+    return 2 * int(shape["num_hidden_layers"] * layer)

@@ -7,18 +7,21 @@ from collections.abc import Callable
 
 import torch
 
-from gpu.device_parts import STAND_INS
+from gpu.device_parts import PARTS, STAND_INS
 
 
 def time_calls(
     call: Callable[[], object], device: str, *, repeats: int = 10, warm_ups: int = 3
 ) -> list[float]:
-    """Return the seconds of each of `repeats` calls. First make `warm_ups` other calls."""
+    """Return the seconds of each of `repeats` calls. First make `warm_ups` other calls.
+
+    device: the name of a device in `PARTS`.
+    """
     for _ in range(warm_ups):
         call()
     if device in STAND_INS:
         return [_clocked(call) for _ in range(repeats)]
-    module = torch.get_device_module(device)
+    module = torch.get_device_module(PARTS[device].device_type)
     pairs = []
     for _ in range(repeats):
         begin, end = (module.Event(enable_timing=True) for _ in range(2))

@@ -17,9 +17,11 @@ from typing import Any
 from dovetail import LLM, SamplingParams
 from dovetail.plugins import PluginRegistry
 from dovetail.result import ModelRunnerOutput
+from gpu.catalogue import H200_COPY_GB_S
 from gpu.engine_runs import random_prompts
 from gpu.report import Report, Task
-from gpu.shapes import write_shape
+from gpu.sections.probes import memory_rates
+from gpu.shapes import num_read_bytes, write_shape
 
 _NUM_IN, _NUM_OUT, _NUM_MANY = 128, 256, 256
 _SMALL = (8, 8, 4)
@@ -39,6 +41,7 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
     num_in, num_out, num_many = _SMALL if task.small else (_NUM_IN, _NUM_OUT, _NUM_MANY)
     model = write_shape("tiny" if task.small else name, task.folder)
     report.note(f"{num_in} tokens in, {num_out} out; {num_many} requests at once")
+    copy_gb_s, read_gb_s = memory_rates(task)
     times = Times()
     start = time.perf_counter()
     with LLM(
@@ -57,12 +60,19 @@ def measure_shape(name: str, task: Task, report: Report) -> None:
     ) as llm:
         report.figure("load_s", time.perf_counter() - start)
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
-        prefill_rates = _rates(llm, [num_in], params, task.seed, 1 if task.small else 3)
-        report.figure("one", statistics.median(prefill_rates), note=_spread(prefill_rates))
+        rates = _rates(llm, [num_in], params, task.seed, 1 if task.small else 3)
+        report.figure("one", statistics.median(rates), note=_spread(rates))
         many = _rates(llm, [num_in] * num_many, params, task.seed, 1 if task.small else 2)
         report.figure("many", statistics.median(many), note=_spread(many))
         if task.device != "cpu":
             _report_host(llm, [num_in] * num_many, params, task, times, report)
+    one, scale = statistics.median(rates), H200_COPY_GB_S / copy_gb_s
+    if name == "qwen3-0.6b":
+        report.figure("one_h200", one * scale)
+        report.figure("many_h200", statistics.median(many) * scale)
+    else:
+        gb_s = one * num_read_bytes(name) / 1e9
+        report.figure("read_share", 100 * gb_s / read_gb_s, note=f"{gb_s:,.0f} GB/s")
 
 
 def _rates(

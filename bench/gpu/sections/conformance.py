@@ -16,11 +16,13 @@ from tempfile import mkdtemp
 
 from dovetail.machine import read_cores
 from dovetail.plugins import PluginRegistry
+from gpu.device_parts import STAND_INS
 from gpu.processes import Ended, python_path, run_until
 from gpu.report import Report, Task
 from gpu.tables import is_sound
 
-_DEADLINE_S = 125.0
+_REST_S = 5.0
+"""Time that remains for the report after the kits are killed."""
 _MAX_AT_ONCE = 8
 _PARTS = {
     "attention": (
@@ -56,7 +58,11 @@ def run(task: Task, report: Report) -> None:
         ended = list(pool.map(lambda item: _run_kit(*item, task), runs))
     for plugin in installed:
         results = [how for (owner, _), how in zip(runs, ended, strict=True) if owner == plugin]
-        _report(plugin, results, report)
+        _report(plugin, results, report, _limit_s(task))
+
+
+def _limit_s(task: Task) -> float:
+    return max(task.deadline_s - _REST_S, 1.0)
 
 
 def _run_kit(plugin: str, part: str, task: Task) -> Ended:
@@ -65,18 +71,19 @@ def _run_kit(plugin: str, part: str, task: Task) -> Ended:
     arguments = ["-q", "-rfE", "--tb=short", "-p", "no:cacheprovider"]
     # Pytest plugins of other packages are disabled; the devkit's plugin is named.
     arguments += ["-p", "dovetail_devkit.pytest_plugin", "--rootdir", str(folder / "empty")]
-    arguments += ["--dovetail-plugin", plugin, "--dovetail-device", task.device, "-k", part]
+    device = task.device if task.device in STAND_INS else task.parts.device_type
+    arguments += ["--dovetail-plugin", plugin, "--dovetail-device", device, "-k", part]
     return run_until(
         [sys.executable, "-m", "pytest", *arguments],
         environment=python_path() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         folder=folder,
-        deadline_s=_DEADLINE_S,
+        deadline_s=_limit_s(task),
         num_lines=2000,
         apart=False,
     )
 
 
-def _report(plugin: str, runs: list[Ended], report: Report) -> None:
+def _report(plugin: str, runs: list[Ended], report: Report, limit_s: float) -> None:
     """Report a plugin's counts over all parts of its suite, and the failures."""
     counts: Counter[str] = Counter()
     for run in runs:
@@ -87,7 +94,7 @@ def _report(plugin: str, runs: list[Ended], report: Report) -> None:
         if re.match(r"\s+\d+ skipped: ", line):
             report.note(f"{plugin}: {line.strip()}")
     if any(run.code is None for run in runs):
-        report.fail(f"{plugin}: its suite did not finish within {_DEADLINE_S:.0f} s")
+        report.fail(f"{plugin}: its suite did not finish within {limit_s:.0f} s")
     if not is_sound(counts) or any(run.code not in _WELL for run in runs):
         failures = [line for line in lines if line.startswith(("FAILED", "ERROR"))] or lines[-8:]
         report.fail(f"{plugin}: {' | '.join(failures[:12])}")

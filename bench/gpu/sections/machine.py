@@ -12,8 +12,19 @@ from dovetail.machine import find_devices, read_cores, read_memory
 from gpu.device_parts import STAND_INS
 from gpu.report import Report, Task
 
-_PACKAGES = ("dovetail-core", "torch", "triton", "numpy", "transformers")
-_ACCELERATORS = ("cuda", "xpu")
+_PACKAGES = (
+    "dovetail-core",
+    "torch",
+    "triton",
+    "numpy",
+    "transformers",
+    "flashinfer-python",
+    "flash-attn",
+    "vllm",
+)
+_ACCELERATORS = ("cuda", "rocm", "xpu")
+_MODULES = {"rocm": "cuda"}
+"""torch's names of devices that it names differently."""
 
 
 def run(task: Task, report: Report) -> None:
@@ -44,8 +55,9 @@ def _device(requested: str) -> dict[str, Any]:
     for name in names:
         if name in STAND_INS:
             return {"type": name, "name": f"no device, but {name}", "memory_bytes": 0}
-        module = getattr(torch, name, None)
-        if module is not None and module.is_available():
+        module = getattr(torch, _MODULES.get(name, name), None)
+        is_other = module is torch.cuda and (name == "rocm") != bool(torch.version.hip)
+        if module is not None and not is_other and module.is_available():
             info = module.get_device_properties(0)
             return {
                 "type": name,

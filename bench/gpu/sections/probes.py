@@ -1,7 +1,7 @@
 """Measures the device with torch operations: the limits for all other figures.
 
-Copy: 4 GiB within device memory, counting bytes read and written. Matrix product: 8192³ in bf16,
-random values. Each figure is the median of 10 runs.
+Copy: 4 GiB within device memory, counting bytes read and written. Read: the sum of 4 GiB of float32
+values. Matrix product: 8192³ in bf16, random values. Each figure is the median of 10 runs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ _SMALL_SIDE = 256
 
 
 def run(task: Task, report: Report) -> None:
-    """Measure copy bandwidth and the rate of a matrix product."""
-    report.figure("copy_gb_s", _copy_rate(task))
+    """Measure copy and read bandwidth and the rate of a matrix product."""
+    copy_gb_s, read_gb_s = memory_rates(task)
+    report.figure("copy_gb_s", copy_gb_s)
+    report.figure("read_gb_s", read_gb_s)
     report.figure("gemm_tflop_s", _product_rate(task))
 
 
-def _copy_rate(task: Task) -> float:
+def memory_rates(task: Task) -> tuple[float, float]:
+    """Return the rates of copies, which count reads and writes, and of reads, in GB/s."""
     num_bytes = _SMALL_COPY_BYTES if task.small else _COPY_BYTES
     source = torch.ones(num_bytes, dtype=torch.uint8, device=task.parts.device_type)
     target = torch.empty_like(source)
-    seconds = statistics.median(time_calls(lambda: target.copy_(source), task.device))
-    return 2 * num_bytes / seconds / 1e9
+    copy_s = statistics.median(time_calls(lambda: target.copy_(source), task.device))
+    numbers = source.view(torch.float32)
+    read_s = statistics.median(time_calls(numbers.sum, task.device))
+    return 2 * num_bytes / copy_s / 1e9, num_bytes / read_s / 1e9
 
 
 def _product_rate(task: Task) -> float:

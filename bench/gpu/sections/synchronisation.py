@@ -27,10 +27,10 @@ _LENGTHS = (5, 40, 130, 300, 17, 64, 1, 90)
 
 def run(task: Task, report: Report) -> None:
     """Run steps under the detector and report where the host waited."""
-    if not hasattr(getattr(torch, task.device, None), "set_sync_debug_mode"):
+    if not hasattr(getattr(torch, task.parts.device_type, None), "set_sync_debug_mode"):
         raise NeedsDeviceError(f"torch has no synchronization detector for {task.device}")
     base = PluginRegistry().load("worker", task.parts.worker)
-    worker_cls = watched_worker(base, torch.get_device_module(task.device))
+    worker_cls = watched_worker(base, torch.get_device_module(task.parts.device_type))
     model = write_shape("tiny", task.folder)
     options = {"load_format": "dummy", "skip_tokenizer_init": True, "use_tqdm_on_load": False}
     with LLM(str(model), **{**task.parts.options, "worker_cls": worker_cls}, **options) as llm:
