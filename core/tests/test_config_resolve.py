@@ -103,6 +103,7 @@ def test_every_unset_config_field_is_resolved() -> None:
         "scheduler.encoder_cache_tokens": (None, 0),
         "cache.gpu_memory_utilization": (None, 0.9),
         "parallel.executor_backend": ("auto", "uniproc"),
+        "compute.compile_level": (None, "none"),
     }
     assert all(change.reason for change in resolved.explain())
     assert config.model.dtype == "auto"
@@ -143,6 +144,7 @@ def test_values_given_by_the_user_are_not_changed() -> None:
         load__load_format="dummy",
         model__tokenizer_mode="mine",
         parallel__platform="mine",
+        compute__compile_level="once",
     )
     resolved = resolve(config, FakePlatform())
     for section in ("model", "cache", "scheduler", "load"):

@@ -40,6 +40,7 @@ RESOLVED = {
     "cache.block_size": 16,
     "cache.gpu_memory_utilization": 0.9,
     "cache.kv_cache_dtype": "float32",
+    "compute.compile_level": "none",
     "load.load_format": "safetensors",
     "model.dtype": "float32",
     "model.max_model_len": 64,
@@ -113,6 +114,11 @@ FIELDS = {
     "compute": [
         "attention_backend",
         "batch_invariant",
+        "compile_backend",
+        "compile_cache",
+        "compile_level",
+        "compile_passes",
+        "compile_sizes",
         "custom_all_reduce",
         "graph_mode",
         "linear_method",
@@ -156,8 +162,8 @@ def test_config_fields_match_the_recorded_names(make_config) -> None:
     assert names == FIELDS
     others = {"plugin_options"} if make_config is make else {"plugin_options", "changes"}
     assert set(dict(config)) - set(names) == others
-    # 80 before graphs, the precision of matrix products, sleep mode, offload, scales and sums.
-    assert sum(map(len, names.values())) + 2 <= 88
+    # 80 before graphs, matrix products, sleep mode, offload, scales, sums; 88 before compilation.
+    assert sum(map(len, names.values())) + 2 <= 92
 
 
 def test_a_worker_gets_only_its_part_of_the_configuration() -> None:

@@ -152,8 +152,10 @@ def _model_format(subject: type[Any], folder: Path) -> Wants:
 
 SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
     "attention": _device,
+    "compile_backend": _host,
     "executor": _nothing,
     "grammar": _nothing,
+    "graph_pass": _host,
     "hooks": _nothing,
     "http_routes": _nothing,
     "io_processor": _nothing,

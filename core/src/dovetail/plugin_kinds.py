@@ -355,8 +355,22 @@ _ROWS = (
     Kind(
         name="compile_backend",
         interface="CompileBackend",
-        summary="compiles the forward pass",
+        summary="compiles the forward pass of a model",
+        field="compute.compile_backend",
+        roles=(WORKER,),
+        is_probed=True,
         declares=("device_types",),
+        fake="FakeCompileBackend",
+        distribution="dovetail-torch",
+    ),
+    Kind(
+        name="graph_pass",
+        interface="GraphPass",
+        summary="changes the graph of a model before it is compiled",
+        field="compute.compile_passes",
+        cardinality=Cardinality.MANY,
+        roles=(WORKER,),
+        fake="FakeGraphPass",
     ),
 )
 

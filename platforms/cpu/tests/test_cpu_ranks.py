@@ -15,7 +15,7 @@ from torch import distributed, nn
 from dovetail.errors import PeerLostError
 from dovetail.interfaces import ModelContext, OneRank, WeightLoaderContext
 from dovetail_cpu.native_library import probe_any
-from dovetail_cpu.packed_cache import PackedCache, PackedFolder
+from dovetail_cpu.packed_cache import PackedCache, packed_folder
 from dovetail_cpu.platform import CPUPlatform
 from dovetail_cpu.runtime import CPURuntime
 from dovetail_cpu.worker import CPUWorker
@@ -138,7 +138,7 @@ def test_the_matrix_products_of_all_ranks_sum_to_the_whole_matrix_product(
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ERRORS)
 def test_each_rank_caches_its_own_packed_weights(checkpoint, tmp_path, name):
-    folder = PackedFolder(path=tmp_path / "cache", max_bytes=1 << 20)
+    folder = packed_folder(tmp_path / "cache", max_bytes=1 << 20)
     first = [load(checkpoint, name, rank, 2, folder) for rank in range(2)]
     second = [load(checkpoint, name, rank, 2, folder) for rank in range(2)]
     assert [restored for _, restored in first] == [False, False]

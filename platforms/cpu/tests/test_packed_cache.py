@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from dovetail.interfaces import ModelContext, WeightLoaderContext
-from dovetail_cpu.packed_cache import PACKED_FORM, PackedCache, PackedFolder, default_folder
+from dovetail_cpu.packed_cache import PACKED_FORM, PackedCache, default_folder, packed_folder
 from dovetail_torch.layers import (
     MergedColumnParallelLinear,
     ParallelLMHead,
@@ -136,7 +136,7 @@ class Started:
 @pytest.fixture
 def start(checkpoint, tmp_path, tied, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    folder = PackedFolder(path=tmp_path / "cache", max_bytes=1 << 20)
+    folder = packed_folder(tmp_path / "cache", max_bytes=1 << 20)
 
     def begin(where=checkpoint, **info):
         caplog.clear()
@@ -232,7 +232,7 @@ def test_all_files_may_be_deleted_at_any_time(start, tmp_path):
 
 def test_an_unwritable_folder_is_reported_once_and_does_not_stop_the_start(start, tmp_path, caplog):
     (tmp_path / "a file").write_text("")
-    folder = PackedFolder(path=tmp_path / "a file" / "cache", max_bytes=1 << 20)
+    folder = packed_folder(tmp_path / "a file" / "cache", max_bytes=1 << 20)
     started = start(folder=folder)
     assert started.method.num_packed == 3
     assert len(warnings(caplog)) == 1
@@ -251,7 +251,7 @@ def test_a_full_disk_is_reported_once(start, tmp_path, caplog, monkeypatch):
 def test_models_below_the_minimum_or_above_the_maximum_size_are_not_cached(start, tmp_path, caplog):
     start(min_bytes=1 << 20)
     assert not (tmp_path / "cache").exists() and not warnings(caplog)
-    start(folder=PackedFolder(path=tmp_path / "cache", max_bytes=100))
+    start(folder=packed_folder(tmp_path / "cache", max_bytes=100))
     assert not (tmp_path / "cache").exists()
     assert "limit" in warnings(caplog)[0]
 

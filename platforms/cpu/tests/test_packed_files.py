@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail_cpu.packed_cache.folder import ENDING, FolderError, PackedFolder
+from dovetail_cpu.packed_cache.cache import ENDING, packed_folder
 from dovetail_cpu.packed_cache.packed_file import (
     MAGIC,
     PAGE_BYTES,
@@ -15,6 +15,7 @@ from dovetail_cpu.packed_cache.packed_file import (
     read_packed,
     write_packed,
 )
+from dovetail_torch.cache_folder import FolderError
 
 KEY = {"weights": "abc", "formats": ["x/1"]}
 FORMS = {"a": bytes(range(256)) * 40, "b": b"q", "layers.0.c": b"\x00" * PAGE_BYTES}
@@ -93,7 +94,7 @@ def names(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    return PackedFolder(path=tmp_path / "deep" / "packed", max_bytes=100)
+    return packed_folder(tmp_path / "deep" / "packed", max_bytes=100)
 
 
 def test_a_folder_is_created_for_its_owner_only(folder):
@@ -183,7 +184,7 @@ def test_symbolic_links_are_rejected(folder, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(folder.path)
     with pytest.raises(FolderError, match="link"):
-        PackedFolder(path=link, max_bytes=100).open("a")
+        packed_folder(link, max_bytes=100).open("a")
 
 
 def test_two_processes_may_write_the_same_file_at_the_same_time(folder):

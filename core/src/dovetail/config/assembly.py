@@ -81,6 +81,7 @@ def assemble(args: EngineArgs) -> RequestedConfig:
     values = {name: _plain(getattr(args, name)) for name in args.descriptions()}
     _reject_unsupported(values)
     _replace_aliases(values)
+    values["compile_cache"] = _path_text("compile_cache", values["compile_cache"])
     sections: dict[str, Any] = {
         name: section(**{key: values[key] for key in section.model_fields})
         for name, section in _SECTIONS.items()

@@ -28,14 +28,16 @@ _SECTIONS: dict[str, type[ConfigNode]] = {
 _OF_MODEL = ("model.dtype", "model.max_model_len", "model.tokenizer_mode")
 """The fields of the section `model` that do not come from the checkpoint."""
 _CACHE_SIZES = ("cache.kv_cache_memory_bytes", "cache.num_gpu_blocks_override")
-_NO_PLUGIN = (
+_LEFT_TO_WORKERS = (
     "parallel.worker_cls",
     "compute.attention_backend",
     "compute.linear_method",
     "compute.ops",
+    "compute.compile_backend",
+    "compute.compile_cache",
 )
-"""Fields that name plugins which are selected only when the engine loads them. If the user left
-such a field open, its resolved value is None."""
+"""Fields whose values are selected only where they are used, such as plugins. If the user left such
+a field open, its resolved value is None."""
 
 
 class Draft:
@@ -113,7 +115,7 @@ class Draft:
 
     def _resolved(self, path: str) -> object:
         value = self.get(path)
-        return None if path in _NO_PLUGIN and value == AUTO else value
+        return None if path in _LEFT_TO_WORKERS and value == AUTO else value
 
     def _fields(self, name: str) -> list[str]:
         return list(type(self.section(name)).model_fields)

@@ -198,6 +198,19 @@ class EngineArgs:
     matmul_precision: str = _option(
         "highest", 'Precision of float32 matrix products: "highest", "high" or "medium".'
     )
+    compile_level: str | None = _option(
+        None, 'torch.compile: "none" (default), "as_is", "once" or "piecewise".'
+    )
+    compile_backend: str | type = _option("auto", 'Compile backend plugin; "auto": inductor.')
+    compile_passes: tuple[str | type, ...] = _option(
+        (), "Graph pass plugins, which change the graph before it is compiled."
+    )
+    compile_sizes: tuple[int, ...] = _option(
+        (), "Numbers of tokens for which code with fixed shapes is compiled."
+    )
+    compile_cache: str | Path = _option(
+        "auto", 'Folder of compiled code; "auto": the user\'s cache, "off": none.'
+    )
     disable_log_stats: bool = _option(True, "Do not log statistics.")
     decision_log: str | Path | None = _option(
         None, "New file to which the scheduler's decisions are written."

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dovetail.config.checkpoint_facts import stated_dtype, stated_max_model_len
+from dovetail.config.compile_level import resolve_compile_level
 from dovetail.config.draft import Draft
 from dovetail.config.quantized_checkpoints import choose_linear_method
 from dovetail.config.tensor_parallel import check_tensor_parallel
@@ -83,6 +84,7 @@ def resolve(
         draft.fill(path, value, "the default")
     _resolve_pipeline(draft)
     draft.fill("parallel.platform", platform.info.name, "the best platform for this machine")
+    resolve_compile_level(draft)
     _resolve_executor(draft)
     _check_with_platform(draft.finish(), platform)
     if plugins is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dovetail.clock import Clock, MonotonicClock
 from dovetail.config import EngineConfig, RequestedConfig
+from dovetail.config.compile_level import NO_COMPILATION
 from dovetail.config.resolve import resolve
 from dovetail.decision_log import DecisionRecorder, RecordedScheduler
 from dovetail.engine.attention_check import check_attention
@@ -221,6 +222,7 @@ def _check_options(
     check_kv_connector(config, worker_cls, scheduler_cls)
     check_scheduler_options(config, worker_cls, scheduler_cls)
     _check_memory_options(config, worker_cls)
+    _check_compile_level(config, worker_cls)
     size, maximum = config.parallel.tensor_parallel_size, executor_cls.max_world_size
     if size > maximum:
         raise ConfigError(
@@ -246,6 +248,17 @@ def _check_memory_options(config: EngineConfig, worker_cls: type[WorkerBase]) ->
                 f"{config.parallel.platform!r}: its worker {worker_cls.__name__} does not provide "
                 f"{capability!r}. Leave {option} out, or choose another platform or worker_cls."
             )
+
+
+def _check_compile_level(config: EngineConfig, worker_cls: type[WorkerBase]) -> None:
+    """Raise ConfigError if the worker would ignore compile_level."""
+    level = config.compute.compile_level
+    if level != NO_COMPILATION and "compile" not in declared_ids(worker_cls, "provides"):
+        raise ConfigError(
+            f"compile_level={level!r} is not supported by the worker {worker_cls.__name__}: it "
+            "does not provide 'compile'. Leave compile_level out, or choose another platform or "
+            "worker_cls."
+        )
 
 
 def _make_executor(

@@ -20,9 +20,10 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
     RotaryArgs,
 )
-from dovetail.interfaces.compile_backend import CompileBackend, CompileContext
+from dovetail.interfaces.compile_backend import CompileBackend, CompileContext, CompileRequest
 from dovetail.interfaces.executor import Executor, ExecutorContext, Handle, Ready
 from dovetail.interfaces.grammar import GrammarBackend, GrammarContext, GrammarMatcher, GrammarSpec
+from dovetail.interfaces.graph_pass import GraphPass, GraphPassContext
 from dovetail.interfaces.hooks import Hooks, HooksContext, HookSpecs
 from dovetail.interfaces.http_routes import (
     HTTPRequest,
@@ -155,6 +156,7 @@ __all__ = [
     "CallText",
     "CompileBackend",
     "CompileContext",
+    "CompileRequest",
     "ConfigPatch",
     "Denied",
     "Depth",
@@ -172,6 +174,8 @@ __all__ = [
     "GrammarOutput",
     "GrammarSpec",
     "Grant",
+    "GraphPass",
+    "GraphPassContext",
     "HTTPRequest",
     "HTTPResponse",
     "HTTPRoute",

@@ -1,7 +1,7 @@
-"""A draft contract of a compile backend: it compiles a graph of tensor operations.
+"""The contract of a compile backend: it compiles a graph of tensor operations into a callable.
 
-There is no implementation yet, and the first one may still change the contract. A backend gets the
-graph that `torch.compile` passes to its backends, and the batch sizes of the engine.
+A backend gets the graphs that `torch.compile` passes to its backends: the whole forward pass of a
+model, or its pieces between attention layers.
 """
 
 from __future__ import annotations
@@ -20,22 +20,38 @@ if TYPE_CHECKING:
 class CompileContext:
     """Constructor arguments of a compile backend.
 
-    batch_sizes: numbers of tokens per step to compile for; empty for any number. cache_dir:
-    directory for compiled code; None to store no code.
+    cache_dir: folder for files that make a later compilation of the same graphs faster, or None to
+    keep no files. The folder exists during calls of `compile`. Before the first call the engine
+    restores the files of an earlier start with the same first graph, options, versions and
+    `cache_key`. The folder is deleted at the end of the engine's start. options: validated options
+    of the backend plugin.
     """
 
     device: torch.device
     dtype: torch.dtype
-    batch_sizes: Sequence[int] = ()
     cache_dir: Path | None = None
     options: Mapping[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompileRequest:
+    """One graph to compile.
+
+    example_inputs: one per placeholder, in order: fake tensors, whose sizes may be symbolic, and
+    integers, which may be symbolic. num_tokens: the number of tokens of all calls, or None for any
+    number from 1.
+    """
+
+    graph: torch.fx.GraphModule
+    example_inputs: Sequence[Any]
+    num_tokens: int | None = None
+
+
 class CompileBackend(ABC):
-    """Compiles graphs. device_types: supported device types. Empty for any."""
+    """Compiles graphs. device_types: supported device types, torch's names. Empty for any."""
 
     CONTRACT: ClassVar[str] = "compile_backend"
-    CONTRACT_VERSION: ClassVar[str] = "0.1"
+    CONTRACT_VERSION: ClassVar[str] = "0.2"
     device_types: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -43,15 +59,19 @@ class CompileBackend(ABC):
         """Store `context`. Do not compile yet."""
 
     @abstractmethod
-    def compile(
-        self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
-    ) -> Callable[..., Any]:
-        """Return a callable with the inputs and outputs of `graph`. Raise PluginError on failure.
+    def compile(self, request: CompileRequest) -> Callable[..., Any]:
+        """Return a callable with the inputs of the graph, which returns a list or tuple of outputs.
 
-        Results equal those of the graph within the tolerance of its dtype. The backend may keep a
-        reference to `graph`.
+        Raise an exception on failure. The engine reports it with the name of the backend.
+
+        Outputs equal those of the graph within the tolerance of the dtype. The callable reads its
+        inputs in each call, keeps no reference to them, and does not compile again. It is called
+        in torch's inference mode, from one thread. The backend may keep or change the graph.
         """
 
     @abstractmethod
     def cache_key(self) -> str:
-        """Return a cache key for all inputs except the graph, such as versions and options."""
+        """Return a key of everything but the graph that compiled code depends on.
+
+        For example versions, options, and the instruction set of the processor.
+        """

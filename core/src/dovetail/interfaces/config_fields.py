@@ -101,6 +101,26 @@ def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def integers(low: int, high: int, most: int) -> BeforeValidator:
+    """Accept a list of at most `most` integers in [low, high], also as text. Sort them."""
+    expected = f"must be a list of at most {most} integers from {low} to {high}"
+
+    def check(value: Any) -> tuple[int, ...]:
+        if not isinstance(value, (list, tuple)) or len(value) > most:
+            raise ValueError(expected)
+        numbers = set()
+        for item in value:
+            # A command line gives text.
+            is_text = isinstance(item, str) and item.isascii() and item.isdigit() and len(item) < 20
+            number = int(item) if is_text else item
+            if type(number) is not int or not low <= number <= high:
+                raise ValueError(expected)
+            numbers.add(number)
+        return tuple(sorted(numbers))
+
+    return BeforeValidator(check)
+
+
 def exactly(only: int, reason: str) -> BeforeValidator:
     """Accept only the integer `only`, because other values are not supported yet."""
 

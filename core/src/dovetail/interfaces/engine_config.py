@@ -21,10 +21,13 @@ from dovetail.interfaces.config_fields import (
     OptionalReference,
     PluginReferences,
     Share,
+    Text,
     dtype_name,
     integer,
+    one_of,
 )
 from dovetail.interfaces.requested_config import (
+    COMPILE_LEVELS,
     MAX_BLOCK_SIZE,
     MAX_INT,
     MAX_LOOKAHEAD_TOKENS,
@@ -114,6 +117,9 @@ class ComputeConfig(RequestedCompute):
     attention_backend: ChosenReference | None
     linear_method: ChosenReference | None
     ops: ChosenReference | None
+    compile_level: Annotated[str, one_of(*COMPILE_LEVELS)]
+    compile_backend: ChosenReference | None
+    compile_cache: Text | None
 
 
 class WorkerConfig(ConfigNode):

@@ -136,7 +136,7 @@ class KVConnector(ABC):
     """Creates the scheduler side and the worker side. The class is never instantiated."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
-    CONTRACT_VERSION: ClassVar[str] = "0.6"
+    CONTRACT_VERSION: ClassVar[str] = "0.7"
 
     @staticmethod
     @abstractmethod

@@ -31,6 +31,7 @@ from dovetail.interfaces.config_fields import (
     dtype_name,
     exactly,
     integer,
+    integers,
     one_of,
 )
 from dovetail.plugin_kinds import KINDS, Cardinality
@@ -54,6 +55,8 @@ KV_CACHE_SCALES = ("token", "layer")
 OFFLOAD_OPTION = "cpu_offload_gb"
 """The field `RequestedCache.cpu_offload_gb`, for code and messages of other packages."""
 GRAPH_MODES = ("full_and_piecewise", "full", "piecewise", "none")
+COMPILE_LEVELS = ("none", "as_is", "once", "piecewise")
+MAX_COMPILE_SIZES = 64
 
 
 def _with_plugin_fields(cls: type[N]) -> type[N]:
@@ -248,6 +251,11 @@ class RequestedCompute(ConfigNode):
     custom_all_reduce: sum small tensors of several workers through memory that their devices share.
     matmul_precision: torch's precision of float32 matrix products: "highest" for float32, "high"
     for TensorFloat32 or two bfloat16 numbers, "medium" for bfloat16.
+    compile_level: how torch.compile is used: "none", "as_is" (shapes and guards by torch), "once"
+    (one graph for any number of tokens, without guards), "piecewise" (the graph is split at
+    attention). compile_backend, compile_passes: plugins. compile_sizes: numbers of tokens for which
+    the pieces are also compiled with fixed shapes. compile_cache: folder of compiled code, "auto"
+    (resolved: None) for the user's cache folder, "off" for none.
     """
 
     attention_backend: OpenReference = "auto"
@@ -259,6 +267,11 @@ class RequestedCompute(ConfigNode):
     max_graph_size: Annotated[int, integer(1, 8192)] = 512
     custom_all_reduce: Flag = False
     matmul_precision: Annotated[str, one_of("highest", "high", "medium")] = "highest"
+    compile_level: Annotated[str | None, one_of(*COMPILE_LEVELS, optional=True)] = None
+    compile_backend: OpenReference = "auto"
+    compile_passes: PluginReferences = ()
+    compile_sizes: Annotated[tuple[int, ...], integers(1, MAX_INT, MAX_COMPILE_SIZES)] = ()
+    compile_cache: Text | None = "auto"
 
 
 class ObservabilityConfig(ConfigNode):

@@ -116,7 +116,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     provides: ClassVar[frozenset[str]] = frozenset()
     device_types: ClassVar[frozenset[str]] = frozenset()
 

@@ -19,8 +19,9 @@ from torch import nn
 from dovetail.interfaces import WeightLoader, WorkerContext
 from dovetail.plan import SchedulerOutput
 from dovetail_cpu.mapped_pages import forget_pages, release_free_memory
+from dovetail_cpu.native_ops import NativeOps
 from dovetail_cpu.options import CPUWorkerOptions
-from dovetail_cpu.packed_cache import PackedCache, PackedFolder, default_folder
+from dovetail_cpu.packed_cache import PackedCache, default_folder, packed_folder
 from dovetail_cpu.page_supply import PageSupply
 from dovetail_cpu.runtime import CPURuntime, lazy_zeros
 from dovetail_torch.graph_provider import GraphProvider
@@ -101,6 +102,21 @@ class CPUWorker(TorchWorker):
 
         return ReplayProvider()
 
+    def compile_obstacle(self) -> str:
+        """Return a reason if native kernels compute the model: they are no operators of torch."""
+        uses = []
+        if self._is_native:
+            uses.append("the linear method (use linear_method='onednn' or 'torch')")
+        # For other dtypes the native ops are torch's.
+        if self._limits.dtype == torch.bfloat16 and isinstance(self._ops.provider, NativeOps):
+            uses.append("the ops (use ops='torch')")
+        if not uses:
+            return ""
+        return (
+            f"torch.compile cannot trace the native kernels of {' and '.join(uses)}. Native steps "
+            "are recorded and replayed instead; leave compile_level out to use them"
+        )
+
     def determine_available_memory(self) -> int:
         """Return the unused part of the worker's memory, limited by the free address space.
 
@@ -159,8 +175,8 @@ def _make_cache(
         directory = os.environ.get(CACHE_VARIABLE) or str(default_folder())
     if directory == OFF or FINGERPRINT not in getattr(loader, "provides", ()):
         return None
-    folder = PackedFolder(
-        path=Path(directory).expanduser().absolute(), max_bytes=int(options.packed_cache_gib * _GIB)
+    folder = packed_folder(
+        Path(directory).expanduser().absolute(), int(options.packed_cache_gib * _GIB)
     )
     return PackedCache(
         folder,

@@ -2,13 +2,16 @@
 
 A model gets the table as an argument and calls `attend`. In eager mode `attend` is a normal call.
 Under `torch.compile` it is one custom operator that gets the table's slot number: a compiled graph
-contains no Python object, and two engines in one process have two slots.
+contains no Python object, and two engines in one process have two slots. Compiled code that
+several engines can use has the slot `CURRENT` instead: the table of this thread's forward pass.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
@@ -17,8 +20,28 @@ import torch
 from dovetail.errors import ContractError
 from dovetail.interfaces import AttentionLayer, RotaryArgs
 
+CURRENT = -1
+"""The slot number of the table that `current_table` sets."""
+
 _SLOTS = itertools.count()
 _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()
+
+
+class _Thread(threading.local):
+    table: AttentionTable | None = None
+
+
+_THREAD = _Thread()
+
+
+@contextmanager
+def current_table(table: AttentionTable) -> Iterator[None]:
+    """Let compiled code with the slot `CURRENT` use `table`, in this thread."""
+    before, _THREAD.table = _THREAD.table, table
+    try:
+        yield
+    finally:
+        _THREAD.table = before
 
 
 class TakesAttention(Protocol):
@@ -125,6 +148,28 @@ class AttentionTable:
             layer.forward(q_THD, k_TKD, v_TKD, *arguments, rotary_args)
 
 
+class CurrentAttention:
+    """The attention context of a forward pass that is traced. Its table is `current_table`."""
+
+    def attend(
+        self,
+        index: int,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        rotary_args: RotaryArgs | None = None,
+    ) -> torch.Tensor:
+        """Return a call of the custom operator, contiguous [T, H, D]."""
+        if rotary_args is not None:
+            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
+        attended: torch.Tensor = torch.ops.dovetail.attend(q_THD, k_TKD, v_TKD, CURRENT, index)
+        return attended
+
+    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return all rows."""
+        return x_TD
+
+
 class NoAttention:
     """An attention context for runs before the KV cache exists. Its attention returns zeros.
 
@@ -162,7 +207,9 @@ class NoAttention:
 def _attend(
     q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, slot: int, index: int
 ) -> torch.Tensor:
-    return _TABLES[slot].run(index, q_THD, k_TKD, v_TKD)
+    table = _THREAD.table if slot == CURRENT else _TABLES[slot]
+    assert table is not None, "no table is set in this thread"
+    return table.run(index, q_THD, k_TKD, v_TKD)
 
 
 @_attend.register_fake

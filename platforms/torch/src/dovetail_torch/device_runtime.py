@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 
+from dovetail.errors import PluginError
+from dovetail.interfaces import Platform
 from dovetail.interfaces.model import RankGroup
+from dovetail.plugins.construction import call_plugin
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -96,3 +99,17 @@ class DeviceRuntime(Protocol):
         which the ranks exchange addresses. timeout: maximum duration of joining and of each
         exchange. Raises RuntimeError if other ranks do not join.
         """
+
+
+def runtime_of(platform: Platform, worker_cls: type) -> DeviceRuntime:
+    """Return the platform's runtime. Raises PluginError if it is not a `DeviceRuntime`."""
+    name = platform.info.name
+    runtime = call_plugin(f"platform {name!r}", "runtime", platform.runtime)
+    if not callable(getattr(runtime, "activate", None)):
+        raise PluginError(
+            f"The worker {worker_cls.__module__}:{worker_cls.__qualname__} cannot run on the "
+            f"platform {name!r}: its runtime() returned {runtime!r:.80}, but a torch worker "
+            "needs a DeviceRuntime (dovetail_torch.device_runtime).\n"
+            "Choose a worker for this platform, or another platform."
+        )
+    return cast("DeviceRuntime", runtime)

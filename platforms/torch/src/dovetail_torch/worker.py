@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +17,6 @@ from torch import nn
 from dovetail.errors import (
     AttentionUnknownError,
     ConfigError,
-    PluginError,
     PluginLoadError,
 )
 from dovetail.interfaces import (
@@ -42,10 +41,11 @@ from dovetail.interfaces import (
 from dovetail.plan import SchedulerOutput
 from dovetail.plugins.architecture import load_architecture
 from dovetail.plugins.attention_requirements import attention_requirements
-from dovetail.plugins.construction import Options, call_plugin, construct
+from dovetail.plugins.construction import Options, construct
 from dovetail.plugins.selection import AUTO, choose, choose_attention
 from dovetail_torch.batch_invariance import BatchInvariance
-from dovetail_torch.device_runtime import DeviceRuntime
+from dovetail_torch.compilation.setup import Compilation, make_compilation
+from dovetail_torch.device_runtime import runtime_of
 from dovetail_torch.distributed.joining import check_shared, join_ranks
 from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.graphs.capture import GraphCapture
@@ -87,6 +87,7 @@ class TorchWorker(WorkerBase):
     """One torch device with a model, or with one rank's part of a shared model."""
 
     provides = FULL_SAMPLING | {
+        "compile",
         "describes_attention",
         "kv_connector",
         "logits_processors",
@@ -97,23 +98,9 @@ class TorchWorker(WorkerBase):
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._runtime = self._ask_runtime()
+        self._runtime = runtime_of(context.platform, type(self))
         self._profiler = Profiler()
-
-    def _ask_runtime(self) -> DeviceRuntime:
-        """Return the platform's runtime. Raises PluginError if it is not a `DeviceRuntime`."""
-        platform = self._context.platform
-        name = platform.info.name
-        runtime = call_plugin(f"platform {name!r}", "runtime", platform.runtime)
-        if not callable(getattr(runtime, "activate", None)):
-            cls = type(self)
-            raise PluginError(
-                f"The worker {cls.__module__}:{cls.__qualname__} cannot run on the platform "
-                f"{name!r}: its runtime() returned {runtime!r:.80}, but a torch worker "
-                "needs a DeviceRuntime (dovetail_torch.device_runtime).\n"
-                "Choose a worker for this platform, or another platform."
-            )
-        return cast("DeviceRuntime", runtime)
+        self._compilation: Compilation | None = None
 
     def init_device(self) -> None:
         """Activate the device and join the other ranks, if there are any."""
@@ -280,7 +267,13 @@ class TorchWorker(WorkerBase):
             options=self._context.plugins.options_of("attention", self._backend),
             zeros=self.zeros,
         )
-        arguments = self._loaded, attention, self._extensions
+        loaded = self._loaded
+        self._compilation = make_compilation(
+            self._context, loaded, attention.table, self.compile_obstacle()
+        )
+        if self._compilation is not None:
+            loaded = replace(loaded, model=self._compilation.model)
+        arguments = loaded, attention, self._extensions
         if self._context.config.kv_connector is None:
             self._runner = ModelRunner(*arguments)
         else:
@@ -289,9 +282,19 @@ class TorchWorker(WorkerBase):
 
     @explain_oom("a first step", _SMALLER_STEP)
     def compile_or_warm_up_model(self) -> None:
-        """Run every kernel of the first steps once."""
+        """Compile the model, and run every kernel of the first steps once."""
+        if self._compilation is not None:
+            self._compilation.run(self._runner.run_sizes, self._device)
         self._runner.warm_up()
         self._runtime.synchronize()
+
+    def compile_obstacle(self) -> str:
+        """Return why torch.compile cannot be used; a platform's worker may override it."""
+        return ""
+
+    def get_compile_report(self) -> dict[str, Any] | None:
+        """Return counts and times of the compilation (`CompileReport`), or None without one."""
+        return None if self._compilation is None else asdict(self._compilation.report)
 
     def execute_model(self, plan: SchedulerOutput) -> None:
         """Apply the plan and run the model."""
@@ -313,6 +316,7 @@ class TorchWorker(WorkerBase):
         runner: ModelRunner | None = self.__dict__.get("_runner")
         if runner is not None:
             runner.shutdown()
+        self._compilation = None
         for name in ("_runner", "_extensions", "_loaded", "_model", "_layers", "_ranks"):
             self.__dict__.pop(name, None)
 

@@ -28,6 +28,8 @@ DeviceCases = Callable[["torch.device"], Iterable[Case]]
 _TORCH_KINDS = frozenset(
     {
         "attention",
+        "compile_backend",
+        "graph_pass",
         "kv_connector",
         "linear_method",
         "logits_processor",

@@ -5,8 +5,7 @@ other user may write there (checked), so files are protected against accidents, 
 Everything in it may be deleted at any time, also while an engine runs.
 """
 
-from dovetail_cpu.packed_cache.cache import PackedCache, default_folder
-from dovetail_cpu.packed_cache.folder import PackedFolder
+from dovetail_cpu.packed_cache.cache import PackedCache, default_folder, packed_folder
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM, HasPackedForm
 
-__all__ = ["PACKED_FORM", "HasPackedForm", "PackedCache", "PackedFolder", "default_folder"]
+__all__ = ["PACKED_FORM", "HasPackedForm", "PackedCache", "default_folder", "packed_folder"]

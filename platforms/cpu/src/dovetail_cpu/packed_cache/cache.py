@@ -18,7 +18,6 @@ from typing import Any, cast
 
 from torch import nn
 
-from dovetail_cpu.packed_cache.folder import FolderError, PackedFolder
 from dovetail_cpu.packed_cache.packed_file import (
     PackedEntry,
     PackedFileError,
@@ -26,10 +25,12 @@ from dovetail_cpu.packed_cache.packed_file import (
     write_packed,
 )
 from dovetail_cpu.packed_cache.packed_form import PACKED_FORM, HasPackedForm
+from dovetail_torch.cache_folder import CacheFolder, FolderError, user_cache_folder
 from dovetail_torch.layers.linear import ParallelLinear, linear_layers
 
 logger = logging.getLogger(__name__)
 
+ENDING = ".packed"
 _GIB = 1 << 30
 _LOADING_VERSION = 2
 """Version of weight loading. Increase it when the same files result in different weights.
@@ -46,7 +47,7 @@ class PackedCache:
     """
 
     def __init__(
-        self, folder: PackedFolder, model: nn.Module, fingerprint: str, *, min_bytes: int
+        self, folder: CacheFolder, model: nn.Module, fingerprint: str, *, min_bytes: int
     ) -> None:
         self._folder = folder
         self._layers = {
@@ -136,11 +137,13 @@ class PackedCache:
 
 
 def default_folder() -> Path:
-    """Return the default folder of packed weights (XDG base directories)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: ignore a path that is not absolute.
-    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
-    return root / "dovetail" / "packed"
+    """Return the default folder of packed weights."""
+    return user_cache_folder("packed")
+
+
+def packed_folder(path: Path, max_bytes: int) -> CacheFolder:
+    """Return the folder of packed weights in `path`."""
+    return CacheFolder(path=path, max_bytes=max_bytes, ending=ENDING)
 
 
 def _method(layer: ParallelLinear) -> HasPackedForm:

@@ -108,6 +108,7 @@ class CompletedOps(TorchOps):
     """Calls the operations that `provider` overrides, and torch's versions of all others."""
 
     def __init__(self, provider: Ops) -> None:
+        self.provider = provider
         self.overridden = overridden_operations(type(provider))
         for name in self.overridden:
             setattr(self, name, getattr(provider, name))

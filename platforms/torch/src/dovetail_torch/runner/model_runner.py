@@ -7,7 +7,7 @@ depend on the scheduler, the allocation of blocks or the device.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -27,7 +27,7 @@ from dovetail_torch.runner.staging import Staging
 from dovetail_torch.runner.step_outputs import Output
 from dovetail_torch.runner.step_path import device_path, host_path
 from dovetail_torch.runner.step_reports import NO_REPORTS, StepReports
-from dovetail_torch.runner.warm_up import warm_up
+from dovetail_torch.runner.warm_up import run_step, warm_up
 from dovetail_torch.sampling import GrammarMask, SampledTokens, Sampler
 from dovetail_torch.sampling.device_access import DeviceAccess, plain_access
 from dovetail_torch.sampling.logprobs import Measured, join_measured, measure
@@ -162,6 +162,14 @@ class ModelRunner:
             if self._step_graphs is not None:
                 parts = self.loaded.device_parts
                 self._step_graphs.capture(progress=parts.shows_progress)
+
+    def run_sizes(self, sizes: Sequence[int]) -> None:
+        """Run one step of each number of tokens on unused rows, at most those of a step."""
+        limits = self._limits
+        row_tokens = max(1, min(limits.max_num_batched_tokens, limits.max_model_len - 2))
+        maximum = min(limits.max_num_batched_tokens, limits.max_num_seqs * row_tokens)
+        for size in sizes:
+            run_step(self, self._sampler, min(size, maximum), row_tokens)
 
     def shutdown(self) -> None:
         """Wait for outstanding results. May be called twice.

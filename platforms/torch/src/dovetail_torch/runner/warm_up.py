@@ -79,6 +79,21 @@ def warm_up(runner: RunsSteps, sampler: Sampler, num_rows: int, max_num_tokens: 
                 sampler.leave(row)
 
 
+def run_step(runner: RunsSteps, sampler: Sampler, num_tokens: int, row_tokens: int) -> None:
+    """Run a step with greedy sampling on unused rows, and wait for it.
+
+    row_tokens: maximum number of tokens of a row.
+    """
+    counts = [row_tokens] * (num_tokens // row_tokens)
+    if num_tokens % row_tokens:
+        counts.append(num_tokens % row_tokens)
+    for row, count in enumerate(counts):
+        sampler.join(_request(count, _WAYS[0], row))
+    _run(runner, [(0, count) for count in counts])
+    for row in range(len(counts)):
+        sampler.leave(row)
+
+
 def _limited(
     step: Sequence[tuple[int, int]], num_rows: int, max_num_tokens: int
 ) -> list[tuple[int, int]]:

@@ -51,6 +51,15 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             use='`LLM(model=…, attention_backend="{name}")`',
             test=_TEST_ON_DEVICE,
         ),
+        "compile_backend": Blueprint(
+            summary="A compile backend for Dovetail that runs the operations of a graph in order.",
+            suffix="CompileBackend",
+            modules=("backend",),
+            entry_points={"compile_backend": "backend:{cls}"},
+            dependencies=(_TORCH,),
+            use='`LLM(model=…, compile_level="piecewise", compile_backend="{name}")`',
+            test=_TEST_ON_DEVICE,
+        ),
         "executor": Blueprint(
             summary="An executor for Dovetail that runs one worker in the engine's process.",
             suffix="Executor",
@@ -66,6 +75,15 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             entry_points={"grammar": "backend:{cls}"},
             use='`LLM(model=…, grammar_backend="{name}")`',
             test=_TEST,
+        ),
+        "graph_pass": Blueprint(
+            summary="A graph pass for Dovetail that replaces a division with a multiplication.",
+            suffix="GraphPass",
+            modules=("graph_pass",),
+            entry_points={"graph_pass": "graph_pass:{cls}"},
+            dependencies=_TORCH_LAYER,
+            use='`LLM(model=…, compile_level="piecewise", compile_passes=("{name}",))`',
+            test=_TEST_ON_DEVICE,
         ),
         "hooks": Blueprint(
             summary="Hooks for Dovetail that count steps, tokens and errors of an engine.",

@@ -1,4 +1,4 @@
-"""The folder of packed weights: its path, owner, files and size limit.
+"""A folder of cache files on disk: its path, owner, files and size limit.
 
 Handles names, sizes and times of files, not their contents. Rejects symbolic links, and folders and
 files that another user could have written.
@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ENDING = ".packed"
 _PART_ENDING = ".part"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -25,11 +24,15 @@ class FolderError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedFolder:
-    """A folder that only this user writes to. max_bytes: limit for all files together."""
+class CacheFolder:
+    """A folder that only this user writes to.
+
+    max_bytes: limit for all files together. ending: end of the names of its files.
+    """
 
     path: Path
     max_bytes: int
+    ending: str
 
     def open(self, name: str) -> int | None:
         """Return a descriptor for reading the file `name`, or None if the file does not exist.
@@ -41,17 +44,27 @@ class PackedFolder:
             return None
         self._check()
         try:
-            fd = os.open(self.path / (name + ENDING), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = os.open(
+                self.path / (name + self.ending), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
         except FileNotFoundError:
             return None
         try:
-            _check_owner(os.fstat(fd), stat.S_ISREG, f"{name}{ENDING}")
+            _check_owner(os.fstat(fd), stat.S_ISREG, f"{name}{self.ending}")
             with suppress(OSError):  # on a read-only disk the file is still readable
                 os.utime(fd)
         except BaseException:
             os.close(fd)
             raise
         return fd
+
+    def check_writable(self) -> None:
+        """Create the folder if needed. Raise FolderError or OSError if files cannot be stored."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check()
+        fd, part = self._create_part("check")
+        os.close(fd)
+        part.unlink(missing_ok=True)
 
     def store(self, name: str, num_bytes: int, write: Callable[[int], None]) -> None:
         """Create the file `name` by `write(descriptor)` atomically. Delete the oldest files.
@@ -60,9 +73,7 @@ class PackedFolder:
         disk fails.
         """
         if num_bytes > self.max_bytes:
-            raise FolderError(
-                f"{num_bytes} bytes of packed weights exceed the limit of {self.max_bytes}"
-            )
+            raise FolderError(f"{num_bytes} bytes exceed the limit of {self.max_bytes} bytes")
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check()
         self._drop_leftovers()
@@ -70,7 +81,7 @@ class PackedFolder:
         fd, part = self._create_part(name)
         try:
             write(fd)
-            part.rename(self.path / (name + ENDING))
+            part.rename(self.path / (name + self.ending))
         except BaseException:
             part.unlink(missing_ok=True)
             raise
@@ -92,14 +103,14 @@ class PackedFolder:
     def drop(self, name: str) -> None:
         """Delete the file `name`, if possible."""
         with suppress(OSError):
-            (self.path / (name + ENDING)).unlink()
+            (self.path / (name + self.ending)).unlink()
 
     def _check(self) -> None:
         _check_owner(os.lstat(self.path), stat.S_ISDIR, str(self.path))
 
     def _delete_old(self, num_bytes: int) -> None:
         """Delete the least recently used files until there is space for `num_bytes` more."""
-        files = [(path.stat(), path) for path in self.path.glob(f"*{ENDING}")]
+        files = [(path.stat(), path) for path in self.path.glob(f"*{self.ending}")]
         files.sort(key=lambda pair: pair[0].st_mtime_ns)
         total = sum(status.st_size for status, _ in files)
         for status, path in files:
@@ -127,3 +138,11 @@ def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], name: s
         raise FolderError(f"{name} belongs to user {status.st_uid}, not to you")
     if status.st_mode & _OTHERS_MAY_WRITE:
         raise FolderError(f"other users may write to {name}: run chmod go-w, or delete it")
+
+
+def user_cache_folder(name: str) -> Path:
+    """Return the folder `name` in the user's cache folder (XDG base directories)."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification: ignore a path that is not absolute.
+    root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()
+    return root / "dovetail" / name

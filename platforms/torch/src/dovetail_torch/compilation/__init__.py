@@ -1,0 +1,1 @@
+"""Compilation of a model's forward pass with torch.compile: levels, backends, passes and cache."""
