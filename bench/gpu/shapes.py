@@ -20,6 +20,17 @@ _COMMON = {
     "rope_theta": 1000000.0,
 }
 SHAPES: dict[str, dict[str, Any]] = {
+    "one-layer": {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+        "vocab_size": 250,
+        "tie_word_embeddings": True,
+        "head_dim": 32,
+        "max_position_embeddings": 1024,
+    },
     "tiny": {
         "hidden_size": 256,
         "num_hidden_layers": 2,
@@ -50,7 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""The sizes in the published config.json of Qwen3-0.6B and Qwen3-8B; "tiny" is not a real model."""
+"""The sizes in the published config.json of Qwen3-0.6B and Qwen3-8B. The others are not real."""
 
 
 def write_shape(name: str, folder: Path) -> Path:
