@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs.gpu_proofs import parts_block, rejected_block
 from docs.policy_facts import ROOT, record, recorded
 from gpu.catalogue import DEVICE_PLUGINS
 from gpu.device_parts import STAND_INS
@@ -51,6 +52,8 @@ def blocks(runs: dict[str, Any]) -> dict[str, str]:
     return {
         "runs": "\n".join(lines) or NOTHING,
         "plugins": plugins_block(runs),
+        "proofs": parts_block(runs),
+        "rejected": rejected_block(),
         "figures": "\n\n".join(figures) or page_block(None),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 from docs.gpu_page import (
@@ -17,13 +18,16 @@ from docs.gpu_page import (
     read_runs,
     with_verified,
 )
+from docs.gpu_proofs import parts_block, read_proofs
 from gpu.catalogue import DEVICE_PLUGINS, SECTIONS
+from gpu.report import NEVER
 from gpu.tables import UNVERIFIED, page_block, plugins_block, verified_text
 
 from architecture.sources import members, project_of
 from dovetail.plugin_kinds import GROUP_PREFIX, KINDS
 from dovetail.plugins import PluginRegistry
 
+ROOT = Path(__file__).resolve().parents[2]
 ADVICE = "run `python tests/docs/record_gpu.py`"
 RUN = {
     "format": 1,
@@ -173,6 +177,30 @@ def test_the_last_run_of_each_device_is_kept(tmp_path, monkeypatch):
     assert json.loads(copy.read_text("utf-8"))["runs"]["cuda"]["seconds"] == 470.0
     shown = blocks(read_runs())
     assert "A chip; 2026-11-30" in shown["runs"] and "### A chip" in shown["figures"]
+
+
+def test_each_proof_names_existing_tests_sections_and_plugins():
+    proofs = read_proofs()
+    for row in [*proofs["part"], *proofs["rejected"]]:
+        assert row["tests"], row
+        for test in row["tests"]:
+            path, _, name = test.partition("::")
+            assert f"\ndef {name}(" in (ROOT / path).read_text("utf-8"), test
+        assert set(row.get("sections", ())) <= {item.name for item in SECTIONS}
+        assert row.get("plugin", DEVICE_PLUGINS[0]) in DEVICE_PLUGINS
+    workers = {name for name in DEVICE_PLUGINS if not name.startswith("platform:")}
+    assert {part["plugin"] for part in proofs["part"] if "plugin" in part} == workers
+
+
+def test_the_result_of_a_part_is_that_of_its_plugin_or_sections():
+    assert parts_block({}).count(f" {NEVER} |") == len(read_proofs()["part"])
+    sections = {**RUN["sections"], "graphs": {"state": "ok"}}
+    block = parts_block({"cuda": {**RUN, "sections": sections}})
+    rows = {line.split(" | ")[0].strip("| "): line for line in block.splitlines()}
+    assert rows["Device graphs"].endswith("| graphs | graphs: ok on A chip |")
+    assert rows["Attention in Triton"].endswith(f"| {HERE} |")
+    assert rows["Other operations in Triton"].endswith(f"| fails on {HERE} |")
+    assert rows["Sleep mode, levels 1 and 2"].endswith(f"| {NEVER} |")
 
 
 def test_the_gpu_page_lists_every_section():
