@@ -95,6 +95,31 @@ def test_without_a_device_every_section_reports_that_it_needs_one(tmp_path):
     assert "no GPU" in render_table(run)
 
 
+@pytest.mark.parametrize("source", [RAISES, LACKING, WRONG])
+def test_a_failing_description_of_the_machine_is_a_failure_and_not_a_missing_device(
+    source, tmp_path
+):
+    code, run, _ = run_sections(tmp_path, {"fine": FINE, "machine": source}, device="auto")
+    fine = run["sections"]["fine"]
+    assert (code, fine["state"]) == (1, NO_DEVICE)
+    assert "the section machine failed" in fine["why"]
+    assert run["sections"]["machine"]["why"] in fine["why"]
+
+
+def test_time_that_earlier_sections_left_is_given_to_later_ones(tmp_path):
+    told = "def run(task, report):\n    report.fact('limit', task.deadline_s)\n"
+    settings = {"total_s": 60.0, "deadline_s": 10.0, "slack": 1.5}
+    _, run, _ = run_sections(tmp_path, {"one": told, "two": told}, **settings)
+    limits = [run["sections"][name]["facts"]["limit"] for name in ("one", "two")]
+    assert limits == [15.0, 15.0]
+    folder = tmp_path / "short"
+    folder.mkdir()
+    settings["total_s"] = 12.0
+    _, run, _ = run_sections(folder, {"one": told, "two": told}, **settings)
+    limits = [run["sections"][name]["facts"]["limit"] for name in ("one", "two")]
+    assert 0 < limits[0] < 6.0 and limits[0] < limits[1] < 12.0
+
+
 @pytest.mark.slow
 def test_the_command_runs_every_section_on_a_cpu(tmp_path):
     result = tmp_path / "result.json"
