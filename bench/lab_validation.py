@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from dovetail_lab.step_times.machine_info import code_commit, this_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, STORE = ROOT / "docs" / "lab" / "validation.md", ROOT / ".bench" / "lab_validation.json"
-SHIPPED = ROOT / "plugins" / "lab" / "src" / "dovetail_lab" / "step_times" / "calibrations"
 TIERS = ("T1", "T2", "T3", "T4")
 LARGE = "llama-160m"
 BEGIN, END = "<!-- recorded: {} -->", "<!-- end -->"
@@ -45,7 +44,7 @@ class Sizes:
     """How much is measured. policies: of T1; 0 for all."""
 
     policies: int = 0
-    passes: int = 4
+    passes: int = 3
     held_out: int = 40
     requests: int = 150
     repeats: int = 4
@@ -57,9 +56,9 @@ QUICK = Sizes(policies=1, passes=2, held_out=6, requests=16, repeats=2, seeds=2,
 
 
 def measure(
-    tiers: Iterable[str], sizes: Sizes, num_threads: int, *, large: bool, ship: bool
+    tiers: Iterable[str], sizes: Sizes, num_threads: int, *, large: bool
 ) -> Mapping[str, Table]:
-    """Run tiers. large: whether T2 also measures the large model. ship: write its calibrations."""
+    """Run tiers. large: whether T2 also measures the large model."""
     tables = {}
     if "T1" in tiers:
         tables["T1"] = repeats.run_repeats(_log, sizes.policies)
@@ -69,7 +68,6 @@ def measure(
     with RealEngine("demo", make_setup(), {"num_threads": num_threads}) as engine:
         calibration = _measure_steps(engine, "demo", tables["T2"], sizes, num_threads)
         step_times = CalibratedStepTimes(calibration)
-        _ship(calibration, ship=ship)
         if "T3" in tiers:
             tables["T3"] = latencies.new_table()
             latencies.run_latencies(
@@ -95,7 +93,8 @@ def measure(
     if large and "T2" in tiers:
         model = str(make_checkpoint(LARGE, ROOT / ".bench"))
         with RealEngine(model, make_setup(), {"num_threads": num_threads}) as engine:
-            _ship(_measure_steps(engine, model, tables["T2"], sizes, num_threads), ship=ship)
+            few = replace(sizes, passes=2, held_out=16)
+            _measure_steps(engine, model, tables["T2"], few, num_threads)
     return tables
 
 
@@ -111,11 +110,6 @@ def _measure_steps(
         num_requests=sizes.held_out,
         num_threads=num_threads,
     )
-
-
-def _ship(calibration: Calibration, *, ship: bool) -> None:
-    if ship:
-        calibration.write(SHIPPED / f"{calibration.model.name}.json")
 
 
 def page_with(page: str, stored: Mapping[str, Any]) -> str:
@@ -154,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := set(tiers) - set(TIERS):
         parser.error(f"unknown tiers: {', '.join(sorted(unknown))}")
     sizes, full = (QUICK, False) if options.quick else (Sizes(), True)
-    tables = measure(tiers, sizes, options.threads, large=full, ship=full and "T2" in tiers)
+    tables = measure(tiers, sizes, options.threads, large=full)
     about = {
         "commit": code_commit(),
         "created": datetime.now(UTC).date().isoformat(),

@@ -82,15 +82,17 @@ def samples(count=600, noise=0.0, seed=0, odd=1.0):
     return steps
 
 
-def calibration(steps=None):
+def calibration(steps=None, max_num_seqs=256):
     """Return the calibration of two measurements of steps."""
     passes = [{"decodes": steps or samples()}] * 2
-    return make_calibration(passes, setup(max_num_seqs=32), MODEL, 0)
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 2048, "max_model_len": 16384}
+    return make_calibration(passes, setup(**limits), MODEL, 0)
 
 
-def write(path, **changes):
+def write(path, max_num_seqs=256, **changes):
     """Write a calibration file with changed fields."""
-    path.write_text(json.dumps(calibration().model_dump(mode="json") | changes))
+    fields = calibration(max_num_seqs=max_num_seqs).model_dump(mode="json")
+    path.write_text(json.dumps(fields | changes))
     return path
 
 
@@ -241,17 +243,13 @@ def test_impossible_numbers_of_a_calibration_are_rejected(changes, message, tmp_
         read_calibration(write(tmp_path / "bad.json", **changes))
 
 
-COMPARE = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", "--requests", "30"]
-COMPARE += ["--seeds", "1", "--load", "0.5", "--jobs", "1", "--no-report", "--step-times"]
+RUN = ["lab", "run", "fcfs", "--trace", "chat", "--requests", "20", "--seeds", "1", "--step-times"]
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """The current folder, with an experiment file of an engine within the calibration."""
+    """The current folder."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.toml").write_text(
-        "[setup]\nmax_num_seqs = 16\nmax_num_batched_tokens = 256\nmax_model_len = 1024\n"
-    )
     return tmp_path
 
 
@@ -261,12 +259,15 @@ def told(capsys):
 
 
 def test_a_calibration_of_this_machine_and_commit_is_accepted_by_strict(small, capsys):
-    write(small / "mine.json")
-    command = [*COMPARE, "mine.json", "--strict"]
-    assert main([*command[:2], "small.toml", *command[2:]]) == 0
-    assert "Warning" not in told(capsys)
-    spec = json.loads((small / "lab-results/experiment.json").read_text())
-    assert spec["setup"]["step_times"] == "mine.json"
+    means = []
+    for factor in (1, 1000):
+        slower = {name: value * factor for name, value in calibration().step_ps.items()}
+        write(small / "mine.json", step_ps=slower)
+        assert main([*RUN, "mine.json", "--strict"]) == 0
+        shown = told(capsys)
+        assert "Warning" not in shown
+        means.append(float(shown.partition("Time per output token, mean")[2].split()[0]))
+    assert means[1] > 100 * means[0], "the file determines the times"
 
 
 def other_machine():
@@ -282,7 +283,7 @@ def other_machine():
 )
 def test_a_calibration_of_another_machine_or_commit(changes, message, is_warned, small, capsys):
     write(small / "other.json", **{name: make() for name, make in changes.items()})
-    command = [*COMPARE[:2], "small.toml", *COMPARE[2:], "other.json"]
+    command = [*RUN, "other.json"]
     assert main(command) == 0
     assert (message in told(capsys)) == is_warned
     assert main([*command, "--strict"]) == 2
@@ -291,15 +292,15 @@ def test_a_calibration_of_another_machine_or_commit(changes, message, is_warned,
 
 
 def test_a_calibration_of_another_model_or_a_smaller_engine_is_a_warning(small, capsys):
-    write(small / "mine.json")
-    assert main([*COMPARE, "mine.json", "--model", "demo"]) == 0
+    write(small / "mine.json", max_num_seqs=32)
+    assert main([*RUN, "mine.json", "--model", "demo"]) == 0
     shown = told(capsys)
     assert "another model: 'made-up'" in shown
     assert "measured up to max_num_seqs=32; max_num_seqs=256 is extrapolated" in shown
 
 
 def test_rough_times_are_a_warning_and_rejected_by_strict(small, capsys):
-    command = [*COMPARE, "roofline:l4", "--model", "demo"]
+    command = [*RUN, "roofline:l4", "--model", "demo"]
     assert main(command) == 0
     assert "Times of roofline are rough" in told(capsys)
     assert main([*command, "--strict"]) == 2

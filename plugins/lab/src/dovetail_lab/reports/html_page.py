@@ -9,31 +9,47 @@ from html import escape
 from dovetail_lab.reports.tables import TextTable
 
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; margin: 0; color: #1d2430;
-  background: #f6f7f9; }
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --text: #1d2430;
+  --soft: #596273; --line: #e1e5ea; --head: #f1f4f7; --link: #0b5cad; --better: #00704a;
+  --worse: #b3400a; --alert: #fff6e0; }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #101214; --card: #1a1a1a; --text: #e3e6ea; --soft: #a3abb6; --line: #343a42;
+    --head: #262a30; --link: #7db8f5; --better: #4cc79b; --worse: #f0956a; --alert: #3a3113; }
+  section svg { filter: invert(0.9) hue-rotate(180deg); }
+}
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; margin: 0;
+  color: var(--text); background: var(--page); }
 main { max-width: 1120px; margin: 0 auto; padding: 24px 24px 64px; }
-h1 { font-size: 26px; margin: 8px 0 4px; }
+h1 { font-size: 26px; margin: 8px 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 19px; margin: 0 0 8px; }
-nav { position: sticky; top: 0; background: #ffffffee; border-bottom: 1px solid #dfe3e8;
-  padding: 8px 24px; z-index: 1; }
-nav a { margin-right: 18px; color: #0b5cad; text-decoration: none; font-size: 14px; }
-section { background: #fff; border: 1px solid #e1e5ea; border-radius: 8px; padding: 18px 20px;
-  margin: 18px 0; scroll-margin-top: 48px; overflow-x: auto; }
-section svg { width: 100%; height: auto; display: block; }
+nav { position: sticky; top: 0; background: var(--card); border-bottom: 1px solid var(--line);
+  padding: 8px 24px; z-index: 2; white-space: nowrap; overflow-x: auto; }
+nav a { margin-right: 18px; color: var(--link); text-decoration: none; font-size: 14px; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 8px;
+  padding: 18px 20px; margin: 18px 0; scroll-margin-top: 48px; }
+.scroll { overflow-x: auto; }
+section svg { width: 100%; min-width: 680px; height: auto; display: block; }
 p { margin: 6px 0 10px; max-width: 88ch; }
-.note { color: #596273; font-size: 13.5px; }
-.warning { background: #fff6e0; border-left: 4px solid #e6a700; padding: 8px 12px; }
+.note { color: var(--soft); font-size: 13.5px; }
+.warning { background: var(--alert); border-left: 4px solid #e6a700; padding: 8px 12px; }
 table { border-collapse: collapse; font-size: 13.5px; margin: 10px 0 16px; }
 caption { text-align: left; font-weight: 600; padding: 4px 0; white-space: nowrap; }
-th, td { padding: 5px 10px; border-bottom: 1px solid #e7eaee; text-align: right;
-  font-variant-numeric: tabular-nums; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; }
-thead th { background: #f1f4f7; font-weight: 600; }
-td.better { color: #00704a; } td.worse { color: #b3400a; } td.unclear { color: #6b7280; }
-details > summary { cursor: pointer; color: #0b5cad; }
-pre { background: #f3f5f8; padding: 10px 12px; border-radius: 6px; overflow-x: auto;
+th, td { padding: 5px 10px; border-bottom: 1px solid var(--line); text-align: right;
+  font-variant-numeric: tabular-nums; vertical-align: top; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0;
+  background: var(--card); }
+thead th, thead th:first-child { background: var(--head); font-weight: 600; }
+td.better { color: var(--better); } td.worse { color: var(--worse); }
+td.unclear { color: var(--soft); }
+details > summary { cursor: pointer; color: var(--link); }
+pre { background: var(--head); padding: 10px 12px; border-radius: 6px; overflow-x: auto;
   font-size: 12.5px; }
+@media (max-width: 600px) {
+  main { padding: 12px 10px 40px; }
+  nav { padding: 8px 10px; }
+  section { padding: 14px 12px; }
+  td:first-child { white-space: normal; min-width: 7em; }
+}
 """
 
 
@@ -76,7 +92,7 @@ def _section(section: Section) -> str:
     parts += [f"<p>{escape(text)}</p>" for text in section.paragraphs]
     parts += [f'<p class="warning">{escape(text)}</p>' for text in section.warnings]
     for svg, caption in section.charts:
-        parts += [svg, f'<p class="note">{escape(caption)}</p>']
+        parts += [f'<div class="scroll">{svg}</div>', f'<p class="note">{escape(caption)}</p>']
     parts += [_table(table) for table in section.tables]
     parts += [
         f"<details><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"
@@ -93,8 +109,8 @@ def _table(table: TextTable) -> str:
         for row in table.rows
     )
     return (
-        f"<table><caption>{escape(table.title)}</caption><thead><tr>{head}</tr></thead>\n"
-        f"<tbody>{rows}</tbody></table>"
+        f'<div class="scroll"><table><caption>{escape(table.title)}</caption>'
+        f"<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody></table></div>"
     )
 
 

@@ -56,7 +56,7 @@ class StepTimeReference:
 
     def load(self) -> StepTimeModel:
         """Return the model; raise UserError if it is unknown or invalid."""
-        return _load(self)
+        return _load(self, self.digest())
 
     def digest(self) -> str:
         """Return a text that changes with every file that determines the step times."""
@@ -125,7 +125,8 @@ def shipped_calibrations() -> Sequence[str]:
 
 
 @lru_cache
-def _load(reference: StepTimeReference) -> StepTimeModel:
+def _load(reference: StepTimeReference, digest: str) -> StepTimeModel:
+    """Return the model. digest: distinguishes the versions of its files."""
     if reference.kind == LINEAR:
         return make_linear(reference.name)
     if reference.kind == _CALIBRATED:

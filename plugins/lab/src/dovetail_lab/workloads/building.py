@@ -20,7 +20,7 @@ from dovetail_lab.workloads.arrivals import sample_arrivals, scale_arrivals
 from dovetail_lab.workloads.draft import DraftRequest
 from dovetail_lab.workloads.presets import with_preset
 from dovetail_lab.workloads.readers.trace_row import TraceRow
-from dovetail_lab.workloads.readers.trace_source import TraceSource, find_trace
+from dovetail_lab.workloads.readers.trace_source import FileVersion, TraceSource, find_trace
 from dovetail_lab.workloads.spec import SLOClass, WorkloadSpec
 from dovetail_lab.workloads.synthetic import sample_mix, sample_sessions
 from dovetail_lab.workloads.workload import HASH_BLOCK_TOKENS, Workload, WorkloadRequest
@@ -90,7 +90,7 @@ def workload_fingerprint(
     digest = ""
     if spec.trace:
         source = _source(spec)
-        digest = _digest(source, source.path.stat().st_mtime_ns)
+        digest = _digest(source, source.version())
     told = [spec.model_dump(), digest, repr(rate), seed, num_seeds, max_model_len]
     text = json.dumps([GENERATOR_VERSION, *told], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -112,12 +112,12 @@ def _rng(seed: int, purpose: str) -> Random:
 
 
 @lru_cache(maxsize=_CACHED_TRACES)
-def _digest(source: TraceSource, modified_ns: int) -> str:
+def _digest(source: TraceSource, version: FileVersion) -> str:
     return source.digest()
 
 
 @lru_cache(maxsize=_CACHED_TRACES)
-def _rows(source: TraceSource, start: int, count: int) -> Sequence[TraceRow]:
+def _rows(source: TraceSource, version: FileVersion, start: int, count: int) -> Sequence[TraceRow]:
     return tuple(source.rows(start, count))
 
 
@@ -129,7 +129,7 @@ def _from_trace(
     The ranges of the seeds are consecutive. In a short trace they overlap, evenly spaced.
     """
     count = spec.num_requests
-    rows = _rows(source, spec.first_row, count * num_seeds)
+    rows = _rows(source, source.version(), spec.first_row, count * num_seeds)
     if len(rows) < count:
         raise UserError(
             f"the trace {spec.trace!r} has {len(rows):,} rows from row {spec.first_row}; "

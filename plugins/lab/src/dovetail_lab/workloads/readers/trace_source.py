@@ -21,6 +21,7 @@ from dovetail_lab.workloads.readers.mooncake import read_mooncake
 from dovetail_lab.workloads.readers.sharegpt import load_counter, read_sharegpt
 from dovetail_lab.workloads.readers.trace_row import TraceError, TraceRow
 
+FileVersion = tuple[int, int, int, int]
 Reader = Callable[[Path], Iterator[TraceRow]]
 
 SHIPPED: Mapping[str, str] = {
@@ -59,6 +60,11 @@ class TraceSource:
         if self.format == "sharegpt" and self.tokenizer:
             reader = partial(read_sharegpt, count=load_counter(Path(self.tokenizer)))
         return islice(reader(self.path), start, None if count is None else start + count)
+
+    def version(self) -> FileVersion:
+        """Return what changes when the file is written or replaced, without reading it."""
+        stat = self.path.stat()
+        return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
     def digest(self) -> str:
         """Return the SHA-256 of the file, in hexadecimal."""

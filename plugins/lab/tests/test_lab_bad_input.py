@@ -1,0 +1,146 @@
+"""Wrong traces, loads, policies and files at the command line: an error that names the cause."""
+
+import csv
+
+import pytest
+
+from dovetail.cli import main
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+ROW = "2023-11-16 18:15:{:02}.0000000,{},{}\n"
+GOOD = "".join(ROW.format(second, 100, 10) for second in range(40))
+SMALL = ["--requests", "30", "--seeds", "1", "--load", "0.5", "--jobs", "2"]
+POLICIES = """
+import time
+
+from dovetail.interfaces import Policy
+
+class Raises(Policy):
+    def rank(self, request, view):
+        if request.sequence == 20:
+            raise ValueError("request 20 has no rank")
+        return request.sequence
+
+class Hangs(Policy):
+    def rank(self, request, view):
+        while request.sequence == 20:
+            time.sleep(0.1)
+        return request.sequence
+
+class Acts(Policy):
+    def plan(self, view):
+        yield ("grant", 5)
+
+class Mine(Policy):
+    def rank(self, request, view):
+        return -request.sequence
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with ./bad.py."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(POLICIES)
+    return tmp_path
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def statuses(folder):
+    with (folder / "lab-results" / "results.csv").open() as file:
+        return {(row["policy"], row["status"]) for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", AZURE + ROW.format(5, 10, 10) + ROW.format(4, 10, 10), "a.csv:3: "),
+        ("a.csv", AZURE + ROW.format(5, -3, 10), "a.csv:2: "),
+        ("a.csv", AZURE + ROW.format(5, "many", 10), "a.csv:2: "),
+        ("a.csv", AZURE + ROW.format(5, 10**12, 10), "a.csv:2: "),
+        ("a.csv", AZURE + "yesterday,10,10\n", "a.csv:2: "),
+        ("a.csv", AZURE + "2023-11-16 18:15:05.0,10\n", "the row has 2 fields"),
+        ("a.csv", AZURE, "has 0 rows"),
+        ("a.csv", "", "is not known"),
+        ("a.csv", "a,b\n1,2\n", "is not known"),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5', "a.jsonl:1: "),
+        ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": "x"}', "a.jsonl:1: "),
+    ],
+)
+def test_a_malformed_trace_is_rejected_with_its_line(name, text, message, folder, capsys):
+    (folder / name).write_text(text)
+    form = "mooncake" if name.endswith("jsonl") else "azure"
+    trace = f"{form}:{name}" if text.startswith(("{", AZURE)) else name
+    assert main(["lab", "run", "fcfs", "--trace", trace, "--requests", "2", "--seeds", "1"]) == 2
+    assert message in words(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("load", ["0", "-0.5", "nan", "inf", "101", "fast", "0.5:0.9:1", "0.5,0.5"])
+def test_an_impossible_load_is_rejected(load, folder, capsys):
+    command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", "--load", load]
+    assert main(command) == 2
+    assert "load" in words(capsys.readouterr().err)
+    assert not (folder / "lab-results").exists()
+
+
+def test_a_comparison_on_a_malformed_trace_is_rejected(folder, capsys):
+    (folder / "a.csv").write_text(AZURE + ROW.format(5, 10, 10) + ROW.format(4, 10, 10))
+    command = ["lab", "compare", "--policies", "fcfs", "--trace", "azure:a.csv", "--requests", "2"]
+    assert main([*command, "--seeds", "1"]) == 2
+    assert "a.csv:3: " in capsys.readouterr().err
+
+
+@pytest.mark.clock
+def test_a_policy_that_hangs_fails_alone(folder, capsys):
+    (folder / "good.csv").write_text(AZURE + GOOD)
+    command = ["lab", "compare", "--policies", "fcfs,./bad.py:Hangs,./bad.py:Mine", *SMALL]
+    command += ["--trace", "azure:good.csv", "--trust-local-code", "--time-limit", "12"]
+    assert main([*command, "--no-report"]) == 1
+    told = words(capsys.readouterr().out)
+    assert "3 runs, 0 reused, 1 failed" in told and "time limit of 12 s" in told
+    assert statuses(folder) == {("fcfs", "ok"), ("Mine", "ok"), ("Hangs", "failed")}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("Raises", "request 20 has no rank"), ("Acts", "('grant', 5)")]
+)
+def test_a_run_of_a_policy_that_raises_or_acts_wrongly_is_an_error(name, message, folder, capsys):
+    (folder / "good.csv").write_text(AZURE + GOOD)
+    command = ["lab", "run", f"./bad.py:{name}", "--trace", "azure:good.csv", "--requests", "30"]
+    assert main([*command, "--seeds", "1", "--trust-local-code"]) != 0
+    assert message in words(capsys.readouterr().err)
+
+
+def test_a_wrong_option_in_a_sweep_fails_alone(folder, capsys):
+    command = ["lab", "sweep", "sarathi", "--option", "chunk=64,-1", "--trace", "chat", *SMALL]
+    assert main(command) == 1
+    told = capsys.readouterr()
+    assert "chunk=64" in told.out and "chunk=-1" in told.out + told.err
+
+
+@pytest.mark.parametrize("command", [["replay"], ["show"], ["explain", "1"], ["diff", "fcfs"]])
+def test_a_log_of_another_version_is_rejected(command, folder, capsys):
+    assert (
+        main(["lab", "run", "fcfs", "--trace", "chat", *SMALL[:2], "--decision-log", "a.log"]) == 0
+    )
+    log = folder / "a.log"
+    first, _, rest = log.read_bytes().partition(b"\n")
+    assert first.endswith(b" 1")
+    log.write_bytes(first[:-1] + b"99\n" + rest)
+    capsys.readouterr()
+    assert main(["lab", command[0], "a.log", *command[1:]]) == 2
+    assert "version" in words(capsys.readouterr().err)
+    assert main(["lab", "run", "fcfs", "--trace", "log:a.log", "--requests", "9"]) == 2
+    assert "version" in words(capsys.readouterr().err)
+
+
+def test_a_calibration_of_another_version_is_rejected(folder, capsys):
+    (folder / "old.json").write_text('{"format": "dovetail-step-times", "version": 0}')
+    command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", *SMALL]
+    assert main([*command, "--step-times", "old.json"]) == 2
+    assert "version 0; this lab reads version 1" in words(capsys.readouterr().err)
+    assert main([*command, "--step-times", "none.json"]) == 2
+    assert "there is no calibration 'none.json'" in words(capsys.readouterr().err)
