@@ -145,7 +145,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     unit = (DEPLOY / "dovetail.service").read_text("utf-8")
     program = Path(sys.executable).with_name("dovetail")
     copy = tmp_path / "dovetail.service"
-    copy.write_text(unit.replace("/opt/dovetail/bin/dovetail", str(program)), "utf-8")
+    copy.write_text(unit.replace("/usr/local/dovetail/bin/dovetail", str(program)), "utf-8")
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True
     )

@@ -110,7 +110,7 @@ def test_the_commands_of_the_image_install_a_server(tmp_path):
     assert [command for command, _ in commands] == ["python -m venv", "pip install", "pip install"]
     variables = os.environ | {"PATH": f"{environment}/bin:{os.environ['PATH']}"}
     for command, arguments in commands:
-        line = f"{command}{arguments}".replace("/opt/dovetail", str(environment))
+        line = f"{command}{arguments}".replace("/usr/local/dovetail", str(environment))
         done = subprocess.run(
             ["sh", "-c", line.replace("python -m venv", f"{sys.executable} -m venv")],
             cwd=source,

@@ -70,7 +70,7 @@ def rejected(path, method, **options):
     with pytest.raises(ModelError) as caught:
         LLM(path, **DUMMY, **options)
     text = str(caught.value)
-    assert f"quantized with '{method}'" in text and "Installed methods: " in text
+    assert f"quantized with '{method}'" in text and "Installed methods and loaders: " in text
     return text
 
 
@@ -130,4 +130,5 @@ def test_an_installed_linear_method_that_declares_the_format_is_selected_automat
 
 def test_explain_reports_the_same_reason_for_a_rejected_checkpoint_as_the_engine(folder):
     with pytest.raises(ModelError, match="quantized with 'gptq'"):
-        explain_choice("linear_method", EngineArgs(model=folder(GPTQ), platform="cpu"))
+        args = EngineArgs(model=folder(GPTQ), platform="cpu", load_format="dummy")
+        explain_choice("linear_method", args)

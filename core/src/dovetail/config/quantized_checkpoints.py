@@ -1,7 +1,8 @@
-"""Selects a linear method that reads a quantized checkpoint, or rejects the checkpoint.
+"""Selects the plugins that read a quantized checkpoint, or rejects the checkpoint.
 
 A linear method reads checkpoints of the format X if its `provides` has "quantization.X": the name
-in lower case, with "_" for every other character ("quantization.compressed_tensors"). The decision
+in lower case, with "_" for every other character ("quantization.compressed_tensors"). So does a
+weight loader, which dequantizes the weights or passes them as blocks of a GGUF type. The decision
 uses JSON files and plugins only, before a worker starts and before a weight file is opened.
 """
 
@@ -22,43 +23,65 @@ from dovetail.plugins.selection import Criteria, select
 PREFIX = "quantization."
 """Prefix of the capability ids for checkpoint formats."""
 
+BLOCKS = "quantization.gguf"
+"""Capability id of linear methods that compute with the blocks of GGUF files."""
+
 _KIND = "linear_method"
 _FIELD = "compute.linear_method"
+_LOADER_KIND = "weight_loader"
+_LOADER_FIELD = "load.load_format"
 
 
-def choose_linear_method(draft: Draft, plugins: PluginRegistry, platform: Platform) -> None:
-    """Select a linear method that reads the checkpoint's format, if the checkpoint is quantized.
+def choose_quantization_plugins(draft: Draft, plugins: PluginRegistry, platform: Platform) -> None:
+    """Select a linear method or a weight loader for the format of a quantized checkpoint.
 
-    If the weight loader can dequantize the weights, no such method is needed. Otherwise raises
-    ModelError if the requested method does not read the format or, with automatic selection, no
-    method does.
+    A linear method that reads the format has precedence. With a weight loader that reads it, any
+    linear method can be used; by default one that computes with blocks. Raises ModelError if no
+    installed or, for fields that the user has set, requested plugin reads the format.
     """
     quantization = draft.requested.model.quantization
     if not quantization:
         return
     capability = capability_of(quantization["method"])
+    reason = f"the checkpoint is quantized with {quantization['method']}"
     reference: Any = draft.get(_FIELD)
-    dequantizes = quantization.get("dequantizes", False)
-    if reference != AUTO:
-        if not dequantizes and capability not in declared_ids(
-            plugins.load(_KIND, reference), "provides"
-        ):
-            name = reference_name(reference)
-            raise _rejection(
-                quantization,
-                plugins,
-                f" The linear method {name!r} does not read this format.",
-            )
+    if reference == AUTO:
+        method = _find(plugins, platform, _KIND, capability)
+        if method is not None:
+            draft.put(_FIELD, method, reason)
+            return
+    elif capability in declared_ids(plugins.load(_KIND, reference), "provides"):
         return
+    if not quantization.get("dequantizes", False):
+        loader = _loader(draft, plugins, platform, capability)
+        if loader is None:
+            detail = f" The linear method {reference_name(reference)!r} does not read this format."
+            raise _rejection(quantization, plugins, "" if reference == AUTO else detail)
+        draft.put(_LOADER_FIELD, loader, reason)
+    if reference == AUTO and (method := _find(plugins, platform, _KIND, BLOCKS)) is not None:
+        draft.put(_FIELD, method, reason)
+
+
+def _loader(
+    draft: Draft, plugins: PluginRegistry, platform: Platform, capability: str
+) -> str | type | None:
+    """Return the requested weight loader, or an installed one, if it reads the format."""
+    requested: Any = draft.requested.load.load_format
+    if requested == AUTO:
+        return _find(plugins, platform, _LOADER_KIND, capability)
+    provides = declared_ids(plugins.load(_LOADER_KIND, requested), "provides")
+    return requested if capability in provides else None
+
+
+def _find(
+    plugins: PluginRegistry, platform: Platform, kind: str, capability: str
+) -> str | type | None:
+    """Return the best installed plugin that provides a capability, or None."""
     criteria = Criteria(references=(AUTO,), platform=platform, provides=frozenset({capability}))
     try:
-        selected = select(plugins, _KIND, criteria)
+        return select(plugins, kind, criteria).reference
     except PluginNotFoundError:
-        if dequantizes:
-            return
-        raise _rejection(quantization, plugins, "") from None
-    reason = f"the checkpoint is quantized with {quantization['method']}"
-    draft.put(_FIELD, selected.reference, reason)
+        return None
 
 
 def capability_of(method: str) -> str:
@@ -67,10 +90,12 @@ def capability_of(method: str) -> str:
 
 
 def _rejection(quantization: Mapping[str, Any], plugins: PluginRegistry, detail: str) -> ModelError:
-    names = sorted({candidate.name for candidate in plugins.candidates(_KIND)})
+    kinds = (_KIND, _LOADER_KIND)
+    names = sorted({found.name for kind in kinds for found in plugins.candidates(kind)})
     return ModelError(
         f"This checkpoint is quantized with {quantization['method']!r} "
-        f"({quantization['source']}).{detail} Installed methods: {', '.join(names) or 'none'}; a "
-        f'method that reads it declares "{capability_of(quantization["method"])}" in `provides`. '
+        f"({quantization['source']}).{detail} Installed methods and loaders: "
+        f"{', '.join(names) or 'none'}; a "
+        f'plugin that reads it declares "{capability_of(quantization["method"])}" in `provides`. '
         "Use an unquantized checkpoint of the model, or install a plugin that reads this one."
     )

@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.config.checkpoint_facts import stated_dtype, stated_max_model_len
 from dovetail.config.compile_level import resolve_compile_level
 from dovetail.config.draft import Draft
-from dovetail.config.quantized_checkpoints import choose_linear_method
+from dovetail.config.quantized_checkpoints import choose_quantization_plugins
 from dovetail.config.tensor_parallel import check_tensor_parallel
 from dovetail.errors import ConfigError, ContractError, ModelError, nearest
 from dovetail.interfaces.config_fields import AUTO, MODEL_DTYPES, ConfigNode
@@ -88,7 +88,7 @@ def resolve(
     _resolve_executor(draft)
     _check_with_platform(draft.finish(), platform)
     if plugins is not None:
-        choose_linear_method(draft, plugins, platform)
+        choose_quantization_plugins(draft, plugins, platform)
         _choose_grammar_backend(draft, plugins)
     return draft.finish()
 

@@ -34,6 +34,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-ops-triton": "dovetail_ops_triton",
         "dovetail-parsers": "dovetail_parsers",
         "dovetail-quantize": "dovetail_quantize",
+        "dovetail-quantized-checkpoints": "dovetail_quantized_checkpoints",
         "dovetail-rocm": "dovetail_rocm",
         "dovetail-sched-fcfs": "dovetail_sched_fcfs",
         "dovetail-sched-priority": "dovetail_sched_priority",

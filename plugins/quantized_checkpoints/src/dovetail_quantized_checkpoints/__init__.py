@@ -1,0 +1,1 @@
+"""Loads quantized safetensors checkpoints: GPTQ, AWQ, compressed-tensors and FP8."""

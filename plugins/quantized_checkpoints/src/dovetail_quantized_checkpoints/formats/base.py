@@ -1,0 +1,115 @@
+"""What the formats share: the tensors of a module, and checks of shapes and config fields."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail.errors import WeightError
+from dovetail.value_checks import shorten
+from dovetail_quantized_checkpoints.stored_weight import StoredWeight
+from dovetail_torch.weights.checkpoint_files import WeightEntry
+
+Read = Callable[[str], torch.Tensor]
+"""Returns a tensor of the checkpoint by its name: a mapping of the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleTensors:
+    """The tensors of one linear layer in the checkpoint.
+
+    prefix: the module's name with a dot at the end. entries: the header entries by the last part of
+    the name.
+    """
+
+    prefix: str
+    entries: Mapping[str, WeightEntry]
+
+    @property
+    def weight_name(self) -> str:
+        """The name of the unquantized weight."""
+        return f"{self.prefix}weight"
+
+    def entry(
+        self, leaf: str, dtypes: Collection[str], *, num_dims: int | None = None
+    ) -> WeightEntry:
+        """Return a tensor's entry. Raise WeightError if it is missing, or of another dtype."""
+        found = self.entries.get(leaf)
+        name = f"{self.prefix}{leaf}"
+        if found is None:
+            present = next(iter(self.entries.values()))
+            raise WeightError(
+                f"{present.path}: {present.name} is quantized, but {name} is missing: the "
+                "checkpoint is incomplete"
+            )
+        if found.dtype not in dtypes or (num_dims is not None and len(found.shape) != num_dims):
+            raise self.error(
+                f"has the dtype {found.dtype} and the shape {list(found.shape)}; expected "
+                f"{' or '.join(sorted(dtypes))} with {num_dims or 'any number of'} dimensions",
+                leaf,
+            )
+        return found
+
+    def expect_shape(self, leaf: str, shape: tuple[int, ...]) -> None:
+        """Raise WeightError if a tensor has another shape."""
+        actual = self.entries[leaf].shape
+        if actual != shape:
+            raise self.error(
+                f"has the shape {list(actual)}, but the other tensors of the layer require "
+                f"{list(shape)}",
+                leaf,
+            )
+
+    def error(self, problem: str, leaf: str) -> WeightError:
+        """Return an error about one tensor of the module."""
+        path = next(iter(self.entries.values())).path
+        return WeightError(f"{path}: weight {self.prefix}{leaf} {problem}")
+
+
+class Format(ABC):
+    """Reads the quantized weights of one method. Created from its table in config.json.
+
+    marks: endings of tensor names that occur in quantized modules only.
+    """
+
+    marks: ClassVar[tuple[str, ...]]
+    leaves: ClassVar[frozenset[str]]
+    """The last parts of the names of all tensors that belong to a quantized weight."""
+
+    @abstractmethod
+    def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
+        """Return (O, I) of a quantized weight.
+
+        Raises WeightError if tensors are missing, have other shapes or dtypes, or contradict the
+        configuration.
+        """
+
+    @abstractmethod
+    def open(self, module: ModuleTensors, read: Read) -> StoredWeight:
+        """Return a quantized weight. `shape` was called before."""
+
+
+def choice(table: Mapping[str, Any], field: str, allowed: Collection[Any], default: Any) -> Any:
+    """Return a field with one of the allowed values. Raise WeightError otherwise."""
+    value = table.get(field)
+    value = default if value is None else value
+    if isinstance(value, str):
+        value = value.lower()
+    if not any(value == item and type(value) is type(item) for item in allowed):
+        names = ", ".join(map(repr, allowed))
+        raise WeightError(
+            f"quantization_config: {field} is {shorten(value)}; supported: {names}. Use another "
+            "checkpoint of the model"
+        )
+    return value
+
+
+def group_count(module: ModuleTensors, leaf: str, count: int, num_inputs: int) -> int:
+    """Return the number of groups. Raise WeightError if it does not divide the input features."""
+    if count < 1 or num_inputs % count:
+        raise module.error(f"has {count} groups, which do not divide {num_inputs} features", leaf)
+    return count

@@ -1,0 +1,106 @@
+"""GPTQ (AutoGPTQ, GPTQModel): codes of 2, 3, 4 or 8 bits with scales and zero points of groups.
+
+qweight: int32 [I * bits / 32, O], packed along I. qzeros: int32 [G, O * bits / 32], packed along O.
+scales: [G, O]. g_idx: int32 [I], the group of each feature; not in order with `desc_act`. Version 1
+stores each zero point minus 1, subtracted from whole words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from dovetail_quantized_checkpoints.formats.base import (
+    Format,
+    ModuleTensors,
+    Read,
+    choice,
+    group_count,
+)
+from dovetail_quantized_checkpoints.packing import WORD_BITS, unpack
+from dovetail_quantized_checkpoints.stored_weight import IntegerWeight
+
+BITS = (2, 3, 4, 8)
+SCALE_DTYPES = ("F16", "BF16", "F32")
+_ONES = {2: (0x55555555,), 3: (0x49249249, 0x92492492, 0x24924924), 4: (0x11111111,)}
+_ONES[8] = (0x01010101,)
+"""Words in which each code is 1, by bits. For 3 bits they are the words of a run of 32 codes."""
+
+
+class GPTQ(Format):
+    """Reads GPTQ checkpoints of version 1 ("gptq") and 2 ("gptq_v2")."""
+
+    marks: ClassVar[tuple[str, ...]] = (".qweight",)
+    leaves: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        """Check the fields of `quantization_config`."""
+        self._bits: int = choice(table, "bits", BITS, 4)
+        version = choice(table, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+        choice(table, "pack_dtype", ("int32",), "int32")
+        self._stores_less = version == "gptq"
+        self._differs = bool(table.get("dynamic"))
+
+    def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
+        """Return (O, I)."""
+        num_words, num_outputs = module.entry("qweight", ("I32",), num_dims=2).shape
+        scales = module.entry("scales", SCALE_DTYPES, num_dims=2)
+        bits = self._bits
+        if "g_idx" in module.entries:
+            (num_inputs,) = module.entry("g_idx", ("I32", "I64"), num_dims=1).shape
+            bits = WORD_BITS * num_words // max(1, num_inputs)
+        else:
+            num_inputs = WORD_BITS * num_words // bits
+        if bits not in BITS or num_words * WORD_BITS != num_inputs * bits:
+            raise module.error(f"has {num_words} words for {num_inputs} features", "qweight")
+        if bits != self._bits and not self._differs:
+            raise module.error(
+                f"has codes of {bits} bits, but quantization_config states {self._bits}", "qweight"
+            )
+        if num_inputs % WORD_BITS or num_outputs % WORD_BITS:
+            raise module.error(
+                f"is packed for {num_outputs} and {num_inputs} features, which must be "
+                f"multiples of {WORD_BITS}",
+                "qweight",
+            )
+        num_groups = group_count(module, "scales", scales.shape[0], num_inputs)
+        module.expect_shape("scales", (num_groups, num_outputs))
+        module.entry("qzeros", ("I32",), num_dims=2)
+        module.expect_shape("qzeros", (num_groups, num_outputs * bits // WORD_BITS))
+        return num_outputs, num_inputs
+
+    def open(self, module: ModuleTensors, read: Read) -> IntegerWeight:
+        """Return the weight."""
+        num_outputs, num_inputs = self.shape(module, read)
+        words = read(f"{module.prefix}qweight")
+        bits = WORD_BITS * words.shape[0] // num_inputs
+        zero_words = read(f"{module.prefix}qzeros")
+        if self._stores_less:
+            ones = torch.tensor(_ONES[bits], dtype=torch.int64)
+            repeats = zero_words.shape[1] // len(ones)
+            zero_words = zero_words.to(torch.int64) + ones.repeat(repeats)
+        scales = read(f"{module.prefix}scales").T.contiguous()
+        return IntegerWeight(
+            shape=(num_outputs, num_inputs),
+            bits=bits,
+            codes=lambda rows: unpack(words[:, rows].T.contiguous(), bits),
+            scales=scales,
+            zeros=unpack(zero_words, bits).T.contiguous(),
+            groups=_groups(module, read, scales.shape[1], num_inputs),
+        )
+
+
+def _groups(
+    module: ModuleTensors, read: Read, num_groups: int, num_inputs: int
+) -> torch.Tensor | None:
+    """Return the group of each feature, or None if successive features form the groups."""
+    if "g_idx" not in module.entries:
+        return None
+    groups = read(f"{module.prefix}g_idx").to(torch.int64)
+    if torch.equal(groups, torch.arange(num_inputs) // (num_inputs // num_groups)):
+        return None
+    if int(groups.min()) < 0 or int(groups.max()) >= num_groups:
+        raise module.error(f"names a group that is not one of the {num_groups} groups", "g_idx")
+    return groups

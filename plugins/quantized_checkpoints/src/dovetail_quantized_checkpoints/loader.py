@@ -1,0 +1,235 @@
+"""The weight loader `quantized_safetensors`.
+
+A layer that computes with quantized blocks receives blocks with the same values, if a block type
+can represent them; every other quantized weight is dequantized, some rows at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from dovetail.config.checkpoint_quantization import read_quantization
+from dovetail.config.quantized_checkpoints import capability_of
+from dovetail.errors import ModelError, WeightError
+from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
+from dovetail.model_files import read_json_object
+from dovetail_quantized_checkpoints.formats.awq import AWQ
+from dovetail_quantized_checkpoints.formats.base import Format, ModuleTensors
+from dovetail_quantized_checkpoints.formats.compressed_tensors import CompressedTensors
+from dovetail_quantized_checkpoints.formats.fp8 import FP8
+from dovetail_quantized_checkpoints.formats.gptq import GPTQ
+from dovetail_quantized_checkpoints.stored_weight import StoredWeight
+from dovetail_torch.layers import BlockWeight
+from dovetail_torch.progress_bar import progress_bar
+from dovetail_torch.weights import Assignment, Target, build_weight_table
+from dovetail_torch.weights.block_plan import BLOCK_PLAN
+from dovetail_torch.weights.checkpoint_files import (
+    WeightEntry,
+    find_weight_files,
+    open_weights,
+    read_headers,
+)
+from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
+from dovetail_torch.weights.safetensors_loader import FLOAT_DTYPES
+
+logger = logging.getLogger(__name__)
+
+FORMATS: dict[str, type[Format]] = {
+    "awq": AWQ,
+    "compressed-tensors": CompressedTensors,
+    "fp8": FP8,
+    "gptq": GPTQ,
+}
+"""The formats by the `quant_method` of a checkpoint."""
+CONFIG_FILE = "config.json"
+
+
+class QuantizedSafetensorsLoader(WeightLoader):
+    """Reads quantized weights of safetensors files. The files are memory-mapped."""
+
+    provides: ClassVar[frozenset[str]] = frozenset(
+        {BLOCK_PLAN, FINGERPRINT, *map(capability_of, FORMATS)}
+    )
+
+    def __init__(self, context: WeightLoaderContext) -> None:
+        """Store `context`, without reading files."""
+        self.context = context
+
+    def fingerprint(self) -> str:
+        """Return the files' fingerprint; see `dovetail_torch.weights.fingerprint`."""
+        return fingerprint_files(find_weight_files(self.context.model_dir))
+
+    def plan(self, model: nn.Module) -> None:
+        """Set the block types of the linear layers. See `dovetail_torch.weights.block_plan`.
+
+        Reads the scales and zero points, a few per cent of the weights.
+        """
+        with _opened(self.context.model_dir) as checkpoint:
+            for name, target in checkpoint.choose(model).items():
+                if name in checkpoint.modules:
+                    _announce(checkpoint.open(name), target)
+
+    @torch.no_grad()
+    def load(self, model: nn.Module) -> int:
+        """Fill all parameters and return the bytes read.
+
+        Raises WeightError, before anything is written, for tensors that are missing, unexpected or
+        of another shape or dtype.
+        """
+        dequantized: Counter[str] = Counter()
+        with _opened(self.context.model_dir) as checkpoint:
+            chosen = checkpoint.choose(model)
+            with progress_bar("Loading weights", len(chosen), shown=self.context.progress) as tick:
+                num_bytes = _fill_all(checkpoint, chosen, dequantized, tick)
+        for dtype, count in dequantized.items():
+            logger.info(
+                "%s: %d quantized weights were dequantized to %s, which needs more memory: no "
+                "kernel computes with their layout.",
+                self.context.model_dir.name,
+                count,
+                dtype,
+            )
+        return num_bytes
+
+
+class _Checkpoint:
+    """The tensors of an opened checkpoint. modules: quantized modules by their weight's name."""
+
+    def __init__(
+        self, form: Format, entries: Mapping[str, WeightEntry], handles: Mapping[Path, Any]
+    ) -> None:
+        self._form, self._entries, self._handles = form, entries, handles
+        self.modules = dict(_quantized_modules(form, entries))
+        owned = {
+            f"{module.prefix}{leaf}" for module in self.modules.values() for leaf in module.entries
+        }
+        self._plain = {name: entry for name, entry in entries.items() if name not in owned}
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a mapped tensor."""
+        tensor: torch.Tensor = self._handles[self._entries[name].path].get_tensor(name)
+        return tensor
+
+    def open(self, name: str) -> StoredWeight:
+        """Return the quantized weight `name`."""
+        return self._form.open(self.modules[name], self.read)
+
+    def num_bytes(self, name: str) -> int:
+        """Return the size of a quantized weight in the files."""
+        module = self.modules[name]
+        return sum(self.read(f"{module.prefix}{leaf}").nbytes for leaf in module.entries)
+
+    def choose(self, model: nn.Module) -> dict[str, Target]:
+        """Return the targets by name, for the weights that must be read. Check their shapes."""
+        table = build_weight_table(model)
+        names = [*self._plain, *self.modules]
+        chosen = table.select(names, str(next(iter(self._handles))))
+        for name, target in chosen.items():
+            if name in self.modules:
+                module = self.modules[name]
+                path = next(iter(module.entries.values())).path
+                target.check(self._form.shape(module, self.read), str(path))
+            else:
+                self._check_plain(self._plain[name], target)
+        return chosen
+
+    def _check_plain(self, entry: WeightEntry, target: Target) -> None:
+        target.check(entry.shape, str(entry.path))
+        if entry.dtype not in FLOAT_DTYPES:
+            raise WeightError(
+                f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, but no tensors "
+                "with its scales: the checkpoint is incomplete"
+            )
+
+
+@contextmanager
+def _opened(model_dir: Path) -> Iterator[_Checkpoint]:
+    """Yield the checkpoint. The files are closed at the end; mapped tensors stay valid."""
+    form = _read_format(model_dir)
+    files = find_weight_files(model_dir)
+    entries = read_headers(files)
+    with ExitStack() as stack:
+        handles = {path: stack.enter_context(open_weights(path)) for path in files}
+        yield _Checkpoint(form, entries, handles)
+
+
+def _read_format(model_dir: Path) -> Format:
+    """Return the format that the JSON files of a model directory state."""
+    try:
+        config = read_json_object(model_dir / CONFIG_FILE)
+        quantization = read_quantization(model_dir, config)
+    except ModelError as error:
+        raise WeightError(str(error)) from None
+    form = FORMATS.get(quantization.get("method", ""))
+    if form is None:
+        raise WeightError(
+            f"{model_dir}: the checkpoint is not quantized with one of {', '.join(FORMATS)}; "
+            "use load_format='safetensors'"
+        )
+    return form(quantization["config"])
+
+
+def _quantized_modules(
+    form: Format, entries: Mapping[str, WeightEntry]
+) -> Iterator[tuple[str, ModuleTensors]]:
+    """Yield the quantized modules by the name of their weight."""
+    leaves: defaultdict[str, dict[str, WeightEntry]] = defaultdict(dict)
+    marked: dict[str, None] = {}
+    for name, entry in entries.items():
+        prefix, dot, leaf = name.rpartition(".")
+        if leaf in form.leaves:
+            leaves[f"{prefix}{dot}"][leaf] = entry
+        if name.endswith(form.marks):
+            marked[f"{prefix}{dot}"] = None
+    for prefix in marked:
+        module = ModuleTensors(prefix=prefix, entries=leaves[prefix])
+        yield module.weight_name, module
+
+
+def _block_type(stored: StoredWeight, target: Assignment) -> str | None:
+    """Return the block type in which the linear layers of `target` use the weight, or None."""
+    name = stored.block_type
+    return name if name is not None and target.takes_blocks(name, 32) else None
+
+
+def _announce(stored: StoredWeight, target: Target) -> None:
+    """Announce to the linear layers that they will receive the weight as blocks, if they will."""
+    if isinstance(target, Assignment) and (name := _block_type(stored, target)) is not None:
+        target.expect_blocks(name)
+
+
+def _fill_all(
+    checkpoint: _Checkpoint,
+    chosen: Mapping[str, Target],
+    dequantized: Counter[str],
+    tick: Callable[[], None],
+) -> int:
+    """Fill the targets. Count dequantized weights by their dtype. Return the bytes read."""
+    num_bytes = 0
+    for name, target in chosen.items():
+        if name not in checkpoint.modules:
+            num_bytes += target.fill(checkpoint.read(name), is_mapped=True)
+        else:
+            num_bytes += checkpoint.num_bytes(name)
+            if not _fill(checkpoint.open(name), target):
+                dequantized[str(target.target.dtype).removeprefix("torch.")] += 1
+        tick()
+    return num_bytes
+
+
+def _fill(stored: StoredWeight, target: Target) -> bool:
+    """Pass a weight as blocks, or dequantized. Return whether no values were dequantized."""
+    if isinstance(target, Assignment) and (name := _block_type(stored, target)) is not None:
+        target.lend_blocks(BlockWeight(type_name=name, rows_OB=stored.blocks(), is_mapped=False))
+        if not target.is_table:
+            return True
+    target.fill(stored.dequantize(target.target.dtype))
+    return False

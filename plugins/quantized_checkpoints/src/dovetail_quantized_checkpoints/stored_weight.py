@@ -1,0 +1,140 @@
+"""A quantized weight as it is stored in a checkpoint.
+
+Legend: O output features, I input features, G groups of input features, R rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+MAX_CHUNK_VALUES = 1 << 22
+"""Number of values that are dequantized at the same time."""
+BLOCK_VALUES = 32
+_BLOCK_TYPES = {4: "Q4_0", 8: "Q8_0"}
+"""The block types with one scale and without a zero point, by the bits of a code."""
+
+
+class StoredWeight(ABC):
+    """A weight [O, I] that can be dequantized. shape: (O, I)."""
+
+    shape: tuple[int, int]
+
+    @abstractmethod
+    def values(self, rows: slice) -> torch.Tensor:
+        """Return the values of some rows, [R, I], in the dtype that the format prescribes."""
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return all values, [O, I], cast to `dtype`. Only some rows at a time are larger."""
+        num_rows, num_columns = self.shape
+        result = torch.empty(self.shape, dtype=dtype)
+        step = max(1, MAX_CHUNK_VALUES // max(1, num_columns))
+        for start in range(0, num_rows, step):
+            rows = slice(start, min(start + step, num_rows))
+            result[rows] = self.values(rows)
+        return result
+
+    @property
+    def block_type(self) -> str | None:
+        """The block type that stores exactly the same values, or None."""
+        return None
+
+    def blocks(self) -> torch.Tensor:
+        """Return the blocks of all rows, uint8 [O, bytes]. Call only if there is a block type."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegerWeight(StoredWeight):
+    """W[o, i] = scale[o, g] · (code[o, i] − zero[o, g]), with g = group[i].
+
+    bits: of a code. codes: returns the unsigned codes of some rows, int16 [R, I]. scales: [O, G].
+    zeros: int16 [O, G], or one number for all groups. groups: int64 [I], or None if each group has
+    the same number of successive features.
+    """
+
+    shape: tuple[int, int]
+    bits: int
+    codes: Callable[[slice], torch.Tensor]
+    scales: torch.Tensor
+    zeros: torch.Tensor | int
+    groups: torch.Tensor | None = None
+
+    def values(self, rows: slice) -> torch.Tensor:
+        """Return the values of some rows in the dtype of the scales."""
+        scales_RG = self.scales[rows]
+        zeros = self.zeros if isinstance(self.zeros, int) else self.zeros[rows]
+        codes_RI = self.codes(rows)
+        if self.groups is not None:
+            zeros_RI = zeros if isinstance(zeros, int) else zeros[:, self.groups]
+            return (codes_RI - zeros_RI).to(scales_RG.dtype) * scales_RG[:, self.groups]
+        codes_RGS = codes_RI.unflatten(1, (scales_RG.shape[1], -1))
+        zeros_RG1 = zeros if isinstance(zeros, int) else zeros[..., None]
+        differences = (codes_RGS - zeros_RG1).to(scales_RG.dtype)
+        return (differences * scales_RG[..., None]).flatten(1)
+
+    @property
+    def block_type(self) -> str | None:
+        """Q4_0 or Q8_0, if the groups consist of blocks and float16 represents all scales."""
+        name = _BLOCK_TYPES.get(self.bits)
+        group_size = self.shape[1] // self.scales.shape[1]
+        is_regular = self.groups is None and group_size % BLOCK_VALUES == 0
+        return name if name and is_regular and self._is_symmetric and self._fits_half else None
+
+    @property
+    def _is_symmetric(self) -> bool:
+        middle = 1 << self.bits - 1
+        if isinstance(self.zeros, int):
+            return self.zeros == middle
+        return bool((self.zeros == middle).all())
+
+    @property
+    def _fits_half(self) -> bool:
+        if self.scales.dtype == torch.float16:
+            return True
+        return torch.equal(self.scales.half().to(self.scales.dtype), self.scales)
+
+    def blocks(self) -> torch.Tensor:
+        """Return the blocks: a float16 scale, then the codes. Q4_0 packs features j and j + 16."""
+        num_rows, num_columns = self.shape
+        num_blocks = num_columns // BLOCK_VALUES
+        repeats = num_blocks // self.scales.shape[1]
+        code_bytes = BLOCK_VALUES * self.bits // 8
+        result = torch.empty((num_rows, num_blocks, 2 + code_bytes), dtype=torch.uint8)
+        scales_OB = self.scales.half().repeat_interleave(repeats, dim=1)
+        result[..., :2] = scales_OB[..., None].view(torch.uint8)
+        step = max(1, MAX_CHUNK_VALUES // num_columns)
+        for start in range(0, num_rows, step):
+            rows = slice(start, min(start + step, num_rows))
+            codes = self.codes(rows).unflatten(1, (num_blocks, BLOCK_VALUES))
+            if self.bits == 4:
+                low, high = codes.to(torch.uint8).split(BLOCK_VALUES // 2, dim=2)
+                result[rows, :, 2:] = low | high << 4
+            else:
+                result[rows, :, 2:] = (codes - 128).to(torch.int8).view(torch.uint8)
+        return result.flatten(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledWeight(StoredWeight):
+    """W[o, i] = number[o, i] · scale[o // a, i // b], with numbers of few bits.
+
+    numbers: returns the numbers of some rows, [R, I], in the dtype of the computation. scales: [P,
+    Q] of that dtype. block: (a, b), the rows and columns of one scale.
+    """
+
+    shape: tuple[int, int]
+    numbers: Callable[[slice], torch.Tensor]
+    scales: torch.Tensor
+    block: tuple[int, int]
+
+    def values(self, rows: slice) -> torch.Tensor:
+        """Return the values of some rows in the dtype of the scales."""
+        num_rows, num_columns = self.shape
+        height, width = self.block
+        row_numbers = torch.arange(num_rows)[rows] // height
+        columns = torch.arange(num_columns) // width
+        return self.numbers(rows) * self.scales[row_numbers][:, columns]

@@ -1,0 +1,308 @@
+"""Quantized checkpoints give the tokens of unquantized checkpoints with the same values."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from compressed_tensors.compressors.base import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import load_file, save_file
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ModelError, WeightError
+from dovetail_quantized_checkpoints.formats.base import ModuleTensors
+from dovetail_quantized_checkpoints.loader import FORMATS as FORMAT_CLASSES
+from dovetail_torch.layers import BlockWeight
+from dovetail_torch.weights import Assignment
+from dovetail_torch.weights.checkpoint_files import WeightEntry
+from end_to_end.checkpoints import OPTIONS, make_checkpoint
+from end_to_end.quantized_writers import (
+    FORMATS,
+    gptq,
+    packed_integers,
+    rows_of_floats,
+    rows_of_integers,
+    write,
+)
+
+native_library = pytest.importorskip("dovetail_cpu.native_library")
+
+PROMPTS = [[0, 5, 9, 33, 71], [0, 100, 17]]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3)
+EXACT = OPTIONS | {"dtype": "float32", "load_format": "auto"}
+LAYER = "model.layers.0.self_attn.q_proj."
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plain")
+    return make_checkpoint(folder, hidden_size=64, intermediate_size=96, num_hidden_layers=1)
+
+
+def outputs(model, **options):
+    with LLM(model, **(EXACT | options)) as llm:
+        done = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        loader = llm.llm_engine.config.load.load_format
+    rows = [
+        {token: entry.logprob for token, entry in position.items()}
+        for output in done
+        for position in output.outputs[0].logprobs
+    ]
+    return [output.outputs[0].token_ids for output in done], rows, loader
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.sampled(3)
+def test_a_quantized_checkpoint_gives_the_outputs_of_its_values(name, plain, tmp_path):
+    quantized, values = write(plain, tmp_path, FORMATS[name])
+    tokens, rows, loader = outputs(quantized)
+    expected, expected_rows, _ = outputs(values)
+    assert "quantized_safetensors" in str(loader)
+    assert (tokens, rows) == (expected, expected_rows)
+
+
+def test_two_ranks_give_the_outputs_of_the_values(plain, tmp_path):
+    quantized, values = write(plain, tmp_path, gptq(act_order=True))
+    tokens, rows, _ = outputs(quantized, tensor_parallel_size=2)
+    expected, expected_rows, _ = outputs(values, tensor_parallel_size=2)
+    assert (tokens, rows) == (expected, expected_rows)
+
+
+NATIVE = {
+    "gptq_4_bits": (gptq(symmetric=True), "Q4_0"),
+    "gptq_8_bits": (gptq(8, symmetric=True), "Q8_0"),
+    "packed_4_bits": (packed_integers(), "Q4_0"),
+    "rows_of_integers": (rows_of_integers(), "Q8_0"),
+}
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_symmetric_integers_run_in_the_native_kernels_without_rounding(
+    name, plain, tmp_path, monkeypatch
+):
+    if not native_library.probe_fast().usable:
+        pytest.skip("there are no fast native kernels here")
+    written, kind = NATIVE[name]
+    quantized, values = write(plain, tmp_path, written)
+    lent = []
+    lend = Assignment.lend_blocks
+    monkeypatch.setattr(
+        Assignment, "lend_blocks", lambda self, blocks: (lent.append(blocks), lend(self, blocks))
+    )
+    _, rows, _ = outputs(quantized, dtype="bfloat16", platform="cpu")
+    assert [blocks.type_name for blocks in lent] == [kind] * 7
+    monkeypatch.undo()
+    _, expected, _ = outputs(values, dtype="bfloat16", quantization="torch")
+    # The first position of each prompt has the same input; the activations are rounded.
+    for first in (0, GREEDY.max_tokens):
+        for token in rows[first].keys() & expected[first].keys():
+            assert abs(rows[first][token] - expected[first][token]) < 0.3
+
+
+def gguf_values(blocks):
+    kind = gguf.GGMLQuantizationType[blocks.type_name]
+    return torch.from_numpy(gguf.quants.dequantize(blocks.rows_OB.numpy(), kind))
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_blocks_have_exactly_the_values_of_the_checkpoint(name):
+    written, kind = NATIVE[name]
+    tensors, values = written.quantize((64, 96), torch.Generator().manual_seed(2))
+    stored = opened(written, tensors)
+    assert stored.block_type == kind
+    blocks = BlockWeight(type_name=kind, rows_OB=stored.blocks(), is_mapped=False)
+    scales_dtype = stored.scales.dtype
+    assert torch.equal(gguf_values(blocks).to(scales_dtype), values.to(scales_dtype))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [gptq(), gptq(act_order=True, symmetric=True), gptq(3, symmetric=True), gptq(group_size=16)],
+    ids=["zero points", "act order", "3 bits", "small groups"],
+)
+def test_other_layouts_have_no_blocks(written):
+    tensors, _ = written.quantize((64, 96), torch.Generator().manual_seed(2))
+    assert opened(written, tensors).block_type is None
+
+
+def test_scales_that_float16_cannot_represent_are_not_rounded():
+    written = packed_integers()
+    tensors, _ = written.quantize((64, 96), torch.Generator().manual_seed(2))
+    assert opened(written, tensors).block_type == "Q4_0"
+    tensors["weight_scale"] = tensors["weight_scale"] * 2.0**-16
+    assert opened(written, tensors).block_type is None
+
+
+def opened(written, tensors):
+    """Return the stored weight of one module."""
+    entries = {
+        leaf: WeightEntry(
+            name=leaf, path=Path("file"), shape=tuple(tensor.shape), dtype=DTYPES[tensor.dtype]
+        )
+        for leaf, tensor in tensors.items()
+    }
+    form = FORMAT_CLASSES[written.config["quant_method"]](written.config)
+    module = ModuleTensors(prefix="", entries=entries)
+    form.shape(module, tensors.__getitem__)
+    return form.open(module, tensors.__getitem__)
+
+
+def test_a_second_start_uses_the_packed_blocks(plain, tmp_path):
+    if not native_library.probe_fast().usable:
+        pytest.skip("there are no fast native kernels here")
+    quantized, _ = write(plain, tmp_path, gptq(symmetric=True))
+    cache = {"packed_cache": str(tmp_path / "cache"), "packed_cache_min_mib": 0}
+    options = {"dtype": "bfloat16", "platform": "cpu", "plugin_options": {"worker:cpu": cache}}
+    first = outputs(quantized, **options)
+    assert any(path.is_file() for path in (tmp_path / "cache").rglob("*"))
+    tensors = load_file(quantized / "model.safetensors")
+    assert outputs(quantized, **options) == first
+    tensors[f"{LAYER}scales"] *= 2
+    save_file(tensors, quantized / "model.safetensors")
+    assert outputs(quantized, **options) != first  # a changed file is packed again
+
+
+def test_a_notice_names_weights_that_are_dequantized(plain, tmp_path, caplog):
+    quantized, _ = write(plain, tmp_path, rows_of_floats())
+    with caplog.at_level(logging.INFO, "dovetail_quantized_checkpoints"):
+        outputs(quantized, dtype="bfloat16")
+    assert "7 quantized weights were dequantized to bfloat16" in caplog.text
+
+
+ORACLE = {
+    "packed_4_bits": ("pack-quantized", {"num_bits": 4, "group_size": 32, "strategy": "group"}),
+    "packed_4_bits_zeros": (
+        "pack-quantized",
+        {"num_bits": 4, "group_size": 32, "strategy": "group", "symmetric": False},
+    ),
+    "packed_8_bits_rows": ("pack-quantized", {"num_bits": 8, "strategy": "channel"}),
+    "rows_of_integers": ("int-quantized", {"num_bits": 8, "strategy": "channel"}),
+    "rows_of_floats": (
+        "float-quantized",
+        {"num_bits": 8, "strategy": "channel", "type": "float"},
+    ),
+    "mxfp4": (
+        "mxfp4-pack-quantized",
+        {"num_bits": 4, "group_size": 32, "strategy": "group", "type": "float"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORACLE)
+def test_values_are_equal_to_those_of_the_library_compressed_tensors(name):
+    form, arguments = ORACLE[name]
+    tensors, _ = FORMATS[name].quantize((64, 96), torch.Generator().manual_seed(1))
+    tensors = {leaf: tensor.contiguous() for leaf, tensor in tensors.items()}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**arguments))
+    library = BaseCompressor.get_value_from_registry(form)
+    expected = library.decompress(dict(tensors), scheme)["weight"]
+
+    stored = opened(FORMATS[name], tensors)
+    assert torch.equal(stored.dequantize(expected.dtype), expected)
+
+
+DTYPES = {
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float32: "F32",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+
+
+def rejected(folder, change, match):
+    """Change the tensors of a quantized checkpoint, and expect an error."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(WeightError, match=match):
+        outputs(folder)
+
+
+DAMAGED = {
+    "missing scales": (lambda t: t.pop(f"{LAYER}scales"), "q_proj.scales is missing"),
+    "missing zeros": (lambda t: t.pop(f"{LAYER}qzeros"), "q_proj.qzeros is missing"),
+    "short zeros": (
+        lambda t: t.update({f"{LAYER}qzeros": t[f"{LAYER}qzeros"][:, :-1]}),
+        r"qzeros has the shape \[2, 7\]",
+    ),
+    "other groups": (
+        lambda t: t.update({f"{LAYER}scales": t[f"{LAYER}scales"].repeat(3, 1)[:5]}),
+        "scales has 5 groups, which do not divide 64",
+    ),
+    "wrong dtype": (
+        lambda t: t.update({f"{LAYER}qweight": t[f"{LAYER}qweight"].float()}),
+        "qweight has the dtype F32",
+    ),
+    "unknown group": (
+        lambda t: t.update({f"{LAYER}g_idx": t[f"{LAYER}g_idx"] * 50}),
+        "g_idx names a group",
+    ),
+    "another shape": (
+        lambda t: t.update({f"{LAYER}{n}": t[f"{LAYER}{n}"][:, :4] for n in ("qweight", "qzeros")}),
+        "q_proj",
+    ),
+    "half quantized": (
+        lambda t: [t.pop(name) for name in list(t) if name.startswith(LAYER)],
+        "missing",
+    ),
+    "infinite scale": (
+        lambda t: t[f"{LAYER}scales"].fill_(float("inf")),
+        "q_proj.weight|NaN or inf",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+@pytest.mark.sampled(2)
+def test_a_damaged_checkpoint_is_rejected_with_the_name_of_the_tensor(name, plain, tmp_path):
+    quantized, _ = write(plain, tmp_path, gptq(act_order=True))
+    rejected(quantized, *DAMAGED[name])
+
+
+UNSUPPORTED = {
+    "bits": ({"quant_method": "gptq", "bits": 5}, "bits is 5; supported: 2, 3, 4, 8"),
+    "boolean bits": ({"quant_method": "gptq", "bits": True}, "bits is True"),
+    "format": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format"),
+    "contradiction": ({"quant_method": "gptq", "bits": 8}, "codes of 4 bits.*states 8"),
+    "awq version": ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),
+    "sparsity": (
+        {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-bitmask"}},
+        "sparsity_config",
+    ),
+    "compressed format": (
+        {"quant_method": "compressed-tensors", "format": "marlin-24"},
+        "format is 'marlin-24'",
+    ),
+    "groups": ({"quant_method": "compressed-tensors", "config_groups": {"a": 7}}, "config_groups"),
+    "blocks": ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+@pytest.mark.sampled(2)
+def test_an_unsupported_configuration_is_rejected_with_its_field(name, plain, tmp_path):
+    config, match = UNSUPPORTED[name]
+    quantized, _ = write(plain, tmp_path, gptq())
+    file = quantized / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    with pytest.raises(WeightError, match=match):
+        outputs(quantized)
+
+
+def test_a_method_that_no_plugin_reads_is_rejected(plain, tmp_path):
+    quantized, _ = write(plain, tmp_path, gptq())
+    file = quantized / "config.json"
+    config = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "quip"}}
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"'quip'.*Installed methods and loaders"):
+        outputs(quantized)
