@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from dovetail_devkit.triton.compiled_kernels import CompiledKernel, KernelCase
 
@@ -16,18 +22,35 @@ _HEAD = """# GPU kernels, compiled without a GPU
 `python tests/docs/record_gpu_kernels.py` writes this page with Triton {version}. Do not edit it.
 
 Each launch variant of each kernel is compiled for NVIDIA (sm_) and AMD (gfx) targets, with the
-assembler that Triton includes. The table gives registers per thread, spilled bytes per thread and
-shared memory per block. The tests of the two packages that contain the kernels compile all kernels
-and check their resource limits. The tests in Triton's interpreter check correctness. The speed of
-the kernels is not measured.
-"""
+assembler that Triton includes. The table gives registers per thread, spilled bytes per thread,
+shared memory per block, and the occupancy: the share of a processor's warps that can be resident.
+The tests of the two packages that contain the kernels compile all kernels and check their resource
+limits. The tests in Triton's interpreter check correctness. The speed of the kernels is not
+measured.
+
+## Bytes and products
+
+This table is a model, not a measurement. Triton's interpreter runs the kernels and counts; the
+figures are relative to what the call needs: each input is read and each result is written once,
+and attention multiplies causal pairs only. "Moved" counts an address once per launch, as if the
+caches kept all that a kernel reads twice; "requested" counts all loads and stores. Targets: moved
+at most 1.15, products at most 1.1.
+
+| call | launches | needed KiB | moved | requested | products |
+| --- | ---: | ---: | ---: | ---: | ---: |
+{traffic}"""
 _TABLE = """
 ## {package}
 
-| kernel | target | registers | spilled bytes | shared KiB |
-| --- | --- | ---: | ---: | ---: |
+| kernel | target | registers | spilled bytes | shared KiB | occupancy |
+| --- | --- | ---: | ---: | ---: | ---: |
 """
 _ROW = re.compile(r"^\| (.+?) \| (sm_\d+|gfx\w+) \|", re.MULTILINE)
+
+_TRAFFIC_ROW = re.compile(
+    r"^\| (.+?) \| \d+ \| [\d,]+ \| ([\d.]+) \| [\d.]+ \| ([\d.]*) \|$", re.MULTILINE
+)
+MAX_MOVED, MAX_PRODUCTS = 1.15, 1.1
 
 
 def cases_of(package: str) -> tuple[KernelCase, ...]:
@@ -36,14 +59,50 @@ def cases_of(package: str) -> tuple[KernelCase, ...]:
     return actual
 
 
-def render(created: dict[str, list[CompiledKernel]], version: str) -> str:
+def count_traffic(*names: str) -> list[dict[str, Any]]:
+    """Count the named calls of kernel_traffic.py, or all, in a process of Triton's interpreter."""
+    script = Path(__file__).with_name("kernel_traffic.py")
+    done = subprocess.run(
+        [sys.executable, str(script), *names],
+        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    counted: list[dict[str, Any]] = json.loads(done.stdout)
+    return counted
+
+
+def traffic_row(counted: Mapping[str, Any]) -> str:
+    """Return the table row of a call."""
+    needed = counted["needed_bytes"]
+    moved, requested = (counted[f"{what}_bytes"] / needed for what in ("moved", "requested"))
+    due = counted["needed_flops"]
+    products = f"{counted['flops'] / due:.2f}" if due else ""
+    return (
+        f"| {counted['name']} | {counted['launches']} | {needed / 1024:,.0f} | {moved:.2f} "
+        f"| {requested:.2f} | {products} |\n"
+    )
+
+
+def traffic_rows_of(text: str) -> dict[str, tuple[float, float]]:
+    """Return moved bytes and products of each call on a page, 0 for products not given."""
+    rows = _TRAFFIC_ROW.findall(text)
+    return {name: (float(moved), float(products or 0)) for name, moved, products in rows}
+
+
+def render(
+    created: dict[str, list[CompiledKernel]], traffic: list[dict[str, Any]], version: str
+) -> str:
     """Return the page."""
-    parts = [_HEAD.format(version=version)]
+    rows = "".join(map(traffic_row, traffic))
+    parts = [_HEAD.format(version=version, traffic=rows)]
     for package, kernels in created.items():
         parts.append(_TABLE.format(package=package))
         parts += [
             f"| {kernel.name} | {kernel.target} | {kernel.registers} | {kernel.spill_bytes} "
-            f"| {kernel.shared_bytes / 1024:.1f} |\n"
+            f"| {kernel.shared_bytes / 1024:.1f} | {kernel.occupancy:.0%} |\n"
             for kernel in kernels
         ]
     return "".join(parts)

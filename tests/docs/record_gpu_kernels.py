@@ -1,4 +1,4 @@
-"""Compile every GPU kernel for its targets and write docs/gpu_kernels.md.
+"""Compile every GPU kernel for its targets, count its work, and write docs/gpu_kernels.md.
 
 Needs Triton, but no GPU.
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from docs.gpu_kernels import PACKAGES, PAGE, cases_of, render
+from docs.gpu_kernels import PACKAGES, PAGE, cases_of, count_traffic, render
 
 from dovetail_devkit.triton.compiled_kernels import check_kernel
 
@@ -26,7 +26,7 @@ def main() -> None:
         ]
         for package in PACKAGES
     }
-    PAGE.write_text(render(created, version("triton")), "utf-8")
+    PAGE.write_text(render(created, count_traffic(), version("triton")), "utf-8")
     print(f"{sum(map(len, created.values()))} kernels written to {PAGE}")
 
 

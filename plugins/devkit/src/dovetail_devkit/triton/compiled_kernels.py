@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_devkit.expectation import expect
+from dovetail_devkit.triton.occupancy import occupancy
 
 SHARED_BYTES = {
     "sm_80": 163 << 10,
@@ -78,13 +79,27 @@ class KernelCase:
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledKernel:
-    """Resources of a kernel: registers and spilled bytes per thread, shared memory per block."""
+    """Resources of a kernel: registers and spilled bytes per thread, shared memory per block.
+
+    num_warps: warps per block.
+    """
 
     name: str
     target: str
     registers: int
     spill_bytes: int
     shared_bytes: int
+    num_warps: int = 4
+
+    @property
+    def occupancy(self) -> float:
+        """The share of the processor's warps that can be resident at the same time."""
+        return occupancy(
+            self.target,
+            num_warps=self.num_warps,
+            registers=self.registers,
+            shared_bytes=self.shared_bytes,
+        )
 
 
 def check_kernel(case: KernelCase, target: str) -> CompiledKernel:
@@ -137,6 +152,7 @@ def compile_kernel(case: KernelCase, target: str) -> CompiledKernel:
         registers=measured[0],
         spill_bytes=measured[1],
         shared_bytes=kernel.metadata.shared,
+        num_warps=case.num_warps,
     )
 
 

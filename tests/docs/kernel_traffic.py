@@ -1,0 +1,150 @@
+"""Counts bytes and products of the Triton kernels in typical calls, and prints them as JSON.
+
+TRITON_INTERPRET=1 python tests/docs/kernel_traffic.py [NAME…]
+
+Needed bytes: each input, weight, key and value that the result depends on is read once, and each
+result is written once. Needed products: of causal pairs only.
+Legend: T tokens, H query heads, K key-value heads, D head size, R rows, N features.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "attention_backends" / "triton" / "tests" / "interpreted"))
+
+import torch  # noqa: E402
+from attention_rows import Rows  # noqa: E402
+
+from dovetail_devkit.triton.traffic import Traffic, count_traffic  # noqa: E402
+from dovetail_ops_triton.ops import TritonOps  # noqa: E402
+
+_H, _K, _D = 8, 2, 128
+_R, _N, _VOCAB = 4, 2048, 8192
+_BYTES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The counts of one call, and what it needs. needed_flops: 0 if memory limits the call."""
+
+    name: str
+    launches: int
+    needed_bytes: int
+    moved_bytes: int
+    requested_bytes: int
+    needed_flops: int
+    flops: int
+
+
+def _counted(name: str, traffic: Traffic, needed_bytes: int, needed_flops: int = 0) -> Counted:
+    return Counted(
+        name=name,
+        launches=traffic.launches,
+        needed_bytes=needed_bytes,
+        moved_bytes=traffic.moved_bytes,
+        requested_bytes=traffic.requested_bytes,
+        needed_flops=needed_flops,
+        flops=traffic.flops,
+    )
+
+
+def _attention(
+    name: str,
+    lengths: list[int],
+    num_new: int,
+    cache_dtype: str = "",
+    *,
+    is_bound_by_flops: bool = False,
+) -> Counted:
+    """Count a step of `num_new` tokens per request, of requests with these final lengths."""
+    shape = {"num_heads": _H, "num_kv_heads": _K, "head_size": _D, "dtype": torch.bfloat16}
+    rows = Rows(lengths, cache_dtype=cache_dtype, **shape)
+    rows.cache.view(torch.uint8).zero_()
+    rows.done = [length - num_new for length in lengths]
+    runs = [(row, num_new) for row in range(len(lengths))]
+    metadata = rows.builder.build(rows.batch(runs))
+    with count_traffic() as traffic:
+        rows.forward(runs, metadata, rows.layer)
+    per_token = rows.spec.page_size_bytes // rows.spec.block_size  # keys, values and scales
+    new = num_new * len(lengths)
+    cached = per_token * sum(lengths) + per_token * new  # read all, write the new ones
+    tensors = new * _D * _BYTES * (2 * _H + 2 * _K)  # queries, results, new keys and values
+    pairs = sum(length - place for length in lengths for place in range(num_new))
+    flops = 4 * _H * _D * pairs if is_bound_by_flops else 0
+    return _counted(name, traffic, cached + tensors, flops)
+
+
+def _op(name: str, call: Callable[[TritonOps], object], needed_bytes: int) -> Counted:
+    ops = TritonOps()
+    with count_traffic() as traffic:
+        call(ops)
+    return _counted(name, traffic, needed_bytes)
+
+
+def _norm() -> Counted:
+    x, weight = torch.zeros(_R, _N, dtype=torch.bfloat16), torch.ones(_N, dtype=torch.bfloat16)
+    needed = _BYTES * (2 * _R * _N + _N)
+    return _op("rms_norm", lambda ops: ops.rms_norm(x, weight, 1e-6), needed)
+
+
+def _add_norm() -> Counted:
+    x, weight = torch.zeros(_R, _N, dtype=torch.bfloat16), torch.ones(_N, dtype=torch.bfloat16)
+    residual, needed = x.clone(), _BYTES * (4 * _R * _N + _N)
+    return _op("add_rms_norm", lambda ops: ops.add_rms_norm(x, residual, weight, 1e-6), needed)
+
+
+def _gate() -> Counted:
+    x, needed = torch.zeros(_R, 2 * _N, dtype=torch.bfloat16), _BYTES * 3 * _R * _N
+    return _op("silu_and_mul", lambda ops: ops.silu_and_mul(x), needed)
+
+
+def _rotary() -> Counted:
+    q, k = (torch.zeros(_R, heads, _D, dtype=torch.bfloat16) for heads in (_H, _K))
+    table, positions = torch.zeros(64, _D), torch.arange(_R)
+    needed = 2 * _BYTES * _R * (_H + _K) * _D + _R * (4 * _D + 8)
+    return _op("rotary_embedding", lambda ops: ops.rotary_embedding(q, k, positions, table), needed)
+
+
+def _embedding() -> Counted:
+    table, ids = torch.zeros(64, _N, dtype=torch.bfloat16), torch.arange(_R)
+    needed = 2 * _BYTES * _R * _N + 8 * _R
+    return _op("embedding", lambda ops: ops.embedding(ids, table), needed)
+
+
+def _best() -> Counted:
+    logits = torch.zeros(_R, _VOCAB, dtype=torch.bfloat16)
+    needed = _BYTES * _R * _VOCAB + 8 * _R
+    return _op("best_tokens", lambda ops: ops.best_tokens(logits), needed)
+
+
+CALLS: dict[str, Callable[[], Counted]] = {
+    "decode": lambda: _attention("attention: 4 decodes of 400 tokens", [400] * 4, 1),
+    "split": lambda: _attention("attention: 1 decode of 900 tokens, in splits", [900], 1),
+    "fp8": lambda: _attention(
+        "attention: 4 decodes of 400 tokens, fp8 cache", [400] * 4, 1, "fp8_e4m3"
+    ),
+    "prefill": lambda: _attention(
+        "attention: prefill of 1,024 tokens", [1024], 1024, is_bound_by_flops=True
+    ),
+    "rms_norm": _norm,
+    "add_rms_norm": _add_norm,
+    "silu_and_mul": _gate,
+    "rotary_embedding": _rotary,
+    "embedding": _embedding,
+    "best_tokens": _best,
+}
+
+
+def main() -> None:
+    """Count the named calls, or all."""
+    print(json.dumps([asdict(CALLS[name]()) for name in sys.argv[1:] or CALLS]))
+
+
+if __name__ == "__main__":
+    main()
