@@ -1,0 +1,1 @@
+"""Tools for servers: load generator, live display, step traces, batches."""

@@ -1,0 +1,1 @@
+"""`dovetail bench serve`: generates load, measures it and reports."""
