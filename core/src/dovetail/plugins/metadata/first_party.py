@@ -18,6 +18,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-attn-flashinfer": "dovetail_attn_flashinfer",
         "dovetail-attn-torch": "dovetail_attn_torch",
         "dovetail-attn-triton": "dovetail_attn_triton",
+        "dovetail-client-tools": "dovetail_client_tools",
         "dovetail-core": "dovetail",
         "dovetail-cpu": "dovetail_cpu",
         "dovetail-cpu-kernels": "dovetail_cpu_kernels",

@@ -1,0 +1,1 @@
+"""`dovetail run-batch`: executes a file with requests, one in each line."""

@@ -1,0 +1,72 @@
+"""Reads the lines of a batch file, with limits for lines and files."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from dovetail.errors import ConfigError
+
+MAX_LINE_BYTES = 16 << 20
+MAX_LINES = 1_000_000
+MAX_FILE_BYTES = 64 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class InputLine:
+    """A line that is not blank. number: in the file, from 1. text: None if it is too long."""
+
+    number: int
+    text: bytes | None
+
+
+class InputFile:
+    """A regular file. num_lines: number of its lines that are not blank.
+
+    Raises ConfigError if the file cannot be read or is too large.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{str(path)!r} is not a regular file. Give a file of JSON lines.")
+        if status.st_size > MAX_FILE_BYTES:
+            raise ConfigError(
+                f"{str(path)!r} has {status.st_size:,} bytes; at most {MAX_FILE_BYTES:,} are "
+                "accepted. Split the file."
+            )
+        self.num_lines = sum(1 for _ in self.lines())
+        if self.num_lines > MAX_LINES:
+            raise ConfigError(
+                f"{str(path)!r} has {self.num_lines:,} lines; at most {MAX_LINES:,} are accepted. "
+                "Split the file."
+            )
+        if not self.num_lines:
+            raise ConfigError(f"{str(path)!r} has no lines. Write one request in each line.")
+
+    def lines(self) -> Iterator[InputLine]:
+        """Yield the lines that are not blank."""
+        number = 0
+        try:
+            with self._path.open("rb") as file:
+                while text := file.readline(MAX_LINE_BYTES + 1):
+                    number += 1
+                    if len(text) > MAX_LINE_BYTES:
+                        _skip_rest(file, text)
+                        yield InputLine(number, None)
+                    elif not text.isspace():
+                        yield InputLine(number, text)
+        except OSError as error:
+            raise ConfigError(f"{str(self._path)!r} cannot be read: {error.strerror}.") from None
+
+
+def _skip_rest(file: BinaryIO, text: bytes) -> None:
+    while text and not text.endswith(b"\n"):
+        text = file.readline(MAX_LINE_BYTES)

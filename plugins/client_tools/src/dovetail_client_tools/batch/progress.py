@@ -1,0 +1,60 @@
+"""Shows the progress of a batch on stderr: a bar on a terminal, otherwise a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dovetail_client_tools.batch.runner import Progress
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows progress."""
+    from rich import progress as bars
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _line_printer(console)
+        return
+    columns = (
+        bars.TextColumn("lines"),
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        bars.TextColumn("{task.fields[failed]} failed"),
+        bars.TimeElapsedColumn(),
+        bars.TimeRemainingColumn(),
+    )
+    with bars.Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=None, failed=0)
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                task,
+                total=progress.num_lines,
+                completed=progress.num_done,
+                failed=progress.num_failed,
+            )
+
+        yield show
+
+
+def _line_printer(console: object) -> Callable[[Progress], None]:
+    from rich.console import Console
+
+    assert isinstance(console, Console)
+    last_tenth = 0
+
+    def show(progress: Progress) -> None:
+        nonlocal last_tenth
+        tenth = 10 * progress.num_done // progress.num_lines
+        if tenth > last_tenth:
+            last_tenth = tenth
+            console.print(
+                f"{progress.num_done:,} of {progress.num_lines:,} lines, "
+                f"{progress.num_failed:,} failed",
+                highlight=False,
+            )
+
+    return show

@@ -1,0 +1,176 @@
+"""`dovetail run-batch`: executes a file in OpenAI's batch format.
+
+Exit codes: 0 if every line succeeded, 1 if lines failed, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from dovetail.cli.client.connection import API_KEY_FILE_HELP, URL_HELP, Server, read_server
+from dovetail.cli.engine_options import (
+    EngineOptions,
+    changed_options,
+    engine_args,
+    make_optional_model,
+)
+from dovetail.cli.frame.config_file import ConfigOption
+from dovetail.cli.terminal import print_message, printable
+from dovetail.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dovetail_client_tools.batch.output_file import Mode
+    from dovetail_client_tools.batch.runner import Progress
+
+    OptionalModelOptions = EngineOptions
+    NO_OPTIONS: EngineOptions
+else:
+    OptionalModelOptions = make_optional_model()
+    NO_OPTIONS = OptionalModelOptions()
+
+BATCH_GROUP = Group("Batch options", sort_key=1)
+MAX_CONCURRENCY = 4096
+_INPUT_HELP = "File with one request in each line, in OpenAI's batch format."
+_OUTPUT_HELP = "File that receives one record for each line, in the order of completion."
+_RESUME_HELP = "Continue the output file: execute only lines that have no record."
+_OVERWRITE_HELP = "Delete the content of the output file."
+_CONCURRENCY_HELP = "Number of lines that are executed at the same time."
+_TIMEOUT_HELP = "Time limit of a request to a server, in seconds."
+
+
+def run_batch(
+    input_file: Annotated[Path, Parameter(name=["--input-file", "-i"], help=_INPUT_HELP)],
+    output_file: Annotated[Path, Parameter(name=["--output-file", "-o"], help=_OUTPUT_HELP)],
+    *,
+    resume: Annotated[
+        bool, Parameter(negative="", help=_RESUME_HELP, group=BATCH_GROUP)
+    ] = False,
+    overwrite: Annotated[
+        bool, Parameter(negative="", help=_OVERWRITE_HELP, group=BATCH_GROUP)
+    ] = False,
+    concurrency: Annotated[int, Parameter(help=_CONCURRENCY_HELP, group=BATCH_GROUP)] = 64,
+    url: Annotated[str | None, Parameter(help=URL_HELP, group=BATCH_GROUP)] = None,
+    api_key_file: Annotated[
+        Path | None, Parameter(help=API_KEY_FILE_HELP, group=BATCH_GROUP)
+    ] = None,
+    timeout_s: Annotated[float, Parameter(help=_TIMEOUT_HELP, group=BATCH_GROUP)] = 3600.0,
+    config: ConfigOption = None,
+    engine: Annotated[OptionalModelOptions, Parameter(name="*")] = NO_OPTIONS,
+) -> int:
+    """Execute the requests of a file, with an engine in this process or a server."""
+    mode = _mode(resume, overwrite)
+    if not 1 <= concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency {concurrency} must be from 1 to {MAX_CONCURRENCY}.")
+    if not 0 < timeout_s < float("inf"):
+        raise ConfigError(f"--timeout-s {timeout_s:g} must be a positive number of seconds.")
+    server = _server(url, api_key_file, engine)
+    from dovetail_client_tools.batch.input_file import InputFile
+    from dovetail_client_tools.batch.output_file import OutputFile
+    from dovetail_client_tools.batch.progress import progress_bar
+
+    lines = InputFile(input_file)
+    if output_file.exists() and output_file.samefile(input_file):
+        raise ConfigError("--output-file is the input file. Give another file.")
+    output = OutputFile(output_file, mode)
+    try:
+        with progress_bar() as show:
+            done = asyncio.run(
+                _execute(_source(server, timeout_s, engine), lines, output, concurrency, show)
+            )
+    except ConfigError as error:
+        raise _resumable(error) from None
+    except KeyboardInterrupt:
+        print_message(f"Interrupted. Continue with --resume; {output_file} has all finished lines.")
+        return 130
+    finally:
+        output.close()
+    _print_summary(done, output_file)
+    return 1 if done.num_failed else 0
+
+
+def _mode(resume: bool, overwrite: bool) -> Mode:
+    if resume and overwrite:
+        raise ConfigError("Give --resume or --overwrite, not both.")
+    return "resume" if resume else "overwrite" if overwrite else "new"
+
+
+def _server(
+    url: str | None, api_key_file: Path | None, engine: OptionalModelOptions
+) -> Server | None:
+    if url is None:
+        if engine.model is None or api_key_file is not None:
+            raise ConfigError(
+                "Give the model with --model NAME, or the address of a server with --url URL."
+            )
+        return None
+    wrong = [*(["--model"] if engine.model is not None else []), *changed_options(engine)]
+    if wrong:
+        raise ConfigError(
+            f"{wrong[0]} has no effect with --url. Give the option to the server: dovetail serve."
+        )
+    return read_server(url, api_key_file)
+
+
+def _source(server: Server | None, timeout_s: float, engine: OptionalModelOptions) -> Any:
+    """Return a function that opens the calls for the lines."""
+    if server is None:
+        engine_config = engine_args(engine).create_engine_config()
+        return lambda: _local(engine_config)
+    return lambda: _remote(server, timeout_s)
+
+
+@asynccontextmanager
+async def _remote(server: Server, timeout_s: float) -> AsyncIterator[Any]:
+    from dovetail_client_tools.batch.remote_calls import RemoteCalls
+
+    calls = RemoteCalls(server, timeout_s=timeout_s)
+    try:
+        yield calls
+    finally:
+        calls.close()
+
+
+@asynccontextmanager
+async def _local(config: Any) -> AsyncIterator[Any]:
+    from dovetail.engine.async_llm import AsyncLLM
+    from dovetail_server.batches.local import local_calls
+
+    async with AsyncLLM(config, max_waiting=MAX_CONCURRENCY) as llm:
+        yield local_calls(llm, served_model_name=config.model.served_model_name)
+
+
+async def _execute(
+    source: Any, lines: Any, output: Any, concurrency: int, show: Callable[[Progress], None]
+) -> Progress:
+    from dovetail_client_tools.batch.runner import BatchRun
+    from dovetail_server.batches.lines import LineExecutor
+
+    async with source() as calls:
+        executor = LineExecutor(calls)
+        run = BatchRun(lines, output, executor, concurrency=concurrency, on_progress=show)
+        return await run.run()
+
+
+def _resumable(error: ConfigError) -> ConfigError:
+    from dovetail_client_tools.batch.remote_calls import ServerLostError
+
+    if isinstance(error, ServerLostError):
+        return ConfigError(f"{error}\nContinue with --resume; finished lines are kept.")
+    return error
+
+
+def _print_summary(done: Progress, path: Path) -> None:
+    resumed = f", {done.num_resumed:,} of them earlier" if done.num_resumed else ""
+    num_ok = done.num_done - done.num_failed
+    print_message(
+        f"{done.num_done:,} lines{resumed}: {num_ok:,} succeeded, {done.num_failed:,} failed. "
+        f"Wrote {path}"
+    )
+    if done.first_error:
+        print_message(printable(f"First failure: {done.first_error}"))
