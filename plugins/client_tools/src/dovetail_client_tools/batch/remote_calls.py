@@ -70,4 +70,3 @@ class RemoteCalls:
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-

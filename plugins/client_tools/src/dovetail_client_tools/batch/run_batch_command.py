@@ -48,9 +48,7 @@ def run_batch(
     input_file: Annotated[Path, Parameter(name=["--input-file", "-i"], help=_INPUT_HELP)],
     output_file: Annotated[Path, Parameter(name=["--output-file", "-o"], help=_OUTPUT_HELP)],
     *,
-    resume: Annotated[
-        bool, Parameter(negative="", help=_RESUME_HELP, group=BATCH_GROUP)
-    ] = False,
+    resume: Annotated[bool, Parameter(negative="", help=_RESUME_HELP, group=BATCH_GROUP)] = False,
     overwrite: Annotated[
         bool, Parameter(negative="", help=_OVERWRITE_HELP, group=BATCH_GROUP)
     ] = False,

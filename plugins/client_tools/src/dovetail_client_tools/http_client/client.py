@@ -56,7 +56,9 @@ class HTTPClient:
         self._port = server.port or _PORTS[server.scheme]
         self._head = _fixed_headers(server, self._port)
 
-    async def get(self, path: str, *, timeout_s: float, max_bytes: int = MAX_BODY_BYTES) -> Response:
+    async def get(
+        self, path: str, *, timeout_s: float, max_bytes: int = MAX_BODY_BYTES
+    ) -> Response:
         """Return the response to a GET request. Raise CallError if none arrives in time."""
         return await self._whole("GET", path, b"", timeout_s, max_bytes)
 

@@ -5,6 +5,7 @@ The lab is imported only when a workload names it.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
@@ -14,10 +15,6 @@ if TYPE_CHECKING:
     from dovetail_lab.workloads.spec import WorkloadSpec
 
 MAX_LENGTH = 1 << 24
-_MISSING = (
-    "--workload {name} is a workload of the scheduler lab, which is not installed. Run: pip "
-    "install 'dovetail-client-tools[lab]', or use --workload fixed."
-)
 
 
 def read_spec(name: str, count: int, arrivals: str, burstiness: float) -> WorkloadSpec:
@@ -27,11 +24,15 @@ def read_spec(name: str, count: int, arrivals: str, burstiness: float) -> Worklo
     the path of a file. arrivals: "poisson", "gamma", "constant", "burst", or "" for those of the
     workload.
     """
-    try:
-        from dovetail_lab.experiments.spec import workload_fields
-        from dovetail_lab.workloads.spec import ArrivalSpec, WorkloadSpec
-    except ImportError:
-        raise ConfigError(_MISSING.format(name=name)) from None
+    from dovetail_lab.experiments.spec import workload_fields
+    from dovetail_lab.workloads.presets import PRESETS
+    from dovetail_lab.workloads.spec import ArrivalSpec, WorkloadSpec
+
+    if name not in PRESETS and ":" not in name and not Path(name).exists():
+        raise ConfigError(
+            f"--workload {name} is neither a file nor a trace such as azure:conv nor one of fixed, "
+            f"{', '.join(PRESETS)}."
+        )
     fields = {**workload_fields(name), "num_requests": count}
     if arrivals == "constant":
         raise ConfigError(
