@@ -53,18 +53,22 @@ class InputFile:
 
     def lines(self) -> Iterator[InputLine]:
         """Yield the lines that are not blank."""
-        number = 0
         try:
             with self._path.open("rb") as file:
-                while text := file.readline(MAX_LINE_BYTES + 1):
-                    number += 1
-                    if len(text) > MAX_LINE_BYTES:
-                        _skip_rest(file, text)
-                        yield InputLine(number, None)
-                    elif not text.isspace():
-                        yield InputLine(number, text)
+                yield from _read_lines(file)
         except OSError as error:
             raise ConfigError(f"{str(self._path)!r} cannot be read: {error.strerror}.") from None
+
+
+def _read_lines(file: BinaryIO) -> Iterator[InputLine]:
+    number = 0
+    while text := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(text) > MAX_LINE_BYTES:
+            _skip_rest(file, text)
+            yield InputLine(number, None)
+        elif not text.isspace():
+            yield InputLine(number, text)
 
 
 def _skip_rest(file: BinaryIO, text: bytes) -> None:

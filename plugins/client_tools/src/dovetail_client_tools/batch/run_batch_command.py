@@ -6,8 +6,10 @@ Exit codes: 0 if every line succeeded, 1 if lines failed, 130 after Ctrl-C.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,30 +46,35 @@ _CONCURRENCY_HELP = "Number of lines that are executed at the same time."
 _TIMEOUT_HELP = "Time limit of a request to a server, in seconds."
 
 
+def _option(text: str) -> Parameter:
+    return Parameter(help=text, group=BATCH_GROUP, negative="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How the lines are executed."""
+
+    resume: Annotated[bool, _option(_RESUME_HELP)] = False
+    overwrite: Annotated[bool, _option(_OVERWRITE_HELP)] = False
+    concurrency: Annotated[int, _option(_CONCURRENCY_HELP)] = 64
+    url: Annotated[str | None, _option(URL_HELP)] = None
+    api_key_file: Annotated[Path | None, _option(API_KEY_FILE_HELP)] = None
+    timeout_s: Annotated[float, _option(_TIMEOUT_HELP)] = 3600.0
+
+
+DEFAULT_BATCH = BatchOptions()
+
+
 def run_batch(
     input_file: Annotated[Path, Parameter(name=["--input-file", "-i"], help=_INPUT_HELP)],
     output_file: Annotated[Path, Parameter(name=["--output-file", "-o"], help=_OUTPUT_HELP)],
     *,
-    resume: Annotated[bool, Parameter(negative="", help=_RESUME_HELP, group=BATCH_GROUP)] = False,
-    overwrite: Annotated[
-        bool, Parameter(negative="", help=_OVERWRITE_HELP, group=BATCH_GROUP)
-    ] = False,
-    concurrency: Annotated[int, Parameter(help=_CONCURRENCY_HELP, group=BATCH_GROUP)] = 64,
-    url: Annotated[str | None, Parameter(help=URL_HELP, group=BATCH_GROUP)] = None,
-    api_key_file: Annotated[
-        Path | None, Parameter(help=API_KEY_FILE_HELP, group=BATCH_GROUP)
-    ] = None,
-    timeout_s: Annotated[float, Parameter(help=_TIMEOUT_HELP, group=BATCH_GROUP)] = 3600.0,
+    batch: Annotated[BatchOptions, Parameter(name="*")] = DEFAULT_BATCH,
     config: ConfigOption = None,
     engine: Annotated[OptionalModelOptions, Parameter(name="*")] = NO_OPTIONS,
 ) -> int:
     """Execute the requests of a file, with an engine in this process or a server."""
-    mode = _mode(resume, overwrite)
-    if not 1 <= concurrency <= MAX_CONCURRENCY:
-        raise ConfigError(f"--concurrency {concurrency} must be from 1 to {MAX_CONCURRENCY}.")
-    if not 0 < timeout_s < float("inf"):
-        raise ConfigError(f"--timeout-s {timeout_s:g} must be a positive number of seconds.")
-    server = _server(url, api_key_file, engine)
+    mode, server = _mode(batch), _server(batch, engine)
     from dovetail_client_tools.batch.input_file import InputFile
     from dovetail_client_tools.batch.output_file import OutputFile
     from dovetail_client_tools.batch.progress import progress_bar
@@ -77,10 +84,9 @@ def run_batch(
         raise ConfigError("--output-file is the input file. Give another file.")
     output = OutputFile(output_file, mode)
     try:
+        source = _source(server, batch.timeout_s, engine)
         with progress_bar() as show:
-            done = asyncio.run(
-                _execute(_source(server, timeout_s, engine), lines, output, concurrency, show)
-            )
+            done = asyncio.run(_execute(source, lines, output, batch.concurrency, show))
     except ConfigError as error:
         raise _resumable(error) from None
     except KeyboardInterrupt:
@@ -92,17 +98,21 @@ def run_batch(
     return 1 if done.num_failed else 0
 
 
-def _mode(resume: bool, overwrite: bool) -> Mode:
-    if resume and overwrite:
+def _mode(batch: BatchOptions) -> Mode:
+    """Return how the output file is opened. Raise ConfigError for wrong options."""
+    if not 1 <= batch.concurrency <= MAX_CONCURRENCY:
+        raise ConfigError(f"--concurrency {batch.concurrency} must be from 1 to {MAX_CONCURRENCY}.")
+    if not 0 < batch.timeout_s < math.inf:
+        raise ConfigError(f"--timeout-s {batch.timeout_s:g} must be a positive number of seconds.")
+    if batch.resume and batch.overwrite:
         raise ConfigError("Give --resume or --overwrite, not both.")
-    return "resume" if resume else "overwrite" if overwrite else "new"
+    return "resume" if batch.resume else "overwrite" if batch.overwrite else "new"
 
 
-def _server(
-    url: str | None, api_key_file: Path | None, engine: OptionalModelOptions
-) -> Server | None:
-    if url is None:
-        if engine.model is None or api_key_file is not None:
+def _server(batch: BatchOptions, engine: OptionalModelOptions) -> Server | None:
+    """Return the server, or None if the engine runs in this process."""
+    if batch.url is None:
+        if engine.model is None or batch.api_key_file is not None:
             raise ConfigError(
                 "Give the model with --model NAME, or the address of a server with --url URL."
             )
@@ -112,7 +122,7 @@ def _server(
         raise ConfigError(
             f"{wrong[0]} has no effect with --url. Give the option to the server: dovetail serve."
         )
-    return read_server(url, api_key_file)
+    return read_server(batch.url, batch.api_key_file)
 
 
 def _source(server: Server | None, timeout_s: float, engine: OptionalModelOptions) -> Any:

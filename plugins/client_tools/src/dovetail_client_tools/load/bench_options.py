@@ -124,20 +124,17 @@ class PlannedPoint:
 def planned_points(options: LoadOptions) -> list[PlannedPoint]:
     """Return the measurements of `--request-rate` and `--concurrency`. Raise ConfigError."""
     rates = _read_numbers("--request-rate", options.request_rate, maximum=math.inf)
-    limits = [
-        int(value)
-        for value in _read_numbers("--concurrency", options.concurrency, maximum=MAX_IN_FLIGHT)
-    ]
-    if any(value != int(value) or value < 1 for value in limits):
-        raise ConfigError(f"--concurrency {options.concurrency} must be integers of at least 1.")
+    limits = _read_numbers("--concurrency", options.concurrency, maximum=MAX_IN_FLIGHT)
+    if any(value != int(value) for value in limits):
+        raise ConfigError(f"--concurrency {options.concurrency} must be integers.")
     if not rates:
-        return [PlannedPoint(rate=0.0, concurrency=limit) for limit in limits or [1]]
+        return [PlannedPoint(rate=0.0, concurrency=int(limit)) for limit in limits or [1]]
     if len(limits) > 1:
         raise ConfigError(
             "--concurrency with --request-rate is a limit, so it must be one number. Leave "
             "--request-rate out to measure several closed loops."
         )
-    limit = limits[0] if limits else 0
+    limit = int(limits[0]) if limits else 0
     return [PlannedPoint(rate=rate, concurrency=limit) for rate in rates]
 
 

@@ -39,7 +39,9 @@ def read_spec(name: str, count: int, arrivals: str, burstiness: float) -> Worklo
             "--arrivals constant is only for --workload fixed. Use poisson, gamma or burst."
         )
     if arrivals:
-        fields["arrivals"] = ArrivalSpec(process=arrivals, burstiness=burstiness)  # type: ignore[arg-type]
+        fields["arrivals"] = ArrivalSpec.model_validate(
+            {"process": arrivals, "burstiness": burstiness}
+        )
     try:
         return WorkloadSpec(**fields)
     except ValueError as error:
