@@ -1,1 +1,1 @@
-"""Tools for servers: load generator, live display, step traces, batches."""
+"""Load tests and batches for servers with the OpenAI API."""
