@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from gpu.engine_runs import report_agreement
-from gpu.report import Report, read_report
+from gpu.report import Report, Task, read_report
+from gpu.sections import vllm
 from gpu.sections.conformance import _PARTS, read_counts
 from gpu.sections.synchronisation import _WARM_STEPS, watched_worker
 from gpu.shapes import SHAPES, num_read_bytes, num_weight_bytes, write_shape
@@ -17,6 +20,21 @@ from dovetail.plugins import PluginRegistry
 from dovetail_devkit.suites.attention import attention_cases
 from parity.margin_rule import Agreement
 
+FAKE_VLLM = """
+import time
+
+class SamplingParams:
+    def __init__(self, temperature, max_tokens, ignore_eos):
+        assert ignore_eos and temperature == 0
+
+class LLM:
+    def __init__(self, model, load_format, max_model_len, **_):
+        assert load_format == "dummy" and max_model_len > 8
+
+    def generate(self, prompts, params, use_tqdm):
+        assert all(list(prompt) == ["prompt_token_ids"] for prompt in prompts)
+        time.sleep(0.1 * len(prompts))
+"""
 SAID = """\
 ........
 ============================= dovetail conformance =============================
@@ -80,6 +98,23 @@ def test_model_shapes_have_the_parameter_counts_of_their_names():
         assert num_weight_bytes(name) / 2 == pytest.approx(billions * 1e9, rel=0.02)
     assert num_read_bytes("qwen3-0.6b") == num_weight_bytes("qwen3-0.6b")  # tied
     assert num_weight_bytes("qwen3-8b") - num_read_bytes("qwen3-8b") == 2 * 151936 * 4096
+
+
+@pytest.mark.soak
+def test_dovetail_is_compared_with_vllm_if_it_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    bench = Path(vllm.__file__).parents[2]
+    folders = [str(tmp_path), str(bench), str(bench.parent / "tests")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(folders))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    report = Report(file=tmp_path / "report.json")
+    vllm.run(Task(device="cpu", small=True, folder=tmp_path, seed=1), report)
+    assert not report.wrong
+    assert {figure["name"] for figure in report.figures} == {"one", "many"}
+    for figure in report.figures:  # 8 tokens of each request in 0.1 s
+        own, other = figure["note"].removesuffix(" tokens/s").replace(",", "").split(" and ")
+        assert 30 < float(other) <= 80
+        assert figure["value"] == pytest.approx(100 * float(own) / float(other), rel=0.05)
 
 
 class Detector:
