@@ -20,8 +20,8 @@ from dovetail_devkit.fakes.graph_pass import FakeGraphPass
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 PROMPTS = [[5, 6, 7, 8, 9, 10], [50], list(range(20, 80)), [3, 3], [9, 1, 4]]
-PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3)
-NUM_LAYERS = 4
+PARAMS = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=3)
+NUM_LAYERS = 3
 OPTIONS = {
     "skip_tokenizer_init": True,
     "num_threads": 1,
@@ -46,15 +46,15 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(checkpoint):
-    """The outputs of an eager engine, in batches of 1 to 5 requests."""
+    """The outputs of an eager engine, in batches of 1, 3 and 5 requests."""
     with LLM(checkpoint, **(OPTIONS | EAGER)) as llm:
         return serve(llm)
 
 
 def serve(llm):
-    """Return outputs of batches of every size. Long prompts are split over several steps."""
+    """Return the outputs of all batches. Long prompts are split over several steps."""
     llm.reset_prefix_cache()
-    batches = [PROMPTS[:size] for size in range(1, len(PROMPTS) + 1)]
+    batches = [PROMPTS[:size] for size in (1, 3, len(PROMPTS))]
     return [item.outputs[0] for batch in batches for item in llm.generate(batch, PARAMS)]
 
 
@@ -106,6 +106,7 @@ def test_equal_pieces_are_compiled_once_and_listed_sizes_separately(checkpoint, 
     assert report["num_shared"] == 3 * (NUM_LAYERS - 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("level", LEVELS[1:])
 def test_passes_and_a_backend_by_qualified_name_are_used(checkpoint, expected, level):
     before = FakeGraphPass.num_applied, FakeCompileBackend.num_compiled
@@ -130,31 +131,56 @@ with LLM(model, **options, compile_level="piecewise") as llm:
 """
 
 
-def test_a_second_process_uses_the_compile_cache(checkpoint, tmp_path, caplog):
+def test_the_compile_cache_is_used_by_a_second_start(checkpoint, tmp_path, caplog):
     folder = tmp_path / "cache"
     options = OPTIONS | {"compile_backend": FAKE, "compile_cache": folder}
+
+    def start():
+        before = FakeCompileBackend.num_found
+        with LLM(checkpoint, **options, compile_level="piecewise") as llm:
+            return report_of(llm)["cache"], FakeCompileBackend.num_found - before
+
+    with caplog.at_level(logging.INFO, "dovetail_torch"):
+        assert start() == ("miss", 0)
+        assert "cache miss" in caplog.text and "stored" in caplog.text
+        assert start() == ("hit", 3) and "cache hit" in caplog.text
+        (file,) = folder.iterdir()
+        damaged = bytearray(file.read_bytes())
+        damaged[-1] ^= 1
+        file.write_bytes(damaged)
+        assert start() == ("damaged", 0) and "its checksum is wrong" in caplog.text
+
+
+@pytest.mark.slow
+def test_another_process_uses_the_compile_cache_and_other_options_do_not(checkpoint, tmp_path):
+    options = OPTIONS | {"compile_backend": FAKE, "compile_cache": tmp_path / "cache"}
 
     def start(**changes):
         with LLM(checkpoint, **(options | {"compile_level": "piecewise"} | changes)) as llm:
             return report_of(llm)["cache"]
 
-    with caplog.at_level(logging.INFO, "dovetail_torch"):
-        assert start() == "miss"
-        assert "cache miss" in caplog.text and "stored" in caplog.text
-        code = [sys.executable, "-c", IN_ANOTHER_PROCESS, checkpoint, folder]
-        output = subprocess.run(code, capture_output=True, text=True, check=True).stdout
-        assert output.split() == ["hit", "3", "0"]
-        assert start() == "hit" and "cache hit" in caplog.text
-        # Other passes, sizes or another level are another entry.
-        assert start(compile_passes=[FAKE_PASS]) == "miss"
-        (file, _) = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-        damaged = bytearray(file.read_bytes())
-        damaged[-1] ^= 1
-        file.write_bytes(damaged)
-        assert start() == "damaged" and "its checksum is wrong" in caplog.text
-        assert start() == "hit"
+    assert start() == "miss"
+    code = [sys.executable, "-c", IN_ANOTHER_PROCESS, checkpoint, tmp_path / "cache"]
+    output = subprocess.run(code, capture_output=True, text=True, check=True).stdout
+    assert output.split() == ["hit", "3", "0"]
+    for changes in (
+        {"compile_passes": [FAKE_PASS]},
+        {"compile_sizes": [2]},
+        {"compile_level": "once"},
+        {"compile_backend": "eager"},
+    ):
+        assert start(**changes) == "miss", changes
+    assert start() == "hit"
 
 
+def test_a_cache_folder_that_cannot_be_written_is_an_error(checkpoint, tmp_path):
+    (tmp_path / "file").write_text("")
+    options = OPTIONS | {"compile_cache": tmp_path / "file"}
+    with pytest.raises(ConfigError, match=r"compile_cache='.*' cannot be used.*'off'"):
+        LLM(checkpoint, **options, compile_level="once")
+
+
+@pytest.mark.slow
 def test_compilation_preserves_the_state_of_random_generators(checkpoint):
     class Draws(FakeCompileBackend):
         def compile(self, request):
@@ -244,7 +270,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("fault", "error", "message"), FAULTS)
 def test_a_faulty_backend_or_pass_is_an_error_that_names_the_option(
     checkpoint, fault, error, message
@@ -256,6 +282,7 @@ def test_a_faulty_backend_or_pass_is_an_error_that_names_the_option(
         pass
 
 
+@pytest.mark.slow
 def test_a_backend_that_fails_to_give_its_key_is_an_error(checkpoint, tmp_path):
     options = OPTIONS | {"compile_backend": HasNoKey, "compile_cache": tmp_path}
     with pytest.raises(PluginError, match=r"compile_backend=.*no version.*compile_cache='off'"):
@@ -311,7 +338,7 @@ model, folder, level = sys.argv[1:]
 options = {OPTIONS!r} | {{"compile_backend": "auto", "compile_cache": folder}}
 with LLM(model, **options, compile_level=level) as llm:
     (report,) = llm.llm_engine.collective_rpc("get_compile_report")
-    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
     tokens = [list(out.outputs[0].token_ids) for out in llm.generate({PROMPTS!r}, params)]
     inductor = counters["inductor"]
     print(report["backend"], report["cache"], inductor["fxgraph_cache_miss"])

@@ -73,6 +73,17 @@ def test_replayed_steps_generate_the_same_tokens_as_eager_steps(checkpoint, expe
     DEVICE.check()
 
 
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+@pytest.mark.parametrize("level", ["as_is", "once", "piecewise"])
+def test_graphs_capture_compiled_code(checkpoint, expected, level, mode):
+    compilation = {"compile_level": level, "compile_backend": "eager", "compile_cache": "off"}
+    got, counts = generate(checkpoint, graph_mode=mode, **compilation)
+    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    assert counts.replayed > 10
+    DEVICE.check()
+
+
 @pytest.mark.parametrize("options", [{"graph_mode": "none"}, {"enforce_eager": True}])
 def test_without_graphs_every_step_runs_eagerly(checkpoint, expected, options):
     got, counts = generate(checkpoint, **options)

@@ -203,13 +203,16 @@ class NoAttention:
         return x_TD
 
 
-@torch.library.custom_op("dovetail::attend", mutates_args=())
-def _attend(
+def run_attend(
     q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, slot: int, index: int
 ) -> torch.Tensor:
+    """Run the layer `index` of the table `slot`: the implementation of `dovetail::attend`."""
     table = _THREAD.table if slot == CURRENT else _TABLES[slot]
     assert table is not None, "no table is set in this thread"
     return table.run(index, q_THD, k_TKD, v_TKD)
+
+
+_attend = torch.library.custom_op("dovetail::attend", run_attend, mutates_args=())
 
 
 @_attend.register_fake

@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -90,6 +91,7 @@ class CodeCache:
                 error,
             )
             self._folder.drop(name)
+            _clear(target)
             return Restored(state="damaged")
         return Restored(state="hit", num_bytes=len(data))
 
@@ -137,7 +139,10 @@ def _pack(key: Mapping[str, Any], source: Path) -> bytes:
 
 
 def _unpack(data: bytes, key: Mapping[str, Any], target: Path) -> None:
-    """Write the files of an entry. Raise CacheEntryError before the first file is written."""
+    """Write the files of an entry. Raise CacheEntryError before the first file is written.
+
+    Raises OSError if a file cannot be written.
+    """
     if not data.startswith(MAGIC) or not _HEAD_BYTES <= len(data) <= MAX_ENTRY_BYTES:
         raise CacheEntryError("it is not a file of compiled code of this version")
     rest = memoryview(data)[len(MAGIC) + _CHECKSUM_BYTES :]
@@ -146,21 +151,34 @@ def _unpack(data: bytes, key: Mapping[str, Any], target: Path) -> None:
     start = _LENGTH_BYTES + int.from_bytes(rest[:_LENGTH_BYTES], "little")
     try:
         index = json.loads(bytes(rest[_LENGTH_BYTES:start]))
-        rows = [(str(path), int(size), bool(flag)) for path, size, flag in index["files"]]
+        rows = [(path, size, flag) for path, size, flag in index["files"]]
         stored_key = index["key"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CacheEntryError(f"its index cannot be parsed ({error})") from error
     if stored_key != json.loads(_text(key)):
         raise CacheEntryError("it belongs to another model or configuration")
+    if not all(_is_valid_row(*row) for row in rows):
+        raise CacheEntryError("its index has an invalid path or size")
     if len(rows) > _MAX_FILES or sum(size for _, size, _ in rows) != len(rest) - start:
         raise CacheEntryError("its index does not match its contents")
-    for path, _, _ in rows:
-        parts = PurePosixPath(path)
-        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-            raise CacheEntryError(f"its index has the path {path!r:.100}")
     for path, size, is_executable in rows:
         file = target / path
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.write_bytes(rest[start : start + size])
         file.chmod(0o700 if is_executable else 0o600)
         start += size
+
+
+def _is_valid_row(path: object, size: object, is_executable: object) -> bool:
+    if not isinstance(path, str) or "\0" in path or type(size) is not int or size < 0:
+        return False
+    parts = PurePosixPath(path).parts
+    return bool(parts) and ".." not in parts and not path.startswith("/")
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

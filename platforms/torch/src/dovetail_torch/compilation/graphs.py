@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, maybe_get_fake_mode
 from torch.fx import GraphModule, Node
 
 _INDEX = 4
@@ -34,8 +34,8 @@ def example_inputs_of(graph: GraphModule) -> list[Any]:
 
 def fake_mode_of(example_inputs: Sequence[Any]) -> FakeTensorMode:
     """Return the mode of the fake tensors. torch's context has a newer one without these inputs."""
-    modes = [item.fake_mode for item in example_inputs if isinstance(item, FakeTensor)]
-    return modes[0] if modes else FakeTensorMode()
+    modes = (maybe_get_fake_mode(item) for item in example_inputs)
+    return next((mode for mode in modes if mode is not None), None) or FakeTensorMode()
 
 
 def describe_graph(graph: GraphModule, example_inputs: Sequence[Any]) -> str:

@@ -11,13 +11,16 @@ In another it is less strict: for `x[3] = 1.0` some devices copy the number from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map
 
+from dovetail_torch.attention_table import run_attend
 from dovetail_torch.fake_device.device import DEVICE
 from dovetail_torch.fake_device.memory import Piece
 from dovetail_torch.fake_device.timeline import Place
@@ -62,15 +65,16 @@ _WHOLE = frozenset(
 class FakeDeviceTensor(torch.Tensor):
     """A tensor of the fake device.
 
-    host: a host tensor with the data. piece: the simulated device memory.
+    host: a host tensor with the data. piece: the simulated device memory; None while
+    `torch.compile` traces, where `host` has sizes and no data.
     """
 
     host: torch.Tensor
-    piece: Piece
+    piece: Piece | None
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls: type, host: torch.Tensor, piece: Piece) -> FakeDeviceTensor:
+    def __new__(cls: type, host: torch.Tensor, piece: Piece | None) -> FakeDeviceTensor:
         """Wrap a host tensor that has no other owner."""
         self: FakeDeviceTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
@@ -82,6 +86,17 @@ class FakeDeviceTensor(torch.Tensor):
         )
         self.host, self.piece = host, piece
         return self
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        """Return the name of the inner tensor, for `torch.compile`."""
+        return ["host"], None
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: Mapping[str, torch.Tensor], _metadata: None, _size: object, _stride: object
+    ) -> FakeDeviceTensor:
+        """Return a tensor that is traced: it has sizes and no memory."""
+        return FakeDeviceTensor(inner["host"], None)
 
     def tolist(self) -> Any:
         """Return the elements as a list. The host waits for them."""
@@ -106,9 +121,34 @@ class FakeDeviceTensor(torch.Tensor):
     ) -> Any:
         DEVICE.watch.check()
         rule, kwargs = rule_of(func), dict(kwargs or {})
+        if any(isinstance(item.host, FakeTensor) for item in _device_tensors(args)):
+            return _trace(func, args, kwargs)
         if rule.run is not None:
             return rule.run(*args, **kwargs)
         return _compute(func, rule, args, kwargs)
+
+
+def _device_tensors(values: Any) -> Iterator[FakeDeviceTensor]:
+    return (item for item in tree_leaves(values) if isinstance(item, FakeDeviceTensor))
+
+
+def _trace(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute the sizes of an operation's results while `torch.compile` traces it."""
+    wrappers = {id(item.host): item for item in _device_tensors((args, kwargs))}
+
+    def lower(value: Any) -> Any:
+        return value.host if isinstance(value, FakeDeviceTensor) else value
+
+    def wrap(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        wrapper = wrappers.get(id(value))
+        return FakeDeviceTensor(value, None) if wrapper is None else wrapper
+
+    if "device" in kwargs:
+        kwargs["device"] = HOST
+    args, kwargs = tree_map(lower, (args, kwargs))
+    return tree_map(wrap, func(*args, **kwargs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +169,8 @@ def rule_of(func: Any) -> OpRule:
     """Return the effects of an operation."""
     arguments = func._schema.arguments
     name = func._schema.name.partition("::")[2]
-    run = {"copy_": copy, "_to_copy": _to_copy}.get(name)
+    # Attention layers get tensors of the device, not of the host.
+    run = {"copy_": copy, "_to_copy": _to_copy, "attend": run_attend}.get(name)
     if run is None and name not in _WHOLE and name not in _WAITING and func._can_decompose():
         run = func.decompose
     return OpRule(
