@@ -58,9 +58,12 @@ def diff(
 def plan_differences(left: ObservedStep, right: ObservedStep) -> list[str]:
     """Return one line per request that gets different numbers of tokens."""
     names = list(dict.fromkeys([*left.granted, *right.granted]))
+    classes = [side.scheduler.rpartition(":")[2] for side in (left, right)]
+    if classes[0] == classes[1]:
+        classes = [left.scheduler, right.scheduler]
     lines = [
-        f"{name}: {left.granted.get(name, 0)} tokens with {left.scheduler}, "
-        f"{right.granted.get(name, 0)} with {right.scheduler}"
+        f"{name}: {left.granted.get(name, 0)} tokens with {classes[0]}, "
+        f"{right.granted.get(name, 0)} with {classes[1]}"
         for name in names
         if left.granted.get(name, 0) != right.granted.get(name, 0)
     ]
