@@ -164,6 +164,21 @@ def test_a_request_with_a_wrong_response_fails_alone(bench, null, group, name, k
     assert f"1 × {kind}: " in text
 
 
+def test_no_request_is_sent_after_the_time_limit_of_a_measurement(bench, null):
+    options = ("--request-rate", "20", "--arrivals", "constant", "--num-prompts", "100")
+    code, result, text = bench(Recorder(null), *options, "--duration-s", "0.3")
+    (point,) = result["points"]
+    assert code == 0 and 1 <= point["num_ok"] <= 7, text
+    assert point["num_ok"] + point["num_failed"] == 100
+    assert [error["kind"] for error in point["errors"]] == ["not sent in time"]
+
+
+@pytest.mark.parametrize("url", ["http://例え.invalid", "http://" + "a" * 70 + ".invalid"])
+def test_the_error_for_a_host_that_cannot_be_found_names_it(run, url):
+    code, _, messages = run("bench", "serve", "--url", url, "--model", "x")
+    assert code == 2 and url in messages
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

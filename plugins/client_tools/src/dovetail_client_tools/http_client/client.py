@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from dovetail.cli.client.connection import Server
+from dovetail.errors import ConfigError
 from dovetail_client_tools.http_client.connection import CallError, Connection, Receiver
 
 CONNECT_TIMEOUT_S = 10.0
@@ -139,7 +140,10 @@ class HTTPClient:
 
 
 def _fixed_headers(server: Server, port: int) -> bytes:
-    host = f"[{server.host}]" if ":" in server.host else server.host
+    try:
+        host = f"[{server.host}]" if ":" in server.host else server.host.encode("idna").decode()
+    except UnicodeError:
+        raise ConfigError(f"--url {server.url} does not have a valid host name.") from None
     lines = [f"host: {host}:{port}", "content-type: application/json", "accept: */*"]
     if server.api_key:
         lines.append(f"authorization: Bearer {server.api_key}")

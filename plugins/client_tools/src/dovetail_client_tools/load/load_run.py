@@ -140,6 +140,7 @@ class LoadRun:
             if now >= end_ns:
                 for _ in range(self._num_pending):
                     self.record.add_error(NOT_SENT, "The time limit of the run was reached.")
+                self._children.clear()
                 return
             if planned <= now and self._has_room():
                 self._start()
