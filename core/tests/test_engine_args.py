@@ -47,6 +47,7 @@ PUBLIC_NAMES = [
     "tokenizer_mode",
     "skip_tokenizer_init",
     "trust_remote_code",
+    "model_impl",
     "revision",
     "dtype",
     "seed",

@@ -246,15 +246,11 @@ def fill(model: torch.nn.Module, generator: torch.Generator) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if id(parameter) in is_scale:
             noise = parameter + 0.2 * noise
-        elif name.endswith("bias"):
+        elif name.endswith("bias") or parameter.ndim == 1:
             noise *= 0.3
         else:
-            fan_in = (
-                parameter.shape[0]
-                if "c_" in name and "conv1d" in _owner(model, name)
-                else (parameter.shape[1])
-            )
-            noise *= fan_in**-0.5
+            is_transposed = "c_" in name and "conv1d" in _owner(model, name)
+            noise *= parameter.shape[0 if is_transposed else -1] ** -0.5
         parameter.copy_(noise)
     _scale_logits(model, generator)
 

@@ -94,8 +94,7 @@ def answer(llm: LLM, prompts: list[list[int]]) -> dict[str, Sequenced]:
     }
 
 
-def run_engine(checkpoint: Checkpoint, situation: Situation) -> Ran:
-    max_len = FAMILIES[checkpoint.name].max_len
+def run_engine(checkpoint: Checkpoint, situation: Situation, max_len: int) -> Ran:
     source = random.Random(commit_seed()[0])
     lengths = [min(length, max_len - 2 * NUM_NEW_TOKENS) for length in PROMPT_LENS]
     prompts = [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in lengths]
@@ -141,7 +140,7 @@ def test_a_family_agrees_with_transformers(
     checkpoint: Checkpoint, label: str, record_property
 ) -> None:
     situation = SITUATIONS[label]
-    ran = run_engine(checkpoint, situation)
+    ran = run_engine(checkpoint, situation, FAMILIES[checkpoint.name].max_len)
     first, *others = ran.recorded
     for other in others:
         assert all(

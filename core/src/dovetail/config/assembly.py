@@ -19,6 +19,7 @@ from dovetail.config.model_directory import (
     default_sampling_params,
     eos_token_ids,
 )
+from dovetail.config.model_implementation import choose_implementation
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces.config_fields import AUTO, ConfigNode, reference_name
 from dovetail.interfaces.requested_config import (
@@ -133,6 +134,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
     )
     for note in directory.notes:
         logger.info(note)
+    architecture, defaults = choose_implementation(values, directory, plugins)
     generation = _generation_config(values, directory)
     # Checked once here; otherwise every request would fail, and no error would name the option.
     default_sampling_params(generation)
@@ -143,11 +145,11 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
         model=path_text,
         model_dir=directory.path,
         tokenizer_dir=_tokenizer_directory(values["tokenizer"], directory),
-        architecture=directory.architecture,
+        architecture=architecture,
         hf_config=directory.config,
         generation_config=generation,
         quantization=directory.quantization,
-        defaults=_defaults(values, directory),
+        defaults=_defaults(values, directory) | defaults,
         served_model_name=path_text if name is None else name,
         **{key: values[key] for key in plain.split()},
     )

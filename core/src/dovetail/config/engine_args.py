@@ -88,6 +88,10 @@ class EngineArgs:
     trust_remote_code: bool = _option(
         False, "Not supported: code in a model directory is never run."
     )
+    model_impl: str = _option(
+        "auto",
+        'Implementation: "auto", "native" or "transformers".',
+    )
     revision: str | None = _option(None, "Branch, tag or commit of a model on the hub; None: main.")
     dtype: str = _option("auto", '"auto", "float32", "bfloat16" or "float16".')
     seed: int = _option(0, "Default seed of requests and random weights.")

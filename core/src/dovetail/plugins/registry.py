@@ -26,7 +26,7 @@ from dovetail.plugins.options import PluginOptions, unused_options
 from dovetail.plugins.platform_results import provided_capabilities
 from dovetail.plugins.resolving.class_denial import ClassRules
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
-from dovetail.plugins.resolving.refusals import denied, namesake_note
+from dovetail.plugins.resolving.refusals import denied, is_misspelled, namesake_note
 from dovetail.plugins.resolving.resolution import Resolution
 from dovetail.plugins.resolving.resolver import Resolver
 
@@ -139,6 +139,13 @@ class PluginRegistry:
         Imports nothing. Raises PluginNotFoundError for an unknown kind.
         """
         return self._resolver.candidates(kind)
+
+    def has_model(self, architecture: str, *, similar: bool = False) -> bool:
+        """Return whether a model plugin has this name. similar: or one that differs by a letter."""
+        return any(
+            architecture == model.name or (similar and is_misspelled(architecture, model.name))
+            for model in self.candidates("model")
+        )
 
     def check_manifests(self) -> None:
         """Read every manifest, so that `set_aside` includes each broken one."""

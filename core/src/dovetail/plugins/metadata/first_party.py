@@ -45,6 +45,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-structured-output": "dovetail_structured_output",
         "dovetail-structured-output-xgrammar": "dovetail_structured_output_xgrammar",
         "dovetail-torch": "dovetail_torch",
+        "dovetail-transformers": "dovetail_transformers",
         "dovetail-xpu": "dovetail_xpu",
     }
 )

@@ -36,7 +36,7 @@ def not_found(
 
 def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFoundError:
     """Return the error for an architecture without a model. Hint at a probable spelling mistake."""
-    meant = [model.name for model in models if _is_misspelt(name, model.name)]
+    meant = [model.name for model in models if is_misspelled(name, model.name)]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
     installed = f"Installed models: {listed(models)}." if models else "No model is installed."
     return PluginNotFoundError(
@@ -45,7 +45,7 @@ def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFo
     )
 
 
-def _is_misspelt(name: str, known: str) -> bool:
+def is_misspelled(name: str, known: str) -> bool:
     """Return whether `name` differs from `known` by one added, missing or swapped letter.
 
     A different digit or a different letter in the family's name means another architecture, such as

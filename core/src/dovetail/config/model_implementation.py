@@ -1,0 +1,72 @@
+"""Chooses between the native model of an architecture and the classes of transformers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config.model_directory import ModelDirectory
+from dovetail.errors import ConfigError
+from dovetail.plugins import PluginRegistry
+from dovetail.value_checks import shorten
+
+MODEL_IMPLS = ("auto", "native", "transformers")
+FALLBACK = "TransformersForCausalLM"
+"""The name of the model plugin that serves architectures without a native model."""
+FALLBACK_LOADER = "transformers"
+
+
+def choose_implementation(
+    values: Mapping[str, Any], directory: ModelDirectory, plugins: PluginRegistry
+) -> tuple[str, dict[str, str]]:
+    """Return the architecture to load, and default values by path in the configuration.
+
+    values: the options. model_impl="auto" chooses transformers for an architecture that no
+    installed plugin has and whose name is not a misspelled one. Raises ConfigError for an option
+    that the fallback does not support, for a fallback that is not installed, and for a model file,
+    which only native models support.
+    """
+    architecture, model_impl = directory.architecture, values["model_impl"]
+    if model_impl not in MODEL_IMPLS:
+        raise ConfigError(
+            f"model_impl={shorten(model_impl)} must be one of {', '.join(MODEL_IMPLS)}."
+        )
+    if model_impl == "native":
+        return architecture, {}
+    is_file = "load.load_format" in directory.defaults
+    is_installed = any(item.name == FALLBACK for item in plugins.candidates("model"))
+    if model_impl == "auto" and (
+        is_file or not is_installed or _has_native(architecture, directory, plugins)
+    ):
+        return architecture, {}
+    if not is_installed:
+        raise ConfigError(
+            "model_impl='transformers' needs the distribution dovetail-transformers, which is not "
+            "installed: pip install dovetail[transformers]."
+        )
+    if is_file:
+        raise ConfigError(
+            f"model_impl='transformers' needs a model directory, and {directory.path} is a file. "
+            "Set model_impl='native'."
+        )
+    if values["batch_invariant"]:
+        raise ConfigError(
+            f"batch_invariant=True is not guaranteed by the implementation of transformers, which "
+            f"serves {architecture}. Set batch_invariant=False."
+        )
+    return FALLBACK, {"load.load_format": FALLBACK_LOADER}
+
+
+def _has_native(architecture: str, directory: ModelDirectory, plugins: PluginRegistry) -> bool:
+    """Return whether a plugin has the architecture, or its error is better than the fallback's.
+
+    The name of an architecture starts with its model_type. A name that does not and resembles an
+    installed model is misspelled.
+    """
+    model_type = directory.config.get("model_type")
+    if not isinstance(model_type, str):
+        return True
+    family = re.sub("[^a-z0-9]", "", model_type.casefold())
+    starts = architecture.casefold().replace("_", "").startswith(family)
+    return plugins.has_model(architecture, similar=not starts)

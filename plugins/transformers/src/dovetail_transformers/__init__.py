@@ -1,0 +1,1 @@
+"""Serves the decoders of transformers that have no native model."""

@@ -1,0 +1,127 @@
+"""The attention function that transformers calls, and what takes its calls.
+
+Each attention module of a model has an object that takes its calls (`TakesCalls`): two models in
+one process do not share state. Dimensions: T tokens, H query heads, K key-value heads, D head size
+of queries and keys, V head size of values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dovetail.errors import ContractError, ModelError
+from dovetail.interfaces import AttentionContext
+
+IMPLEMENTATION = "dovetail"
+"""The name of the attention function in transformers."""
+_TAKER = "_dovetail_calls"
+_HARMLESS = frozenset(
+    {"cache_position", "output_attentions", "output_router_logits", "position_ids", "use_cache"}
+)
+"""Arguments that do not change the result of a causal attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The arguments of one call. q_THD, k_TKD, v_TKV: packed runs of tokens, already rotated."""
+
+    q_THD: torch.Tensor
+    k_TKD: torch.Tensor
+    v_TKV: torch.Tensor
+    scale: float
+    sliding_window: int
+    soft_cap: float
+    sinks: torch.Tensor | None
+
+
+class TakesCalls(Protocol):
+    """Takes the calls of attention modules."""
+
+    def take(self, module: nn.Module, call: Call) -> torch.Tensor:
+        """Return the attention of a call, [T, H, V]."""
+
+
+def set_taker(model: nn.Module, taker: TakesCalls) -> None:
+    """Let `taker` take the calls of all modules. It is not registered as a submodule."""
+    for module in model.modules():
+        module.__dict__[_TAKER] = taker
+
+
+def attention_function(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **arguments: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention as transformers' interface defines it. query: [1, H, T, D].
+
+    Raises ModelError for an argument that a causal attention over a paged cache does not support.
+    """
+    taker = module.__dict__.get(_TAKER)
+    if taker is None:
+        raise ContractError(f"{type(module).__name__} computes attention outside of a step")
+    name = type(module).__name__
+    if attention_mask is not None:
+        raise ModelError(f"{name} of transformers masks its scores, which is not supported")
+    known = {"scaling", "dropout", "sliding_window", "softcap", "s_aux"}
+    for other in arguments.keys() - known - _HARMLESS:
+        if arguments[other] is not None:
+            raise ModelError(
+                f"{name} of transformers passes {other} to its attention, which is not supported"
+            )
+    if not getattr(module, "is_causal", True):
+        raise ModelError(f"{name} of transformers is not causal, which is not supported")
+    call = Call(
+        q_THD=query[0].transpose(0, 1),
+        k_TKD=key[0].transpose(0, 1),
+        v_TKV=value[0].transpose(0, 1),
+        scale=arguments.get("scaling") or query.shape[-1] ** -0.5,
+        sliding_window=arguments.get("sliding_window") or 0,
+        soft_cap=arguments.get("softcap") or 0.0,
+        sinks=arguments.get("s_aux"),
+    )
+    attended_THV: torch.Tensor = taker.take(module, call)
+    return attended_THV[None], None
+
+
+class RecordedCalls:
+    """Records the calls of one forward pass. modules, calls: in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.calls: list[Call] = []
+
+    def take(self, module: nn.Module, call: Call) -> torch.Tensor:
+        """Record a call and return zeros."""
+        self.modules.append(module)
+        self.calls.append(call)
+        return call.q_THD.new_zeros((*call.q_THD.shape[:2], call.v_TKV.shape[-1]))
+
+
+class StepCalls:
+    """Passes the calls to the attention context of the current step.
+
+    indices: the index of the attention layer of each module. attention: set before each forward.
+    """
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.indices = {id(module): index for index, module in enumerate(modules)}
+        self.attention: AttentionContext | None = None
+        self.num_calls = 0
+
+    def take(self, module: nn.Module, call: Call) -> torch.Tensor:
+        """Return the attention over the cache. Smaller values are padded to the size of keys."""
+        if self.attention is None:
+            raise ContractError(f"{type(module).__name__} computes attention outside of a step")
+        self.num_calls += 1
+        size = call.v_TKV.shape[-1]
+        v_TKD = functional.pad(call.v_TKV, (0, call.k_TKD.shape[-1] - size))
+        index = self.indices[id(module)]
+        return self.attention.attend(index, call.q_THD, call.k_TKD, v_TKD)[..., :size]

@@ -1,0 +1,149 @@
+"""Models of transformers in an engine: options, errors, self-check, weights, no code of models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.arcee.modeling_arcee import ArceeMLP
+
+from dovetail import LLM, SamplingParams
+from dovetail.errors import ConfigError, ModelError, PluginError, WeightError
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+PROMPT = [5, 9, 33, 8, 61, 12, 7]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of an architecture without a native model, whose weights are not too small."""
+    return save(ArceeForCausalLM(ArceeConfig(**SIZES)), tmp_path_factory.mktemp("arcee"))
+
+
+def save(model, path):
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def changed(folder, tmp_path):
+    """A function that returns a copy of the model with other fields in config.json."""
+
+    def change(**fields):
+        path = shutil.copytree(folder, tmp_path / "changed")
+        file = path / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+        return path
+
+    return change
+
+
+def generate(path, **options):
+    with LLM(
+        str(path),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        use_tqdm_on_load=False,
+        max_model_len=64,
+        num_gpu_blocks_override=20,
+        num_threads=1,
+        **options,
+    ) as llm:
+        model = llm.llm_engine.collective_rpc("get_model")[0]
+        params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+        (output,) = llm.generate([PROMPT], params, use_tqdm=False)
+    return type(model).__name__, list(output.outputs[0].token_ids)
+
+
+def expected(path, cls):
+    ids = torch.tensor([PROMPT])
+    model = cls.from_pretrained(path).eval()
+    with torch.no_grad():
+        done = model.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    return done[0, len(PROMPT) :].tolist()
+
+
+def test_an_architecture_without_a_native_model_is_served_by_transformers(folder):
+    name, tokens = generate(folder)
+    assert name == "TransformersForCausalLM"
+    assert tokens == expected(folder, ArceeForCausalLM)
+
+
+def test_model_impl_selects_the_implementation(tmp_path):
+    path = save(LlamaForCausalLM(LlamaConfig(**SIZES)), tmp_path)
+    name, tokens = generate(path, model_impl="transformers")
+    assert name == "TransformersForCausalLM"
+    assert tokens == expected(path, LlamaForCausalLM)
+    assert generate(path) == ("LlamaForCausalLM", tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"model_impl": "native"}, PluginError, "No installed plugin has a model"),
+        ({"model_impl": "vllm"}, ConfigError, "must be one of auto, native, transformers"),
+        ({"batch_invariant": True}, ConfigError, "batch_invariant"),
+        ({"quantization": "int8"}, ModelError, "does not quantize"),
+    ],
+)
+def test_options_that_do_not_apply_are_rejected(folder, options, error, text):
+    with pytest.raises(error, match=text):
+        generate(folder, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"model_type": "unheard_of"}, "no causal language model for model_type 'unheard_of'"),
+        ({"architectures": ["OtherForCausalLM"]}, "is ArceeForCausalLM"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantiz"),
+        ({"num_attention_heads": 5}, "transformers rejects it: .*attention heads"),
+    ],
+)
+def test_errors_name_what_is_not_supported(changed, fields, text):
+    with pytest.raises((ModelError, ConfigError, PluginError), match=text):
+        generate(changed(**fields))
+
+
+def test_a_model_that_mixes_tokens_outside_of_attention_is_rejected(folder, monkeypatch):
+    original = ArceeMLP.forward
+    monkeypatch.setattr(ArceeMLP, "forward", lambda self, x: original(self, x + x.roll(1, dims=1)))
+    with pytest.raises(ModelError, match="ArceeForCausalLM of transformers cannot be served"):
+        generate(folder)
+
+
+def test_code_in_the_model_directory_is_never_run(changed):
+    path = changed(auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    (path / "modeling.py").write_text("raise SystemExit('the code of a model was run')")
+    assert generate(path)[0] == "TransformersForCausalLM"
+
+
+def test_a_missing_weight_is_named(changed):
+    with pytest.raises(WeightError, match=r"missing weights: model\.layers\.2"):
+        generate(changed(num_hidden_layers=3))
+
+
+def test_a_damaged_weight_file_is_named(changed):
+    path = changed()
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(WeightError, match="cannot read the weights"):
+        generate(path)
