@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from dovetail_client_tools.batch.runner import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 @contextmanager
@@ -40,10 +44,7 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
         yield show
 
 
-def _line_printer(console: object) -> Callable[[Progress], None]:
-    from rich.console import Console
-
-    assert isinstance(console, Console)
+def _line_printer(console: Console) -> Callable[[Progress], None]:
     last_tenth = 0
 
     def show(progress: Progress) -> None:

@@ -17,6 +17,7 @@ from dovetail_client_tools.load.load_request import NS, LoadRequest
 from dovetail_client_tools.load.prompts import BodyWriter
 from dovetail_client_tools.load.stream_reader import StreamReader
 
+MS = 1_000_000
 PARENT_FAILED = "previous turn failed"
 NOT_SENT = "not sent in time"
 MAX_KINDS = 32
@@ -41,6 +42,26 @@ class RequestTimes:
     num_output_tokens: int = 0
     num_intended_tokens: int = 0
     error: str = ""
+
+    @property
+    def has_text(self) -> bool:
+        """Whether text arrived. Otherwise `ttft_ms` and `tpot_ms` have no meaning."""
+        return self.first_ns >= 0
+
+    @property
+    def ttft_ms(self) -> float:
+        """Time to the first text."""
+        return (self.first_ns - self.sent_ns) / MS
+
+    @property
+    def tpot_ms(self) -> float:
+        """Mean time per output token after the first one."""
+        return (self.last_ns - self.first_ns) / MS / max(1, self.num_output_tokens - 1)
+
+    @property
+    def e2e_ms(self) -> float:
+        """Time to the end of the response."""
+        return (self.end_ns - self.sent_ns) / MS
 
 
 @dataclass(kw_only=True)

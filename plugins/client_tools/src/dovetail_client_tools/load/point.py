@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from dovetail.errors import ConfigError
 from dovetail_client_tools.load.load_request import NS
-from dovetail_client_tools.load.load_run import LoadRecord, RequestTimes
+from dovetail_client_tools.load.load_run import MS, LoadRecord, RequestTimes
 
-MS = 1_000_000
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES: Mapping[str, str] = {
     "ttft": "time to first token",
@@ -90,12 +89,7 @@ def summarize(
     """Return the result of a run."""
     ok = [request for request in record.requests if not request.error]
     seconds = max(record.duration_ns, 1) / NS
-    values = {
-        "ttft": [(one.first_ns - one.sent_ns) / MS for one in ok if one.first_ns >= 0],
-        "itl": [gap / MS for gap in record.gaps_ns],
-        "tpot": [tpot_ms(one) for one in ok if one.num_output_tokens > 1 and one.first_ns >= 0],
-        "e2e": [(one.end_ns - one.sent_ns) / MS for one in ok],
-    }
+    values = {name: latency_values(record, name) for name in LATENCIES}
     delays = sorted((one.sent_ns - one.planned_ns) / MS for one in record.requests)
     num_good = sum(meets(one, objectives) for one in ok)
     num_total = len(ok) + record.errors.total()
@@ -116,21 +110,23 @@ def summarize(
     )
 
 
-def tpot_ms(request: RequestTimes) -> float:
-    """Return the mean time per output token after the first one."""
-    return (request.last_ns - request.first_ns) / MS / max(1, request.num_output_tokens - 1)
+def latency_values(record: LoadRecord, name: str) -> list[float]:
+    """Return a latency of all successful requests in milliseconds. name: of `LATENCIES`."""
+    ok = [one for one in record.requests if not one.error]
+    if name == "itl":
+        return [gap / MS for gap in record.gaps_ns]
+    if name == "e2e":
+        return [one.e2e_ms for one in ok]
+    if name == "tpot":
+        return [one.tpot_ms for one in ok if one.has_text and one.num_output_tokens > 1]
+    return [one.ttft_ms for one in ok if one.has_text]
 
 
 def meets(request: RequestTimes, objectives: Mapping[str, float]) -> bool:
     """Return whether a successful request met all objectives."""
-    if request.first_ns < 0:
-        return False
-    values = {
-        "ttft": (request.first_ns - request.sent_ns) / MS,
-        "tpot": tpot_ms(request),
-        "e2e": (request.end_ns - request.sent_ns) / MS,
-    }
-    return all(values[name] <= limit for name, limit in objectives.items())
+    values = {"ttft": request.ttft_ms, "tpot": request.tpot_ms, "e2e": request.e2e_ms}
+    is_met = all(values[name] <= limit for name, limit in objectives.items())
+    return request.has_text and is_met
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

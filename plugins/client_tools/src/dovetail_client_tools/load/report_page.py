@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from dovetail_client_tools.load.load_request import NS
-from dovetail_client_tools.load.point import LATENCIES, MS, Point
+from dovetail_client_tools.load.point import LATENCIES, Point, latency_values
 from dovetail_client_tools.load.report import LoadReport, latency_tables, rate_table, warnings
 from dovetail_lab.reports.figures import chart_style, color_of, inline_svg, marker_of, new_figure
 from dovetail_lab.reports.html_page import Section, render_page
@@ -117,7 +117,7 @@ def _draw_distributions(report: LoadReport) -> Figure:
     figure, axes = new_figure(2, 2, size=(9.4, 5.6))
     for axis, (name, text) in zip(axes, LATENCIES.items(), strict=True):
         for index, point in enumerate(report.points):
-            values = sorted(_values(point, name))
+            values = sorted(latency_values(point.record, name))
             if values:
                 step = max(1, len(values) // _MAX_STEPS)
                 kept = [*range(0, len(values), step), len(values) - 1]
@@ -137,19 +137,6 @@ def _draw_distributions(report: LoadReport) -> Figure:
     return figure
 
 
-def _values(point: Point, name: str) -> list[float]:
-    ok = [one for one in point.record.requests if not one.error and one.first_ns >= 0]
-    if name == "itl":
-        return [gap / MS for gap in point.record.gaps_ns]
-    if name == "ttft":
-        return [(one.first_ns - one.sent_ns) / MS for one in ok]
-    if name == "e2e":
-        return [(one.end_ns - one.sent_ns) / MS for one in ok]
-    from dovetail_client_tools.load.point import tpot_ms
-
-    return [tpot_ms(one) for one in ok if one.num_output_tokens > 1]
-
-
 def _draw_limit(axis: Any, report: LoadReport, name: str, *, is_vertical: bool) -> None:
     limit = report.objectives.get(name)
     if limit is not None:
@@ -159,13 +146,15 @@ def _draw_limit(axis: Any, report: LoadReport, name: str, *, is_vertical: bool) 
 
 def _draw_time(point: Point) -> Figure:
     figure, (latencies, flight) = new_figure(1, 2, size=(9.4, 2.7))
-    ok = [one for one in point.record.requests if not one.error and one.first_ns >= 0]
+    ok = [one for one in point.record.requests if not one.error and one.has_text]
     ok = ok[:: max(1, len(ok) // _MAX_DOTS)]
     sent = [one.sent_ns / NS for one in ok]
-    ttft = [(one.first_ns - one.sent_ns) / MS for one in ok]
-    e2e = [(one.end_ns - one.sent_ns) / MS for one in ok]
-    latencies.plot(sent, ttft, ".", ms=3, color=color_of(0), label="time to first token")
-    latencies.plot(sent, e2e, ".", ms=3, color=color_of(1), label="end to end")
+    latencies.plot(
+        sent, [one.ttft_ms for one in ok], ".", ms=3, color=color_of(0), label="time to first token"
+    )
+    latencies.plot(
+        sent, [one.e2e_ms for one in ok], ".", ms=3, color=color_of(1), label="end to end"
+    )
     latencies.set_title("latency by time of sending")
     latencies.set_ylabel("ms")
     latencies.set_ylim(bottom=0)

@@ -69,10 +69,6 @@ class StreamReader:
         self._on_gap = on_gap
         self._max_events = MAX_EVENTS_PER_TOKEN * max_tokens + _SPARE_EVENTS
         self._keeps_text = keeps_text
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget a response, because the request is sent again."""
         self.first_ns = self.last_ns = 0
         self.num_events = self.num_prompt_tokens = self.num_output_tokens = 0
         self.is_complete = False
