@@ -248,8 +248,10 @@ RUN = ["lab", "run", "fcfs", "--trace", "chat", "--requests", "20", "--seeds", "
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """The current folder."""
+    """The current folder, with the configuration of a model."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
 
 
@@ -293,14 +295,14 @@ def test_a_calibration_of_another_machine_or_commit(changes, message, is_warned,
 
 def test_a_calibration_of_another_model_or_a_smaller_engine_is_a_warning(small, capsys):
     write(small / "mine.json", max_num_seqs=32)
-    assert main([*RUN, "mine.json", "--model", "demo"]) == 0
+    assert main([*RUN, "mine.json", "--model", "model"]) == 0
     shown = told(capsys)
     assert "another model: 'made-up'" in shown
     assert "measured up to max_num_seqs=32; max_num_seqs=256 is extrapolated" in shown
 
 
 def test_rough_times_are_a_warning_and_rejected_by_strict(small, capsys):
-    command = [*RUN, "roofline:l4", "--model", "demo"]
+    command = [*RUN, "roofline:l4", "--model", "model"]
     assert main(command) == 0
     assert "Times of roofline are rough" in told(capsys)
     assert main([*command, "--strict"]) == 2
