@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,10 +50,12 @@ class InductorBackend(CompileBackend):
 
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Return compiled code."""
-        # Imported here, because it takes a second.
-        from torch._inductor.compile_fx import compile_fx
+        with self._folder(), warnings.catch_warnings():
+            # torch itself uses deprecated functions of torch.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # Imported here, because it takes a second.
+            from torch._inductor.compile_fx import compile_fx
 
-        with self._folder():
             compiled: Callable[..., Any] = compile_fx(
                 request.graph,
                 list(request.example_inputs),
@@ -76,9 +79,9 @@ class InductorBackend(CompileBackend):
     @contextmanager
     def _folder(self) -> Iterator[None]:
         """Let Inductor write to `cache_dir`, or to a folder that is deleted afterwards."""
-        from torch._inductor.utils import clear_caches
-
         if self._is_new:
+            from torch._inductor.utils import clear_caches
+
             # Code of earlier engines of this process would be missing in the folder.
             clear_caches()
             self._is_new = False
