@@ -25,8 +25,8 @@ from dovetail_attn_flashinfer.availability import COMPILED_KERNELS, has_kernels,
 from dovetail_attn_flashinfer.device_facts import device_facts
 
 if TYPE_CHECKING:
+    from dovetail_attn_flashinfer.builder import FlashInferMetadataBuilder
     from dovetail_attn_flashinfer.layer import FlashInferAttentionLayer
-    from dovetail_attn_flashinfer.metadata import FlashInferMetadataBuilder
 
 LEAST_CAPABILITY = 80
 DTYPES = frozenset({"bfloat16", "float16"})
@@ -44,7 +44,7 @@ class FlashInferAttentionBackend(AttentionBackend):
         device_types=frozenset({"cuda"}),
         head_sizes=frozenset({64, 128, 256}),
         block_size_multiple=16,
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "padded_pages"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "padded_pages", "graphs"}),
     )
 
     @classmethod
@@ -81,7 +81,7 @@ class FlashInferAttentionBackend(AttentionBackend):
         Raises ConfigError for an unsupported cache, and for the option `kernels` if the device does
         not support its value.
         """
-        from dovetail_attn_flashinfer.metadata import FlashInferMetadataBuilder
+        from dovetail_attn_flashinfer.builder import FlashInferMetadataBuilder
 
         check_cache(context.spec)
         return FlashInferMetadataBuilder(context, device_facts(context.device))

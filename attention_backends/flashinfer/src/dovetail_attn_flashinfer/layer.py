@@ -10,7 +10,7 @@ import torch
 
 from dovetail.errors import ContractError
 from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext, RotaryArgs
-from dovetail_attn_flashinfer.metadata import FlashInferMetadata, StepPlan
+from dovetail_attn_flashinfer.metadata import StepMetadata, StepPlan
 from dovetail_attn_flashinfer.shape import LayerShape
 
 
@@ -35,7 +35,7 @@ class FlashInferAttentionLayer(AttentionLayer):
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
         kv_cache: torch.Tensor,
-        metadata: FlashInferMetadata,
+        metadata: StepMetadata,
         out_THD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class FlashInferAttentionLayer(AttentionLayer):
         if result_THD is not out_THD:
             out_THD.copy_(result_THD)
 
-    def _bind(self, kv_cache: torch.Tensor, metadata: FlashInferMetadata) -> None:
+    def _bind(self, kv_cache: torch.Tensor, metadata: StepMetadata) -> None:
         """Check the layer's cache, which is never replaced."""
         context, spec = self._context, metadata.spec
         own = (context.sliding_window, context.num_kv_heads, context.head_size)
@@ -80,7 +80,7 @@ class FlashInferAttentionLayer(AttentionLayer):
         k_TKD: torch.Tensor,
         v_TKD: torch.Tensor,
         kv_cache: torch.Tensor,
-        metadata: FlashInferMetadata,
+        metadata: StepMetadata,
         plan: StepPlan,
     ) -> None:
         """Write keys and values, and clear the slots of values that a kernel would read.

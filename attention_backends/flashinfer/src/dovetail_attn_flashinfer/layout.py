@@ -42,14 +42,15 @@ class Part:
 class PageLists:
     """The blocks of a part as compressed rows.
 
-    query_indptr_R1, page_indptr_R1, last_page_len_R: int32 on the host (page-locked for a GPU);
-    FlashInfer would otherwise copy them from the device and wait. pages_N: int32 on the device.
-    last_page_len: tokens in a row's last block, from 1 to the block size.
+    query_indptr_R1, page_indptr_R1, last_page_len_R, key_lens_R: int32 on the host (page-locked for
+    a GPU); FlashInfer would otherwise copy them from the device and wait. pages_N: int32 on the
+    device. last_page_len: tokens in a row's last block, from 1 to the block size.
     """
 
     query_indptr_R1: torch.Tensor
     page_indptr_R1: torch.Tensor
     last_page_len_R: torch.Tensor
+    key_lens_R: torch.Tensor
     pages_N: torch.Tensor
 
 
@@ -58,13 +59,14 @@ class PageTables:
     """The blocks of a step as a table, without the blocks before the window. All on the device.
 
     table_RM: int32, contiguous; entries after a row's blocks are any valid block ids.
-    key_lens_R: int32. query_start_R1, key_start_R1: int32, cumulative lengths.
+    key_lens_R: int32. query_start_R1, key_start_R1: int32, cumulative lengths; None for a graph,
+    whose rows have one query each.
     """
 
     table_RM: torch.Tensor
     key_lens_R: torch.Tensor
-    query_start_R1: torch.Tensor
-    key_start_R1: torch.Tensor
+    query_start_R1: torch.Tensor | None
+    key_start_R1: torch.Tensor | None
 
 
 def without_empty_runs(batch: AttentionBatch) -> AttentionBatch:
@@ -140,6 +142,7 @@ class StepLayout:
             query_indptr_R1=_on_host([0, *accumulate(part.query_lens)], torch.int32, device),
             page_indptr_R1=_on_host([0, *ends], torch.int32, device),
             last_page_len_R=_on_host(last_lens, torch.int32, device),
+            key_lens_R=_on_host(part.key_lens, torch.int32, device),
             pages_N=self._pages_N[before : before + ends[-1]],
         )
 
@@ -203,7 +206,10 @@ def first_blocks(batch: AttentionBatch, block_size: int, window: int) -> list[in
 
 def _on_host(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a host tensor that can be copied to `device` without waiting."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    pageable = torch.tensor(values, dtype=dtype)
+    if device.type == pageable.device.type:
+        return pageable
+    return torch.empty(pageable.shape, dtype=dtype, pin_memory=True).copy_(pageable)
 
 
 def _to_device(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,25 +1,19 @@
-"""Builds the metadata of a step: the launches of its layers.
+"""The metadata of a step: the launches of its layers.
 
-The builder cannot plan, because a plan depends on a layer's heads, scale, soft cap and sinks. The
-first layer of a step that asks plans for all layers of the same shape. All memory is allocated
-before the first step, except the wrappers' own buffers, which the first step of a shape allocates.
+A plan depends on a layer's heads, scale, soft cap and sinks. The first layer of a step that asks
+plans for all layers of the same shape.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 
-from dovetail.interfaces.attention import (
-    AttentionBatch,
-    AttentionGroupContext,
-    AttentionMetadataBuilder,
-)
+from dovetail.interfaces.attention import AttentionBatch
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail_attn_flashinfer.device_facts import DeviceFacts, select_kernels
 from dovetail_attn_flashinfer.layout import StepLayout, without_empty_runs
-from dovetail_attn_flashinfer.options import FlashInferAttentionOptions
 from dovetail_attn_flashinfer.shape import Launch, LayerShape
 from dovetail_attn_flashinfer.trtllm import TrtllmLauncher
 from dovetail_attn_flashinfer.wrappers import WrapperPool
@@ -45,8 +39,12 @@ class GroupKernels:
     wrappers: WrapperPool
     trtllm: TrtllmLauncher | None
 
+    def trtllm_for(self, shape: LayerShape) -> TrtllmLauncher | None:
+        """Return the launcher for layers of `shape`, or None if they use the wrappers."""
+        return None if shape.soft_cap else self.trtllm
 
-class FlashInferMetadata:
+
+class StepMetadata(ABC):
     """A step, and its plans by layer shape.
 
     spec: of the KV-cache group. slots: block and offset, int64, of each token's slot.
@@ -54,23 +52,39 @@ class FlashInferMetadata:
 
     def __init__(self, batch: AttentionBatch, kernels: GroupKernels) -> None:
         self.spec = kernels.spec
-        size = self.spec.block_size
-        self.slots = (batch.slot_mapping_T // size, batch.slot_mapping_T % size)
+        self.slots = slots_of(batch, self.spec.block_size)
         self._kernels = kernels
-        self._layout = StepLayout(without_empty_runs(batch), size, self.spec.sliding_window)
         self._plans: dict[LayerShape, StepPlan] = {}
-        self._unused_slots: list[tuple[torch.Tensor, torch.Tensor] | None] = []
 
     def plan(self, shape: LayerShape) -> StepPlan:
-        """Return the plan of a layer; in each step, a shape's first call creates it."""
+        """Return the plan of a layer; a shape's first call creates it."""
         found = self._plans.get(shape)
         if found is None:
             found = self._plans[shape] = self._make(shape)
         return found
 
+    @abstractmethod
     def _make(self, shape: LayerShape) -> StepPlan:
-        layout, trtllm = self._layout, self._kernels.trtllm
-        if trtllm is not None and not shape.soft_cap:
+        """Return the plan of the layers of `shape`."""
+
+
+def slots_of(batch: AttentionBatch, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return block and offset of each token's slot, int64 [T]."""
+    return batch.slot_mapping_T // block_size, batch.slot_mapping_T % block_size
+
+
+class FlashInferMetadata(StepMetadata):
+    """A step outside of graphs."""
+
+    def __init__(self, batch: AttentionBatch, kernels: GroupKernels) -> None:
+        super().__init__(batch, kernels)
+        spec = self.spec
+        self._layout = StepLayout(without_empty_runs(batch), spec.block_size, spec.sliding_window)
+        self._unused_slots: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+
+    def _make(self, shape: LayerShape) -> StepPlan:
+        layout, trtllm = self._layout, self._kernels.trtllm_for(shape)
+        if trtllm is not None:
             tables = layout.page_tables()
             return StepPlan(
                 launches=tuple(trtllm.launch(shape, part, tables) for part in layout.parts()),
@@ -88,35 +102,3 @@ class FlashInferMetadata:
         if not self._unused_slots:
             self._unused_slots.append(self._layout.unused_slots())
         return self._unused_slots[0]
-
-
-class FlashInferMetadataBuilder(AttentionMetadataBuilder):
-    """Returns the metadata of each step, and owns the memory that all steps share."""
-
-    def __init__(self, context: AttentionGroupContext, device: DeviceFacts) -> None:
-        options = FlashInferAttentionOptions.model_validate(dict(context.options))
-        spec = context.spec
-        selected = select_kernels(device, options.kernels, spec.block_size)
-        num_bytes = options.workspace_mib << 20
-        # FlashInfer's documentation starts with zeros.
-        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=context.device)
-        trtllm = None
-        if selected.block_tables:
-            trtllm = TrtllmLauncher(
-                spec,
-                workspace,
-                max_num_seqs=context.max_num_seqs,
-                num_processors=device.num_processors,
-                pdl=device.supports_pdl,
-            )
-        self._kernels = GroupKernels(
-            spec=spec,
-            wrappers=WrapperPool(
-                spec, workspace, prefill=selected.prefill, pdl=device.supports_pdl
-            ),
-            trtllm=trtllm,
-        )
-
-    def build(self, batch: AttentionBatch) -> FlashInferMetadata:
-        """Return this step's metadata. Only reads `batch`; does not wait for a device."""
-        return FlashInferMetadata(batch, self._kernels)

@@ -118,6 +118,7 @@ class TrtllmLaunch:
             )
             return
         starts = slice(part.rows.start, part.rows.stop + 1)
+        assert tables.query_start_R1 is not None and tables.key_start_R1 is not None
         query_start_R1, key_start_R1 = tables.query_start_R1[starts], tables.key_start_R1[starts]
         if part.rows.start:
             query_start_R1 = query_start_R1 - query_start_R1[:1]

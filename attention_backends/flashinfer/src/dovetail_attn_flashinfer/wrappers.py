@@ -9,7 +9,7 @@ Shape legend: T tokens, H query heads, D head size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import log
 from typing import Any
@@ -25,6 +25,10 @@ from dovetail_attn_flashinfer.shape import Launch, LayerShape
 LAYOUT = "HND"
 DECODE_KERNELS = "fa2"
 """The kernels of decodes, with tensor cores. FA3 does not split contexts."""
+
+GRAPH_INTEGERS_BYTES = 1 << 20
+"""Memory for the plan of a graph on the device, and as much on the host. A plan of 512 rows takes
+about 40 KiB."""
 
 LN_2 = log(2)
 
@@ -47,12 +51,20 @@ class SinkMode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WrapperKey:
-    """Identifies a wrapper.
+class GraphSize:
+    """The size of a captured step of decodes.
 
-    captured_size: number of rows of the CUDA graph that contains the launches, because the batch
-    size of a captured wrapper is fixed; 0 for launches outside of graphs.
+    num_rows: number of rows; the batch size of a captured wrapper is fixed. max_pages: maximum
+    number of blocks that all rows list together.
     """
+
+    num_rows: int
+    max_pages: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrapperKey:
+    """Identifies a wrapper. captured_size: rows of the graph that contains its launches, or 0."""
 
     shape: LayerShape
     is_decode: bool
@@ -64,16 +76,23 @@ class PlannedWrapper:
     """A wrapper, and the event after the copies of its last plan.
 
     `plan` writes to page-locked memory of the wrapper and starts a copy to the device. The next
-    `plan` waits until this copy has ended, because it overwrites the memory.
+    `plan` waits until this copy has ended, because it overwrites the memory. The copy precedes the
+    step that it plans, so it has ended when the step before that step has ended.
+    captured_size: as in `WrapperKey`.
     """
 
-    def __init__(self, wrapper: Any, copied: torch.cuda.Event | None) -> None:
+    def __init__(self, wrapper: Any, copied: Any, captured_size: int = 0) -> None:
         self.wrapper = wrapper
         self._copied = copied
+        self._captured_size = captured_size
         self._is_planned = False
 
     def plan(self, *args: object, **kwargs: object) -> None:
-        """Plan a step; raise ConfigError if the workspace is too small."""
+        """Plan a step.
+
+        Raises ConfigError if the workspace is too small. For a graph raises RuntimeError, because
+        steps can run without graphs.
+        """
         if self._copied is not None and self._is_planned:
             self._copied.synchronize()
         try:
@@ -81,6 +100,12 @@ class PlannedWrapper:
         except RuntimeError as error:
             if "workspace buffer" not in str(error):
                 raise
+            if self._captured_size:
+                raise RuntimeError(
+                    "the workspace of the attention backend 'flashinfer' is too small for graphs "
+                    f"of {self._captured_size} requests; increase its option workspace_mib, or "
+                    "lower max_graph_size"
+                ) from error
             raise ConfigError(
                 "the workspace of the attention backend 'flashinfer' is too small for this step; "
                 f"increase its option workspace_mib. FlashInfer reported: {error}"
@@ -88,6 +113,55 @@ class PlannedWrapper:
         if self._copied is not None:
             self._copied.record()
         self._is_planned = True
+
+
+class GraphMemory:
+    """Device memory of captured wrappers.
+
+    Graphs of all sizes share the page list and, for each layer shape, the memory of plans: only one
+    step runs at a time, and each replay writes both again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._integers: dict[WrapperKey, torch.Tensor] = {}
+        self._pages_N = self._column(0)
+
+    def integers(self, key: WrapperKey) -> torch.Tensor:
+        """Return the memory of plans, uint8. key: of the wrapper, without a size."""
+        found = self._integers.get(key)
+        if found is None:
+            found = torch.empty(GRAPH_INTEGERS_BYTES, dtype=torch.uint8, device=self._device)
+            self._integers[key] = found
+        return found
+
+    def decode_buffers(self, graph: GraphSize) -> dict[str, object]:
+        """Return the arguments of a decode wrapper for a graph."""
+        return {
+            "use_cuda_graph": True,
+            "paged_kv_indptr_buffer": self._column(graph.num_rows + 1),
+            "paged_kv_indices_buffer": self._pages(graph.max_pages),
+            "paged_kv_last_page_len_buffer": self._column(graph.num_rows),
+        }
+
+    def prefill_buffers(self, graph: GraphSize) -> dict[str, object]:
+        """Return the arguments of a prefill or sink wrapper for a graph."""
+        return {
+            "use_cuda_graph": True,
+            "qo_indptr_buf": self._column(graph.num_rows + 1),
+            "paged_kv_indptr_buf": self._column(graph.num_rows + 1),
+            "paged_kv_indices_buf": self._pages(graph.max_pages),
+            "paged_kv_last_page_len_buf": self._column(graph.num_rows),
+        }
+
+    def _pages(self, max_pages: int) -> torch.Tensor:
+        """Return the page list. Captures start with the largest size, which allocates it."""
+        if len(self._pages_N) < max_pages:
+            self._pages_N = self._column(max_pages)
+        return self._pages_N
+
+    def _column(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self._device)
 
 
 class WrapperPool:
@@ -105,17 +179,25 @@ class WrapperPool:
         self._prefill = prefill
         self._pdl = pdl
         self._planned: dict[WrapperKey, PlannedWrapper] = {}
+        self._graph_memory = GraphMemory(workspace.device)
 
-    def launch(self, shape: LayerShape, part: Part, lists: PageLists) -> Launch:
+    def launch(
+        self, shape: LayerShape, part: Part, lists: PageLists, graph: GraphSize | None = None
+    ) -> Launch:
         """Plan a part of a step for the layers of `shape`, and return its launch.
 
-        The launch is valid until the next call for the same shape and kind of part.
+        The launch is valid until the next call for the same shape and kind of part. graph: the size
+        of the graph that contains the launch, which is valid until the end of the pool. A captured
+        launch uses the latest plan of its size; it must be planned again before each replay.
         """
         mode = self._sink_mode(shape, part)
-        key = WrapperKey(shape=shape, is_decode=part.is_decode, sink_mode=mode)
+        num_rows = graph.num_rows if graph else 0
+        key = WrapperKey(
+            shape=shape, is_decode=part.is_decode, sink_mode=mode, captured_size=num_rows
+        )
         found = self._planned.get(key)
         if found is None:
-            found = self._planned[key] = self._create(key)
+            found = self._planned[key] = self._create(key, graph)
         self._plan(found, key, lists)
         return WrapperLaunch(
             wrapper=found.wrapper, tokens=part.tokens, shape=shape, sink_mode=mode, pdl=self._pdl
@@ -138,15 +220,20 @@ class WrapperPool:
         head_size = _sink_head_sizes.setdefault(kernel, self._spec.head_size)
         return SinkMode.IN_KERNEL if head_size == self._spec.head_size else SinkMode.RESCALED
 
-    def _create(self, key: WrapperKey) -> PlannedWrapper:
+    def _create(self, key: WrapperKey, graph: GraphSize | None) -> PlannedWrapper:
         # Not inference tensors: a later step may run outside of inference mode.
         with torch.inference_mode(False):
-            wrapper = self._create_wrapper(key)
-        on_gpu = self._workspace.device.type == "cuda"
-        return PlannedWrapper(wrapper, torch.cuda.Event() if on_gpu else None)
+            wrapper = self._create_wrapper(key, graph)
+            if graph is not None:
+                integers = self._graph_memory.integers(replace(key, captured_size=0))
+                wrapper.reset_workspace_buffer(self._workspace, integers)
+        device = self._workspace.device
+        event = None if device.type == "cpu" else torch.get_device_module(device).Event()
+        return PlannedWrapper(wrapper, event, key.captured_size)
 
-    def _create_wrapper(self, key: WrapperKey) -> Any:
+    def _create_wrapper(self, key: WrapperKey, graph: GraphSize | None) -> Any:
         kernels = self._kernels(key.is_decode)
+        memory = self._graph_memory
         if key.sink_mode is SinkMode.IN_KERNEL:
             size = self._spec.head_size
             return flashinfer.BatchAttentionWithAttentionSinkWrapper(
@@ -158,10 +245,15 @@ class WrapperPool:
                 head_dim_qk=size,
                 head_dim_vo=size,
                 window_left=self._window_left,
+                **({} if graph is None else memory.prefill_buffers(graph)),
             )
         if key.is_decode:
             return flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace, LAYOUT, use_tensor_cores=True, backend=kernels
+                self._workspace,
+                LAYOUT,
+                use_tensor_cores=True,
+                backend=kernels,
+                **({} if graph is None else memory.decode_buffers(graph)),
             )
         return flashinfer.BatchPrefillWithPagedKVCacheWrapper(
             self._workspace, LAYOUT, backend=kernels
@@ -184,7 +276,8 @@ class WrapperPool:
         if key.is_decode and key.sink_mode is not SinkMode.IN_KERNEL:
             planned.plan(*pages, *sizes, **options)
         else:
-            planned.plan(lists.query_indptr_R1, *pages, *sizes, causal=True, **options)
+            lens = {"seq_lens": lists.key_lens_R}  # copied to the device, so page-locked
+            planned.plan(lists.query_indptr_R1, *pages, *sizes, causal=True, **lens, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

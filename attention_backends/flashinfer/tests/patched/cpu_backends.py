@@ -8,8 +8,8 @@ from typing import ClassVar
 import reference_kernels
 
 from dovetail_attn_flashinfer.backend import FlashInferAttentionBackend
+from dovetail_attn_flashinfer.builder import FlashInferMetadataBuilder
 from dovetail_attn_flashinfer.device_facts import DeviceFacts
-from dovetail_attn_flashinfer.metadata import FlashInferMetadataBuilder
 
 reference_kernels.install()
 

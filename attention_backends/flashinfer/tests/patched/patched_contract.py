@@ -7,11 +7,30 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cpu_backends import BACKENDS
+from cpu_backends import BACKENDS, BlackwellOnCpu, OnCpu
 
 from dovetail_devkit import load_suite
+from dovetail_devkit.suites.attention import attention_cases
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_backend_passes_the_contract_suite(backend):
-    load_suite("attention")(backend, torch.device("cpu"))
+    load_suite("attention")(backend, CPU)
+
+
+@pytest.mark.parametrize("backend", [OnCpu, BlackwellOnCpu])
+def test_the_suite_rejects_a_backend_that_does_not_update_graphs(backend):
+    class Outdated(backend):
+        @classmethod
+        def create_builder(cls, context):
+            builder = super().create_builder(context)
+            builder.update_for_replay = lambda metadata, batch: None
+            return builder
+
+    cases = [item for item in attention_cases(Outdated, CPU) if item.name.startswith("graphs")]
+    assert cases
+    for case in cases:
+        with pytest.raises((AssertionError, ValueError), match=r"attention is wrong|from the plan"):
+            case.run()

@@ -11,7 +11,7 @@ import pytest
 import reference_kernels
 import torch
 from cpu_backends import BACKENDS, LEAST_MEMORY, BlackwellOnCpu, HopperOnCpu, OnCpu
-from reference_kernels import calls
+from reference_attention import calls
 
 from dovetail.errors import ConfigError, ContractError
 from dovetail.interfaces.attention import (
@@ -310,6 +310,49 @@ def test_a_plan_waits_until_the_copy_of_the_previous_plan_has_ended():
     planned.plan()
     planned.plan()
     assert recorder.names == ["plan", "record", "synchronize", "plan", "record"]
+
+
+def graph_steps(sizes=(4, 2)):
+    """Return steps of decodes with 4 and 2 rows, and a builder with enough rows."""
+    steps = [Step(((2 * B + 3, 1), (B, 1), (5, 1), (B - 1, 1))[:size]) for size in sizes]
+    return steps, steps[0].builder()
+
+
+def test_graphs_of_all_sizes_share_the_page_list_and_the_memory_of_plans():
+    steps, builder = graph_steps()
+    layers = [OnCpu.create_layer(layer_context(scale=scale)) for scale in (0.2, 0.3)]
+    wrappers_of = []
+    for step in steps:
+        metadata = builder.build_for_graph(step.batch())
+        for layer in layers:
+            step.attend(layer, metadata)
+            (launch,) = metadata.plan(layer._shape).launches
+            wrappers_of.append(launch.wrapper)
+    assert len({id(one) for one in wrappers_of}) == 4
+    assert len({one._paged_kv_indices_buf.data_ptr() for one in wrappers_of}) == 1
+    assert len({one._int_workspace_buffer.data_ptr() for one in wrappers_of}) == 2
+    assert len({one._paged_kv_indptr_buf.data_ptr() for one in wrappers_of}) == 4
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("changes", [{}, {"sinks": torch.linspace(-1, 2, H)}, {"soft_cap": 2.0}])
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_graph_keeps_its_launches_and_addresses(backend, changes, window):
+    step = Step(((2 * B + 3, 1), (B, 1), (5, 1)), replace(SPEC, sliding_window=window))
+    context = layer_context(sliding_window=window, **changes)
+    layer, builder = backend.create_layer(context), step.builder(backend)
+    batch = step.batch()
+    metadata = builder.build_for_graph(replace(batch, seq_lens=[3 * B] * 3))
+    launches = metadata.plan(layer._shape).launches
+    builder.update_for_replay(metadata, batch)
+    step.check(step.attend(layer, metadata), context)
+    assert metadata.plan(layer._shape).launches is launches
+
+
+def test_a_workspace_that_is_too_small_for_a_graph_does_not_stop_the_engine():
+    text = "Buffer overflow when allocating memory. Increase the workspace buffer size."
+    with pytest.raises(RuntimeError, match="too small for graphs of 8 requests; increase its opt"):
+        PlannedWrapper(Recorder(RuntimeError(text)), None, 8).plan()
 
 
 def test_a_workspace_that_is_too_small_is_reported():

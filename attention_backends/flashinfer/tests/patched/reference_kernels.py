@@ -16,37 +16,30 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import itertools
 import re
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-
-HEAD_SIZES = (64, 128, 256)
-PAGE_SIZES_OF_TABLES = (16, 32, 64)
-ALIGNMENT = 16
-LOG_2_E = 1.4426950408889634
+from reference_attention import (
+    ALIGNMENT,
+    HEAD_SIZES,
+    Rule,
+    attend,
+    calls,
+    library,
+    named,
+    numbers,
+    require,
+)
+from reference_tables import run_tables
 
 prefill = import_module("flashinfer.prefill")
 decode = import_module("flashinfer.decode")
 utils = import_module("flashinfer.utils")
 SOURCES = Path(prefill.__file__).parent / "data" / "csrc"
-
-MAX_CALLS = 40
-calls: deque[tuple[str, dict]] = deque(maxlen=MAX_CALLS)
-"""The latest plans and launches: name, and arguments by name."""
-
-_numbers = itertools.count(1)
-
-
-def require(right: bool, text: str) -> None:
-    """Raise ValueError with `text` unless `right`."""
-    if not right:
-        raise ValueError(f"the kernel would not do what was requested: {text}")
 
 
 def python_arguments(function, name: str) -> list[str]:
@@ -83,49 +76,6 @@ TABLE_NAMES = {
     "decode": native_arguments(TRTLLM, "trtllm_paged_attention_decode"),
     "context": native_arguments(TRTLLM, "trtllm_paged_attention_context"),
 }
-
-
-def named(names: list[str], args: tuple) -> SimpleNamespace:
-    """Return positional arguments by name. Missing arguments at the end are None."""
-    require(len(args) <= len(names), f"{len(args)} arguments for {len(names)} parameters")
-    return SimpleNamespace(**(dict.fromkeys(names) | dict(zip(names, args, strict=False))))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """What a query sees, and how scores are computed. sinks_H: float32 or None."""
-
-    scale: float
-    soft_cap: float = 0.0
-    window_left: int = -1
-    causal: bool = True
-    sinks_H: torch.Tensor | None = None
-
-
-def attend(q_QHD, k_LKD, v_PKD, rule: Rule):
-    """Return the attention of a run, float32 [Q, H, D], and its logsumexp to base 2, [Q, H].
-
-    The queries are the last Q of L positions. v_PKD: the values that the kernel reads, P ≥ L.
-    """
-    num_queries, length = q_QHD.shape[0], k_LKD.shape[0]
-    group = q_QHD.shape[1] // k_LKD.shape[1]
-    keys, values = (x.float().repeat_interleave(group, 1) for x in (k_LKD, v_PKD))
-    scores_HQL = torch.einsum("qhd,lhd->hql", q_QHD.float(), keys) * rule.scale
-    if rule.soft_cap:
-        scores_HQL = rule.soft_cap * torch.tanh(scores_HQL / rule.soft_cap)
-    keys_L = torch.arange(length)
-    own_Q1 = keys_L[length - num_queries :, None]
-    seen_QL = keys_L <= own_Q1 if rule.causal else torch.ones(num_queries, length).bool()
-    if rule.window_left >= 0:
-        seen_QL &= keys_L >= own_Q1 - rule.window_left
-    scores_HQL = scores_HQL.masked_fill(~seen_QL, float("-inf"))
-    if rule.sinks_H is not None:
-        sinks_HQ1 = rule.sinks_H[:, None, None].expand(-1, num_queries, 1)
-        scores_HQL = torch.cat([scores_HQL, sinks_HQ1], -1)
-    weights_HQL = scores_HQL.softmax(-1)[..., :length]
-    weights_HQP = torch.nn.functional.pad(weights_HQL, (0, values.shape[0] - length))
-    out_QHD = torch.einsum("hqp,phd->qhd", weights_HQP, values)
-    return out_QHD, scores_HQL.logsumexp(-1).T * LOG_2_E
 
 
 def check_tensors(run: SimpleNamespace, module: SimpleNamespace) -> None:
@@ -165,6 +115,54 @@ IGNORED = (
 """Arguments that FA2 and FA3 ignore for causal attention over a cache of 16 bits."""
 
 
+NUMBER_BYTES = 8
+plans: dict[int, SimpleNamespace] = {}
+launches: dict[int, tuple[WrapperModule, SimpleNamespace, Rule]] = {}
+"""All plans and launches of the process, by number. A captured launch may run again."""
+
+FIXED_IN_GRAPHS = (
+    "enable_cuda_graph",
+    "total_num_rows",
+    "batch_size",
+    "num_qo_heads",
+    "num_kv_heads",
+    "page_size",
+    "causal",
+    "window_left",
+)
+"""The arguments of a plan that determine the launch, which a graph does not change."""
+
+TENSORS = (
+    "int_workspace_buffer",
+    "q",
+    "paged_k_cache",
+    "paged_v_cache",
+    "qo_indptr",
+    "paged_kv_indptr",
+    "paged_kv_indices",
+    "paged_kv_last_page_len",
+    "o",
+    "maybe_lse",
+)
+
+
+def compute_launch(number: int, *tensors: torch.Tensor | None) -> None:
+    """Run a launch with these tensors of the host."""
+    module, run, rule = launches[number]
+    named_tensors = dict(zip(TENSORS, tensors, strict=False))
+    module.compute(
+        SimpleNamespace(**(vars(run) | named_tensors)), replace(rule, sinks_H=tensors[-1])
+    )
+
+
+library.define(
+    "paged_run(int number, Tensor numbers, Tensor q, Tensor k, Tensor v, Tensor qo_indptr, "
+    "Tensor indptr, Tensor indices, Tensor last, Tensor(a!) o, Tensor(b!)? lse, Tensor? sinks) "
+    "-> ()"
+)
+library.impl("paged_run", compute_launch, "CPU")
+
+
 class WrapperModule:
     """The kernels of a wrapper: `plan` and `paged_run` of one combination of template parameters.
 
@@ -180,10 +178,9 @@ class WrapperModule:
         require(len({*head_sizes}) == 1, f"head sizes {head_sizes}")
         self.module = SimpleNamespace(backend=backend, dtype=dtypes[0], head_size=head_sizes[0])
         self.window, self.cap, self.extra = window, cap, tuple(extra)
-        self.plans: dict[int, tuple[int, SimpleNamespace]] = {}
 
     def plan(self, *args):
-        """Store the arguments. A kernel reads them from the wrapper's memory of integers."""
+        """Store the arguments, and write the plan's number to the device as the kernels do."""
         names = PLAN_NAMES[self.module.backend]
         require(len(args) == len(names), f"plan has {len(args)} arguments, not {len(names)}")
         plan = named(names, args)
@@ -193,21 +190,33 @@ class WrapperModule:
         require((plan.window_left >= 0) == self.window, "the module has no window, or needs one")
         require(plan.num_qo_heads % plan.num_kv_heads == 0, "heads do not divide evenly")
         calls.append(("plan " + self.module.backend, vars(plan) | {"module": self}))
-        number, address = next(_numbers), plan.int_workspace_buffer.data_ptr()
+        number = next(numbers)
         # The tensors of the wrapper are not kept.
         kept = {name: x for name, x in vars(plan).items() if not name.endswith("buffer")}
-        self.plans[address] = (number, SimpleNamespace(**kept))
+        plans[number] = SimpleNamespace(**kept)
+        pinned = plan.page_locked_int_workspace_buffer[:NUMBER_BYTES]
+        pinned.view(torch.int64).fill_(number)
+        plan.int_workspace_buffer[:NUMBER_BYTES].copy_(pinned, non_blocking=True)
         return [number]
 
     def paged_run(self, *args):
-        """Attend for all runs of the last plan."""
+        """Attend for all runs of the last plan, as one operation of the device."""
         run, rule = self._read_extra(args) if self.extra else self._read(args)
+        number = next(numbers)
+        launches[number] = (self, run, rule)
+        tensors = [getattr(run, name) for name in TENSORS]
+        torch.ops.flashinfer_reference.paged_run(number, *tensors, rule.sinks_H)
+
+    def compute(self, run: SimpleNamespace, rule: Rule) -> None:
+        """Attend on the host."""
         plan = self._plan_of(run)
         check_tensors(run, self.module)
         starts, ends = run.qo_indptr.tolist(), run.paged_kv_indptr.tolist()
         require(starts == plan.qo_indptr.tolist(), "qo_indptr differs from the plan")
         require(ends == plan.kv_indptr.tolist(), "paged_kv_indptr differs from the plan")
-        require(ends[-1] == len(run.paged_kv_indices), "the page list has another length")
+        room = len(run.paged_kv_indices)
+        is_graph = plan.enable_cuda_graph
+        require(ends[-1] <= room if is_graph else ends[-1] == room, "the page list is too short")
         require(run.q.shape[0] == starts[-1] == plan.total_num_rows, "q has another length")
         require(run.paged_k_cache.shape[2] == plan.page_size, "another page size")
         calls.append(("run " + self.module.backend, vars(run) | {"module": self}))
@@ -230,8 +239,14 @@ class WrapperModule:
                 run.maybe_lse[tokens] = lse
 
     def _plan_of(self, run: SimpleNamespace) -> SimpleNamespace:
-        number, plan = self.plans[run.int_workspace_buffer.data_ptr()]
-        require([number] == run.plan_info_vec, "another plan has overwritten the plan")
+        """Return the plan in the device's memory, which must be compatible with the launch."""
+        current = int(run.int_workspace_buffer[:NUMBER_BYTES].view(torch.int64))
+        (number,) = run.plan_info_vec
+        plan, launched = plans[current], plans[number]
+        if not launched.enable_cuda_graph:
+            require(current == number, "another plan has overwritten the plan")
+        for name in FIXED_IN_GRAPHS:
+            require(getattr(plan, name) == getattr(launched, name), f"{name} has changed")
         require(run.window_left == plan.window_left, "the window differs from the plan")
         return plan
 
@@ -282,50 +297,6 @@ def customized_module(backend, uri, *args, **kwargs) -> WrapperModule:
     return WrapperModule(backend, dtypes, sizes, window=window, cap=False, extra=extra)
 
 
-def run_tables(kind: str, *args) -> None:
-    """Attend as a trtllm-gen kernel: over block tables, with whole blocks of values."""
-    names = TABLE_NAMES[kind]
-    require(len(args) == len(names), f"{len(args)} arguments for {len(names)} parameters")
-    run = named(names, args)
-    run.q, run.o, run.layout, run.maybe_lse = run.query, run.out, 0, None
-    calls.append((kind, vars(run)))
-    k_NKBD, v_NKBD = run.key_cache, run.value_cache
-    size, head_size = k_NKBD.shape[2:]
-    require(head_size in HEAD_SIZES, f"head size {head_size}")
-    require(size in PAGE_SIZES_OF_TABLES, f"page size {size}")
-    require(k_NKBD.stride() == v_NKBD.stride() and k_NKBD.stride(-1) == 1, "strides of the cache")
-    require(run.q.is_contiguous() and run.o.is_contiguous(), "q or out is strided")
-    require(run.q.dtype == k_NKBD.dtype == run.o.dtype, "dtypes differ")
-    for name in ("block_tables", "seq_lens"):
-        tensor = getattr(run, name)
-        require(tensor.dtype == torch.int32 and tensor.is_contiguous(), f"{name}: int32, dense")
-    counters = run.multi_ctas_kv_counter_buffer
-    require(not counters.any() and counters.data_ptr() % ALIGNMENT == 0, "counters are not zero")
-    need = max(run.batch_size * run.q.shape[1], run.sm_count)
-    require(counters.numel() >= 4 * need, "too few counters")
-    require(run.bmm2_scale == 1.0 and run.lse is None, "scales or lse")
-    sinks_H = run.attention_sinks
-    require(sinks_H is None or sinks_H.dtype == torch.float32, "sinks are not float32")
-    starts = list(range(run.batch_size + 1))
-    if kind == "context":
-        require(run.is_causal, "the mask is not causal")
-        require(run.cum_seq_lens_q.dtype == run.cum_seq_lens_kv.dtype == torch.int32, "int32")
-        starts = run.cum_seq_lens_q.tolist()
-        ends = [0, *run.seq_lens.cumsum(0).tolist()]
-        require(run.cum_seq_lens_kv.tolist() == ends, "cum_seq_lens_kv differs from seq_lens")
-    else:
-        require(run.max_q_len == 1, "several queries per run")
-    require(starts[0] == 0 and starts[-1] == run.q.shape[0], "q has another length")
-    require(int(run.seq_lens.max()) == run.max_kv_len, "max_kv_len")
-    rule = Rule(scale=run.bmm1_scale, window_left=run.window_left, sinks_H=sinks_H)
-    for row, length in enumerate(run.seq_lens.tolist()):
-        pages = run.block_tables[row, : -(-length // size)].long()
-        tokens = slice(starts[row], starts[row + 1])
-        require(0 < tokens.stop - tokens.start <= run.max_q_len, "max_q_len")
-        keys, values = (x[pages].transpose(1, 2).flatten(0, 1) for x in (k_NKBD, v_NKBD))
-        run.o[tokens] = attend(run.q[tokens], keys[:length], values, rule)[0].to(run.o.dtype)
-
-
 NUM_PROCESSORS = 8
 _empty = torch.empty
 
@@ -338,8 +309,12 @@ def pageable_empty(*args, pin_memory=False, **kwargs) -> torch.Tensor:
 def install() -> None:
     """Replace the compiled kernels, and what cannot run without an accelerator."""
     trtllm = SimpleNamespace(
-        trtllm_paged_attention_decode=functools.partial(run_tables, "decode"),
-        trtllm_paged_attention_context=functools.partial(run_tables, "context"),
+        trtllm_paged_attention_decode=functools.partial(
+            run_tables, "decode", TABLE_NAMES["decode"]
+        ),
+        trtllm_paged_attention_context=functools.partial(
+            run_tables, "context", TABLE_NAMES["context"]
+        ),
     )
     torch.empty = pageable_empty
     for module in (prefill, decode):

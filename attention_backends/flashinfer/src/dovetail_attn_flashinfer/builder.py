@@ -1,0 +1,61 @@
+"""Builds the metadata of steps, and owns the memory that all steps of a KV-cache group share.
+
+All memory is allocated before the first step, except the wrappers' own buffers, which the first
+step of a layer shape allocates, and those of graphs, which their captures allocate.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.interfaces.attention import (
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionMetadataBuilder,
+)
+from dovetail_attn_flashinfer.device_facts import DeviceFacts, select_kernels
+from dovetail_attn_flashinfer.graphs import GraphMetadata
+from dovetail_attn_flashinfer.metadata import FlashInferMetadata, GroupKernels
+from dovetail_attn_flashinfer.options import FlashInferAttentionOptions
+from dovetail_attn_flashinfer.trtllm import TrtllmLauncher
+from dovetail_attn_flashinfer.wrappers import WrapperPool
+
+
+class FlashInferMetadataBuilder(AttentionMetadataBuilder):
+    """Returns the metadata of each step, and owns the memory that all steps share."""
+
+    def __init__(self, context: AttentionGroupContext, device: DeviceFacts) -> None:
+        options = FlashInferAttentionOptions.model_validate(dict(context.options))
+        spec = context.spec
+        selected = select_kernels(device, options.kernels, spec.block_size)
+        num_bytes = options.workspace_mib << 20
+        # FlashInfer's documentation starts with zeros.
+        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=context.device)
+        trtllm = None
+        if selected.block_tables:
+            trtllm = TrtllmLauncher(
+                spec,
+                workspace,
+                max_num_seqs=context.max_num_seqs,
+                num_processors=device.num_processors,
+                pdl=device.supports_pdl,
+            )
+        self._kernels = GroupKernels(
+            spec=spec,
+            wrappers=WrapperPool(
+                spec, workspace, prefill=selected.prefill, pdl=device.supports_pdl
+            ),
+            trtllm=trtllm,
+        )
+
+    def build(self, batch: AttentionBatch) -> FlashInferMetadata:
+        """Return this step's metadata. Only reads `batch`; does not wait for a device."""
+        return FlashInferMetadata(batch, self._kernels)
+
+    def build_for_graph(self, batch: AttentionBatch) -> GraphMetadata:
+        """Return the metadata of captured decodes, with one token per request."""
+        return GraphMetadata(batch, self._kernels)
+
+    def update_for_replay(self, metadata: GraphMetadata, batch: AttentionBatch) -> None:
+        """Plan the layers of a graph for the rows of `batch`."""
+        metadata.update(batch)
