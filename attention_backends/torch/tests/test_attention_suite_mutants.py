@@ -265,18 +265,26 @@ class DropsLastBlock(FakeAttentionBuilder):
     """Omits the first token of a new block: attends to one token less."""
 
     def build(self, batch):
-        metadata = super().build(batch)
-        size = self._block_size
-        runs = [
-            (n, slots[:-1] if n == 1 < len(slots) and len(slots) % size == 1 else slots)
-            for n, slots in metadata.runs
-        ]
-        return replace(metadata, runs=runs)
+        meta = super().build(batch)
+        runs = [(n, s[:-1] if self.drops(n, len(s)) else s) for n, s in meta.runs]
+        return replace(meta, runs=runs)
+
+    def drops(self, query_len, seq_len):
+        return query_len == 1 < seq_len and seq_len % self._block_size == 1
 
 
 def backend_of(part):
     kind = "create_builder" if issubclass(part, FakeAttentionBuilder) else "create_layer"
     return type(part.__name__, (FakeAttentionBackend,), {kind: staticmethod(part)})
+
+
+class CutsTheLongestDecodes(DropsLastBlock):
+    """Declares a threshold, and omits a token of runs of exactly this many tokens."""
+
+    reorder_threshold = 11
+
+    def drops(self, query_len, seq_len):
+        return query_len == 11
 
 
 class TwiceTheBytes(FakeAttentionBackend):
@@ -332,6 +340,7 @@ MUTANTS = {
     TurnsInPlace: "changed q, k or v",
     FirstRowsTable: "token",
     DropsLastBlock: "token",
+    CutsTheLongestDecodes: "'short and long runs are in one batch'",
 }
 
 

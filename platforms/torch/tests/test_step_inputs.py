@@ -12,24 +12,24 @@ from dovetail_devkit.harnesses.late_device import LateDevice
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.runner.device_inputs import DeviceInputs
 from dovetail_torch.runner.device_rows import DeviceRows
-from dovetail_torch.runner.input_batch import InputGatherer
+from dovetail_torch.runner.input_batch import InputGatherer, StepShape
 from dovetail_torch.runner.request_rows import RequestRows
 from dovetail_torch.runner.staging import Staging
 
 HOST, NUM_ROWS, LONGEST = torch.device("cpu"), 5, 40
 
 
-def both(block_sizes):
+def both(block_sizes, thresholds=()):
     shape = {"num_rows": NUM_ROWS, "max_model_len": LONGEST, "block_sizes": block_sizes}
-    sizes = {"block_sizes": block_sizes, "max_num_tokens": 128}
-    gatherer = InputGatherer(RequestRows(device=HOST, **shape), **sizes)
+    step = StepShape(block_sizes=block_sizes, max_num_tokens=128, thresholds=thresholds)
+    gatherer = InputGatherer(RequestRows(device=HOST, **shape), step)
     rows = DeviceRows(device=HOST, **shape)
     device = DeviceInputs(
         rows,
         Staging(HOST, LateDevice()),
+        step,
         prepare_inputs=prepare_inputs,
         sampling_numbers=lambda rows: (),
-        **sizes,
     )
     return gatherer, device
 
@@ -82,9 +82,9 @@ def new_request(row, generation, rng):
 
 
 @pytest.mark.parametrize("block_sizes", [(4,), (8, 5), ()])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_device_computes_the_same_columns_as_the_host(block_sizes, seed):
-    gatherer, device = both(block_sizes)
+@pytest.mark.parametrize(("seed", "thresholds"), [(1, ()), (2, (1,))])
+def test_the_device_computes_the_same_columns_as_the_host(block_sizes, seed, thresholds):
+    gatherer, device = both(block_sizes, thresholds)
     num_decodes = 0
     plans = Plans(seed, block_sizes)
     for _ in range(30):
@@ -98,11 +98,12 @@ def test_the_device_computes_the_same_columns_as_the_host(block_sizes, seed):
             same(getattr(left, name), getattr(right, name))
         assert left.sampling_rows == right.sampling_rows
         assert left.sampling_runs.tolist() == right.sampling_runs.tolist()
+        assert left.first_R.tolist() == right.first_R.tolist()
         for item, other in zip(left.attention, right.attention, strict=True):
             for name in ("query_start_R1", "seq_lens_R", "block_table_RM", "slot_mapping_T"):
                 same(getattr(item, name), getattr(other, name))
             assert list(item.seq_lens) == list(other.seq_lens)
-            assert item.query_lens == other.query_lens
+            assert list(item.query_lens) == list(other.query_lens)
             assert other.block_table_RM.is_contiguous()
         if left.sampling_rows:
             tokens = torch.arange(len(left.sampling_rows))

@@ -22,15 +22,19 @@ from dovetail_attn_flashinfer.wrappers import WrapperPool
 
 
 class FlashInferMetadataBuilder(AttentionMetadataBuilder):
-    """Returns the metadata of each step, and owns the memory that all steps share."""
+    """Returns the metadata of each step, and owns the memory that all steps share.
+
+    Decodes are at the start of each batch, so that one launch with the decode kernels computes
+    them.
+    """
+
+    reorder_threshold = 1
 
     def __init__(self, context: AttentionGroupContext, device: DeviceFacts) -> None:
         options = FlashInferAttentionOptions.model_validate(dict(context.options))
         spec = context.spec
         selected = select_kernels(device, options.kernels, spec.block_size)
-        num_bytes = options.workspace_mib << 20
-        # FlashInfer's documentation starts with zeros.
-        workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=context.device)
+        workspace = self._workspace(context, options.workspace_mib << 20)
         trtllm = None
         if selected.block_tables:
             trtllm = TrtllmLauncher(
@@ -47,6 +51,13 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder):
             ),
             trtllm=trtllm,
         )
+
+    @staticmethod
+    def _workspace(context: AttentionGroupContext, num_bytes: int) -> torch.Tensor:
+        """Return the workspace of the worker, or own memory. FlashInfer requires zeros."""
+        if context.workspace is not None:
+            return context.workspace(num_bytes)[:num_bytes]
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=context.device)
 
     def build(self, batch: AttentionBatch) -> FlashInferMetadata:
         """Return this step's metadata. Only reads `batch`; does not wait for a device."""

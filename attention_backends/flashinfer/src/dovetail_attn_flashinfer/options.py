@@ -16,7 +16,7 @@ class FlashInferAttentionOptions(BaseModel):
     kernels: kernels for prompts. "auto" selects "trtllm-gen" for compute capability 10.0 and 10.3,
         "fa3" for 9.0, and "fa2" for other devices. "trtllm-gen" also computes decodes; otherwise
         decodes use "fa2" with tensor cores. FlashInfer downloads the kernels of "trtllm-gen".
-    workspace_mib: device memory for intermediate results, allocated once per KV-cache group.
+    workspace_mib: device memory for intermediate results, allocated once per worker.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

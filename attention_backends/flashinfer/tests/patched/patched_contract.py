@@ -31,6 +31,7 @@ def test_the_suite_rejects_a_backend_that_does_not_update_graphs(backend):
 
     cases = [item for item in attention_cases(Outdated, CPU) if item.name.startswith("graphs")]
     assert cases
+    reasons = "attention is wrong|changed the cache of earlier tokens|from the plan"
     for case in cases:
-        with pytest.raises((AssertionError, ValueError), match=r"attention is wrong|from the plan"):
+        with pytest.raises((AssertionError, ValueError), match=reasons):
             case.run()

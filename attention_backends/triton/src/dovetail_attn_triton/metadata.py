@@ -198,15 +198,21 @@ def plan_splits(
     return max(1, min(num_splits, max_splits)), span
 
 
+def _parts(context: AttentionGroupContext, num_bytes: int) -> torch.Tensor:
+    """Return memory for the results of splits, float32: the worker's workspace, or own memory."""
+    if context.workspace is None:
+        return torch.empty(num_bytes >> 2, dtype=torch.float32, device=context.device)
+    return context.workspace(num_bytes)[:num_bytes].view(torch.float32)
+
+
 class TritonMetadataBuilder(AttentionMetadataBuilder):
     """Returns the metadata of each step, with the memory that all steps share."""
 
     def __init__(self, context: AttentionGroupContext, num_processors: int) -> None:
         options = TritonAttentionOptions(**context.options)
         self._spec = context.spec
-        num_floats = options.workspace_mib << 18
         self._workspace = Workspace(
-            parts=torch.empty(num_floats, dtype=torch.float32, device=context.device),
+            parts=_parts(context, options.workspace_mib << 20),
             max_splits=options.max_splits,
             max_work=context.max_num_batched_tokens + context.max_num_seqs,
             num_processors=num_processors,

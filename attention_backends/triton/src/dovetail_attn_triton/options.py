@@ -14,7 +14,7 @@ class TritonAttentionOptions(BaseModel):
     """Options of the attention backend `triton`.
 
     max_splits: maximum number of splits of a context in a step with few rows.
-    workspace_mib: memory for the results of splits, allocated once per KV-cache group. If it is too
+    workspace_mib: memory for the results of splits, allocated once per worker. If it is too
         small for a step, the step has fewer splits.
     """
 

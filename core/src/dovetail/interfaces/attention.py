@@ -11,7 +11,7 @@ D head size, B block size, N blocks, M block-table width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -155,6 +155,9 @@ class AttentionGroupContext:
     """Arguments of `create_builder`, for one KV-cache group of one worker.
 
     options: validated options of the backend plugin.
+    workspace: returns memory of at least a number of bytes, uint8, for intermediate results of a
+        layer. All builders of the worker share it; it is zero before its first use. None: allocate
+        memory for this builder.
     """
 
     spec: FullAttentionSpec
@@ -163,6 +166,7 @@ class AttentionGroupContext:
     max_num_batched_tokens: int
     max_model_len: int
     options: Mapping[str, object] = field(default_factory=dict)
+    workspace: Callable[[int], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +221,13 @@ class RotaryArgs:
 
 
 class AttentionMetadataBuilder(ABC):
-    """Builds the metadata of the backend's layers, once per step and KV-cache group."""
+    """Builds the metadata of the backend's layers, once per step and KV-cache group.
+
+    reorder_threshold: in each batch, runs of at most this many tokens precede all longer runs, so
+    that decodes and prefills can use separate kernels; 0 for any order.
+    """
+
+    reorder_threshold: int = 0
 
     @abstractmethod
     def build(self, batch: AttentionBatch) -> Any:
@@ -259,7 +269,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.8"
+    CONTRACT_VERSION: ClassVar[str] = "0.9"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

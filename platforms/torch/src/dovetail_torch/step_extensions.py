@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -84,16 +83,18 @@ class StepExtensions:
         self._discard(row)
 
     @torch.inference_mode()
-    def before_forward(self, plan: SchedulerOutput) -> None:
-        """Call the hook before the forward pass of the step."""
+    def before_forward(self, plan: SchedulerOutput, first_R: np.ndarray) -> None:
+        """Call the hook before the forward pass of the step. first_R: each run's first token."""
         for member, own in self._taking_part("before_forward", plan.rows):
-            self._call(member, "before_forward", own, partial(_prepare, member, plan))
+            self._call(member, "before_forward", own, partial(_prepare, member, plan, first_R))
 
     @torch.inference_mode()
-    def hidden_states(self, plan: SchedulerOutput, hidden_TD: torch.Tensor) -> torch.Tensor:
+    def hidden_states(
+        self, plan: SchedulerOutput, first_R: np.ndarray, hidden_TD: torch.Tensor
+    ) -> torch.Tensor:
         """Return the hidden states of all tokens after all extensions."""
         for member, own in self._taking_part("hidden_states", plan.rows):
-            hook = partial(self._hidden_states_of, member, plan, hidden_TD)
+            hook = partial(self._hidden_states_of, member, plan, first_R, hidden_TD)
             changes = [item for item in self._call(member, "hidden_states", own, hook) if item]
             hidden_TD = hidden_TD.clone() if changes else hidden_TD
             for index_T, new_TD in changes:
@@ -135,10 +136,11 @@ class StepExtensions:
         self,
         member: _Member,
         plan: SchedulerOutput,
+        first_R: np.ndarray,
         hidden_TD: torch.Tensor,
         rows: Sequence[int],
     ) -> _Change | None:
-        batch = _batch_of(plan, rows)
+        batch = _batch_of(plan, first_R, rows)
         runs = zip(batch.first_tokens, batch.num_tokens, strict=True)
         index_T = self._index([first + offset for first, count in runs for offset in range(count)])
         given_TD = hidden_TD.index_select(0, index_T)
@@ -242,21 +244,22 @@ def _join(member: _Member, request: NewRequest, rows: Sequence[int]) -> bool:
     return joins
 
 
-def _prepare(member: _Member, plan: SchedulerOutput, rows: Sequence[int]) -> None:
-    member.extension.before_forward(_batch_of(plan, rows))
+def _prepare(
+    member: _Member, plan: SchedulerOutput, first_R: np.ndarray, rows: Sequence[int]
+) -> None:
+    member.extension.before_forward(_batch_of(plan, first_R, rows))
 
 
-def _batch_of(plan: SchedulerOutput, rows: Collection[int]) -> ExtensionBatch:
+def _batch_of(plan: SchedulerOutput, first_R: np.ndarray, rows: Collection[int]) -> ExtensionBatch:
     """Return the batch of those runs of `plan` whose row is in `rows`."""
     row_set = set(rows)
-    firsts = [0, *accumulate(plan.num_tokens)]
     runs = [run for run, row in enumerate(plan.rows) if row in row_set]
     return ExtensionBatch(
         rows=[plan.rows[run] for run in runs],
         starts=[plan.starts[run] for run in runs],
         num_tokens=[plan.num_tokens[run] for run in runs],
         samples=[bool(plan.samples[run]) for run in runs],
-        first_tokens=[firsts[run] for run in runs],
+        first_tokens=[int(first_R[run]) for run in runs],
         total_num_tokens=plan.total_num_tokens,
     )
 

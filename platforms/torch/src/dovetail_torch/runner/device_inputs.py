@@ -18,10 +18,11 @@ import torch
 from dovetail.interfaces import AttentionBatch
 from dovetail.interfaces.ops import StepColumns
 from dovetail.plan import SchedulerOutput
+from dovetail_torch.attention.run_order import first_tokens, in_order, run_order
 from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_rows import DeviceRows
-from dovetail_torch.runner.input_batch import InputBatch
+from dovetail_torch.runner.input_batch import InputBatch, StepShape
 from dovetail_torch.runner.staging import Array, Staging
 
 PrepareInputs = Callable[[StepColumns], None]
@@ -65,17 +66,15 @@ class DeviceInputs:
         self,
         rows: DeviceRows,
         staging: Staging,
+        shape: StepShape,
         *,
-        block_sizes: tuple[int, ...],
-        max_num_tokens: int,
         prepare_inputs: PrepareInputs,
         sampling_numbers: SamplingNumbers,
         tables: PositionTables | None = None,
     ) -> None:
-        """block_sizes: tokens per block, for each KV-cache group. max_num_tokens: maximum per step.
-
-        tables: position tables of the model, filled before the steps that need them.
-        """
+        """tables: position tables of the model, filled before the steps that need them."""
+        block_sizes, max_num_tokens = shape.block_sizes, shape.max_num_tokens
+        self._thresholds = shape.thresholds
         self._rows = rows
         self._staging = staging
         self._block_sizes = block_sizes
@@ -103,24 +102,29 @@ class DeviceInputs:
                 self._rows.apply(changes, self._staging.send(changes.arrays))
             return None
         rows, starts, counts = map(np.asarray, (plan.rows, plan.starts, plan.num_tokens))
-        first_R1 = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(counts, out=first_R1[1:])
         ends = starts + counts
+        is_mixed = plan.total_num_tokens > len(rows)
+        order = run_order(counts, self._thresholds) if is_mixed else None
+        own_rows, own_starts, own_counts, own_ends = in_order((rows, starts, counts, ends), order)
+        first_R1 = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(own_counts, out=first_R1[1:])
+        first_R = first_tokens(first_R1, order)
         sampling_runs = np.flatnonzero(np.asarray(plan.samples))
-        own_rows = rows[sampling_runs]
-        sampling_rows = own_rows.tolist()
-        last = first_R1[1:][sampling_runs] - np.int64(1)
-        flat_index = own_rows * np.int64(self._rows.max_model_len) + ends[sampling_runs]
+        sampled_rows = rows[sampling_runs]
+        sampling_rows = sampled_rows.tolist()
+        last = (first_R + counts)[sampling_runs] - np.int64(1)
+        flat_index = sampled_rows * np.int64(self._rows.max_model_len) + ends[sampling_runs]
         numbers = self._sampling_numbers(sampling_rows)
         num_padded = self._num_padded(len(rows), len(sampling_runs), plan.total_num_tokens)
-        runs = (rows, starts, first_R1)
+        runs = (own_rows, own_starts, first_R1)
         if num_padded > len(rows):
             runs = self._padded(*runs, num_padded - len(rows))
         sent = self._staging.send((*runs, last, flat_index, *numbers, *changes.arrays))
         end = _NUM_COLUMNS + len(numbers)
         self._rows.apply(changes, sent[end:])
         rows_R, starts_R, query_start_R1, last_S, flat_index_S = sent[:_NUM_COLUMNS]
-        seq_lens = ends.tolist()
+        query_lens: Sequence[int] = plan.num_tokens if order is None else own_counts.tolist()
+        seq_lens = own_ends.tolist()
         longest = max(seq_lens)
         if longest > self._position_tables.num_ready:
             self._position_tables.grow(longest)
@@ -129,7 +133,6 @@ class DeviceInputs:
         num_tokens = num_padded or plan.total_num_tokens
         columns = self._columns(sent_runs, num_tokens, width, int(counts.max()))
         self._prepare_inputs(columns)
-        query_lens: Sequence[int] = plan.num_tokens
         if num_padded:
             num_added = num_padded - len(rows)
             query_lens, seq_lens = [1] * num_padded, seq_lens + [1] * num_added
@@ -143,7 +146,7 @@ class DeviceInputs:
             sampling_rows=sampling_rows,
             rows=rows,
             ends=ends,
-            first_R1=first_R1,
+            first_R=first_R,
             numbers=sent[_NUM_COLUMNS:end],
             flat_index_S=flat_index_S,
             num_padded=num_padded,

@@ -15,6 +15,7 @@ import torch
 
 from dovetail.interfaces import AttentionBatch
 from dovetail.plan import SchedulerOutput
+from dovetail_torch.attention.run_order import first_tokens, in_order, run_order
 from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_columns import Array, DeviceColumn
 from dovetail_torch.runner.request_rows import RequestRows
@@ -28,8 +29,8 @@ class InputBatch:
     input_ids_T, positions_T: int64. attention: one entry per KV-cache group. last_S: int64; index
     of each sampling run's last token in the step. sampling_runs: int64 [S]; indices of the sampling
     runs in the plan. sampling_rows: the rows of the sampling runs. rows, ends: int64 [R]; each
-    run's row, and the position after its last token. first_R1: int64 [R + 1]; each run's first
-    token.
+    run's row, and the position after its last token. first_R: int64 [R]; the index of each run's
+    first token in the step. Runs are in plan order, except in `attention`: see `run_order`.
     numbers: the host's numbers for sampling, if they were sent with the inputs; else None.
     """
 
@@ -42,25 +43,32 @@ class InputBatch:
     sampling_rows: list[int]
     rows: Array
     ends: Array
-    first_R1: Array
+    first_R: Array
     numbers: Sequence[torch.Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """The limits and layout of every step.
+
+    block_sizes: tokens per block, for each KV-cache group. max_num_tokens: maximum per step.
+    thresholds: of `run_order`.
+    """
+
+    block_sizes: tuple[int, ...]
+    max_num_tokens: int
+    thresholds: Sequence[int] = ()
 
 
 class InputGatherer:
     """Computes each step's tensors. Tensors with one number per token or run keep their address."""
 
     def __init__(
-        self,
-        rows: RequestRows,
-        *,
-        block_sizes: tuple[int, ...],
-        max_num_tokens: int,
-        tables: PositionTables | None = None,
+        self, rows: RequestRows, shape: StepShape, tables: PositionTables | None = None
     ) -> None:
-        """block_sizes: tokens per block, for each KV-cache group. max_num_tokens: maximum per step.
-
-        tables: position tables of the model, filled before the steps that need them.
-        """
+        """tables: position tables of the model, filled before the steps that need them."""
+        block_sizes, max_num_tokens = shape.block_sizes, shape.max_num_tokens
+        self._thresholds = shape.thresholds
         device = rows.token_ids_RL.device
         self._rows = rows
         self._block_sizes = block_sizes
@@ -92,28 +100,39 @@ class InputGatherer:
         runs = np.array(plan.rows, np.int64)
         starts = np.array(plan.starts, np.int64)
         sampling_runs = np.flatnonzero(np.asarray(plan.samples))
+        query_lens: Sequence[int] = plan.num_tokens
         if num_tokens == num_runs:  # each run has one token, as in a step of decodes
-            token_rows, positions, ends = runs, starts, starts + 1
+            own_runs, own_ends, token_rows, positions = runs, starts + 1, runs, starts
             first_R1 = self._counted[: num_runs + 1]
+            ends, first_R, last_R = own_ends, first_R1[:-1], first_R1[:-1]
         else:
             counts = np.array(plan.num_tokens, np.int64)
             ends = starts + counts
-            first_R1 = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-            token_rows = np.repeat(runs, counts)
-            positions = np.arange(num_tokens) + np.repeat(starts - first_R1[:-1], counts)
+            order = run_order(counts, self._thresholds)
+            own_runs, own_starts, own_ends, own_counts = in_order(
+                (runs, starts, ends, counts), order
+            )
+            query_lens = query_lens if order is None else own_counts.tolist()
+            first_R1 = np.concatenate((np.zeros(1, np.int64), np.cumsum(own_counts)))
+            token_rows = np.repeat(own_runs, own_counts)
+            positions = np.arange(num_tokens) + np.repeat(own_starts - first_R1[:-1], own_counts)
+            first_R = first_tokens(first_R1, order)
+            last_R = first_R + counts - 1
         return InputBatch(
             plan=plan,
             input_ids_T=rows.tokens.read(
                 token_rows * rows.max_model_len + positions, self._input_ids_T
             ),
             positions_T=self._positions_T.fill(positions),
-            attention=self._attention(plan, runs, ends, first_R1, (token_rows, positions)),
-            last_S=self._last_S.fill(first_R1[sampling_runs + 1] - 1),
+            attention=self._attention(
+                (own_runs, own_ends, query_lens), first_R1, (token_rows, positions)
+            ),
+            last_S=self._last_S.fill(last_R[sampling_runs]),
             sampling_runs=sampling_runs,
             sampling_rows=runs[sampling_runs].tolist(),
             rows=runs,
             ends=ends,
-            first_R1=first_R1,
+            first_R=first_R,
         )
 
     def num_steps_to_border(self, batch: InputBatch) -> int:
@@ -136,13 +155,15 @@ class InputGatherer:
 
     def _attention(
         self,
-        plan: SchedulerOutput,
-        runs: Array,
-        ends: Array,
+        ordered: tuple[Array, Array, Sequence[int]],
         first_R1: Array,
         tokens: tuple[Array, Array],
     ) -> tuple[AttentionBatch, ...]:
-        """Return each KV-cache group's attention batch. tokens: each token's row and position."""
+        """Return each KV-cache group's attention batch.
+
+        ordered: rows, ends and numbers of tokens of the runs. tokens: row and position of each.
+        """
+        runs, ends, query_lens = ordered
         token_rows, positions = tokens
         device = self._rows.token_ids_RL.device
         query_start_R1 = self._query_start_R1.fill(first_R1)
@@ -161,7 +182,7 @@ class InputGatherer:
                 seq_lens_R=seq_lens_R,
                 block_table_RM=torch.from_numpy(table[runs, : -(-longest // size)]).to(device),
                 slot_mapping_T=slots_T.fill(slots),
-                query_lens=plan.num_tokens,
+                query_lens=query_lens,
                 seq_lens=seq_lens,
             )
             batches.append(batch)

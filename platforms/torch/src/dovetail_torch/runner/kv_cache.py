@@ -16,6 +16,7 @@ from dovetail.interfaces import (
     KVCacheConfig,
 )
 from dovetail.interfaces.attention import ROTARY
+from dovetail_torch.attention.workspace import AttentionWorkspace
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.graphs.plan import GRAPHS
 from dovetail_torch.layers.attention import Attention
@@ -42,6 +43,12 @@ class AttentionState:
     supports_advance: bool = False
     supports_graphs: bool = False
     backend_name: str = ""
+
+    @property
+    def reorder_thresholds(self) -> tuple[int, ...]:
+        """The thresholds of all builders, ascending. A batch that is ordered for all has them."""
+        thresholds = {builder.reorder_threshold for builder, _ in self.builders}
+        return tuple(sorted(thresholds - {0}))
 
 
 def kv_cache_specs(
@@ -95,6 +102,7 @@ def make_attention(
     }
     is_padded = any(specs[name].head_size != layer.head_size for name, layer in layers.items())
     buffers = take_buffers(backend, specs, config, zeros)
+    workspace = AttentionWorkspace(limits.device)
     for name, layer in layers.items():
         head_size = specs[name].head_size
         own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
@@ -111,7 +119,7 @@ def make_attention(
         ),
         block_sizes=block_sizes,
         builders=tuple(
-            (backend.create_builder(_group_context(spec, limits, options)), group)
+            (backend.create_builder(_group_context(spec, limits, options, workspace)), group)
             for spec, group in builders
         ),
         supports_advance=SUPPORTS_ADVANCE in backend.capabilities.features,
@@ -130,7 +138,11 @@ def make_builders(
     """Return a builder for each distinct spec, for measuring the memory of their workspaces."""
     if backend is None:
         return []
-    return [backend.create_builder(_group_context(spec, limits, options)) for spec in set(specs)]
+    workspace = AttentionWorkspace(limits.device)
+    return [
+        backend.create_builder(_group_context(spec, limits, options, workspace))
+        for spec in set(specs)
+    ]
 
 
 def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) -> int:
@@ -170,7 +182,10 @@ def _slopes(layer: Attention, device: torch.device) -> torch.Tensor | None:
 
 
 def _group_context(
-    spec: FullAttentionSpec, limits: StepLimits, options: Mapping[str, object]
+    spec: FullAttentionSpec,
+    limits: StepLimits,
+    options: Mapping[str, object],
+    workspace: AttentionWorkspace,
 ) -> AttentionGroupContext:
     return AttentionGroupContext(
         spec=spec,
@@ -179,4 +194,5 @@ def _group_context(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         options=options,
+        workspace=workspace.take,
     )

@@ -192,7 +192,7 @@ class ModelRunner:
         if batch is None:
             return _Step(plan=plan)
         if self._extensions.rows:
-            self._extensions.before_forward(plan)
+            self._extensions.before_forward(plan, batch.first_R)
         outputs = self._forward(batch, plan)
         prompts = self._prompt_logprobs(batch, outputs[0])
         return _Step(plan=plan, batch=batch, outputs=outputs, prompts=prompts)
@@ -203,7 +203,7 @@ class ModelRunner:
         assert batch is not None, "the step to continue has no batch"
         self._path.continuation.advance()
         if self._extensions.rows:
-            self._extensions.before_forward(plan)
+            self._extensions.before_forward(plan, batch.first_R)
         outputs = self._graphs.replay(self._describe(batch))
         if outputs is None:
             outputs = self._run(batch)
@@ -226,7 +226,7 @@ class ModelRunner:
             return outputs
         hidden_TD = outputs[0]
         if self._reads_hidden_states(batch):
-            hidden_TD = self._extensions.hidden_states(plan, hidden_TD)
+            hidden_TD = self._extensions.hidden_states(plan, batch.first_R, hidden_TD)
         if not batch.sampling_rows:
             return hidden_TD, hidden_TD[:0]
         if needed_S is None or len(hidden_TD) != len(needed_S):  # the model kept all tokens
@@ -297,7 +297,7 @@ class ModelRunner:
             end = min(int(batch.ends[run]), int(rows.num_prompt_tokens[row]) - 1)
             if end <= start:
                 continue
-            first = int(batch.first_R1[run])
+            first = int(batch.first_R[run])
             hidden_PD = hidden_TD[first : first + end - start]
             targets_P = rows.token_ids_RL[row, start + 1 : end + 1].to(torch.int64)
             by_row[run] = self._measure(hidden_PD, targets_P, int(num_logprobs[run]))

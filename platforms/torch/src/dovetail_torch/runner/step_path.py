@@ -16,7 +16,7 @@ from dovetail_torch.lazy_memory import host_view
 from dovetail_torch.runner.continuation import Continuable, Continuation, NoContinuation
 from dovetail_torch.runner.device_inputs import DeviceInputs
 from dovetail_torch.runner.device_rows import DeviceRows
-from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
+from dovetail_torch.runner.input_batch import InputBatch, InputGatherer, StepShape
 from dovetail_torch.runner.kv_cache import AttentionState
 from dovetail_torch.runner.late_output import FetchRing
 from dovetail_torch.runner.loaded_model import LoadedModel
@@ -60,12 +60,7 @@ def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
         block_sizes=block_sizes,
         device=limits.device,
     )
-    inputs = InputGatherer(
-        rows,
-        block_sizes=block_sizes,
-        max_num_tokens=limits.max_num_batched_tokens,
-        tables=loaded.tables,
-    )
+    inputs = InputGatherer(rows, _shape(loaded, attention), loaded.tables)
     continuation: Continuable = NoContinuation()
     if attention.supports_advance and host_view(rows.token_ids_RL) is not None:
         builders = [builder for builder, _ in attention.builders]
@@ -75,6 +70,14 @@ def host_path(loaded: LoadedModel, attention: AttentionState) -> StepPath:
         inputs=inputs,
         outputs=HostOutputs(inputs, continuation),
         continuation=continuation,
+    )
+
+
+def _shape(loaded: LoadedModel, attention: AttentionState) -> StepShape:
+    return StepShape(
+        block_sizes=attention.block_sizes,
+        max_num_tokens=loaded.limits.max_num_batched_tokens,
+        thresholds=attention.reorder_thresholds,
     )
 
 
@@ -95,8 +98,7 @@ def device_path(
     inputs = DeviceInputs(
         rows,
         staging,
-        block_sizes=block_sizes,
-        max_num_tokens=limits.max_num_batched_tokens,
+        _shape(loaded, attention),
         prepare_inputs=loaded.device_parts.prepare_inputs,
         sampling_numbers=sampler.host_numbers,
         tables=loaded.tables,

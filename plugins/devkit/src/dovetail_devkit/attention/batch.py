@@ -10,13 +10,21 @@ from dovetail.interfaces.attention import AttentionBatch
 from dovetail_devkit.expectation import expect
 
 
-def check_batch(batch: AttentionBatch, block_size: int, sliding_window: int = 0) -> None:
+def check_batch(
+    batch: AttentionBatch, block_size: int, sliding_window: int = 0, threshold: int = 0
+) -> None:
     """Raise AssertionError with the first field of `batch` that violates the contract.
 
     sliding_window: size of the KV-cache group's window, 0 for none; table entries before the window
-    are not checked.
+    are not checked. threshold: the builder's `reorder_threshold`.
     """
     _check_types(batch)
+    longer = [count > threshold for count in batch.query_lens]
+    expect(
+        not threshold or longer == sorted(longer),
+        f"query_lens is {list(batch.query_lens)}; runs of at most {threshold} tokens must precede "
+        "all longer runs, because the builder declares this reorder_threshold",
+    )
     counts, lengths = list(batch.query_lens), list(batch.seq_lens)
     starts = [sum(counts[:run]) for run in range(len(counts) + 1)]
     got = batch.query_start_R1.tolist()

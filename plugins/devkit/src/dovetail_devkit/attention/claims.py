@@ -135,6 +135,29 @@ def _check_two_builders(
             rows.expect_right(what, runs, rows.attend(runs, batch, metadata, what))
 
 
+def _check_order(
+    backend: type[AttentionBackend], case: AttentionCase, device: torch.device
+) -> None:
+    """Check batches of runs around the threshold of the builder, in every order that it allows."""
+    size = case.block_size
+    first = AttentionRows(backend, replace(case, runs=((size, 1),)), device)
+    threshold = first.builder.reorder_threshold
+    expect(threshold >= 0, f"reorder_threshold is {threshold}; expected 0 or more")
+    lengths = [1, *{1, threshold, threshold + 1} - {0}, 2, 3 * size]
+    contexts = [(5 * size + index, 0, size - 1)[index % 3] for index in range(len(lengths))]
+    case = replace(case, runs=tuple(zip(contexts, lengths, strict=True)))
+    runs = [(row, context, n) for row, (context, n) in enumerate(case.runs)]
+    orders = {
+        "short runs first": sorted(runs, key=lambda run: run[2]),
+        "long runs first": sorted(runs, key=lambda run: -run[2]),
+        "short and long runs alternate": [*runs[::2], *runs[1::2]],
+    }
+    for name, order in orders.items():
+        rows = AttentionRows(backend, case, device)
+        rows.step("contexts", [(row, 0, n) for row, n in enumerate(contexts) if n])
+        rows.step(f"{name}, reorder_threshold {threshold}", order)
+
+
 def _check_invariance(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
@@ -147,7 +170,7 @@ def _check_invariance(
     def attend(steps: Sequence[Sequence[Run]]) -> dict[int, torch.Tensor]:
         rows = AttentionRows(backend, case, device)
         outputs: dict[int, list[torch.Tensor]] = {}
-        for runs in steps:
+        for runs in map(rows.in_order, steps):
             batch = rows.batch(runs)
             got = rows.attend(runs, batch, rows.builder.build(batch), f"The case is {case}.")
             for (row, _, _), out_QHD in zip(runs, got, strict=True):
@@ -244,6 +267,7 @@ def _refill(kept: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
 _CHECKS: Mapping[str, tuple[str, Check]] = {
     "one builder serves many steps": ("", _check_builds),
     "two groups have separate builders": ("", _check_two_builders),
+    "short and long runs are in one batch": ("", _check_order),
     "batch_invariant": ("batch_invariant", _check_invariance),
     "supports_advance": ("supports_advance", _check_counting),
     "graphs": ("graphs", _check_graphs),

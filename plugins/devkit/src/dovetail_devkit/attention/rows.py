@@ -193,9 +193,15 @@ class AttentionRows:
     def step(self, name: str, runs: Sequence[Run], *, batch: AttentionBatch | None = None) -> None:
         """Run and check one step. batch: used instead of a new batch, if given."""
         what = f"The step is {name!r}. The case is {self.case}."
+        runs = self.in_order(runs)
         batch = batch or self.batch(runs)
         metadata = self.builder.build(batch)
         self.expect_right(what, runs, self.attend(runs, batch, metadata, what))
+
+    def in_order(self, runs: Sequence[Run]) -> Sequence[Run]:
+        """Return the runs in the order that the builder requires."""
+        threshold = self.builder.reorder_threshold
+        return sorted(runs, key=lambda run: run[2] > threshold) if threshold else runs
 
     def attend(
         self, runs: Sequence[Run], batch: AttentionBatch, metadata: Any, what: str

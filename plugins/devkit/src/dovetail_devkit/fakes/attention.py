@@ -57,7 +57,7 @@ class FakeAttentionBuilder(AttentionMetadataBuilder):
     def build(self, batch: AttentionBatch) -> FakeAttentionMetadata:
         """Return the metadata of a step. Does not change `batch`."""
         size = self._block_size
-        check_batch(batch, size, self._window)
+        check_batch(batch, size, self._window, self.reorder_threshold)
         runs = [
             (query_len, [table[p // size] * size + p % size for p in range(seq_len)])
             for query_len, seq_len, table in zip(

@@ -1,0 +1,1 @@
+"""Requirements of attention backends on a step: the order of runs, and shared memory."""
