@@ -108,6 +108,21 @@ def test_engine_statistics_and_health_can_be_requested(client_of, traffic):
     assert asyncio.run(serve()).step_id >= 2
 
 
+@pytest.mark.parametrize("kind", ["inproc", "sync"])
+def test_steps_can_be_read_through_every_client(client_of, traffic, kind):
+    client = client_of(kind)
+    assert client.read_steps().steps == ()
+    client.add_request(traffic.request("a", prompt=range(9), max_tokens=3))
+    traffic.Answers().collect(client, 1)
+    trace = client.read_steps(0, 2)
+    assert trace.num_steps == 3 and [step.number for step in trace.steps] == [1, 2]
+    assert trace.steps[0].joined == ((1, 9, 9),) and trace.steps[0].prefills == ((1, 0, 9),)
+    assert trace.steps[1].decodes == (1,) and trace.stats.step_id >= 2
+    assert client.read_steps(2).steps[0].ended == ((1, "length"),)
+    with pytest.raises(UserError, match="max_steps=0"):
+        client.read_steps(0, 0)
+
+
 def test_the_types_of_operation_arguments_and_results_are_checked():
     pause = OPERATIONS["pause"]
     assert pause.decode_arguments(pause.encode_arguments((PauseScope.NEW,))) == (PauseScope.NEW,)

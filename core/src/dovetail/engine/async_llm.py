@@ -21,6 +21,7 @@ from dovetail.engine.input.request_checks import (
 from dovetail.engine.messages.parsers import MessageParsers
 from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S
 from dovetail.engine.process.factory import attach_client, make_client
+from dovetail.engine.step_trace.records import MAX_STEPS
 from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import (
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from dovetail.config import EngineConfig, RequestedConfig
     from dovetail.engine.channel import EngineFacts
     from dovetail.engine.client import AsyncEngineClient
+    from dovetail.engine.step_trace.records import StepTrace
     from dovetail.engine.streaming.output_stream import OutputSink
     from dovetail.inputs import Prompt
     from dovetail.interfaces import IOProcessor, SchedulerStats, Tokenizer
@@ -309,6 +311,14 @@ class AsyncLLM:
         """Call a method of every worker. Return the results by rank, as plain data."""
         self._streamer.begin()
         return await self.client.call_workers(operation, args, kwargs)
+
+    async def read_steps(self, after: int = 0, max_steps: int = MAX_STEPS) -> StepTrace:
+        """Return what each request did in the steps with numbers above `after`.
+
+        The first call starts the recording; it ends when nobody has called for ten seconds.
+        """
+        self._streamer.begin()
+        return await self.client.read_steps(after, max_steps)
 
     async def check_health(self, *, max_silence_s: float = MAX_SILENCE_S) -> None:
         """Raise EngineDeadError if the engine has failed, StalledError if it does not respond.

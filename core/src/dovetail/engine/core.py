@@ -10,24 +10,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dovetail.clock import Clock, MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.input.params_checks import RequestRules
-from dovetail.engine.input.request_checks import (
-    SLEEP_TAGS,
-    read_sleep_tags,
-    validate_core_request,
-)
+from dovetail.engine.input.request_checks import SLEEP_TAGS, read_sleep_tags, validate_core_request
+from dovetail.engine.step_trace.recorder import StepRecorder
+from dovetail.engine.step_trace.records import MAX_STEPS, StepTrace
 from dovetail.engine.structured_output import StructuredOutput, check_structured_output
-from dovetail.errors import (
-    DovetailError,
-    EngineDeadError,
-    RequestError,
-    StalledError,
-    UserError,
-)
+from dovetail.errors import DovetailError, EngineDeadError, RequestError, StalledError, UserError
 from dovetail.executors.operation import check_callable_from_outside
 from dovetail.faults import fault
 from dovetail.interfaces import (
@@ -76,12 +69,10 @@ class EngineCore:
         self._structured = structured_output
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._unsampled: SchedulerOutput | None = None
-        self._dead = False
         self._clock = clock or MonotonicClock()
         self._idle = IdleWait(self._clock)
-        self._stats_due = False
+        self._dead = self._stats_due = self._asleep = False
         self._last_stats: SchedulerStats | None = None
-        self._asleep = False
         self._awake_tags: set[str] = set()
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -310,6 +301,14 @@ class EngineCore:
     def get_stats(self) -> SchedulerStats | None:
         """Return the scheduler's statistics of the latest step, None before the first."""
         return self._last_stats
+
+    def read_steps(self, after: int = 0, max_steps: int = MAX_STEPS) -> StepTrace:
+        """Return the records of steps with numbers above `after`. The first call starts them."""
+        self._check_alive()
+        if not isinstance(self.scheduler, StepRecorder):
+            restore = partial(setattr, self, "scheduler")
+            self.scheduler = StepRecorder(self.scheduler, self._clock, restore)
+        return self.scheduler.read(after, max_steps, self._last_stats)
 
     def shutdown(self) -> None:
         """Shut scheduler and executor down. May be called twice."""

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from dovetail.engine.operation import Operation, operation
+from dovetail.engine.step_trace.records import MAX_STEPS, StepTrace
 from dovetail.errors import RequestError
 from dovetail.interfaces.scheduler import PauseScope, SchedulerStats
 from dovetail.request import EngineCoreRequest
@@ -96,6 +97,15 @@ class EnginePort:
     @operation()
     def get_stats(self) -> SchedulerStats | None:
         """Return the scheduler's statistics of the latest step, None before the first."""
+
+    @operation()
+    def read_steps(self, after: int = 0, max_steps: int = MAX_STEPS) -> StepTrace:
+        """Return what each request did in the steps with numbers above `after`.
+
+        The first call starts the recording; it ends when no client has called for ten seconds. The
+        engine stores the last `MAX_STEPS` steps, for all clients together. Raises UserError for an
+        invalid argument.
+        """
 
     @operation()
     def check_health(self) -> None:

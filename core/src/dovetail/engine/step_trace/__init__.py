@@ -1,0 +1,1 @@
+"""The step trace: what each request did in each of the last steps, for displays and trace files."""
