@@ -64,6 +64,7 @@ HELP = {
     "ssl_ca_certs": "Certificates of authorities; clients then need a certificate of one of them.",
     "verbose": "Log the startup phases, and how the memory is divided.",
     "vllm_metric_names": "Show metrics also under the names that dashboards for vLLM use.",
+    "no_web_page": "Do not serve the web page at /.",
     "otlp_traces_endpoint": "Address (OTLP, HTTP) that receives traces of requests.",
     "trace_functions": "Record every function call of the server in this file; slow.",
     "log_requests": "Log each request when it ends, without prompts and outputs.",

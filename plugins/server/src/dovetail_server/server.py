@@ -39,6 +39,7 @@ from dovetail_server.transport.application import Application
 from dovetail_server.transport.connection import limited_protocol
 from dovetail_server.transport.guard import Guard
 from dovetail_server.transport.keys import admin_keys, client_keys
+from dovetail_server.web_page.routes import page_routes
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +118,7 @@ class Server:
                 *completion_routes(state),
                 *token_routes(state),
                 *pooling_routes(state),
+                *page_routes(state),
             ]
         )
         self.table.add(openapi_route(self.table))

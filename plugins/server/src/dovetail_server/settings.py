@@ -32,9 +32,10 @@ class ServerSettings:
     header_timeout_s, body_timeout_s: time in which a client must send the headers and the body.
     write_timeout_s: time in which a client must read what the connection can buffer.
     keep_alive_s: time after which an idle connection is closed. vllm_metric_names: whether
-    metrics also appear under names of vLLM. otlp_traces_endpoint: address that receives traces, or
-    None. log_requests: whether each request is logged. trace_functions: file that records calls of
-    functions, or None. drain_timeout_s: time that running requests have to finish after SIGTERM.
+    metrics also appear under names of vLLM. no_web_page: whether there is no page at /.
+    otlp_traces_endpoint: address that receives traces, or None. log_requests: whether
+    each request is logged. trace_functions: file that records calls of functions, or None.
+    drain_timeout_s: time that running requests have to finish after SIGTERM.
     api_keys, api_key_file: keys of clients; without keys every client is served. admin_keys: keys
     of operators. admin_port: a port of its own for the admin routes, at admin_host; None: they are
     served on the public port if there are admin keys, and otherwise not at all.
@@ -75,6 +76,7 @@ class ServerSettings:
     ssl_ca_certs: str | None = None
     verbose: bool = False
     vllm_metric_names: bool = False
+    no_web_page: bool = False
     otlp_traces_endpoint: str | None = None
     log_requests: bool = False
     trace_functions: str | None = None
