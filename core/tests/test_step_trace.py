@@ -199,5 +199,5 @@ def test_nothing_is_recorded_without_a_reader(make):
     ("after", "max_steps"), [(-1, 5), (0, 0), (0, MAX_STEPS + 1), (True, 5), (0, None)]
 )
 def test_wrong_arguments_are_rejected(make, after, max_steps):
-    with pytest.raises(UserError, match="after=|max_steps="):
+    with pytest.raises(UserError, match=r"after=|max_steps="):
         make().read_steps(after, max_steps)

@@ -1,4 +1,4 @@
-"""Records the steps of a scheduler while a reader asks for them.
+"""Records the steps of a scheduler while a reader requests them.
 
 The recorder wraps the scheduler from the first call of `read` until no call has been made for
 `EXPIRY_NS`. Without it, the engine core calls the scheduler directly, so that it costs nothing.
