@@ -27,14 +27,18 @@ from dovetail_server.observability.metrics import shared_metrics
 from dovetail_server.observability.setup import observe
 from dovetail_server.routes.admin import admin_routes
 from dovetail_server.routes.completions import completion_routes
+from dovetail_server.routes.messages import messages_routes
 from dovetail_server.routes.openapi import openapi_route
 from dovetail_server.routes.plugin_routes import PluginRoutes
 from dovetail_server.routes.pooling import pooling_routes
+from dovetail_server.routes.responses import responses_routes
 from dovetail_server.routes.status import status_routes
 from dovetail_server.routes.table import RouteTable
 from dovetail_server.routes.tokens import token_routes
 from dovetail_server.settings import ServerSettings
 from dovetail_server.state import NoOthers, OtherProcesses, ServerState
+from dovetail_server.storage.database import Database, storage_folder
+from dovetail_server.storage.responses import ResponseStore
 from dovetail_server.transport.application import Application
 from dovetail_server.transport.connection import limited_protocol
 from dovetail_server.transport.guard import Guard
@@ -70,12 +74,13 @@ def run_server(state: ServerState, listeners: Listeners, make: Callable[[], Asyn
     Raises ConfigError for keys or TLS files that cannot be used, and the error of an engine or
     plugin that could not start.
     """
-    if state.settings.api_processes > 1:
+    with storage_folder(state) as stored:
+        if stored.settings.api_processes == 1:
+            return Server(stored, listeners).serve(make)
         from dovetail_server.processes.supervisor import Supervisor
 
         with shared_metrics():
-            return Supervisor(state, listeners, lambda: log_ready(state, listeners)).serve(make)
-    return Server(state, listeners).serve(make)
+            return Supervisor(stored, listeners, lambda: log_ready(stored, listeners)).serve(make)
 
 
 def log_ready(state: ServerState, listeners: Listeners) -> None:
@@ -112,6 +117,9 @@ class Server:
         settings = state.settings
         # A client can cause uvicorn's warnings, such as one for each request that is not HTTP.
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
+        database = Database(settings.storage_dir)
+        self._plugins = ExitStack()
+        self._plugins.callback(database.close)
         self.table = RouteTable(
             [
                 *status_routes(state),
@@ -119,12 +127,13 @@ class Server:
                 *token_routes(state),
                 *pooling_routes(state),
                 *page_routes(state),
+                *messages_routes(state),
+                *responses_routes(state, ResponseStore(database, settings)),
             ]
         )
         self.table.add(openapi_route(self.table))
         self._state = state
         self._listeners = listeners
-        self._plugins = ExitStack()
         for route in observe(state, self._plugins):
             self.table.add(route)
         keys, operators = client_keys(settings), admin_keys(settings)

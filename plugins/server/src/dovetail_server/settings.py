@@ -42,7 +42,10 @@ class ServerSettings:
     cache_salt_by: "key" or "user": only requests with the same API key or `user` share cached
     prefixes. allowed_hosts: accepted names in the header "host". cors_origins: web pages that may
     send requests. ssl_certfile, ssl_keyfile, ssl_ca_certs: files for TLS; with ssl_ca_certs,
-    clients need a certificate. verbose: log the phases of the start and the use of memory.
+    clients need a certificate. storage_dir: folder for stored responses; None: a temporary one,
+    which is removed at the end. max_stored_responses, max_stored_response_bytes,
+    response_lifetime_s: limits of the stored responses of each API key. verbose: log the
+    phases of the start and the use of memory.
     Raises ConfigError, naming the option, for an invalid value.
     """
 
@@ -75,6 +78,10 @@ class ServerSettings:
     ssl_keyfile: str | None = None
     ssl_ca_certs: str | None = None
     verbose: bool = False
+    storage_dir: str | None = None
+    max_stored_responses: int = 1024
+    max_stored_response_bytes: int = 64 * MIB
+    response_lifetime_s: float = 86400.0
     vllm_metric_names: bool = False
     no_web_page: bool = False
     otlp_traces_endpoint: str | None = None

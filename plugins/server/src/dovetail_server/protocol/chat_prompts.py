@@ -8,9 +8,12 @@ text is split at the marks, so that no piece contains the whole text of a specia
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail.engine.messages.history import CallForm, call_form, has_calls, prepare_history
@@ -53,6 +56,33 @@ def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
     except RecursionError:
         raise APIError("messages is nested too deeply.", param="messages") from None
     return encode_marked(tokenizer, text, mark), text.replace(mark, "") if mark else text
+
+
+def fit_messages(llm: AsyncLLM, request: ChatRequest) -> ChatRequest:
+    """Return the request without as many of its oldest messages as its prompt is too long.
+
+    Instructions at the start stay, and the conversation then starts with a message of the user.
+    Blocks for the time of a few templates, so call it in a thread.
+    """
+    limit = llm.max_model_len - max(request.max_completion_tokens or 1, 1)
+    messages = request.messages
+    first = next(
+        (i for i, item in enumerate(messages) if item.get("role") not in ("system", "developer")),
+        len(messages),
+    )
+    starts = [i for i in range(first, len(messages)) if messages[i].get("role") == "user"]
+    shorter = [
+        msgspec.structs.replace(request, messages=[*messages[:first], *messages[start:]])
+        for start in starts
+        if start > first
+    ]
+
+    def is_short(candidate: ChatRequest) -> bool:
+        return len(chat_prompt(llm, candidate)[0]) <= limit
+
+    if is_short(request) or not shorter:
+        return request
+    return shorter[min(bisect_left(shorter, True, key=is_short), len(shorter) - 1)]
 
 
 def read_messages(

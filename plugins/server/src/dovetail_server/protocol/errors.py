@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from dovetail.errors import (
     CapacityError,
@@ -72,6 +74,50 @@ class APIError(Exception):
         if self.retry_after_s is None:
             return [(b"x-should-retry", b"false")] if self.status == 408 else []
         return [(b"retry-after", str(max(1, round(self.retry_after_s))).encode())]
+
+
+class ErrorForm(Protocol):
+    """The form of the errors of an API."""
+
+    def body(self, error: APIError, request_id: str) -> dict[str, Any]:
+        """Return the body of an error response."""
+
+    def event(self, error: APIError, request_id: str) -> bytes:
+        """Return the last event of a stream that fails."""
+
+
+class OpenAIErrors:
+    """The form of OpenAI's API, which all routes have unless their row names another form."""
+
+    def body(self, error: APIError, request_id: str) -> dict[str, Any]:
+        """Return the body of an error response."""
+        return error.body(request_id)
+
+    def event(self, error: APIError, request_id: str) -> bytes:
+        """Return the last event of a stream that fails."""
+        return b"data: " + msgspec.json.encode(error.body(request_id)) + b"\n\n"
+
+
+OPENAI_ERRORS: ErrorForm = OpenAIErrors()
+
+
+def rename_fields(error: APIError, names: Mapping[str, str]) -> APIError:
+    """Return an error with the names that the fields have in another API.
+
+    names: of that API, by the names of a chat completion. The position in a list is left out,
+    because the lists of the two APIs differ.
+    """
+    field = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+    if field not in names:
+        return error
+    name, texts = names[field], "|".join(re.escape(text) for text in (error.param or "", field))
+    return APIError(
+        re.sub(rf"(?<!\w)(?:{texts})(?!\w)", name, str(error)),
+        status=error.status,
+        code=error.code,
+        param=name,
+        retry_after_s=error.retry_after_s,
+    )
 
 
 def public_text(message: str) -> str:

@@ -7,7 +7,8 @@ same classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -172,7 +173,23 @@ _TYPE_NAMES = {
 }
 
 
-def read_fields(values: dict[str, Any], kind: type[R], *, strict: bool) -> tuple[R, list[str]]:
+@dataclass(frozen=True, kw_only=True)
+class FieldRules:
+    """The rules of an API for the fields that its requests do not have.
+
+    unsupported: see `UNSUPPORTED`. without_effect: see `WITHOUT_EFFECT`.
+    """
+
+    unsupported: Mapping[str, tuple[Any, ...]]
+    without_effect: Collection[str]
+
+
+CHAT_RULES = FieldRules(unsupported=UNSUPPORTED, without_effect=WITHOUT_EFFECT)
+
+
+def read_fields(
+    values: dict[str, Any], kind: type[R], *, strict: bool, rules: FieldRules = CHAT_RULES
+) -> tuple[R, list[str]]:
     """Return the request in `values`, and the names of the unknown fields.
 
     strict: reject unknown fields. Raises an APIError that names an invalid or missing field.
@@ -182,9 +199,9 @@ def read_fields(values: dict[str, Any], kind: type[R], *, strict: bool) -> tuple
     known = kind.__struct_fields__
     ignored = []
     for name in values.keys() - known:
-        if name in UNSUPPORTED:
-            _check_unsupported(name, values[name])
-        elif name not in WITHOUT_EFFECT:
+        if name in rules.unsupported:
+            _check_unsupported(name, values[name], rules.unsupported[name])
+        elif name not in rules.without_effect:
             ignored.append(name)
     ignored.sort()
     if ignored and strict:
@@ -200,10 +217,8 @@ def read_fields(values: dict[str, Any], kind: type[R], *, strict: bool) -> tuple
         raise _type_error(str(error)) from None
 
 
-def _check_unsupported(name: str, value: object) -> None:
-    if value is None or any(
-        type(value) is type(item) and value == item for item in UNSUPPORTED[name]
-    ):
+def _check_unsupported(name: str, value: object, allowed: tuple[Any, ...]) -> None:
+    if value is None or any(type(value) is type(item) and value == item for item in allowed):
         return
     raise APIError(
         f"{name} is not supported by this server; omit it.",

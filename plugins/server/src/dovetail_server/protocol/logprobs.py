@@ -51,6 +51,12 @@ class TokenTexts:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text. Can take long, so call it in a thread."""
+        if self._tokenizer is None or not text:
+            return 0
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
     def bytes_of(self, token: int) -> list[int]:
         """Return the bytes of a token."""
         piece = self._piece(token)

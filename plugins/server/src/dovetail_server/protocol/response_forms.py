@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from dovetail.outputs import RequestOutput
 from dovetail_server.protocol.logprobs import ChatLogprobs, CompletionLogprobs, TokenTexts
+from dovetail_server.protocol.usage import Usage
 
 _encode = msgspec.json.encode
 
@@ -26,6 +28,7 @@ class ResponseForm:
     """
 
     id_prefix: ClassVar[str]
+    id_separator: ClassVar[str] = "-"
     object_name: ClassVar[str]
     event_name: ClassVar[str]
     text_open: ClassVar[bytes]
@@ -81,9 +84,20 @@ class ResponseForm:
         """Return the event with the token counts."""
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
 
-    def first_event(self, index: int) -> bytes:
-        """Return the event with which a choice starts, if the form has such an event."""
+    def first_event(self, index: int, output: RequestOutput) -> bytes:
+        """Return the event with which a choice starts, if the form has such an event.
+
+        output: the first output of the request.
+        """
         return b""
+
+    async def finish(self, usage: Usage) -> bytes:
+        """Return the end of a stream."""
+        return (self.usage_event(usage.body()) if self.with_usage else b"") + DONE
+
+    async def complete(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+        """Return a complete response."""
+        return self.body(choices, usage.body())
 
     def body(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         """Return a complete response."""
@@ -138,7 +152,7 @@ class ChatForm(ResponseForm):
     has_batches = False
     role = "assistant"
 
-    def first_event(self, index: int) -> bytes:
+    def first_event(self, index: int, output: RequestOutput) -> bytes:
         """Return the event with the role of the message."""
         delta = b'"delta":{"role":%b,"content":""' % _encode(self.role)
         return self._choice_start(index) + delta + self._plain_end

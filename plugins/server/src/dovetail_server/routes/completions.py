@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
+
+import msgspec
 
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail.engine.messages.parsers import MAX_PROMPT_END_CHARS
@@ -16,8 +18,10 @@ from dovetail_server.observers import RequestRecord
 from dovetail_server.protocol.chat_prompts import chat_prompt, special_texts
 from dovetail_server.protocol.errors import APIError, api_error
 from dovetail_server.protocol.fields import (
+    CHAT_RULES,
     ChatRequest,
     CompletionRequest,
+    FieldRules,
     GenerationFields,
     read_fields,
 )
@@ -39,7 +43,9 @@ from dovetail_server.routes.table import Route
 from dovetail_server.state import ServerState
 from dovetail_server.transport.exchange import Exchange
 
-R = TypeVar("R", bound=GenerationFields)
+S = TypeVar("S", bound=msgspec.Struct)
+FormMaker = Callable[..., ResponseForm]
+"""Takes the arguments of `GenerationRoutes._form`."""
 
 
 def completion_routes(state: ServerState) -> list[Route]:
@@ -61,7 +67,7 @@ class GenerationRoutes:
         """Serve /v1/completions."""
         llm = self._state.slot.for_new_request()
         with self._state.admit(llm):
-            request = await self._read(exchange, CompletionRequest)
+            request = await self.read(exchange, CompletionRequest)
             check_format(request, llm)
             sampling = completion_sampling(request, llm.default_sampling_params())
             prompts = read_prompts(request.prompt)
@@ -75,19 +81,35 @@ class GenerationRoutes:
         """Serve /v1/chat/completions."""
         llm = self._state.slot.for_new_request()
         with self._state.admit(llm):
-            request = await self._read(exchange, ChatRequest)
-            check_format(request, llm)
-            sampling = chat_sampling(request, llm.default_sampling_params())
-            read_use(request)  # a wrong tool is rejected before the template runs
-            tokens, text = await asyncio.to_thread(self._chat_prompt, llm, request)
-            reading = _reading(llm, request, text)
-            sampling = apply_reading(llm, request, sampling, reading)
-            num_top = (request.top_logprobs or 0) if request.logprobs else None
-            form = self._form(ChatForm, llm, request, num_top=num_top)
-            call = self._call(llm, exchange, request, [tokens], sampling, form)
-            if reading.parser() is not None:
-                call = replace(call, reading=reading)
-            await self._serve(llm, exchange, call, streamed=bool(request.stream))
+            request = await self.read(exchange, ChatRequest)
+            await self.serve_chat(llm, exchange, request, self._form)
+
+    async def serve_chat(
+        self,
+        llm: AsyncLLM,
+        exchange: Exchange,
+        request: ChatRequest,
+        make_form: FormMaker,
+        announce: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """Serve a chat whose fields have been read.
+
+        make_form: creates the form of the response. announce: awaited before the generation starts.
+        """
+        check_format(request, llm)
+        sampling = chat_sampling(request, llm.default_sampling_params())
+        read_use(request)  # a wrong tool is rejected before the template runs
+        tokens, text = await asyncio.to_thread(self._chat_prompt, llm, request)
+        reading = _reading(llm, request, text)
+        sampling = apply_reading(llm, request, sampling, reading)
+        num_top = (request.top_logprobs or 0) if request.logprobs else None
+        form = make_form(ChatForm, llm, request, num_top=num_top)
+        call = self._call(llm, exchange, request, [tokens], sampling, form)
+        if reading.parser() is not None:
+            call = replace(call, reading=reading)
+        if announce is not None:
+            await announce()
+        await self._serve(llm, exchange, call, streamed=bool(request.stream))
 
     def _chat_prompt(self, llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
         allowed = self._state.settings.allow_request_templates
@@ -99,13 +121,13 @@ class GenerationRoutes:
             )
         return chat_prompt(llm, request)
 
-    async def _read(self, exchange: Exchange, kind: type[R]) -> R:
+    async def read(self, exchange: Exchange, kind: type[S], rules: FieldRules = CHAT_RULES) -> S:
         """Return the checked fields of a request. Raise APIError for a wrong field."""
         fields = await exchange.read_object()
         strict = self._state.settings.strict_params
-        request, ignored = read_fields(fields, kind, strict=strict)
+        request, ignored = read_fields(fields, kind, strict=strict, rules=rules)
         note_ignored(exchange, ignored)
-        check_model(request.model, self._state.slot.served_model_name)
+        check_model(getattr(request, "model", None), self._state.slot.served_model_name)
         return request
 
     def _form(
@@ -118,11 +140,10 @@ class GenerationRoutes:
     ) -> ResponseForm:
         options = request.stream_options
         return kind(
-            f"{kind.id_prefix}-{uuid.uuid4().hex}",
-            int(time.time()),
-            self._state.slot.served_model_name,
-            TokenTexts(
-                llm.tokenizer,
+            *form_arguments(
+                kind,
+                self._state,
+                llm,
                 as_ids=bool(request.return_tokens_as_token_ids),
                 hides_special=request.skip_special_tokens is not False,
             ),
@@ -185,6 +206,20 @@ class GenerationRoutes:
                     end_ns=state.clock.now_ns(),
                 )
             )
+
+
+def form_arguments(
+    kind: type[ResponseForm],
+    state: ServerState,
+    llm: AsyncLLM,
+    *,
+    as_ids: bool = False,
+    hides_special: bool = True,
+) -> tuple[str, int, str, TokenTexts]:
+    """Return the arguments of a form: a new id, the time, the model, and the texts of tokens."""
+    texts = TokenTexts(llm.tokenizer, as_ids=as_ids, hides_special=hides_special)
+    new_id = f"{kind.id_prefix}{kind.id_separator}{uuid.uuid4().hex}"
+    return new_id, int(time.time()), state.slot.served_model_name, texts
 
 
 def _reading(llm: AsyncLLM, request: ChatRequest, text: str) -> Reading:

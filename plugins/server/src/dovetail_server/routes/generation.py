@@ -15,7 +15,7 @@ from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
 from dovetail_server.protocol.errors import APIError, api_error, unavailable
 from dovetail_server.protocol.logprobs import LOWEST, add_all, prompt_logprobs_body
 from dovetail_server.protocol.messages import ChoiceReader, Reading
-from dovetail_server.protocol.response_forms import DONE, ResponseForm
+from dovetail_server.protocol.response_forms import ResponseForm
 from dovetail_server.protocol.sampling import COPIED, Sampling
 from dovetail_server.protocol.usage import Usage
 from dovetail_server.routes.call_options import FIRST_TOKEN_HEADER, TIMEOUT_HEADER
@@ -71,7 +71,7 @@ class Generation:
             if call.form.has_batches:
                 created = [{**choice, **prompt_fields} for choice in created]
             choices += created
-        body = call.form.body(choices, call.usage.body())
+        body = await call.form.complete(choices, call.usage)
         return body if call.form.has_batches else {**body, **prompt_fields}
 
     async def stream(self) -> None:
@@ -83,9 +83,7 @@ class Generation:
             last = b""
             indexes = range(len(call.prompts))
             await _all_of([self._named(index, self._stream_and_write(index)) for index in indexes])
-        if call.form.with_usage:
-            last += call.form.usage_event(call.usage.body())
-        await exchange.end(last + DONE)
+        await exchange.end(last + await call.form.finish(call.usage))
 
     # --- one prompt ---------------------------------------------------------------------------
 
@@ -226,7 +224,7 @@ class EventWriter:
         self._offsets[completion.index] = 0
         if (reader := _reader(call)) is not None:
             self._readers[completion.index] = reader
-        start = self._form.first_event(index)
+        start = self._form.first_event(index, output)
         fields = await _prompt_fields(call, output)
         if not call.echo and not fields:
             return start

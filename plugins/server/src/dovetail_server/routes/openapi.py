@@ -8,7 +8,10 @@ from typing import Any
 
 import msgspec
 
+from dovetail_server.protocol.anthropic.fields import CountRequest, MessagesRequest
+from dovetail_server.protocol.errors import OPENAI_ERRORS
 from dovetail_server.protocol.fields import ChatRequest, CompletionRequest
+from dovetail_server.protocol.responses.fields import ResponsesRequest
 from dovetail_server.routes.table import Access, Route, RouteTable
 from dovetail_server.routes.tokens import Detokenize, TokenizeChat, TokenizeText
 from dovetail_server.transport.exchange import Exchange
@@ -16,6 +19,9 @@ from dovetail_server.transport.exchange import Exchange
 BODIES: Mapping[str, tuple[type, ...]] = {
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountRequest,),
+    "/v1/responses": (ResponsesRequest,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (Detokenize,),
 }
@@ -79,7 +85,7 @@ def make_document(routes: Iterable[Route]) -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(classes, ref_template=_REFERENCE)
     paths: dict[str, Any] = {}
     for route in routes:
-        path = route.path.replace("/*", "/{name}")
+        path = route.path.replace("*", "{name}")
         paths.setdefault(path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
@@ -93,9 +99,11 @@ def make_document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    error = {"application/json": {"schema": _ref("Error")}}
-    generates = route.path in ("/v1/completions", "/v1/chat/completions")
-    response = _ref("Answer") if generates else {"type": "object"}
+    is_openai = route.errors is OPENAI_ERRORS
+    error = {"application/json": {"schema": _ref("Error") if is_openai else {"type": "object"}}}
+    has_choices = route.path in ("/v1/completions", "/v1/chat/completions")
+    generates = has_choices or route.path in ("/v1/responses", "/v1/messages")
+    response = _ref("Answer") if has_choices else {"type": "object"}
     content: dict[str, Any] = {"application/json": {"schema": response}}
     if route.path == METRICS_PATH:
         content = {"text/plain": {"schema": {"type": "string"}}}
@@ -110,7 +118,7 @@ def _operation(route: Route) -> dict[str, Any]:
         },
         "security": [] if route.access is Access.PUBLIC else [{}, {"key": []}],
     }
-    if route.path.endswith("/*"):
+    if "*" in route.path:
         operation["parameters"] = [
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
         ]

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from dovetail.errors import ConfigError
-from dovetail_server.protocol.errors import APIError
+from dovetail_server.protocol.errors import OPENAI_ERRORS, APIError, ErrorForm
 
 if TYPE_CHECKING:
     from dovetail_server.transport.exchange import Exchange
@@ -31,8 +31,9 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 class Route:
     """A route.
 
-    path: the exact path; a path that ends with "/*" matches everything below it. access: who may
-    use it. owner: who provides it.
+    path: the exact path; a path that ends with "/*" matches everything below it, and "*" between
+    two slashes matches one name. access: who may use it. owner: who provides it. errors: the form
+    of its errors.
     """
 
     method: str
@@ -40,6 +41,7 @@ class Route:
     handler: Handler
     access: Access = Access.KEY
     owner: str = "the server"
+    errors: ErrorForm = OPENAI_ERRORS
 
 
 class RouteTable:
@@ -72,16 +74,28 @@ class RouteTable:
         An unknown path or method gets a handler that raises the error, so that a client without a
         key does not learn which paths exist.
         """
-        methods = self._routes.get(exchange.path)
-        if methods is None:
-            methods = self._find_parent(exchange)
+        methods = (
+            self._routes.get(exchange.path)
+            or self._find_inner(exchange)
+            or self._find_parent(exchange)
+        )
         if methods is None:
             return _no_path, Access.KEY
+        exchange.errors = next(iter(methods.values())).errors
         method = "GET" if exchange.method == "HEAD" else exchange.method
         route = methods.get(method)
         if route is None:
             return _no_method(methods), next(iter(methods.values())).access
         return route.handler, route.access
+
+    def _find_inner(self, exchange: Exchange) -> dict[str, Route] | None:
+        """Return the routes of a path such as "/v1/responses/*/cancel"."""
+        parent, _, last = exchange.path.rpartition("/")
+        start, _, name = parent.rpartition("/")
+        methods = self._routes.get(f"{start}/*/{last}") if name and last != "*" else None
+        if methods is not None:
+            exchange.rest = name
+        return methods
 
     def _find_parent(self, exchange: Exchange) -> dict[str, Route] | None:
         parent, slash, rest = exchange.path, "", ""

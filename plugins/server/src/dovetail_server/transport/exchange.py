@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from dovetail_server.protocol.errors import APIError
+from dovetail_server.protocol.errors import OPENAI_ERRORS, APIError, ErrorForm
 from dovetail_server.settings import KIB, ServerSettings
 from dovetail_server.transport.body import BodyReader, ClientLeftError, read_json_object
 
@@ -39,7 +39,7 @@ class Exchange:
     whether the response has begun, and is complete. failure: the error with which the server ends
     the request from outside. left: whether the client has closed the connection. is_background:
     whether no client waits, so that the request has the lowest priority. extra_headers: further
-    headers of the response.
+    headers of the response. errors: the form of errors.
     """
 
     __slots__ = (
@@ -53,6 +53,7 @@ class Exchange:
         "_watcher",
         "caller",
         "ended",
+        "errors",
         "extra_headers",
         "failure",
         "headers",
@@ -87,6 +88,7 @@ class Exchange:
         self.response_id = ""
         self.started = self.ended = self.left = self._sends_events = False
         self.is_background = False
+        self.errors: ErrorForm = OPENAI_ERRORS
         self.failure: APIError | None = None
         self.extra_headers: list[Header] = []
         self._receive = receive
@@ -171,10 +173,11 @@ class Exchange:
         """Send an error, as a response or as the last event of a started stream."""
         if self.ended or self.left:
             return
-        body = msgspec.json.encode(error.body(self.request_id))
         if self.started:
-            await self.end(b"data: " + body + b"\n\n" if self._sends_events else b"")
+            sends = self._sends_events
+            await self.end(self.errors.event(error, self.request_id) if sends else b"")
         else:
+            body = self.errors.body(error, self.request_id)
             await self.respond(body, status=error.status, headers=error.headers())
 
     def interrupt(self, error: APIError) -> None:

@@ -12,7 +12,9 @@ from dovetail_server.transport.exchange import Exchange
 from dovetail_server.transport.keys import KeyRing
 
 LOCAL_NAMES = ("localhost",)
-_CORS_HEADERS = b"authorization, content-type, x-request-id, x-request-timeout"
+_CORS_HEADERS = (
+    b"authorization, content-type, x-request-id, x-request-timeout, x-api-key, anthropic-version"
+)
 
 
 class Guard:
@@ -56,7 +58,7 @@ class Guard:
         """Respond to a browser that requests permission."""
         self._allow_origin(exchange)
         headers = [
-            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
             (b"access-control-allow-headers", _CORS_HEADERS),
             (b"access-control-max-age", b"600"),
         ]

@@ -1,0 +1,1 @@
+"""The Responses API: fields, items, and the form of responses and events."""
