@@ -24,6 +24,8 @@ HOSTILE = """\
 ```
 > > > > > > > > > > > > deep
 **bold** `code` *em*
+- a\r
+- b\u2028c
 """
 ANSWER = "27 + 58 = 85."
 

@@ -253,7 +253,7 @@ FORMATS: dict[str, Written] = {
     "gptq_act_order": gptq(act_order=True),
     "gptq_one_group": gptq(group_size=-1),
     "gptq_2_bits": gptq(2),
-    "gptq_3_bits": gptq(3),
+    "gptq_3_bits": gptq(3, version="gptq_v2"),
     "gptq_8_bits": gptq(8),
     "gptq_8_bits_symmetric": gptq(8, symmetric=True),
     "gptq_bfloat16": gptq(symmetric=True, dtype=torch.bfloat16),

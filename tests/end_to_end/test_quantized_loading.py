@@ -122,7 +122,12 @@ def test_blocks_have_exactly_the_values_of_the_checkpoint(name):
 
 @pytest.mark.parametrize(
     "written",
-    [gptq(), gptq(act_order=True, symmetric=True), gptq(3, symmetric=True), gptq(group_size=16)],
+    [
+        gptq(),
+        gptq(act_order=True, symmetric=True),
+        gptq(3, symmetric=True, version="gptq_v2"),
+        gptq(group_size=16),
+    ],
     ids=["zero points", "act order", "3 bits", "small groups"],
 )
 def test_other_layouts_have_no_blocks(written):
@@ -272,6 +277,7 @@ def test_a_damaged_checkpoint_is_rejected_with_the_name_of_the_tensor(name, plai
 UNSUPPORTED = {
     "bits": ({"quant_method": "gptq", "bits": 5}, "bits is 5; supported: 2, 3, 4, 8"),
     "boolean bits": ({"quant_method": "gptq", "bits": True}, "bits is True"),
+    "3 bits": ({"quant_method": "gptq", "bits": 3}, "gptq_v2"),
     "format": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format"),
     "contradiction": ({"quant_method": "gptq", "bits": 8}, "codes of 4 bits.*states 8"),
     "awq version": ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),

@@ -29,7 +29,7 @@ from dovetail_quantized_checkpoints.formats.gptq import GPTQ
 from dovetail_quantized_checkpoints.stored_weight import StoredWeight
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
-from dovetail_torch.weights import Assignment, Target, build_weight_table
+from dovetail_torch.weights import Assignment, Target, build_weight_table, untie_different
 from dovetail_torch.weights.block_plan import BLOCK_PLAN
 from dovetail_torch.weights.checkpoint_files import (
     WeightEntry,
@@ -130,6 +130,14 @@ class _Checkpoint:
     def choose(self, model: nn.Module) -> dict[str, Target]:
         """Return the targets by name, for the weights that must be read. Check their shapes."""
         table = build_weight_table(model)
+        if untie_different(model, table, self._plain):
+            table = build_weight_table(model)
+        if tied := sorted(table.aliases.keys() & self.modules):
+            path = next(iter(self.modules[tied[0]].entries.values())).path
+            raise WeightError(
+                f"{path}: {tied[0]} is quantized, but config.json ties it to "
+                f"{table.aliases[tied[0]]}; set tie_word_embeddings to false if they differ"
+            )
         names = [*self._plain, *self.modules]
         chosen = table.select(names, str(next(iter(self._handles))))
         for name, target in chosen.items():

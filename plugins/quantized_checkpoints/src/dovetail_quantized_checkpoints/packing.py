@@ -13,10 +13,12 @@ WORD_BITS = 32
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the unsigned codes of the last dimension of `words`.
 
-    words: int32 [..., W]; W is a multiple of `bits` if 32 is not. Returns int16
+    words: int32 [..., W]; missing words of the last 32 codes are zeros. Returns int16
     [..., W * 32 / bits].
     """
     unsigned = words.to(torch.int64) & 0xFFFFFFFF
+    if WORD_BITS % bits:
+        unsigned = torch.nn.functional.pad(unsigned, (0, -unsigned.shape[-1] % bits))
     mask = (1 << bits) - 1
     if WORD_BITS % bits == 0:
         shifts = torch.arange(0, WORD_BITS, bits)

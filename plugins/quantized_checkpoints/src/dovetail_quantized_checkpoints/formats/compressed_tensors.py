@@ -120,7 +120,8 @@ class CompressedTensors(Format):
         scale = module.entry("weight_scale", SCALE_DTYPES)
         rows, columns = _scale_grid(module, scale.shape, shape, self._blocks)
         scales = read(f"{module.prefix}weight_scale").reshape(rows, columns)
-        if "weight" in module.entries and module.entries["weight"].dtype == "F8_E4M3":
+        is_float = module.entries.get("weight", scale).dtype == "F8_E4M3"
+        if is_float and "weight_packed" not in module.entries:
             weight = read(f"{module.prefix}weight")
             height, width = _block_size(shape, (rows, columns), self._blocks)
             return ScaledWeight(
@@ -147,7 +148,7 @@ def _block_structures(table: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
             choice(group, "format", FORMATS, "dense")
         block = weights.get("block_structure")
         if isinstance(block, (list, tuple)) and [type(size) for size in block] == [int, int]:
-            if min(block) < 1:
+            if not all(0 < size < 1 << 20 for size in block):
                 raise WeightError(f"quantization_config: block_structure is {shorten(block)}")
             yield block[0], block[1]
 
@@ -249,6 +250,8 @@ def _fp4(module: ModuleTensors, read: Read, shape: tuple[int, int]) -> ScaledWei
     packed = read(f"{module.prefix}weight_packed")
     scale = module.entry("weight_scale", ("F8_E4M3", "U8"), num_dims=2)
     group = NVFP4_GROUP if scale.dtype == "F8_E4M3" else MXFP4_GROUP
+    if shape[1] % group:
+        raise module.error(f"has {shape[1]} features, not a multiple of {group}", "weight_packed")
     module.expect_shape("weight_scale", (shape[0], shape[1] // group))
     scales = read(f"{module.prefix}weight_scale").float()
     if group == NVFP4_GROUP:

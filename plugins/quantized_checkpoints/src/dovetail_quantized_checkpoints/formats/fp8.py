@@ -42,6 +42,8 @@ class FP8(Format):
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         """Return (O, I)."""
         num_outputs, num_inputs = module.entry("weight", ("F8_E4M3",), num_dims=2).shape
+        if not num_outputs * num_inputs:
+            raise module.error("is empty", "weight")
         leaf = next(leaf for leaf in _SCALES if leaf in module.entries)
         scale = module.entry(leaf, ("F32", "BF16", "F16"))
         height, width = self._scale_block(leaf, scale.shape, num_outputs, num_inputs)
@@ -53,7 +55,8 @@ class FP8(Format):
     def _scale_block(
         self, leaf: str, shape: tuple[int, ...], num_outputs: int, num_inputs: int
     ) -> tuple[int, int]:
-        if leaf == "weight_scale_inv" and self._block and shape not in ((), (1,)):
+        is_plain = shape in ((), (1,), (num_outputs,))
+        if leaf == "weight_scale_inv" and self._block and not is_plain:
             return self._block
         is_whole = shape in ((), (1,), (1, 1))
         return (num_outputs if is_whole else 1), num_inputs

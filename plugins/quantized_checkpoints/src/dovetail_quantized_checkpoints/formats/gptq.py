@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from dovetail.errors import WeightError
 from dovetail_quantized_checkpoints.formats.base import (
     Format,
     ModuleTensors,
@@ -24,9 +25,8 @@ from dovetail_quantized_checkpoints.stored_weight import IntegerWeight
 
 BITS = (2, 3, 4, 8)
 SCALE_DTYPES = ("F16", "BF16", "F32")
-_ONES = {2: (0x55555555,), 3: (0x49249249, 0x92492492, 0x24924924), 4: (0x11111111,)}
-_ONES[8] = (0x01010101,)
-"""Words in which each code is 1, by bits. For 3 bits they are the words of a run of 32 codes."""
+_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
+"""The word in which each code is 1, by bits."""
 
 
 class GPTQ(Format):
@@ -42,6 +42,11 @@ class GPTQ(Format):
         choice(table, "pack_dtype", ("int32",), "int32")
         self._stores_less = version == "gptq"
         self._differs = bool(table.get("dynamic"))
+        if self._stores_less and self._bits == 3:
+            raise WeightError(
+                "quantization_config: 3 bits with checkpoint_format 'gptq' is not supported, "
+                "because tools store its zero points differently; convert it to 'gptq_v2'"
+            )
 
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         """Return (O, I)."""
@@ -53,6 +58,8 @@ class GPTQ(Format):
             bits = WORD_BITS * num_words // max(1, num_inputs)
         else:
             num_inputs = WORD_BITS * num_words // bits
+        if bits == 3 and self._stores_less:
+            raise module.error("has 3 bits in version 1, which is not supported", "qweight")
         if bits not in BITS or num_words * WORD_BITS != num_inputs * bits:
             raise module.error(f"has {num_words} words for {num_inputs} features", "qweight")
         if bits != self._bits and not self._differs:
@@ -78,9 +85,7 @@ class GPTQ(Format):
         bits = WORD_BITS * words.shape[0] // num_inputs
         zero_words = read(f"{module.prefix}qzeros")
         if self._stores_less:
-            ones = torch.tensor(_ONES[bits], dtype=torch.int64)
-            repeats = zero_words.shape[1] // len(ones)
-            zero_words = zero_words.to(torch.int64) + ones.repeat(repeats)
+            zero_words = zero_words.to(torch.int64) + _ONES[bits]
         scales = read(f"{module.prefix}scales").T.contiguous()
         return IntegerWeight(
             shape=(num_outputs, num_inputs),

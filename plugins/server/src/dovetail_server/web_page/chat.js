@@ -142,8 +142,13 @@ async function respond() {
     if (error.name === "AbortError") note = "stopped";
     else showError(view, error.message);
   }
-  showAnswer(view, answer);
-  showFigures(view, answer, began, note);
+  answer.calls = answer.calls.filter(Boolean);
+  try {
+    showAnswer(view, answer);
+    showFigures(view, answer, began, note);
+  } catch (error) {
+    showError(view, `The response cannot be shown: ${error.message}`);
+  }
   if (answer.text || answer.calls.length) {
     const message = { role: "assistant", content: answer.text };
     if (answer.calls.length) message.tool_calls = answer.calls;
@@ -195,7 +200,7 @@ function showAnswer(view, answer) {
   view.reasoning.hidden = !answer.reasoning;
   if (answer.reasoning) view.reasoning.textContent = answer.reasoning;
   view.calls.hidden = !answer.calls.length;
-  view.calls.replaceChildren(...answer.calls.map((call) => {
+  view.calls.replaceChildren(...answer.calls.filter(Boolean).map((call) => {
     const node = document.createElement("div");
     node.className = "tool";
     node.textContent = `${call.function.name}(${call.function.arguments})`;
@@ -210,7 +215,7 @@ function showTokens(target, tokens) {
     const span = document.createElement("span");
     span.textContent = token.token;
     const percent = (logprob) => `${(100 * Math.exp(logprob)).toFixed(1)} %`;
-    const others = token.top_logprobs.map((other) => `${JSON.stringify(other.token)} ${percent(other.logprob)}`);
+    const others = (token.top_logprobs ?? []).map((other) => `${JSON.stringify(other.token)} ${percent(other.logprob)}`);
     span.title = [`${percent(token.logprob)}`, ...others].join("\n");
     target.append(span);
   }

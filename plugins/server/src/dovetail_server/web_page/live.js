@@ -7,7 +7,7 @@ const MAX_SHOWN_STEPS = 240;
 const MAX_ROWS = 64;
 const CELL = 7;
 const find = (id) => document.getElementById(id);
-const state = { steps: [], after: 0, started: null, timer: 0, paused: false, visible: false };
+const state = { steps: [], after: 0, started: null, timer: 0, paused: false, visible: false, generation: 0 };
 let rates = [];
 
 /** Start the live view, which reads steps only while it is visible. */
@@ -26,18 +26,23 @@ export function startLive() {
 export function show(visible) {
   state.visible = visible;
   clearTimeout(state.timer);
-  if (visible && !document.hidden) poll();
+  state.generation++;
+  if (visible && !document.hidden) poll(state.generation);
 }
 
-async function poll() {
+async function poll(generation) {
   const began = performance.now();
   try {
-    if (!state.paused) take(await (await request(`steps?after=${state.after}`)).json());
+    if (!state.paused) {
+      const trace = await (await request(`steps?after=${state.after}`)).json();
+      if (generation !== state.generation) return;
+      take(trace);
+    }
   } catch (error) {
     find("hint").textContent = error.message;
   }
-  if (state.visible && !document.hidden)
-    state.timer = setTimeout(poll, Math.max(50, PERIOD_MS - (performance.now() - began)));
+  if (generation === state.generation)
+    state.timer = setTimeout(() => poll(generation), Math.max(50, PERIOD_MS - (performance.now() - began)));
 }
 
 function take(trace) {

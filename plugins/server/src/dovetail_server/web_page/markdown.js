@@ -2,7 +2,7 @@
 // become elements, attributes other than `href`, or code. Links lead to http and https only.
 
 const INLINE =
-  /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*|\[([^\]\n]{1,500})\]\((https?:\/\/[^\s)]{1,2000})\)/g;
+  /(?<!`)(`{1,4})(?!`)([\s\S]{1,2000}?)(?<!`)\1(?!`)|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*|\[([^\]\n]{1,500})\]\((https?:\/\/[^\s)]{1,2000})\)/g;
 const MAX_CHARACTERS = 200_000;
 const MAX_QUOTES = 8;
 
@@ -49,7 +49,7 @@ function blocks(lines, depth) {
   for (let index = 0; index < lines.length; ) {
     const line = lines[index];
     const fence = /^\s*(```+|~~~+)/.exec(line);
-    const heading = /^(#{1,6})\s+(.*)$/.exec(line);
+    const heading = /^(#{1,6})\s([\s\S]*)$/.exec(line);
     if (fence) {
       const code = [];
       for (index++; index < lines.length && !lines[index].trim().startsWith(fence[1]); index++)
@@ -57,14 +57,14 @@ function blocks(lines, depth) {
       index++;
       nodes.push(element("pre", element("code", code.join("\n"))));
     } else if (heading) {
-      nodes.push(element(`h${Math.min(4, heading[1].length + 1)}`, ...inline(heading[2])));
+      nodes.push(element(`h${Math.min(4, heading[1].length + 1)}`, ...inline(heading[2].trim())));
       index++;
     } else if (/^\s*[-*+]\s+/.test(line)) {
-      const [node, next] = list(lines, index, /^\s*[-*+]\s+(.*)$/, "ul");
+      const [node, next] = list(lines, index, /^\s*[-*+]\s+([\s\S]*)$/, "ul");
       nodes.push(node);
       index = next;
     } else if (/^\s*\d{1,9}[.)]\s+/.test(line)) {
-      const [node, next] = list(lines, index, /^\s*\d{1,9}[.)]\s+(.*)$/, "ol");
+      const [node, next] = list(lines, index, /^\s*\d{1,9}[.)]\s+([\s\S]*)$/, "ol");
       nodes.push(node);
       index = next;
     } else if (/^>/.test(line) && depth < MAX_QUOTES) {
@@ -87,6 +87,7 @@ function blocks(lines, depth) {
 
 /** Replace the children of `target` with the rendered text. Very long text stays plain. */
 export function render(target, text) {
+  const lines = text.split(/\r\n|[\n\r\u2028\u2029]/);
   if (text.length > MAX_CHARACTERS) target.replaceChildren(element("pre", text));
-  else target.replaceChildren(...blocks(text.split("\n"), 0));
+  else target.replaceChildren(...blocks(lines, 0));
 }

@@ -36,6 +36,7 @@ export async function* events(response) {
   const decoder = new TextDecoder();
   const reader = response.body.getReader();
   let rest = "";
+  try {
   for (;;) {
     let part;
     try {
@@ -54,5 +55,8 @@ export async function* events(response) {
       if (event.error) throw new Error(event.error.message);
       yield event;
     }
+  }
+  } finally {
+    reader.cancel().catch(() => {});
   }
 }
