@@ -7,7 +7,7 @@ from dovetail.engine.core import EngineCore
 from dovetail.engine.step_trace import recorder
 from dovetail.engine.step_trace.recorder import EXPIRY_NS, StepRecorder
 from dovetail.engine.step_trace.records import MAX_STEPS
-from dovetail.errors import UserError
+from dovetail.errors import EngineDeadError, UserError
 from dovetail.interfaces import Ready
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
@@ -176,7 +176,9 @@ def test_old_records_are_dropped(make, monkeypatch):
     assert trace.num_steps == 50 and trace.after == 31
     assert [step.number for step in trace.steps] == list(range(32, 51))
     monkeypatch.setattr(recorder, "MAX_READ_ENTRIES", 10)
-    assert len(core.read_steps(3).steps) == 5
+    steps = core.read_steps(3).steps
+    assert steps[0].decodes == (1,) and all(step.decodes is None for step in steps[1:])
+    assert len(steps) == 9, "a decode that repeats is not counted again"
 
 
 def test_nothing_is_recorded_without_a_reader(make):
@@ -193,6 +195,15 @@ def test_nothing_is_recorded_without_a_reader(make):
     assert core.scheduler is scheduler, "the recording ends by itself"
     again = core.read_steps(before.num_steps)
     assert again.started_ns > before.started_ns and again.num_steps == 0
+
+
+def test_an_error_of_a_recorded_scheduler_names_its_class(make, monkeypatch):
+    core = make()
+    name = type(core.scheduler).__name__
+    core.read_steps()
+    monkeypatch.setattr(core.scheduler.scheduler, "schedule", lambda: 1 // 0)
+    with pytest.raises(EngineDeadError, match=rf":{name} failed when a step was planned"):
+        core.step()
 
 
 @pytest.mark.parametrize(

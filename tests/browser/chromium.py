@@ -110,7 +110,7 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press and release a key, such as "Enter"."""
-        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowRight": 39}
+        codes = {"Enter": 13, "Escape": 27, "Tab": 9, "ArrowLeft": 37, "ArrowRight": 39}
         fields = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
         text = {"text": "\r"} if key == "Enter" else {}
         self._call("Input.dispatchKeyEvent", type="keyDown", **fields, **text)

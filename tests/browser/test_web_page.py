@@ -23,10 +23,34 @@ HOSTILE = """\
 <style>body { display: none }</style>
 ```
 > > > > > > > > > > > > deep
+7. seven\r
+- one\u2028two\r
 **bold** `code` *em*
 - a\r
 - b\u2028c
 """
+LARGE = (
+    "'x' + '`'.repeat(100000)",
+    "'*a* '.repeat(49000)",
+    "'# a\\n'.repeat(49000)",
+    "'['.repeat(199999)",
+    "'- a\\r\\n\\r\\n'.repeat(9000)",
+    "'>'.repeat(199999)",
+)
+"""Texts whose rendering once took too long, or failed."""
+STUB = """(chunks, rest) => {
+  const encoder = new TextEncoder();
+  window.fetch = async (path, options) => {
+    if (!path.endsWith("chat/completions")) return new Response("{}", {status: 404});
+    window.sent = JSON.parse(options.body);
+    const write = (delta) => "data: " + JSON.stringify({choices: [{delta}]}) + "\\n\\n";
+    return new Response(new ReadableStream({async start(controller) {
+      for (const event of [...chunks.map(write), rest]) controller.enqueue(encoder.encode(event));
+      controller.close();
+    }}));
+  };
+}"""
+"""Replaces the server: the response has these deltas, and then the text `rest`."""
 ANSWER = "27 + 58 = 85."
 
 
@@ -82,6 +106,10 @@ def ask(page, text="What is 27 + 58?"):
     page.press("Enter")
 
 
+def stub(page, deltas, rest="data: [DONE]\n\n"):
+    page.run(f"({STUB})({json.dumps(deltas)}, {json.dumps(rest)})")
+
+
 def answer(page):
     page.wait("!document.getElementById('regenerate').disabled")
     return page.run("[...document.querySelectorAll('article.assistant .body')].at(-1).innerText")
@@ -103,14 +131,23 @@ def test_a_message_gets_a_streamed_answer_with_figures_and_survives_a_reload(pag
     assert page.run("document.activeElement.id") == "input"
 
 
-def test_escape_stops_an_answer(page):
-    page.run("document.getElementById('max_tokens').value = 900")
-    page.run("document.getElementById('temperature').value = 2")
-    ask(page, "Spell a b c d e f g h i j k l m n o p q r s t u v w x y z " * 5)
-    page.wait("!document.getElementById('stop').hidden || document.querySelector('.figures')")
+def test_escape_stops_the_request_in_the_engine(page, server):
+    page.run(
+        "(() => { const real = window.fetch; window.fetch = (path, options) => real(path, {"
+        "...options, body: options?.body?.replace('{', '{\"ignore_eos\":true,')}); })()"
+    )
+    page.run("document.getElementById('max_tokens').value = 4000")
+    ask(page)
+    page.wait("document.querySelector('.assistant .body').textContent.length > 20")
     page.press("Escape")
     page.wait("document.getElementById('stop').hidden")
     assert page.run("document.querySelectorAll('.error').length") == 0
+    assert "stopped" in page.run("document.querySelector('.assistant .figures').textContent")
+    page.wait(
+        "(window.load = 1, fetch('/load').then((reply) => reply.json())"
+        ".then((load) => { window.running = load; }), window.running?.num_running === 0)",
+        limit_s=5,
+    )
 
 
 def test_token_probabilities_are_shown(page):
@@ -152,7 +189,8 @@ def test_hostile_markdown_becomes_text(page):
     tags = page.run(
         "[...new Set([...document.querySelectorAll('#box *')].map((node) => node.tagName))].sort()"
     )
-    assert set(tags) <= {"A", "BLOCKQUOTE", "CODE", "EM", "H2", "LI", "P", "PRE", "STRONG", "UL"}
+    allowed = "A BLOCKQUOTE CODE EM H2 LI OL P PRE STRONG UL"
+    assert set(tags) <= set(allowed.split())
     assert page.run("[...document.querySelectorAll('#box a')].map((link) => link.href)") == [
         "https://example.org/a",
         "https://example.org/x.png",
@@ -162,17 +200,91 @@ def test_hostile_markdown_becomes_text(page):
         "[...new Set([...document.querySelectorAll('#box *')]"
         ".flatMap((node) => node.getAttributeNames()))].sort()"
     )
-    assert attributes == ["href", "rel", "target"]
+    assert attributes == ["href", "rel", "start", "target"]
 
 
-def test_the_policy_forbids_inline_scripts(page):
+def test_hostile_output_in_a_stream_becomes_text(page):
+    stub(page, [{"content": HOSTILE[:20]}, {"content": HOSTILE[20:]}])
+    ask(page)
+    text = answer(page)
+    assert "<script>window.hacked = 1</script>" in text and "javascript:window" in text
+    assert page.run("document.querySelectorAll('article :is(script,img,svg,iframe)').length") == 0
+    assert page.run("document.querySelector('article ol').start") == 7
+    assert page.run("window.hacked === undefined")
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_large_output_is_rendered_in_a_limited_time(page, text):
+    milliseconds = page.run(
+        "import('/web/markdown.js').then((markdown) => { const begin = performance.now();"
+        f"markdown.render(document.createElement('div'), {text});"
+        "return performance.now() - begin; })"
+    )
+    assert milliseconds < 5000
+
+
+def test_reasoning_is_shown_apart(page):
+    stub(page, [{"reasoning_content": "27 plus "}, {"reasoning_content": "58"}, {"content": "85"}])
+    ask(page)
+    assert answer(page) == "85"
+    assert page.run("document.querySelector('.assistant .reasoning').textContent") == "27 plus 58"
+    ask(page, "And now?")
+    answer(page)
+    assert [message["content"] for message in page.run("window.sent.messages")] == [
+        "What is 27 + 58?",
+        "85",
+        "And now?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rest", "message"),
+    [
+        ("data: {", "The connection was lost before the end of the response."),
+        ('data: {"error": {"message": "The engine has failed."}}\n\n', "The engine has failed."),
+    ],
+)
+def test_a_stream_that_breaks_off_keeps_its_text(page, rest, message):
+    stub(page, [{"content": "half of"}], rest)
+    ask(page)
+    assert answer(page) == "half of"
+    assert page.run("document.querySelector('.error').textContent") == message
+
+
+def test_the_settings_are_sent(page):
+    stub(page, [{"content": "yes"}])
+    for name, value in {"system": "Be brief.", "temperature": 0.5, "top_p": 0.9, "seed": 3}.items():
+        page.run(f"document.getElementById('{name}').value = {json.dumps(value)}")
+    ask(page, "Hello")
+    answer(page)
+    sent = page.run("window.sent")
+    assert (sent["temperature"], sent["top_p"], sent["seed"], sent["max_tokens"]) == (
+        0.5,
+        0.9,
+        3,
+        512,
+    )
+    assert sent["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "document.body.innerHTML = '<img src=x onerror=\"window.hacked = 1\">'",
+        "const node = document.createElement('script'); node.textContent = 'window.hacked = 1';"
+        "document.body.append(node)",
+        "document.body.setAttribute('onclick', 'window.hacked = 1'); document.body.click()",
+    ],
+)
+def test_the_policy_forbids_inline_scripts(page, attack):
     page.run(
-        "(() => { const node = document.createElement('script');"
-        "node.textContent = 'window.hacked = 1'; document.body.append(node); })()"
+        f"(() => {{ try {{ {attack} }} catch (error) {{ window.stopped = String(error); }} }})()"
     )
     assert page.run("window.hacked === undefined")
-    page.run("1")
-    assert any("Content Security Policy" in text for text in page.errors)
+    assert page.run("window.stopped ?? ''") or page.errors
     page.errors.clear()
 
 
@@ -193,6 +305,11 @@ def test_the_live_view_shows_steps_and_can_be_paused(page):
     assert re.match(
         r"Step \d+: \d+ tokens in", page.run("document.getElementById('hint').textContent")
     )
+    first = page.run("document.getElementById('hint').textContent")
+    page.run("document.getElementById('timeline').focus()")
+    page.press("ArrowRight")
+    second = page.run("document.getElementById('hint').textContent")
+    assert first != second and re.search(r"request \d+: 1 token$", second)
     page.run("document.getElementById('pause').click()")
     assert page.run("document.getElementById('pause').textContent") == "Continue"
 

@@ -1,10 +1,12 @@
 """The files of the web page and the route /steps. tests/browser uses the page."""
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dovetail_server.web_page.routes import FILES
+from dovetail_server.web_page.routes import FILES, MAX_READERS, MIN_READ_PERIOD_S
 
 MAX_PAGE_BYTES = 300_000
 
@@ -60,3 +62,21 @@ def test_the_steps_of_a_request_can_be_read(server):
 def test_a_wrong_query_is_rejected(server, query, param):
     reply = server.get(f"/steps?{query}")
     assert (reply.status, reply.error["param"]) == (400, param)
+
+
+def test_many_readers_share_a_limited_rate_of_reads(server):
+    begin_s = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: server.get("/steps"), range(8)))
+    assert [reply.status for reply in replies] == [200] * 8
+    assert time.monotonic() - begin_s >= 7 * MIN_READ_PERIOD_S
+
+
+def test_readers_above_the_limit_are_rejected(server):
+    with ThreadPoolExecutor(2 * MAX_READERS) as pool:
+        replies = list(pool.map(lambda _: server.get("/steps"), range(2 * MAX_READERS)))
+    statuses = {reply.status for reply in replies}
+    assert statuses == {200, 429}
+    rejected = next(reply for reply in replies if reply.status == 429)
+    assert rejected.error["code"] == "too_many_readers" and rejected.headers["retry-after"] == "1"
+    assert server.get("/steps").status == 200

@@ -359,7 +359,8 @@ class EngineCore:
     def _scheduler_failed(self, when: str, error: Exception) -> EngineDeadError:
         """Return the error for a failed scheduler or policy: its state is unknown."""
         self._dead = True
-        cls = type(self.scheduler)
+        scheduler = self.scheduler
+        cls = type(scheduler.scheduler if isinstance(scheduler, StepRecorder) else scheduler)
         return EngineDeadError(
             f"the scheduler {cls.__module__}:{cls.__qualname__} failed when {when}: "
             f"{describe_failure(error)}. Create a new engine with another scheduler_cls"

@@ -59,7 +59,7 @@ class StepRecorder(SchedulerInterface):
         restore: Callable[[SchedulerInterface], None],
     ) -> None:
         """Start the recording. restore: called once, at its end, with the scheduler."""
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._clock = clock
         self._restore = restore
         self._started_ns = self._last_read_ns = clock.now_ns()
@@ -105,11 +105,12 @@ class StepRecorder(SchedulerInterface):
         num_entries = 0
         for index in range(start, min(len(self._steps), start + max_steps)):
             size, record = self._steps[index]
-            if record.decodes is decodes:
+            num_entries += size
+            if decodes is not None and record.decodes is decodes:
+                num_entries -= len(decodes)
                 record = replace(record, decodes=None)
             else:
                 decodes = record.decodes
-            num_entries += size
             selected.append(record)
             if num_entries >= MAX_READ_ENTRIES:
                 break
@@ -121,9 +122,9 @@ class StepRecorder(SchedulerInterface):
         """Plan the next step."""
         begin_ns = self._clock.now_ns()
         if begin_ns - self._last_read_ns > EXPIRY_NS:
-            self._restore(self._scheduler)
-            return self._scheduler.schedule()
-        plan = self._scheduler.schedule()
+            self._restore(self.scheduler)
+            return self.scheduler.schedule()
+        plan = self.scheduler.schedule()
         self._planned.append(self._record_plan(plan, begin_ns))
         return plan
 
@@ -131,18 +132,18 @@ class StepRecorder(SchedulerInterface):
         self, plan: SchedulerOutput, output: ModelRunnerOutput
     ) -> EngineCoreOutputs:
         """Process the result of the oldest plan in flight."""
-        outputs = self._scheduler.update_from_output(plan, output)
+        outputs = self.scheduler.update_from_output(plan, output)
         if self._planned and self._planned[0].step_id == plan.step_id:
             self._record_end(self._planned.popleft(), outputs)
         return outputs
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Add a request."""
-        self._scheduler.add_request(request)
+        self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests."""
-        aborted = self._scheduler.abort_requests(request_ids)
+        aborted = self.scheduler.abort_requests(request_ids)
         for request_id in aborted:
             if (request := self._unfinished.pop(request_id, None)) is not None:
                 request.ended = True
@@ -151,23 +152,23 @@ class StepRecorder(SchedulerInterface):
 
     def depth(self) -> Depth:
         """Return the numbers of requests."""
-        return self._scheduler.depth()
+        return self.scheduler.depth()
 
     def pause(self, scope: PauseScope) -> None:
         """Stop requests from running."""
-        self._scheduler.pause(scope)
+        self.scheduler.pause(scope)
 
     def resume(self) -> None:
         """End a pause."""
-        self._scheduler.resume()
+        self.scheduler.resume()
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes."""
-        return self._scheduler.reset_prefix_cache()
+        return self.scheduler.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Shut the scheduler down."""
-        self._scheduler.shutdown()
+        self.scheduler.shutdown()
 
     # --- records ------------------------------------------------------------------------------
 

@@ -72,12 +72,14 @@ function addMessage(role) {
   article.className = role;
   article.setAttribute("aria-label", role === "user" ? "You" : "Assistant");
   const view = { article };
-  for (const [name, cls] of [["reasoning", "reasoning"], ["body", "body"], ["calls", "calls"], ["figures", "figures"]]) {
+  for (const name of ["reasoning", "body", "calls", "figures"]) {
     view[name] = document.createElement("div");
-    view[name].className = cls;
+    view[name].className = name;
     view[name].hidden = name !== "body";
     article.append(view[name]);
   }
+  view.reasoning.setAttribute("role", "group");
+  view.reasoning.setAttribute("aria-label", "Reasoning");
   find("messages").append(article);
   return view;
 }
@@ -123,6 +125,7 @@ async function respond() {
   const answer = { text: "", reasoning: "", calls: [], tokens: [], usage: null, first: 0 };
   const began = performance.now();
   state.running = new AbortController();
+  view.article.setAttribute("aria-busy", "true"); // a screen reader reads the complete response
   update();
   const paint = painter(view, answer);
   let note = "";
@@ -142,6 +145,7 @@ async function respond() {
     if (error.name === "AbortError") note = "stopped";
     else showError(view, error.message);
   }
+  state.running = null;
   answer.calls = answer.calls.filter(Boolean);
   try {
     showAnswer(view, answer);
@@ -149,12 +153,12 @@ async function respond() {
   } catch (error) {
     showError(view, `The response cannot be shown: ${error.message}`);
   }
+  view.article.removeAttribute("aria-busy");
   if (answer.text || answer.calls.length) {
     const message = { role: "assistant", content: answer.text };
     if (answer.calls.length) message.tool_calls = answer.calls;
     state.messages.push(message);
   }
-  state.running = null;
   store();
   update();
   scroll(true);
@@ -203,6 +207,8 @@ function showAnswer(view, answer) {
   view.calls.replaceChildren(...answer.calls.filter(Boolean).map((call) => {
     const node = document.createElement("div");
     node.className = "tool";
+    node.setAttribute("role", "group");
+    node.setAttribute("aria-label", "Tool call");
     node.textContent = `${call.function.name}(${call.function.arguments})`;
     return node;
   }));

@@ -4,10 +4,15 @@ import { request } from "./server.js";
 
 const PERIOD_MS = 500;
 const MAX_SHOWN_STEPS = 240;
+const MAX_READ_STEPS = 1024;
 const MAX_ROWS = 64;
 const CELL = 7;
+const KINDS = ["prefill", "decode", "preempted", "ended"];
+const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const find = (id) => document.getElementById(id);
-const state = { steps: [], after: 0, started: null, timer: 0, paused: false, visible: false, generation: 0 };
+const state = {
+  steps: [], after: 0, started: null, timer: 0, paused: false, visible: false, generation: 0, selected: null,
+};
 let rates = [];
 
 /** Start the live view, which reads steps only while it is visible. */
@@ -17,7 +22,11 @@ export function startLive() {
     find("pause").setAttribute("aria-pressed", String(state.paused));
     find("pause").textContent = state.paused ? "Continue" : "Pause";
   });
-  find("timeline").addEventListener("mousemove", describe);
+  const canvas = find("timeline");
+  canvas.addEventListener("mousemove", point);
+  canvas.addEventListener("mouseleave", () => describe(null));
+  canvas.addEventListener("blur", () => describe(null));
+  canvas.addEventListener("keydown", move);
   window.addEventListener("resize", draw);
   document.addEventListener("visibilitychange", () => show(state.visible));
 }
@@ -32,9 +41,10 @@ export function show(visible) {
 
 async function poll(generation) {
   const began = performance.now();
+  const query = `steps?after=${state.after}&max_steps=${MAX_READ_STEPS}`;
   try {
     if (!state.paused) {
-      const trace = await (await request(`steps?after=${state.after}`)).json();
+      const trace = await (await request(query)).json();
       if (generation !== state.generation) return;
       take(trace);
     }
@@ -42,7 +52,9 @@ async function poll(generation) {
     find("hint").textContent = error.message;
   }
   if (generation === state.generation)
-    state.timer = setTimeout(() => poll(generation), Math.max(50, PERIOD_MS - (performance.now() - began)));
+    state.timer = setTimeout(
+      () => poll(generation), Math.max(50, PERIOD_MS - (performance.now() - began)),
+    );
 }
 
 function take(trace) {
@@ -74,7 +86,9 @@ function showFigures(trace) {
   find("num_waiting").textContent = trace.stats.num_waiting;
   find("num_preemptions").textContent = trace.stats.num_preemptions;
   const { num_used_blocks: used, num_blocks: blocks } = trace.stats;
-  find("cache").textContent = blocks ? `${((100 * used) / blocks).toFixed(1)} %` : "–";
+  const percent = (100 * used) / blocks;
+  find("cache").textContent = blocks ? `${percent.toFixed(percent < 1 ? 3 : 1)} %` : "–";
+  find("cache").title = `${used} of ${blocks} blocks`;
 }
 
 /** Return the cells of a step: [request, kind, tokens]. */
@@ -88,17 +102,19 @@ function cells(step) {
   ];
 }
 
+/** Return the canvas, the steps and requests that fit on it, and the height of a row in pixels. */
 function layout() {
   const canvas = find("timeline");
   const columns = Math.max(1, Math.floor(canvas.clientWidth / CELL));
   const steps = state.steps.slice(-columns);
   const numbers = new Set(steps.flatMap((step) => cells(step).map(([number]) => number)));
   const rows = [...numbers].sort((a, b) => a - b).slice(-MAX_ROWS);
-  return { canvas, steps, rows };
+  const height = Math.max(2, Math.min(14, canvas.clientHeight / Math.max(1, rows.length)));
+  return { canvas, steps, rows, height };
 }
 
 function draw() {
-  const { canvas, steps, rows } = layout();
+  const { canvas, steps, rows, height } = layout();
   if (!canvas.clientWidth) return;
   const scale = window.devicePixelRatio || 1;
   canvas.width = canvas.clientWidth * scale;
@@ -106,36 +122,65 @@ function draw() {
   const context = canvas.getContext("2d");
   context.scale(scale, scale);
   const style = getComputedStyle(document.documentElement);
-  const height = Math.max(2, Math.min(14, canvas.clientHeight / Math.max(1, rows.length)));
+  const colors = new Map(KINDS.map((kind) => [kind, style.getPropertyValue(`--${kind}`)]));
   const row = new Map(rows.map((number, index) => [number, index]));
   steps.forEach((step, column) => {
     for (const [number, kind] of cells(step)) {
       if (!row.has(number)) continue;
-      context.fillStyle = style.getPropertyValue(`--${kind}`);
+      context.fillStyle = colors.get(kind);
       const width = kind === "ended" ? 2 : CELL - 1;
       const left = column * CELL + (kind === "ended" ? CELL - 2 : 0);
       context.fillRect(left, row.get(number) * height, width, Math.max(1, height - 1));
     }
   });
+  const column = steps.findIndex((step) => step.number === state.selected?.step.number);
+  if (column >= 0) {
+    const top = (row.get(state.selected.request) ?? 0) * height;
+    context.strokeStyle = style.getPropertyValue("--text");
+    context.strokeRect(column * CELL - 0.5, 0, CELL, canvas.clientHeight);
+    if (row.has(state.selected.request)) context.strokeRect(0, top - 0.5, canvas.clientWidth, height);
+  }
   canvas.dataset.steps = steps.length;
   canvas.dataset.rows = rows.length;
-  if (steps.length && !find("hint").dataset.pointed)
+  if (steps.length && !state.selected)
     find("hint").textContent = `The last ${steps.length} steps. Point at a step for its details.`;
 }
 
-function describe(event) {
-  const { canvas, steps, rows } = layout();
+function point(event) {
+  const { canvas, steps, rows, height } = layout();
   const box = canvas.getBoundingClientRect();
   const step = steps[Math.floor((event.clientX - box.left) / CELL)];
+  describe(step, rows[Math.floor((event.clientY - box.top) / height)]);
+}
+
+/** Select another step or request with the arrow keys; the first key selects the latest step. */
+function move(event) {
+  if (!(event.key in MOVES)) return;
+  event.preventDefault();
+  const { steps, rows } = layout();
+  const within = (index, items) => items[Math.max(0, Math.min(items.length - 1, index))];
+  const [right, down] = MOVES[event.key];
+  const { step, request: number } = state.selected ?? {};
+  const column = steps.findIndex((other) => other.number === step?.number);
+  if (column < 0) describe(steps.at(-1), rows.at(-1));
+  else describe(within(column + right, steps), within(rows.indexOf(number) + down, rows));
+}
+
+/** Show the numbers of a step, and what a request did in it. Without a step, end the selection. */
+function describe(step, number) {
+  state.selected = step ? { step, request: number } : null;
+  draw();
   if (!step) return;
-  const height = Math.max(2, Math.min(14, canvas.clientHeight / Math.max(1, rows.length)));
-  const number = rows[Math.floor((event.clientY - box.top) / height)];
-  const cell = cells(step).find(([other]) => other === number);
-  const action = { prefill: "prompt tokens", decode: "token", preempted: "preempted", ended: "ended" };
+  const words = {
+    prefill: (tokens) => `${tokens} prompt tokens`,
+    decode: (tokens) => (tokens === 1 ? "1 token" : `${tokens} tokens`),
+    preempted: () => "preempted",
+    ended: (reason) => (reason ? `ended (${reason})` : "ended"),
+  };
+  const actions = cells(step).filter(([other]) => other === number);
   const time = ((step.end_ns - step.begin_ns) / 1e6).toFixed(2);
-  const what = cell ? `; request ${number}: ${cell[2] || ""} ${action[cell[1]]}` : "";
-  find("hint").dataset.pointed = "yes";
+  const what = actions.map(([, kind, detail]) => words[kind](detail)).join(", ");
   find("hint").textContent =
     `Step ${step.step_id}: ${step.num_tokens} tokens in ${time} ms, ${step.num_running} running, ` +
-    `${step.num_waiting} waiting${what}`;
+    `${step.num_waiting} waiting${what && `; request ${number}: ${what}`}`;
 }

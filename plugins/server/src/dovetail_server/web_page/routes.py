@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.resources import files
 from urllib.parse import parse_qs
 
+from dovetail.engine.step_trace.records import StepTrace
 from dovetail.errors import UserError
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.routes.table import Access, Route
@@ -24,7 +26,8 @@ FILES = {
 """The files of the page with their media types. No other file is served."""
 POLICY = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    b"require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS: tuple[Header, ...] = (
     (b"content-security-policy", POLICY),
@@ -34,19 +37,45 @@ HEADERS: tuple[Header, ...] = (
 )
 MAX_QUERY_BYTES = 200
 DEFAULT_STEPS = 256
+MIN_READ_PERIOD_S = 0.1
+"""Minimum time between two reads of the engine's steps, so that readers cannot slow it down."""
+MAX_READERS = 16
+
+
+class StepReader:
+    """Reads the engine's steps for all clients of this process, one after another."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._lock = asyncio.Lock()
+        self._num_readers = 0
+        self._next_s = 0.0
+
+    async def read(self, after: int, max_steps: int) -> StepTrace:
+        """Return the steps with numbers above `after`. Raise APIError if too many clients wait."""
+        if self._num_readers >= MAX_READERS:
+            message = f"{MAX_READERS} clients wait for steps already. Try again later."
+            raise APIError(message, status=429, code="too_many_readers", retry_after_s=1.0)
+        self._num_readers += 1
+        try:
+            async with self._lock:
+                loop = asyncio.get_running_loop()
+                await asyncio.sleep(self._next_s - loop.time())
+                self._next_s = loop.time() + MIN_READ_PERIOD_S
+                return await self._state.slot.llm.read_steps(after, max_steps)
+        except UserError as error:
+            raise APIError(str(error), param="after or max_steps") from None
+        finally:
+            self._num_readers -= 1
 
 
 def page_routes(state: ServerState) -> list[Route]:
     """Return the routes of the page, if the settings enable it, and the route /steps."""
+    reader = StepReader(state)
 
     async def steps(exchange: Exchange) -> None:
         """Respond with what each request did in the last steps."""
-        after, max_steps = _numbers(exchange.query)
-        try:
-            trace = await state.slot.llm.read_steps(after, max_steps)
-        except UserError as error:
-            raise APIError(str(error), param="after or max_steps") from None
-        await exchange.respond(trace)
+        await exchange.respond(await reader.read(*_numbers(exchange.query)))
 
     routes = [Route(method="GET", path="/steps", handler=steps)]
     if not state.settings.no_web_page:

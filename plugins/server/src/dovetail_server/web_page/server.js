@@ -37,25 +37,25 @@ export async function* events(response) {
   const reader = response.body.getReader();
   let rest = "";
   try {
-  for (;;) {
-    let part;
-    try {
-      part = await reader.read();
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new Error("The connection was lost before the end of the response.");
+    for (;;) {
+      let part;
+      try {
+        part = await reader.read();
+      } catch (error) {
+        if (error.name === "AbortError") throw error;
+        throw new Error("The connection was lost before the end of the response.");
+      }
+      if (part.done) throw new Error("The connection was lost before the end of the response.");
+      const pieces = (rest + decoder.decode(part.value, { stream: true })).split("\n\n");
+      rest = pieces.pop();
+      for (const piece of pieces) {
+        const payload = piece.replace(/^data: /, "");
+        if (payload === "[DONE]") return;
+        const event = JSON.parse(payload);
+        if (event.error) throw new Error(event.error.message);
+        yield event;
+      }
     }
-    if (part.done) throw new Error("The connection was lost before the end of the response.");
-    const pieces = (rest + decoder.decode(part.value, { stream: true })).split("\n\n");
-    rest = pieces.pop();
-    for (const piece of pieces) {
-      const payload = piece.replace(/^data: /, "");
-      if (payload === "[DONE]") return;
-      const event = JSON.parse(payload);
-      if (event.error) throw new Error(event.error.message);
-      yield event;
-    }
-  }
   } finally {
     reader.cancel().catch(() => {});
   }
