@@ -61,12 +61,12 @@ def choose_implementation(
 def _has_native(architecture: str, directory: ModelDirectory, plugins: PluginRegistry) -> bool:
     """Return whether a plugin has the architecture, or its error is better than the fallback's.
 
-    The name of an architecture starts with its model_type. A name that does not and resembles an
-    installed model is misspelled.
+    The name of an architecture of transformers starts with its model_type. Any other name is the
+    class of a plugin, or a misspelled name.
     """
     model_type = directory.config.get("model_type")
     if not isinstance(model_type, str):
         return True
     family = re.sub("[^a-z0-9]", "", model_type.casefold())
     starts = architecture.casefold().replace("_", "").startswith(family)
-    return plugins.has_model(architecture, similar=not starts)
+    return not starts or plugins.has_model(architecture, similar=False)
