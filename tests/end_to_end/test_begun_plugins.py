@@ -17,6 +17,7 @@ from end_to_end.checkpoints import OPTIONS, make_checkpoint
 
 PROMPTS = [list(range(5, 45)), list(range(60, 90)), [7, 8, 9] * 11]
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+COMPILING = {"compile_backend", "graph_pass"}  # used with a compile level, in torch only
 WITHOUT_OPTIONS = {"command", "worker_extension"}
 SERVER_ONLY = {"http_routes"}  # `serve` creates them, not an engine; see the tests of the server
 WITH_OPTIONS = """
@@ -136,6 +137,9 @@ def test_a_new_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monk
         model_dir = file
     else:
         option = KINDS[kind].field.rpartition(".")[2]
+        if kind in COMPILING:
+            kwargs |= {"compile_level": "once", "compile_backend": "eager", "ops": "torch"}
+            kwargs["linear_method"] = "torch"
         kwargs[option] = (name,) if KINDS[kind].cardinality is Cardinality.MANY else name
     assert all(answers(model_dir, **kwargs))
     assert module.SEEN and all(seen["knob"] == 7 for seen in module.SEEN)
