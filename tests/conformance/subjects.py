@@ -29,6 +29,7 @@ from dovetail_devkit.fakes.weight_loader import FakeWeightLoader
 from dovetail_devkit.fakes.worker import FakeWorker
 from dovetail_devkit.scheduler.program import AfterStep
 from dovetail_devkit.tiny_model import TINY_LLAMA, write_tiny_llama
+from dovetail_gguf.tensor_names import to_file_name
 from dovetail_torch.layers import TorchLinearMethod, TorchOps
 from dovetail_torch.weights import pack_linears
 
@@ -113,11 +114,23 @@ def _tokenizer(subject: type[Any], folder: Path) -> Wants:
     return (folder,), {"lossless": True}
 
 
+FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    "GPTNeoXForCausalLM": {"hidden_act": "gelu"},
+    "GemmaForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
+    "OPTForCausalLM": {"ffn_dim": 128},
+    "PhiForCausalLM": {"hidden_act": "gelu_new"},
+    "Starcoder2ForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
+    "TransformersForCausalLM": {"architectures": ["LlamaForCausalLM"]},
+}
+"""Fields of config.json that families need in addition to those of the small Llama, or instead."""
+
+
 def model_context(subject: type[Any]) -> ModelContext:
     fake = issubclass(subject, FakeModel)
     config = {"vocab_size": 97, "hidden_size": 16} if fake else TINY_LLAMA
+    own = FAMILY_CONFIGS.get(subject.__name__, {})
     return ModelContext(
-        hf_config={**config, "architectures": list(subject.architectures)},
+        hf_config={**config, "architectures": list(subject.architectures), **own},
         dtype=torch.float32,
         device=torch.device("cpu"),
         linear_method=FakeLinearMethod() if fake else TorchLinearMethod(),
@@ -136,11 +149,21 @@ def _model(subject: type[Any], folder: Path) -> Wants:
     return (model_context(subject),), {"fill": fill_model}
 
 
+SPECIAL_CHECKPOINTS = {
+    "QuantizedSafetensorsLoader": "tests/end_to_end/test_quantized_loading.py",
+    "TransformersLoader": "tests/parity/test_fallback_parity.py",
+}
+"""Loaders of checkpoints or models that this suite cannot create, with their own tests."""
+
+
 def _weight_loader(subject: type[Any], folder: Path) -> Wants:
+    if (own := SPECIAL_CHECKPOINTS.get(subject.__name__)) is not None:
+        pytest.skip(f"the suite has no checkpoint for it; its tests: {own}")
     registry = PluginRegistry()
     llama = registry.load("model", "LlamaForCausalLM")
     write_model(write_tiny_llama(folder), folder / "tiny.gguf")
-    return (folder, lambda: llama(model_context(llama))), {}
+    names = {"name_in_file": to_file_name} if subject.__name__ == "GGUFLoader" else {}
+    return (folder, lambda: llama(model_context(llama))), names
 
 
 def _model_format(subject: type[Any], folder: Path) -> Wants:

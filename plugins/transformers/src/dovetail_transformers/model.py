@@ -62,6 +62,12 @@ class TransformersForCausalLM(nn.Module):
                 "The implementation of transformers does not quantize its linear layers. Omit "
                 "quantization, or set model_impl='native'."
             )
+        size = context.hf_config.get("vocab_size")
+        if type(size) is not int or not 0 < size < 1 << 31:
+            raise ModelError(
+                f"config.json: vocab_size is {shorten(size)}; it must be an integer from 1 to "
+                f"{(1 << 31) - 1}."
+            )
         classes = importlib.import_module("dovetail_transformers.model_classes")
         self.config = classes.read_config(context.hf_config)
         self.cls = classes.find_class(context.hf_config, self.config)
