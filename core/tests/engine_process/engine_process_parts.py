@@ -58,11 +58,11 @@ class ControlledWorker(FakeWorker):
 
 
 class Tight(ControlledWorker):
-    """A worker that limits messages of the engine process to 4 KiB."""
+    """A worker that limits messages of the engine process to 6 KiB."""
 
     def load_model(self):
         super().load_model()
-        messages.MAX_MESSAGE_BYTES = 4096
+        messages.MAX_MESSAGE_BYTES = 6144
 
 
 class SmallBufferWorker(ControlledWorker):
