@@ -75,6 +75,7 @@ COMMON = [
     ("logit_bias", {"-1": 1}),
     ("logit_bias", {"99999": 1}),
     ("logit_bias", {"1": 101}),
+    ("logit_bias", {"9" * 5_000: 1}),
     ("logit_bias", {"1": None}),
     ("user", 1),
     ("user", "a" * 2000),

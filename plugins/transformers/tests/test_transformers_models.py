@@ -119,7 +119,15 @@ def test_options_that_do_not_apply_are_rejected(folder, options, error, text):
     ],
 )
 def test_errors_name_what_is_not_supported(changed, fields, text):
-    with pytest.raises((ModelError, ConfigError, PluginError), match=text):
+    with pytest.raises((ModelError, ConfigError), match=text):
+        generate(changed(**fields), model_impl="transformers")
+
+
+@pytest.mark.parametrize(
+    "fields", [{"model_type": "unheard_of"}, {"architectures": ["OtherForCausalLM"]}]
+)
+def test_a_model_that_neither_a_plugin_nor_transformers_has_is_rejected(changed, fields):
+    with pytest.raises(PluginError, match="No installed plugin has a model of the architecture"):
         generate(changed(**fields))
 
 

@@ -27,6 +27,8 @@ BODIES: Mapping[str, tuple[type, ...]] = {
 }
 """The classes of the bodies, by path. Other routes take any JSON object."""
 
+WITHOUT_BODY = frozenset({"/v1/responses/*/cancel"})
+
 METRICS_PATH = "/metrics"
 _REFERENCE = "#/components/schemas/{name}"
 _ERROR = {
@@ -122,7 +124,7 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["parameters"] = [
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
         ]
-    if route.method == "POST":
+    if route.method == "POST" and route.path not in WITHOUT_BODY:
         schemas = [_ref(item.__name__) for item in BODIES.get(route.path, ())]
         schema = {"anyOf": schemas} if len(schemas) > 1 else (schemas or [{"type": "object"}])[0]
         operation["requestBody"] = {
