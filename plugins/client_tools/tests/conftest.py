@@ -24,6 +24,12 @@ def null():
 
 
 @pytest.fixture
+def steps(null):
+    """The route /steps of a server without an engine."""
+    return _load("steps_server").StepsServer(null)
+
+
+@pytest.fixture
 def run(capsys):
     """Run a command. Return its exit code, output and messages."""
 

@@ -64,6 +64,9 @@ class NullProtocol(asyncio.Protocol):
         else:
             self._task = asyncio.ensure_future(self._stream(content))
 
+    def abort(self):
+        self._transport.abort()
+
     async def _stream(self, parts):
         async for part in parts:
             if part is None or self._transport.is_closing():
@@ -77,8 +80,12 @@ class NullProtocol(asyncio.Protocol):
 @contextmanager
 def running(respond):
     """Serve in a thread. Yield the address."""
-    loop = asyncio.new_event_loop()
-    make = lambda: NullProtocol(respond)  # noqa: E731
+    loop, connections = asyncio.new_event_loop(), []
+
+    def make():
+        connections.append(NullProtocol(respond))
+        return connections[-1]
+
     server = loop.run_until_complete(loop.create_server(make, "127.0.0.1", 0))
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -88,6 +95,8 @@ def running(respond):
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         server.close()
+        for connection in connections:
+            connection.abort()
         for task in asyncio.all_tasks(loop):
             task.cancel()
         loop.run_until_complete(asyncio.sleep(0.01))

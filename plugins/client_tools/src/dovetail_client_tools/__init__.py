@@ -1,1 +1,1 @@
-"""Load tests and batches for servers with the OpenAI API."""
+"""Load tests, batches and live displays for servers with the OpenAI API."""

@@ -174,7 +174,7 @@ class _Request:
             self._connection.request(method, path, content, headers)
             self._response = response = self._connection.getresponse()
             if response.status != http.client.OK:
-                raise _rejection(server, response.status, response.read(MAX_BODY_BYTES))
+                raise rejection(server, response.status, response.read(MAX_BODY_BYTES))
         except (OSError, http.client.HTTPException) as error:
             self.__exit__()
             raise _lost(server, error) from None
@@ -204,10 +204,11 @@ def _lost(server: Server, error: BaseException) -> ConfigError:
     )
 
 
-def _rejection(server: Server, status: int, content: bytes) -> RequestError:
+def rejection(server: Server, status: int, content: bytes) -> RequestError:
+    """Return the error for a response with a status other than 200."""
     try:
         message = _message(json.loads(content))
-    except ValueError:
+    except (ValueError, RecursionError):
         message = ""
     advice = ""
     if status == http.client.UNAUTHORIZED:

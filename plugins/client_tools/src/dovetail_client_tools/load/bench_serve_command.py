@@ -6,10 +6,9 @@ Exit codes: 0; 1 if no request of a measurement succeeded; 130 after Ctrl-C.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -31,7 +30,6 @@ from dovetail_client_tools.load.bench_options import (
     read_extra_body,
 )
 
-T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:8000"
 _MODEL_HELP = "Name of a model of the server; None: the first model that the server lists."
 
@@ -47,6 +45,7 @@ def bench_serve(
     report: Annotated[ReportOptions, Parameter(name="*")] = DEFAULT_REPORT,
 ) -> int:
     """Measure a server under load, with any OpenAI-compatible API."""
+    from dovetail_client_tools.http_client.event_loop import run_in_loop
     from dovetail_client_tools.load.load_test import LoadTest
     from dovetail_client_tools.load.point import read_objectives
     from dovetail_client_tools.load.report import LoadReport, print_report, write_json
@@ -87,16 +86,6 @@ def bench_serve(
         print_message("Interrupted. Only complete measurements are reported.")
         return 130
     return 0 if all(point.num_ok for point in test.points) else 1
-
-
-def run_in_loop(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine in a uvloop event loop."""
-    import asyncio
-
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(make())
 
 
 def _check_files(report: ReportOptions) -> None:
