@@ -9,7 +9,7 @@ from dovetail.clock import ManualClock
 from dovetail.decision_log import LogReader, RecordedScheduler
 from dovetail.errors import ConfigError, RequestError
 from dovetail_lab.replay import replay_log
-from dovetail_lab.summary import summarize
+from dovetail_lab.summary import LogObserver, summarize
 
 PROMPTS = ["What is 27 + 58?", "Spell planet.", "What is 4 + 9?", "Count from 3 to 9."] * 2
 TIGHT = {
@@ -36,7 +36,7 @@ def test_the_log_of_a_demo_model_run_replays_byte_for_byte(scheduler, ahead, tmp
         llm.generate(PROMPTS[:2], params)
     actual = replay_log(LogReader(path), clock=ManualClock())
     assert actual.difference is None and not actual.truncated
-    summary = summarize(LogReader(path), lambda plan, now_ns: None)
+    summary = summarize(LogReader(path), LogObserver())
     assert actual.num_steps == summary.num_steps > 24 and actual.num_requests == len(PROMPTS) + 2
     assert summary.num_sampled >= sum(len(output.outputs[0].token_ids) for output in outputs)
     assert summary.num_cached_tokens, "the second round must hit prefixes of the first"

@@ -13,7 +13,7 @@ from dovetail_devkit.scheduler.playing import play
 from dovetail_devkit.scheduler.program import SchedulerDriver
 from dovetail_devkit.scheduler.random_programs import random_program
 from dovetail_lab.replay import ReplayClock, replay_log
-from dovetail_lab.summary import summarize
+from dovetail_lab.summary import LogObserver, summarize
 
 SEEDS = range(12)
 CORE = "dovetail.scheduling.scheduler:Scheduler"
@@ -59,7 +59,7 @@ def test_a_replay_creates_the_recorded_plans(name, tmp_path):
         found = replay(path)
         assert found.difference is None and not found.truncated
         assert found.num_steps == len(driver.plans) > 20
-        summary = summarize(LogReader(path), lambda plan, now_ns: None)
+        summary = summarize(LogReader(path), LogObserver())
         assert summary.num_steps == found.num_steps
         assert summary.num_requests == found.num_requests
         assert summary.num_tokens == sum(plan.total_num_tokens for plan in driver.plans)
@@ -125,7 +125,7 @@ def test_the_complete_records_of_a_truncated_log_are_replayed(tmp_path):
 def test_a_log_without_a_header_is_rejected(tmp_path):
     path = tmp_path / "one.log"
     path.write_bytes(b"dovetail decisions 1\n")
-    for reading in (replay, lambda path: summarize(LogReader(path), print)):
+    for reading in (replay, lambda path: summarize(LogReader(path), LogObserver())):
         with pytest.raises(UserError, match="no header"):
             reading(path)
 

@@ -8,6 +8,7 @@ its last complete record.
 from __future__ import annotations
 
 import logging
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 FORMAT_VERSION = 1
 _MAGIC = b"dovetail decisions %d\n"
 _FRAME = Struct("<BII")
+MAX_PAYLOAD_BYTES = 1 << 28
+"""Maximum size of a record. A prompt of a million tokens needs less than a tenth of it."""
+_MAX_MAGIC_BYTES = 64
 _LEVEL = 1  # the compression level; repetitive data compresses well at any level
 
 
@@ -90,7 +94,7 @@ class LogWriter:
 
 
 class LogReader:
-    """Iterates over the records of a log.
+    """Iterates over the records of a log. At any time, only one record is in memory.
 
     truncated: after the end was reached, whether the last record is incomplete.
     Raises UserError if the file is not a decision log, or one of another version.
@@ -99,11 +103,8 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.truncated = False
-        try:
-            self._content = path.read_bytes()
-        except OSError as error:
-            raise UserError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-        first, _, _ = self._content[:64].partition(b"\n")
+        with self._open() as file:
+            first, _, _ = file.read(_MAX_MAGIC_BYTES).partition(b"\n")
         if first + b"\n" != _MAGIC % FORMAT_VERSION:
             raise UserError(
                 f"{str(path)!r} is not a decision log of version {FORMAT_VERSION}: it begins with "
@@ -112,20 +113,42 @@ class LogReader:
         self._start = len(first) + 1
 
     def __iter__(self) -> Iterator[Record]:
-        content, position = memoryview(self._content), self._start
-        while position < len(content):
-            begin = position + _FRAME.size
-            if begin > len(content):
-                break
-            kind, length, crc = _FRAME.unpack(content[position:begin])
-            if begin + length > len(content):
-                break
-            body = content[begin : begin + length]
-            if zlib.crc32(body) != crc or kind not in _KINDS:
-                raise UserError(
-                    f"{str(self.path)!r} is damaged at byte {position}: there is no valid record. "
-                    "The records before it are valid."
-                )
-            yield Record(kind=RecordKind(kind), payload=zlib.decompress(body))
-            position = begin + length
-        self.truncated = position < len(content)
+        with self._open() as file:
+            size = os.fstat(file.fileno()).st_size
+            position = file.seek(self._start)
+            while position < size:
+                head = file.read(_FRAME.size)
+                if len(head) < _FRAME.size:
+                    break
+                kind, length, crc = _FRAME.unpack(head)
+                if position + len(head) + length > size:
+                    break
+                body = file.read(length)
+                if zlib.crc32(body) != crc or kind not in _KINDS:
+                    raise self._damaged(position, "there is no valid record")
+                yield Record(kind=RecordKind(kind), payload=self._decompress(body, position))
+                position += len(head) + length
+            self.truncated = position < size
+
+    def _open(self) -> BinaryIO:
+        try:
+            return self.path.open("rb")
+        except OSError as error:
+            raise UserError(f"{str(self.path)!r} cannot be read: {error.strerror}.") from error
+
+    def _decompress(self, body: bytes, position: int) -> bytes:
+        stream = zlib.decompressobj()
+        try:
+            payload = stream.decompress(body, MAX_PAYLOAD_BYTES)
+        except zlib.error:
+            raise self._damaged(position, "the record cannot be decompressed") from None
+        if not stream.eof:
+            limit = f"or has more than {MAX_PAYLOAD_BYTES:,} bytes"
+            raise self._damaged(position, f"the record is incomplete, {limit}")
+        return payload
+
+    def _damaged(self, position: int, reason: str) -> UserError:
+        return UserError(
+            f"{str(self.path)!r} is damaged at byte {position}: {reason}. "
+            "The records before it are valid."
+        )

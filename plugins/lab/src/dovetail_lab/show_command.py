@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line, print_table
 from dovetail.decision_log import LoggedPlan, LogReader
-from dovetail_lab.summary import Summary, summarize
+from dovetail_lab.summary import LogObserver, Summary, summarize
 
 _LOG_HELP = "The decision log: a file written with --decision-log."
 _STEPS_HELP = "Show each step as one line of JSON instead of the summary."
@@ -26,7 +26,7 @@ def show(
 ) -> int:
     """Show the content of a decision log. It contains no text and no tokens of a model."""
     reader = LogReader(log)
-    summary = summarize(reader, _print_step if steps else _skip_step)
+    summary = summarize(reader, _StepPrinter() if steps else LogObserver())
     if not steps:
         print_table(("", ""), _rows(summary))
     if reader.truncated:
@@ -34,14 +34,14 @@ def show(
     return 0
 
 
-def _skip_step(plan: LoggedPlan, now_ns: int) -> None:
-    """Do nothing with a step, because only the summary is shown."""
+class _StepPrinter(LogObserver):
+    """Prints each plan as a line of JSON."""
 
-
-def _print_step(plan: LoggedPlan, now_ns: int) -> None:
-    joins = [[join.request_id, join.row] for join in plan.joins]
-    facts = {name: value for name, value in {**asdict(plan), "joins": joins}.items() if value}
-    print(json.dumps({"step_id": plan.step_id, "now_ns": now_ns, **facts}, default=_listed))
+    def add_plan(self, plan: LoggedPlan, now_ns: int) -> None:
+        """Print a plan."""
+        joins = [[join.request_id, join.row] for join in plan.joins]
+        shown = {name: value for name, value in {**asdict(plan), "joins": joins}.items() if value}
+        print(json.dumps({"step_id": plan.step_id, "now_ns": now_ns, **shown}, default=_listed))
 
 
 def _listed(value: object) -> list[int]:

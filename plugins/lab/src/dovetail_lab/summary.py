@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.decision_log import (
@@ -18,6 +19,14 @@ from dovetail.decision_log import (
     split_readings,
 )
 from dovetail.errors import UserError
+from dovetail.request import EngineCoreRequest
+from dovetail.result import ModelRunnerOutput
+
+DECODE_ERRORS = (
+    *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
+    *(struct.error, StopIteration),
+)
+"""What decoding the content of a crafted record can raise."""
 
 
 @dataclass(slots=True)
@@ -51,10 +60,29 @@ class Summary:
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
 
-def summarize(reader: LogReader, on_plan: Callable[[LoggedPlan, int], None]) -> Summary:
-    """Read a whole log and return its counts.
+class LogObserver:
+    """Receives the content of a log while it is summarized. These methods do nothing.
 
-    on_plan: called with each plan and the time at which its scheduling started, in nanoseconds.
+    now_ns: the time of the call that was recorded, in nanoseconds; for plans and results, the first
+    reading of the clock.
+    """
+
+    def add_plan(self, plan: LoggedPlan, now_ns: int) -> None:
+        """Receive a plan."""
+
+    def add_request(self, request: EngineCoreRequest, now_ns: int) -> None:
+        """Receive an added request."""
+
+    def add_abort(self, request_ids: Sequence[str], now_ns: int) -> None:
+        """Receive the ids of aborted requests."""
+
+    def add_output(self, output: ModelRunnerOutput, now_ns: int) -> None:
+        """Receive the result of a step."""
+
+
+def summarize(reader: LogReader, observer: LogObserver) -> Summary:
+    """Read a whole log and return its counts. The observer receives the records in order.
+
     Raises UserError if the log cannot be read.
     """
     records = iter(reader)
@@ -63,21 +91,56 @@ def summarize(reader: LogReader, on_plan: Callable[[LoggedPlan, int], None]) -> 
         raise UserError(
             f"{str(reader.path)!r} has no header, so it contains no steps. Record a new log."
         )
-    summary = Summary(LogHeader.decode(split_readings(first.payload)[1]))
-    plans, joined = PlanDecoder(), set[str]()
-    for record in records:
+    try:
+        summary = Summary(LogHeader.decode(split_readings(first.payload)[1]))
+        counter = _Counter(summary, observer)
+        for record in records:
+            counter.add(record)
+    except UserError:
+        raise
+    except DECODE_ERRORS as error:
+        raise UserError(
+            f"{str(reader.path)!r} has a record that cannot be decoded: "
+            f"{type(error).__name__}. It is not a log of this version. Record a new log."
+        ) from error
+    summary.num_bytes = reader.path.stat().st_size
+    return summary
+
+
+class _Counter:
+    """Counts records and gives them to an observer."""
+
+    def __init__(self, summary: Summary, observer: LogObserver) -> None:
+        self._summary = summary
+        self._observer = observer
+        self._plans = PlanDecoder()
+        self._joined: set[str] = set()
+
+    def add(self, record: Record) -> None:
+        """Add the next record."""
+        summary, observer = self._summary, self._observer
         readings, payload = split_readings(record.payload)
         if readings:
             summary.first_ns = summary.first_ns or readings[0]
             summary.last_ns = readings[-1]
+        now_ns = readings[0] if readings else summary.last_ns
         if record.kind is RecordKind.PLAN:
-            plan = plans.decode(payload)
-            _add_plan(summary, plan, joined)
-            on_plan(plan, readings[0] if readings else summary.last_ns)
-        else:
-            _add_event(summary, Record(kind=record.kind, payload=payload), joined)
-    summary.num_bytes = reader.path.stat().st_size
-    return summary
+            plan = self._plans.decode(payload)
+            _add_plan(summary, plan, self._joined)
+            observer.add_plan(plan, now_ns)
+        elif record.kind is RecordKind.ADD:
+            request = decode_request(payload)
+            summary.num_requests += 1
+            self._joined.discard(request.request_id)
+            observer.add_request(request, now_ns)
+        elif record.kind is RecordKind.ABORT:
+            names = decode_names(payload)
+            summary.num_aborted += len(names)
+            observer.add_abort(names, now_ns)
+        elif record.kind is RecordKind.OUTPUT:
+            output = decode_output(payload)
+            summary.num_sampled += sum(output.num_sampled)
+            observer.add_output(output, now_ns)
 
 
 def _add_plan(summary: Summary, plan: LoggedPlan, joined: set[str]) -> None:
@@ -93,13 +156,3 @@ def _add_plan(summary: Summary, plan: LoggedPlan, joined: set[str]) -> None:
         joined.add(join.request_id)
         summary.num_prompt_tokens += join.num_prompt_tokens
         summary.num_cached_tokens += starts.get(join.row, 0)
-
-
-def _add_event(summary: Summary, record: Record, joined: set[str]) -> None:
-    if record.kind is RecordKind.ADD:
-        summary.num_requests += 1
-        joined.discard(decode_request(record.payload).request_id)
-    elif record.kind is RecordKind.ABORT:
-        summary.num_aborted += len(decode_names(record.payload))
-    elif record.kind is RecordKind.OUTPUT:
-        summary.num_sampled += sum(decode_output(record.payload).num_sampled)

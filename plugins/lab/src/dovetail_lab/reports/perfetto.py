@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dovetail_lab.simulation.results import NEVER, RequestColumns, StepColumns
 
@@ -23,68 +23,121 @@ _COUNTERS = {
 }
 _US = 1000
 
+Event = dict[str, Any]
+"""One event, as the format defines it."""
+
 
 def write_trace(
     path: Path, requests: RequestColumns, steps: StepColumns | None, names: Sequence[str]
 ) -> int:
     """Write the events of a run; return their number. names: ids of the requests, in order."""
-    count = 0
     with path.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        writer = EventWriter(file)
         for event in trace_events(requests, steps, names):
-            file.write((",\n" if count else "") + json.dumps(event))
-            count += 1
-        file.write("\n]}\n")
-    return count
+            writer.write(event)
+        writer.end()
+    return writer.num_events
+
+
+class EventWriter:
+    """Writes events to a file, one at a time."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.num_events = 0
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+
+    def write(self, event: Mapping[str, Any]) -> None:
+        """Write an event."""
+        self._file.write((",\n" if self.num_events else "") + json.dumps(event))
+        self.num_events += 1
+
+    def end(self) -> None:
+        """Write the end of the file. It must be called once, after all events."""
+        self._file.write("\n]}\n")
 
 
 def trace_events(
     requests: RequestColumns, steps: StepColumns | None, names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Event]:
     """Yield the events of a run, as the format defines them; times are in microseconds."""
-    for number, name in _PROCESSES.items():
-        yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}
+    yield from process_names()
     if steps is not None:
         yield from _steps(steps)
     for index, name in enumerate(names):
-        yield {
-            "ph": "M",
-            "pid": REQUESTS,
-            "tid": index,
-            "name": "thread_name",
-            "args": {"name": name},
-        }
+        yield track_name(REQUESTS, index, name)
         yield from _phases(requests, index)
 
 
-def _steps(steps: StepColumns) -> Iterator[dict[str, Any]]:
-    for index, start in enumerate(steps.start_ns):
-        prefill, decode = steps.num_prefill_tokens[index], steps.num_decode_tokens[index]
-        kind = "mixed" if prefill and decode else "prefill" if prefill else "decode"
+def process_names() -> Iterator[Event]:
+    """Yield the names of the three groups of tracks."""
+    for number, name in _PROCESSES.items():
+        yield {"ph": "M", "pid": number, "name": "process_name", "args": {"name": name}}
+
+
+def track_name(group: int, track: int, name: str) -> Event:
+    """Return the event that names a track."""
+    return {
+        "ph": "M",
+        "pid": group,
+        "tid": track,
+        "name": "thread_name",
+        "args": {"name": name},
+    }
+
+
+def slice_event(
+    group: int, track: int, name: str, times_ns: tuple[int, int], args: Mapping[str, Any]
+) -> Event:
+    """Return the event of a slice. times_ns: begin and duration."""
+    return {
+        "ph": "X",
+        "pid": group,
+        "tid": track,
+        "name": name,
+        "ts": times_ns[0] / _US,
+        "dur": times_ns[1] / _US,
+        "args": args,
+    }
+
+
+def step_events(
+    times_ns: tuple[int, int],
+    counts: Mapping[str, int],
+    tokens: Mapping[str, int],
+    *,
+    track: int = 0,
+) -> Iterator[Event]:
+    """Yield the slice of a step, and the counters after it.
+
+    times_ns: begin and duration. counts: by name of a column of `StepColumns`. tokens:
+    "prefill_tokens" and "decode_tokens", and more arguments of the slice.
+    """
+    prefill, decode = tokens["prefill_tokens"], tokens["decode_tokens"]
+    kind = "mixed" if prefill and decode else "prefill" if prefill else "decode"
+    yield slice_event(ENGINE, track, kind, times_ns, tokens)
+    for column, name in _COUNTERS.items():
         yield {
-            "ph": "X",
-            "pid": ENGINE,
-            "tid": 0,
-            "name": kind,
-            "ts": start / _US,
-            "dur": steps.duration_ns[index] / _US,
-            "args": {
-                "steps": steps.num_steps[index],
-                "prefill_tokens": prefill,
-                "decode_tokens": decode,
-            },
+            "ph": "C",
+            "pid": COUNTERS,
+            "name": name,
+            "ts": sum(times_ns) / _US,
+            "args": {"value": counts[column]},
         }
-        for column, name in _COUNTERS.items():
-            yield {
-                "ph": "C",
-                "pid": COUNTERS,
-                "name": name,
-                "ts": (start + steps.duration_ns[index]) / _US,
-                "args": {"value": getattr(steps, column)[index]},
-            }
 
 
-def _phases(requests: RequestColumns, index: int) -> Iterator[dict[str, Any]]:
+def _steps(steps: StepColumns) -> Iterator[Event]:
+    for index, start in enumerate(steps.start_ns):
+        tokens = {
+            "steps": steps.num_steps[index],
+            "prefill_tokens": steps.num_prefill_tokens[index],
+            "decode_tokens": steps.num_decode_tokens[index],
+        }
+        counts = {column: getattr(steps, column)[index] for column in _COUNTERS}
+        yield from step_events((start, steps.duration_ns[index]), counts, tokens)
+
+
+def _phases(requests: RequestColumns, index: int) -> Iterator[Event]:
     end = requests.finished_ns[index]
     times = (
         ("waiting", requests.arrival_ns[index]),
@@ -94,12 +147,5 @@ def _phases(requests: RequestColumns, index: int) -> Iterator[dict[str, Any]]:
     )
     for (name, begin), (_, stop) in itertools.pairwise(times):
         if begin != NEVER and stop != NEVER and stop >= begin:
-            yield {
-                "ph": "X",
-                "pid": REQUESTS,
-                "tid": index,
-                "name": name,
-                "ts": begin / _US,
-                "dur": (stop - begin) / _US,
-                "args": {"preemptions": requests.num_preemptions[index]},
-            }
+            args = {"preemptions": requests.num_preemptions[index]}
+            yield slice_event(REQUESTS, index, name, (begin, stop - begin), args)
