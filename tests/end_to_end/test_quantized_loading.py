@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from pathlib import Path
 
 import gguf
 import pytest
@@ -13,14 +11,9 @@ from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 
-from dovetail import LLM, SamplingParams
-from dovetail.errors import ModelError, WeightError
-from dovetail_quantized_checkpoints.formats.base import ModuleTensors
-from dovetail_quantized_checkpoints.loader import FORMATS as FORMAT_CLASSES
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.weights import Assignment
-from dovetail_torch.weights.checkpoint_files import WeightEntry
-from end_to_end.checkpoints import OPTIONS, make_checkpoint
+from end_to_end.quantized_checkpoints import GREEDY, make_plain, opened, outputs
 from end_to_end.quantized_writers import (
     FORMATS,
     gptq,
@@ -32,32 +25,16 @@ from end_to_end.quantized_writers import (
 
 native_library = pytest.importorskip("dovetail_cpu.native_library")
 
-PROMPTS = [[0, 5, 9, 33, 71], [0, 100, 17]]
-GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3)
-EXACT = OPTIONS | {"dtype": "float32", "load_format": "auto"}
 LAYER = "model.layers.0.self_attn.q_proj."
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plain")
-    return make_checkpoint(folder, hidden_size=64, intermediate_size=96, num_hidden_layers=1)
-
-
-def outputs(model, **options):
-    with LLM(model, **(EXACT | options)) as llm:
-        done = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-        loader = llm.llm_engine.config.load.load_format
-    rows = [
-        {token: entry.logprob for token, entry in position.items()}
-        for output in done
-        for position in output.outputs[0].logprobs
-    ]
-    return [output.outputs[0].token_ids for output in done], rows, loader
+    return make_plain(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_quantized_checkpoint_gives_the_outputs_of_its_values(name, plain, tmp_path):
     quantized, values = write(plain, tmp_path, FORMATS[name])
     tokens, rows, loader = outputs(quantized)
@@ -82,6 +59,7 @@ NATIVE = {
 
 
 @pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.sampled(2)
 def test_symmetric_integers_run_in_the_native_kernels_without_rounding(
     name, plain, tmp_path, monkeypatch
 ):
@@ -143,20 +121,6 @@ def test_scales_that_float16_cannot_represent_are_not_rounded():
     assert opened(written, tensors).block_type is None
 
 
-def opened(written, tensors):
-    """Return the stored weight of one module."""
-    entries = {
-        leaf: WeightEntry(
-            name=leaf, path=Path("file"), shape=tuple(tensor.shape), dtype=DTYPES[tensor.dtype]
-        )
-        for leaf, tensor in tensors.items()
-    }
-    form = FORMAT_CLASSES[written.config["quant_method"]](written.config)
-    module = ModuleTensors(prefix="", entries=entries)
-    form.shape(module, tensors.__getitem__)
-    return form.open(module, tensors.__getitem__)
-
-
 def test_a_second_start_uses_the_packed_blocks(plain, tmp_path):
     if not native_library.probe_fast().usable:
         pytest.skip("there are no fast native kernels here")
@@ -209,106 +173,3 @@ def test_values_are_equal_to_those_of_the_library_compressed_tensors(name):
 
     stored = opened(FORMATS[name], tensors)
     assert torch.equal(stored.dequantize(expected.dtype), expected)
-
-
-DTYPES = {
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float32: "F32",
-    torch.float8_e4m3fn: "F8_E4M3",
-}
-
-
-def rejected(folder, change, match):
-    """Change the tensors of a quantized checkpoint, and expect an error."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(WeightError, match=match):
-        outputs(folder)
-
-
-DAMAGED = {
-    "missing scales": (lambda t: t.pop(f"{LAYER}scales"), "q_proj.scales is missing"),
-    "missing zeros": (lambda t: t.pop(f"{LAYER}qzeros"), "q_proj.qzeros is missing"),
-    "short zeros": (
-        lambda t: t.update({f"{LAYER}qzeros": t[f"{LAYER}qzeros"][:, :-1]}),
-        r"qzeros has the shape \[2, 7\]",
-    ),
-    "other groups": (
-        lambda t: t.update({f"{LAYER}scales": t[f"{LAYER}scales"].repeat(3, 1)[:5]}),
-        "scales has 5 groups, which do not divide 64",
-    ),
-    "wrong dtype": (
-        lambda t: t.update({f"{LAYER}qweight": t[f"{LAYER}qweight"].float()}),
-        "qweight has the dtype F32",
-    ),
-    "unknown group": (
-        lambda t: t.update({f"{LAYER}g_idx": t[f"{LAYER}g_idx"] * 50}),
-        "g_idx names a group",
-    ),
-    "another shape": (
-        lambda t: t.update({f"{LAYER}{n}": t[f"{LAYER}{n}"][:, :4] for n in ("qweight", "qzeros")}),
-        "q_proj",
-    ),
-    "half quantized": (
-        lambda t: [t.pop(name) for name in list(t) if name.startswith(LAYER)],
-        "missing",
-    ),
-    "infinite scale": (
-        lambda t: t[f"{LAYER}scales"].fill_(float("inf")),
-        "q_proj.weight|NaN or inf",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-@pytest.mark.sampled(2)
-def test_a_damaged_checkpoint_is_rejected_with_the_name_of_the_tensor(name, plain, tmp_path):
-    quantized, _ = write(plain, tmp_path, gptq(act_order=True))
-    rejected(quantized, *DAMAGED[name])
-
-
-UNSUPPORTED = {
-    "bits": ({"quant_method": "gptq", "bits": 5}, "bits is 5; supported: 2, 3, 4, 8"),
-    "boolean bits": ({"quant_method": "gptq", "bits": True}, "bits is True"),
-    "3 bits": ({"quant_method": "gptq", "bits": 3}, "gptq_v2"),
-    "format": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format"),
-    "contradiction": ({"quant_method": "gptq", "bits": 8}, "codes of 4 bits.*states 8"),
-    "awq version": ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),
-    "sparsity": (
-        {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-bitmask"}},
-        "sparsity_config",
-    ),
-    "compressed format": (
-        {"quant_method": "compressed-tensors", "format": "marlin-24"},
-        "format is 'marlin-24'",
-    ),
-    "groups": ({"quant_method": "compressed-tensors", "config_groups": {"a": 7}}, "config_groups"),
-    "blocks": ({"quant_method": "fp8", "weight_block_size": [0, 128]}, "weight_block_size"),
-}
-
-
-@pytest.mark.parametrize("name", UNSUPPORTED)
-@pytest.mark.sampled(2)
-def test_an_unsupported_configuration_is_rejected_with_its_field(name, plain, tmp_path):
-    config, match = UNSUPPORTED[name]
-    quantized, _ = write(plain, tmp_path, gptq())
-    file = quantized / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
-    with pytest.raises(WeightError, match=match):
-        outputs(quantized)
-
-
-def test_a_method_that_no_plugin_reads_is_rejected(plain, tmp_path):
-    quantized, _ = write(plain, tmp_path, gptq())
-    file = quantized / "config.json"
-    config = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "quip"}}
-    file.write_text(json.dumps(config))
-    with pytest.raises(ModelError, match=r"'quip'.*Installed methods and loaders"):
-        outputs(quantized)

@@ -29,7 +29,13 @@ from dovetail_quantized_checkpoints.formats.gptq import GPTQ
 from dovetail_quantized_checkpoints.stored_weight import StoredWeight
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
-from dovetail_torch.weights import Assignment, Target, build_weight_table, untie_different
+from dovetail_torch.weights import (
+    Assignment,
+    Target,
+    WeightTable,
+    build_weight_table,
+    untie_different,
+)
 from dovetail_torch.weights.block_plan import BLOCK_PLAN
 from dovetail_torch.weights.checkpoint_files import (
     WeightEntry,
@@ -87,6 +93,8 @@ class QuantizedSafetensorsLoader(WeightLoader):
         dequantized: Counter[str] = Counter()
         with _opened(self.context.model_dir) as checkpoint:
             chosen = checkpoint.choose(model)
+            for name in chosen.keys() & checkpoint.modules:
+                checkpoint.open(name)  # raises if scales or groups are wrong
             with progress_bar("Loading weights", len(chosen), shown=self.context.progress) as tick:
                 num_bytes = _fill_all(checkpoint, chosen, dequantized, tick)
         for dtype, count in dequantized.items():
@@ -138,7 +146,7 @@ class _Checkpoint:
                 f"{path}: {tied[0]} is quantized, but config.json ties it to "
                 f"{table.aliases[tied[0]]}; set tie_word_embeddings to false if they differ"
             )
-        names = [*self._plain, *self.modules]
+        names = [*(name for name in self._plain if self._is_needed(name, table)), *self.modules]
         chosen = table.select(names, str(next(iter(self._handles))))
         for name, target in chosen.items():
             if name in self.modules:
@@ -148,6 +156,14 @@ class _Checkpoint:
             else:
                 self._check_plain(self._plain[name], target)
         return chosen
+
+    def _is_needed(self, name: str, table: WeightTable) -> bool:
+        """Return False for a bias of zeros that the model lacks: GPTQ tools write such biases."""
+        prefix, _, leaf = name.rpartition(".")
+        if leaf != "bias" or f"{prefix}.weight" not in self.modules:
+            return True
+        is_known = all(own in table.assignments for own in table.names.to_model(name)[0])
+        return is_known or bool(self.read(name).any())
 
     def _check_plain(self, entry: WeightEntry, target: Target) -> None:
         target.check(entry.shape, str(entry.path))

@@ -17,6 +17,7 @@ from dovetail_quantized_checkpoints.formats.base import (
     Read,
     choice,
     group_count,
+    read_group_size,
 )
 from dovetail_quantized_checkpoints.packing import unpack
 from dovetail_quantized_checkpoints.stored_weight import IntegerWeight
@@ -39,12 +40,15 @@ class AWQ(Format):
         choice(table, "version", ("gemm",), "gemm")
         choice(table, "backend", ("autoawq",), "autoawq")
         choice(table, "zero_point", (True,), True)
+        self._group_size = read_group_size(
+            table, "group_size" if "group_size" in table else "q_group_size"
+        )
 
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         """Return (O, I)."""
         num_inputs, num_words = module.entry("qweight", ("I32",), num_dims=2).shape
         scales = module.entry("scales", ("F16", "BF16", "F32"), num_dims=2)
-        num_groups = group_count(module, "scales", scales.shape[0], num_inputs)
+        num_groups = group_count(module, "scales", scales.shape[0], num_inputs, self._group_size)
         module.expect_shape("scales", (num_groups, num_words * len(ORDER)))
         module.entry("qzeros", ("I32",), num_dims=2)
         module.expect_shape("qzeros", (num_groups, num_words))

@@ -108,8 +108,32 @@ def choice(table: Mapping[str, Any], field: str, allowed: Collection[Any], defau
     return value
 
 
-def group_count(module: ModuleTensors, leaf: str, count: int, num_inputs: int) -> int:
-    """Return the number of groups. Raise WeightError if it does not divide the input features."""
+def group_count(
+    module: ModuleTensors, leaf: str, count: int, num_inputs: int, group_size: int | None = None
+) -> int:
+    """Return the number of groups.
+
+    group_size: as the configuration states it; -1 if a row is one group, None if it states none.
+    Raises WeightError if `count` contradicts it or does not divide the input features.
+    """
     if count < 1 or num_inputs % count:
         raise module.error(f"has {count} groups, which do not divide {num_inputs} features", leaf)
+    if group_size is not None:
+        stated = 1 if group_size == -1 else -(-num_inputs // group_size)
+        if count != stated:
+            raise module.error(
+                f"has {count} groups for {num_inputs} features, but quantization_config states "
+                f"the group_size {group_size}",
+                leaf,
+            )
     return count
+
+
+def read_group_size(table: Mapping[str, Any], field: str = "group_size") -> int | None:
+    """Return the size of groups that a table states, if any. Raise WeightError for a wrong one."""
+    size = table.get(field)
+    if size is None or (type(size) is int and (size == -1 or 0 < size < 1 << 31)):
+        return size
+    raise WeightError(
+        f"quantization_config: {field} is {shorten(size)}; it must be a positive integer or -1"
+    )

@@ -15,7 +15,7 @@ row, or one of each block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +29,7 @@ from dovetail_quantized_checkpoints.formats.base import (
     choice,
     group_count,
 )
+from dovetail_quantized_checkpoints.formats.schemes import read_schemes
 from dovetail_quantized_checkpoints.packing import WORD_BITS, unpack
 from dovetail_quantized_checkpoints.stored_weight import IntegerWeight, ScaledWeight, StoredWeight
 
@@ -43,7 +44,6 @@ FORMATS = (
     "mixed-precision",
 )
 SCALE_DTYPES = ("F16", "BF16", "F32")
-MAX_GROUPS = 1000
 FP4_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 """The values of the codes of float4_e2m1."""
 NVFP4_GROUP, MXFP4_GROUP = 16, 32
@@ -74,35 +74,48 @@ class CompressedTensors(Format):
         choice(table, "format", FORMATS, "dense")
         choice(table, "quantization_status", ("compressed", "frozen"), "compressed")
         for field in ("sparsity_config", "transform_config"):
-            if table.get(field):
+            if table.get(field) and not _is_dense(table[field]):
                 raise WeightError(
                     f"quantization_config: {field} is {shorten(table[field])}; it is not supported"
                 )
-        self._blocks = set(_block_structures(table))
+        self._schemes = read_schemes(table)
 
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         """Return (O, I)."""
         if "weight_packed" not in module.entries:
-            entry = module.entry("weight", ("I8", "F8_E4M3"), num_dims=2)
-            num_outputs, num_inputs = entry.shape
+            stated = module.entry("weight", ("I8", "F8_E4M3"), num_dims=2).shape
+            shape, leaf, bits = (stated[0], stated[1]), "weight", 8
         else:
             packed = module.entry("weight_packed", ("I32", "U8"), num_dims=2)
+            leaf = "weight_packed"
             if packed.dtype == "U8":
-                num_outputs, num_inputs = packed.shape[0], 2 * packed.shape[1]
+                shape, bits = (packed.shape[0], 2 * packed.shape[1]), 4
             else:
-                num_outputs, num_inputs = self._stated_shape(module, read)
-                bits = WORD_BITS * packed.shape[1] // max(1, num_inputs)
-                if not 2 <= bits <= 8 or packed.shape != (
-                    num_outputs,
-                    -(-num_inputs * bits // WORD_BITS),
-                ):
-                    raise module.error(
-                        f"has the shape {list(packed.shape)}, which does not fit weight_shape "
-                        f"{[num_outputs, num_inputs]}",
-                        "weight_packed",
-                    )
+                shape = self._stated_shape(module, read)
+                bits = self._packed_bits(module, packed.shape, shape)
+        if not all(shape):
+            raise module.error("is empty", leaf)
+        if self._schemes and not any(scheme.bits == bits for scheme in self._schemes):
+            stated_bits = ", ".join(sorted({str(scheme.bits) for scheme in self._schemes}))
+            raise module.error(
+                f"has codes of {bits} bits, but quantization_config states {stated_bits}", leaf
+            )
         module.entry("weight_scale", (*SCALE_DTYPES, "F8_E4M3", "U8"))
-        return num_outputs, num_inputs
+        return shape
+
+    def _packed_bits(
+        self, module: ModuleTensors, packed: tuple[int, ...], shape: tuple[int, int]
+    ) -> int:
+        """Return the bits of a code. Those that the configuration states are tried first."""
+        num_outputs, num_inputs = shape
+        stated = [scheme.bits for scheme in self._schemes]
+        for bits in (*stated, *range(2, 9)):
+            if 2 <= bits <= 8 and packed == (num_outputs, -(-num_inputs * bits // WORD_BITS)):
+                return bits
+        raise module.error(
+            f"has the shape {list(packed)}, which does not fit weight_shape {list(shape)}",
+            "weight_packed",
+        )
 
     def _stated_shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         module.entry("weight_shape", ("I64", "I32"), num_dims=1)
@@ -118,85 +131,70 @@ class CompressedTensors(Format):
         if "weight_packed" in module.entries and module.entries["weight_packed"].dtype == "U8":
             return _fp4(module, read, shape)
         scale = module.entry("weight_scale", SCALE_DTYPES)
-        rows, columns = _scale_grid(module, scale.shape, shape, self._blocks)
-        scales = read(f"{module.prefix}weight_scale").reshape(rows, columns)
-        is_float = module.entries.get("weight", scale).dtype == "F8_E4M3"
-        if is_float and "weight_packed" not in module.entries:
+        block = self._scale_block(module, scale.shape, shape)
+        scales = read(f"{module.prefix}weight_scale")
+        scales = scales.reshape(-(-shape[0] // block[0]), -(-shape[1] // block[1]))
+        if "weight_packed" not in module.entries and module.entries["weight"].dtype == "F8_E4M3":
             weight = read(f"{module.prefix}weight")
-            height, width = _block_size(shape, (rows, columns), self._blocks)
             return ScaledWeight(
                 shape=shape,
                 numbers=lambda chosen: weight[chosen].to(scales.dtype),
                 scales=scales,
-                block=(height, width),
+                block=block,
             )
-        return _integers(module, read, shape, scales)
-
-
-def _block_structures(table: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Yield the sizes of blocks that the configuration states."""
-    groups = table.get("config_groups") or {}
-    if not isinstance(groups, Mapping) or len(groups) > MAX_GROUPS:
-        raise WeightError("quantization_config: config_groups must be an object of up to 1000 keys")
-    for name, group in groups.items():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if not isinstance(weights, Mapping):
-            raise WeightError(
-                f"quantization_config: config_groups.{shorten(name)} must have the key 'weights'"
+        if block[0] not in (1, shape[0]):
+            raise module.error(
+                "has scales of blocks, which integers do not support", "weight_scale"
             )
-        if isinstance(group.get("format"), str):
-            choice(group, "format", FORMATS, "dense")
-        block = weights.get("block_structure")
-        if isinstance(block, (list, tuple)) and [type(size) for size in block] == [int, int]:
-            if not all(0 < size < 1 << 20 for size in block):
-                raise WeightError(f"quantization_config: block_structure is {shorten(block)}")
-            yield block[0], block[1]
+        if shape[1] % block[1]:
+            raise module.error(
+                f"has scales of {block[1]} features, which do not divide {shape[1]}", "weight_scale"
+            )
+        words = module.entries.get("weight_packed")
+        bits = 8 if words is None else self._packed_bits(module, words.shape, shape)
+        return _integers(module, read, shape, scales, bits)
 
+    def _scale_block(
+        self, module: ModuleTensors, actual: tuple[int, ...], shape: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Return the rows and columns of one scale. Raise WeightError for an impossible shape.
 
-def _scale_grid(
-    module: ModuleTensors,
-    actual: tuple[int, ...],
-    shape: tuple[int, int],
-    blocks: set[tuple[int, int]],
-) -> tuple[int, int]:
-    """Return the numbers of scales along O and I. Raise WeightError for an impossible shape."""
-    num_outputs, num_inputs = shape
-    grid = (*actual, 1, 1)[:2] if len(actual) < 3 else (0, 0)
-    is_known = grid[0] == num_outputs and grid[1] >= 1
-    fits = [(-(-num_outputs // a), -(-num_inputs // b)) for a, b in blocks]
-    if grid != (1, 1) and not is_known and grid not in fits:
-        raise module.error(
-            f"has the shape {list(actual)}, which does not fit the weight {list(shape)}",
-            "weight_scale",
-        )
-    if grid not in fits:
+        actual: the shape of `weight_scale`.
+        """
+        grid = (*actual, 1, 1)[:2] if len(actual) < 3 else (0, 0)
+        for scheme in self._schemes:
+            if grid == scheme.grid(shape):
+                return scheme.block[0] or shape[0], scheme.block[1] or shape[1]
+        num_outputs, num_inputs = shape
+        if self._schemes or not (grid == (1, 1) or (grid[0] == num_outputs and grid[1] >= 1)):
+            configured = sorted(scheme.grid(shape) for scheme in self._schemes)
+            expected = f"; quantization_config states {configured}"[:200] if configured else ""
+            raise module.error(
+                f"has the shape {list(actual)}, which does not fit the weight {list(shape)}"
+                f"{expected}",
+                "weight_scale",
+            )
         group_count(module, "weight_scale", grid[1], num_inputs)
-    return grid
+        return num_outputs // grid[0], num_inputs // grid[1]
 
 
-def _block_size(
-    shape: tuple[int, int], grid: tuple[int, int], blocks: set[tuple[int, int]]
-) -> tuple[int, int]:
-    for height, width in sorted(blocks):
-        if grid == (-(-shape[0] // height), -(-shape[1] // width)):
-            return height, width
-    return shape[0] // grid[0], shape[1] // grid[1]
+def _is_dense(table: Any) -> bool:
+    return isinstance(table, Mapping) and table.get("format") == "dense"
 
 
 def _integers(
-    module: ModuleTensors, read: Read, shape: tuple[int, int], scales: torch.Tensor
+    module: ModuleTensors, read: Read, shape: tuple[int, int], scales: torch.Tensor, bits: int
 ) -> IntegerWeight:
     num_outputs, num_inputs = shape
-    if scales.shape[0] not in (1, num_outputs):
-        raise module.error("has scales of blocks, which integers do not support", "weight_scale")
     scales = scales.expand(num_outputs, -1)
     if "weight_packed" not in module.entries:
         weight = read(f"{module.prefix}weight")
         zeros: torch.Tensor | int = 128
         if "weight_zero_point" in module.entries:
             module.entry("weight_zero_point", ("I8",))
+            module.expect_shape("weight_zero_point", module.entries["weight_scale"].shape)
             points = read(f"{module.prefix}weight_zero_point").to(torch.int16) + 128
-            zeros = _expanded(module, points.reshape(-1, scales.shape[1]), scales)
+            zeros = points.reshape(-1, scales.shape[1]).expand(num_outputs, -1)
         return IntegerWeight(
             shape=shape,
             bits=8,
@@ -206,7 +204,6 @@ def _integers(
             groups=_groups(module, read, scales.shape[1], num_inputs),
         )
     words = read(f"{module.prefix}weight_packed")
-    bits = WORD_BITS * words.shape[1] // num_inputs
     zeros = 1 << bits - 1
     if "weight_zero_point" in module.entries:
         module.entry("weight_zero_point", ("I32",), num_dims=2)
@@ -225,12 +222,6 @@ def _integers(
     )
 
 
-def _expanded(module: ModuleTensors, points: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    if points.shape[0] not in (1, scales.shape[0]):
-        raise module.error("does not fit weight_scale", "weight_zero_point")
-    return points.expand(scales.shape[0], -1)
-
-
 def _groups(
     module: ModuleTensors, read: Read, num_groups: int, num_inputs: int
 ) -> torch.Tensor | None:
@@ -240,6 +231,8 @@ def _groups(
     module.entry("weight_g_idx", ("I32", "I64"))
     module.expect_shape("weight_g_idx", (num_inputs,))
     groups = read(f"{module.prefix}weight_g_idx").to(torch.int64)
+    if bool((groups == -1).all()):
+        return None  # llm-compressor stores this if features are in order
     if int(groups.min()) < 0 or int(groups.max()) >= num_groups:
         raise module.error(f"names a group that is not one of {num_groups}", "weight_g_idx")
     return groups

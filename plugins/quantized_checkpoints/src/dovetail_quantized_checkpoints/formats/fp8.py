@@ -26,7 +26,7 @@ class FP8(Format):
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         """Check the fields of `quantization_config`."""
-        choice(table, "fmt", ("e4m3",), "e4m3")
+        choice(table, "fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
         block = table.get("weight_block_size")
         if block is not None and not (
             isinstance(block, (list, tuple))

@@ -19,6 +19,7 @@ from dovetail_quantized_checkpoints.formats.base import (
     Read,
     choice,
     group_count,
+    read_group_size,
 )
 from dovetail_quantized_checkpoints.packing import WORD_BITS, unpack
 from dovetail_quantized_checkpoints.stored_weight import IntegerWeight
@@ -42,6 +43,7 @@ class GPTQ(Format):
         choice(table, "pack_dtype", ("int32",), "int32")
         self._stores_less = version == "gptq"
         self._differs = bool(table.get("dynamic"))
+        self._group_size = None if self._differs else read_group_size(table)
         if self._stores_less and self._bits == 3:
             raise WeightError(
                 "quantization_config: 3 bits with checkpoint_format 'gptq' is not supported, "
@@ -72,7 +74,7 @@ class GPTQ(Format):
                 f"multiples of {WORD_BITS}",
                 "qweight",
             )
-        num_groups = group_count(module, "scales", scales.shape[0], num_inputs)
+        num_groups = group_count(module, "scales", scales.shape[0], num_inputs, self._group_size)
         module.expect_shape("scales", (num_groups, num_outputs))
         module.entry("qzeros", ("I32",), num_dims=2)
         module.expect_shape("qzeros", (num_groups, num_outputs * bits // WORD_BITS))
