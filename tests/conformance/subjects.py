@@ -114,21 +114,10 @@ def _tokenizer(subject: type[Any], folder: Path) -> Wants:
     return (folder,), {"lossless": True}
 
 
-FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
-    "GPTNeoXForCausalLM": {"hidden_act": "gelu"},
-    "GemmaForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
-    "OPTForCausalLM": {"ffn_dim": 128},
-    "PhiForCausalLM": {"hidden_act": "gelu_new"},
-    "Starcoder2ForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
-    "TransformersForCausalLM": {"architectures": ["LlamaForCausalLM"]},
-}
-"""Fields of config.json that families need in addition to those of the small Llama, or instead."""
-
-
 def model_context(subject: type[Any]) -> ModelContext:
     fake = issubclass(subject, FakeModel)
     config = {"vocab_size": 97, "hidden_size": 16} if fake else TINY_LLAMA
-    own = FAMILY_CONFIGS.get(subject.__name__, {})
+    own = getattr(subject, "example_config", {})
     return ModelContext(
         hf_config={**config, "architectures": list(subject.architectures), **own},
         dtype=torch.float32,
@@ -150,15 +139,13 @@ def _model(subject: type[Any], folder: Path) -> Wants:
 
 
 SPECIAL_CHECKPOINTS = {
-    "QuantizedSafetensorsLoader": "tests/end_to_end/test_quantized_loading.py",
-    "TransformersLoader": "tests/parity/test_fallback_parity.py",
+    "quantized_safetensors": "tests/end_to_end/test_quantized_loading.py",
+    "transformers": "tests/parity/test_fallback_parity.py",
 }
-"""Loaders of checkpoints or models that this suite cannot create, with their own tests."""
+"""Weight loaders of checkpoints or models that this suite cannot create, and their own tests."""
 
 
 def _weight_loader(subject: type[Any], folder: Path) -> Wants:
-    if (own := SPECIAL_CHECKPOINTS.get(subject.__name__)) is not None:
-        pytest.skip(f"the suite has no checkpoint for it; its tests: {own}")
     registry = PluginRegistry()
     llama = registry.load("model", "LlamaForCausalLM")
     write_model(write_tiny_llama(folder), folder / "tiny.gguf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from dovetail_models.config_reader import (
@@ -27,6 +28,7 @@ class GemmaForCausalLM(DecoderForCausalLM):
     """Llama with scaled embeddings, norms that multiply by 1 + weight, and a tanh GELU."""
 
     architectures: ClassVar[tuple[str, ...]] = ("GemmaForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_pytorch_tanh"}
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:

@@ -5,8 +5,8 @@ Dimensions: T tokens, S sampled positions, E size of the embeddings, V vocabular
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -70,6 +70,7 @@ class OPTForCausalLM(DecoderForCausalLM):
     """Learned positions, layer norms, ReLU. The norms are before or after the branches."""
 
     architectures: ClassVar[tuple[str, ...]] = ("OPTForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {"ffn_dim": 128}
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:

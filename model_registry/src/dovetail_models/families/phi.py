@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from dovetail.interfaces.model import WeightMapping
 from dovetail_models.config_reader import Config, read_choice, read_flag, read_number
@@ -27,6 +27,7 @@ class PhiForCausalLM(DecoderForCausalLM):
     """Attention and MLP in parallel with layer norms, biases everywhere and partial rotary."""
 
     architectures: ClassVar[tuple[str, ...]] = ("PhiForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_new"}
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:

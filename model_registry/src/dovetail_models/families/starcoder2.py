@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from dovetail.interfaces.model import WeightMapping
 from dovetail_models.config_reader import (
@@ -30,6 +30,7 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
     """Layer norms, a tanh GELU without a gate, biases everywhere, and an optional window."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Starcoder2ForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_pytorch_tanh"}
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:

@@ -158,7 +158,7 @@ def _model(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
         loader.load(model)
 
     def make(device: torch.device) -> Iterable[Case]:
-        config = subjects.model_config(cls.architectures)
+        config = subjects.model_config(cls)
         return model_cases(cls, subjects.model_context(config, device), fill=fill)
 
     return _on_device(frozenset(), subjects, make)

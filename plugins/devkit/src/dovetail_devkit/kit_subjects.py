@@ -81,11 +81,15 @@ class Subjects:
                 return torch.device(name)
         raise SkipCase(f"the plugin needs a device of the type {', '.join(devices)}")
 
-    def model_config(self, architectures: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return a config.json for a model class, from the user's model or a tiny Llama."""
+    def model_config(self, cls: type[Any]) -> Mapping[str, Any]:
+        """Return a config.json for a model class, from the user's model or a tiny Llama.
+
+        `example_config` of the class replaces fields of the tiny Llama.
+        """
         if self.model is not None:
             return self.model.config
-        return TINY_LLAMA | {"architectures": list(architectures)}
+        own = getattr(cls, "example_config", {})
+        return TINY_LLAMA | {"architectures": list(cls.architectures)} | dict(own)
 
     def model_context(self, hf_config: Mapping[str, Any], device: torch.device) -> ModelContext:
         """Return the context of a model, with the layers and ops of this kit."""
@@ -156,7 +160,14 @@ class Subjects:
         return write_byte_tokenizer(self.new_folder("tokenizer")), True
 
     def check_format(self, cls: type[Any]) -> None:
-        """Raise SkipCase if the plugin reads a model format that the kit cannot write."""
+        """Raise SkipCase if the plugin reads files that the kit cannot write.
+
+        These are a model format, and what a weight loader states in `example_files`.
+        """
+        if self.model is None and (files := getattr(cls, "example_files", "")):
+            raise SkipCase(
+                f"the plugin reads only {files}; pass such a directory with --dovetail-model-dir"
+            )
         package = cls.__module__.partition(".")[0]
         candidates = self.registry.candidates("model_format") if self.model is None else ()
         formats = [f"*.{item.name}" for item in candidates if top_package(item.target) == package]

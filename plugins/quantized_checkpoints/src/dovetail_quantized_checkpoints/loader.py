@@ -61,6 +61,7 @@ CONFIG_FILE = "config.json"
 class QuantizedSafetensorsLoader(WeightLoader):
     """Reads quantized weights of safetensors files. The files are memory-mapped."""
 
+    example_files: ClassVar[str] = f"checkpoints quantized with {', '.join(FORMATS)}"
     provides: ClassVar[frozenset[str]] = frozenset(
         {BLOCK_PLAN, FINGERPRINT, *map(capability_of, FORMATS)}
     )

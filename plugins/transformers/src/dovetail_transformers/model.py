@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,6 +49,7 @@ class TransformersForCausalLM(nn.Module):
     CONTRACT: ClassVar[str] = "model"
     CONTRACT_VERSION: ClassVar[str] = "0.6"
     architectures: ClassVar[tuple[str, ...]] = ("TransformersForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLM"]}
 
     def __init__(self, context: ModelContext) -> None:
         """Create the model with uninitialized weights.

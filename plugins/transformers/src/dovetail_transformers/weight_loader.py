@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from typing import ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -22,6 +23,8 @@ _NUM_SHOWN = 5
 
 class TransformersLoader(WeightLoader):
     """Reads the weights of a model directory. Only safetensors files are read, never pickles."""
+
+    example_files: ClassVar[str] = "checkpoints of models of transformers"
 
     def __init__(self, context: WeightLoaderContext) -> None:
         """Store `context`. No file is read."""
