@@ -38,7 +38,13 @@ NATIVE = frozenset({"dovetail-cpu-kernels"})
 PROVIDED = frozenset({"torch", "triton", "numpy", "transformers", "tokenizers", "safetensors"})
 """Packages that the GPU machine has in builds for its GPU; the bundle must not replace them."""
 TOOLS = ("pytest",)
-_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+_PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux_2_31_x86_64",
+)
+"""Accepted platforms, the preferred one first. llguidance has wheels only for the last one."""
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
