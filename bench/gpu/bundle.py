@@ -35,8 +35,11 @@ from gpu.bundle_contents import BUNDLE, INDEX  # noqa: E402
 
 MAX_BYTES = 60 * 10**6
 NATIVE = frozenset({"dovetail-cpu-kernels"})
-PROVIDED = frozenset({"torch", "triton", "numpy", "transformers", "tokenizers", "safetensors"})
-"""Packages that the GPU machine has in builds for its GPU; the bundle must not replace them."""
+PROVIDED = frozenset(
+    {"torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface-hub"}
+)
+"""Packages that the GPU machine has in builds for its GPU, and those that they restrict to certain
+versions. The bundle must not replace them."""
 TOOLS = ("pytest",)
 _PLATFORMS = (
     "manylinux_2_28_x86_64",

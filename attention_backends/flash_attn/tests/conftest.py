@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from dovetail_attn_flash_attn import device_facts
 from dovetail_attn_flash_attn.providers import PROVIDERS, fa3, flash_attn, torch_varlen, vllm
 
 
@@ -61,12 +63,19 @@ def distribution(text, is_installed):
     return version
 
 
+def write_version(version, pointer):
+    """Write a version like the driver's function of the same name. Return its status code."""
+    pointer._obj.value = version
+    return 0
+
+
 @pytest.fixture
 def gpu(monkeypatch, installed):
     """Simulate a GPU with a given compute capability, and the CUDA version of its driver."""
 
     def pretend(capability, driver=13000):
-        monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: driver, raising=False)
+        library = SimpleNamespace(cuDriverGetVersion=partial(write_version, driver))
+        monkeypatch.setattr(device_facts, "CDLL", lambda name: library)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         pair = divmod(capability, 10)

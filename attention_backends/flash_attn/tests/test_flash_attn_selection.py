@@ -13,7 +13,7 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionGroupContext, AttentionRequirements
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail_attn_flash_attn import backend
+from dovetail_attn_flash_attn import backend, device_facts
 from dovetail_attn_flash_attn.backend import FlashAttentionBackend
 from dovetail_attn_flash_attn.providers import PROVIDERS, fa3, flash_attn, torch_varlen, vllm
 from dovetail_attn_flash_attn.providers.provider import Needs, ProviderError
@@ -220,6 +220,22 @@ def test_a_driver_that_is_older_than_the_runtime_of_the_kernels_is_rejected(gpu,
     assert rejections() == []
     installed("fa3", has_sinks=False)  # another distribution, with another CUDA runtime
     gpu(90, driver=12080)
+    assert rejections() == []
+
+
+@pytest.mark.parametrize("lack", ["library", "function", "status"])
+def test_a_driver_whose_version_cannot_be_read_is_not_rejected(gpu, installed, monkeypatch, lack):
+    def open_library(name):
+        assert name == "libcuda.so.1"
+        if lack == "library":
+            raise OSError(f"{name}: cannot open shared object file")
+        functions = {} if lack == "function" else {"cuDriverGetVersion": lambda pointer: 999}
+        return SimpleNamespace(**functions)
+
+    installed("fa3")
+    gpu(90)
+    monkeypatch.setattr(device_facts, "CDLL", open_library)
+    assert device_facts.DeviceFacts().driver() == device_facts.UNKNOWN
     assert rejections() == []
 
 

@@ -21,7 +21,8 @@ from gpu.report import NeedsDeviceError, Report, Task
 from gpu.shapes import write_shape
 
 _WARM_STEPS = 12
-_DETECTED = "synchronizing"
+_DETECTED = "called a synchronizing"
+"""Part of each warning of a wait. The first use of the detector gives another warning."""
 _LENGTHS = (5, 40, 130, 300, 17, 64, 1, 90)
 
 

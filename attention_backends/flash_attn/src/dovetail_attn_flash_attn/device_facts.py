@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ctypes import CDLL, byref, c_int
+
 import torch
 
 from dovetail.interfaces.attention import AttentionRequirements
@@ -10,6 +12,7 @@ UNKNOWN = 0
 """The capability of a device that this process does not see, and its driver."""
 
 _PREFIX = "sm_"
+_DRIVER_LIBRARY = "libcuda.so.1"
 
 
 class DeviceFacts:
@@ -36,8 +39,12 @@ class DeviceFacts:
         """Return the CUDA version · 1000 of the NVIDIA driver, such as 13000, or UNKNOWN."""
         if not torch.cuda.is_available():
             return UNKNOWN
-        version: int = torch._C._cuda_getDriverVersion()  # type: ignore[attr-defined]
-        return version
+        version = c_int(UNKNOWN)
+        try:
+            failed = CDLL(_DRIVER_LIBRARY).cuDriverGetVersion(byref(version))
+        except (OSError, AttributeError):
+            return UNKNOWN
+        return UNKNOWN if failed else version.value
 
     def is_rocm(self, architecture: str = "") -> bool:
         """Return whether torch is built for ROCm, or the assumed architecture is not NVIDIA's."""
