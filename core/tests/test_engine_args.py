@@ -48,6 +48,7 @@ PUBLIC_NAMES = [
     "skip_tokenizer_init",
     "trust_remote_code",
     "model_impl",
+    *("runner", "pooling_type"),
     "revision",
     "dtype",
     "seed",

@@ -12,7 +12,7 @@ from dovetail.engine.choice import explain_choice
 from dovetail.engine.start import start_engine
 from dovetail.errors import ConfigError
 from dovetail.plugins import PluginPolicy, PluginRegistry
-from dovetail.working_directory import check_working_directory
+from dovetail.plugins.working_directory import check_working_directory
 from dovetail_devkit.contexts import SMALL_ENGINE, write_fake_config
 from dovetail_devkit.doctor import BROKEN
 from dovetail_devkit.doctor.surroundings import check_environment

@@ -13,7 +13,8 @@ from torch import nn
 
 from dovetail.plugins import PluginRegistry
 from dovetail_devkit.fakes.model import FakeModel
-from dovetail_devkit.suites.model import DenseAttention, check_model
+from dovetail_devkit.model.dense_attention import DenseAttention
+from dovetail_devkit.suites.model import check_model
 
 Llama = PluginRegistry().load("model", "LlamaForCausalLM")
 
@@ -186,3 +187,46 @@ def test_a_reference_implementation_detects_shifted_positions():
     check(FakeModel, reference=by_fake)
     with pytest.raises(AssertionError, match="The expected logits are those of the reference"):
         check(OtherPositions, reference=by_fake)
+
+
+class Encoder(FakeModel):
+    """A pooling model without a head, which attends to all tokens."""
+
+    provides = frozenset({"pooling", "whole_prompts"})
+    pooling_type, num_labels = "mean", 0
+
+    def compute_logits(self, hidden_SD):
+        raise AssertionError("a model that pools has no logits")
+
+
+class Labels(Encoder):
+    num_labels = 97
+
+    def classify(self, pooled_RD):
+        return super(Encoder, self).compute_logits(pooled_RD)
+
+
+class OneLabelTooMany(Labels):
+    num_labels = 98
+
+
+class Causal(Encoder):
+    """An encoder whose attention is causal."""
+
+    def forward(self, input_ids_T, positions_T, attention):
+        attention.bidirectional = False
+        return super().forward(input_ids_T, positions_T, attention)
+
+
+@pytest.mark.parametrize("model_cls", [Encoder, Labels])
+def test_a_correct_pooling_model_passes(model_cls):
+    check_model(model_cls, model_context(model_cls), fill=fill_model)
+
+
+@pytest.mark.parametrize(
+    ("model_cls", "rule"),
+    [(OneLabelTooMany, "the model's head returns the shape"), (Causal, "first token's result")],
+)
+def test_a_faulty_pooling_model_is_detected(model_cls, rule):
+    with pytest.raises(AssertionError, match=rule):
+        check_model(model_cls, model_context(model_cls), fill=fill_model)

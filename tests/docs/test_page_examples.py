@@ -56,6 +56,7 @@ COMPILED = {
     ("docs/cpu.md", 0): "int4 groups of 64 do not fit the demo model",
     ("docs/device_memory.md", 0): "needs a GPU",
     ("docs/gguf.md", 0): "needs a file `model.gguf`",
+    ("docs/models.md", 0): "needs all-MiniLM-L6-v2",
 }
 """Examples that are only compiled, with the reason."""
 

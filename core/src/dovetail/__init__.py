@@ -12,8 +12,14 @@ if TYPE_CHECKING:
     from dovetail.engine.llm_engine import LLMEngine
     from dovetail.entrypoints.llm import LLM
     from dovetail.inputs import TextPrompt, TokensPrompt
-    from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
+    from dovetail.outputs import (
+        CompletionOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        RequestOutputKind,
+    )
     from dovetail.plan import StepBuilder
+    from dovetail.pooling_params import PoolingParams
     from dovetail.rows import RowAllocator
     from dovetail.sampling_params import SamplingParams
 
@@ -25,6 +31,8 @@ _HOMES = {
     "CompletionOutput": "dovetail.outputs",
     "EngineArgs": "dovetail.config",
     "LLMEngine": "dovetail.engine.llm_engine",
+    "PoolingParams": "dovetail.pooling_params",
+    "PoolingRequestOutput": "dovetail.outputs",
     "RequestOutput": "dovetail.outputs",
     "RequestOutputKind": "dovetail.outputs",
     "RowAllocator": "dovetail.rows",
@@ -42,6 +50,8 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "LLMEngine",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "ReasoningParams",
     "RequestOutput",
     "RequestOutputKind",

@@ -13,12 +13,15 @@ from enum import Enum
 from typing import Any
 
 from dovetail.logprobs import Logprob, LogprobSequence, TokenLogprobs
+from dovetail.result import PooledTensor
 
 __all__ = [
     "ChatMessage",
     "CompletionOutput",
     "Logprob",
     "LogprobSequence",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
@@ -102,6 +105,79 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class PoolingOutput:
+    """The pooled result of a prompt.
+
+    data: the features of the prompt, or one list of features for each token with the task
+    "token_embed". `embedding`, `probs` and `score` are the same data under the name of its task.
+    """
+
+    data: Any
+
+    @classmethod
+    def of(cls, pooled: PooledTensor) -> PoolingOutput:
+        """Return the result with lists of float."""
+        values = pooled.values
+        if len(pooled.shape) == 1:
+            return cls(values.tolist())
+        num_rows, size = pooled.shape
+        # Row by row, so that other threads can run in between.
+        return cls([values[row * size : (row + 1) * size].tolist() for row in range(num_rows)])
+
+    @property
+    def embedding(self) -> list[float]:
+        """The embedding (task "embed")."""
+        return list(self.data)
+
+    @property
+    def probs(self) -> list[float]:
+        """The probability of each class (task "classify")."""
+        return list(self.data)
+
+    @property
+    def score(self) -> float:
+        """The only value of the result (task "score")."""
+        (value,) = self.data
+        return float(value)
+
+
+@dataclass(slots=True)
+class PoolingRequestOutput:
+    """The output of a pooling request.
+
+    outputs: the result, or None with the cause in `error` and a `finish_reason` other than "stop".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: PoolingOutput | None
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0
+    error: str | None = None
+    finish_reason: str | None = None
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> PoolingRequestOutput:
+        """Return the pooled part of a finished request's output."""
+        pooled = None if output.pooled is None else PoolingOutput.of(output.pooled)
+        error = output.error
+        if pooled is None and error is None:
+            error = "The request was aborted."
+        return cls(
+            output.request_id,
+            output.prompt,
+            output.prompt_token_ids,
+            pooled,
+            output.metrics,
+            output.num_cached_tokens,
+            error,
+            output.outputs[0].finish_reason if output.outputs else None,
+        )
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Times of a request, in nanoseconds of the engine's clock.
 
@@ -124,7 +200,8 @@ class RequestOutput:
     prompt_logprobs: one entry per prompt token, None for the first one; with DELTA only in the
         first RequestOutput.
     num_cached_tokens: prompt tokens found in the prefix cache.
-    error: the error message if a completion finished with "error".
+    error: the error message if a completion finished with "error". pooled: the result of a pooling
+        request, which has no new tokens.
     """
 
     request_id: str
@@ -136,3 +213,4 @@ class RequestOutput:
     prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    pooled: PooledTensor | None = None

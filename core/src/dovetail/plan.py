@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dovetail.pooling_params import PoolingParams
 from dovetail.request import EncoderInput, Request
 from dovetail.sampling_params import SamplingParams
 
@@ -35,6 +36,7 @@ class NewRequest:
     bad_words_token_ids: tuple[tuple[int, ...], ...]
     seed: int
     encoder_inputs: tuple[EncoderInput, ...] = ()
+    pooling_params: PoolingParams | None = None
 
     @classmethod
     def of(cls, request: Request) -> NewRequest:
@@ -50,6 +52,7 @@ class NewRequest:
             bad_words_token_ids=request.bad_words_token_ids,
             seed=request.seed,
             encoder_inputs=request.encoder_inputs,
+            pooling_params=request.pooling_params,
         )
 
 
@@ -80,7 +83,8 @@ class SchedulerOutput:
 
     step_id: increases by one with each plan of a scheduler.
     rows, starts, num_tokens: int32; the run computes tokens [start, start + n) of the row.
-    samples: uint8; 1 if the run includes the last known token, so that the step samples the next.
+    samples: uint8; 1 if the run includes the last known token, so that the step samples the next,
+        or returns the pooled result of a request with `pooling_params`.
     joins: requests that get a row with this plan, each before its first run.
     leaves: int32; rows released since the last plan. A worker applies leaves, joins, blocks,
         encoder_frees, encoder and runs in this order.

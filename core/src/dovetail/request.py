@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING
 
+from dovetail.pooling_params import TOKEN_EMBED, PoolingParams
 from dovetail.retired_names import reject_retired
 from dovetail.sampling_params import SamplingParams
 
@@ -80,6 +81,8 @@ class EngineCoreRequest:
         none.
     lora_id: id of the request's LoRA adapter; "" for none.
     encoder_inputs: multimodal content, by position; placeholders do not overlap.
+    pooling_params: if not None, the request has one pooled result and no output tokens. Then
+        `max_tokens` is 1, and the prompt may have the maximum length.
     """
 
     request_id: str
@@ -96,6 +99,7 @@ class EngineCoreRequest:
     deadline_ns: int = 0
     lora_id: str = ""
     encoder_inputs: tuple[EncoderInput, ...] = ()
+    pooling_params: PoolingParams | None = None
 
 
 class SharedStepCounter:
@@ -162,6 +166,7 @@ class Request:
         "num_preemptions",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "pooling_params",
         "priority",
         "request_id",
         "row",
@@ -189,6 +194,10 @@ class Request:
         self.token_ids = array("i", asked.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.max_total_tokens = min(self.num_prompt_tokens + asked.max_tokens, max_model_len)
+        self.pooling_params = asked.pooling_params
+        if asked.pooling_params is not None:
+            # As with one output token, no run follows the run over the end of the prompt.
+            self.max_total_tokens = self.num_prompt_tokens + 1
         self.stop_token_ids = asked.stop_token_ids
         self.bad_words_token_ids = asked.bad_words_token_ids
         self.seed = asked.seed
@@ -261,6 +270,14 @@ class Request:
     def num_in_flight(self) -> int:
         """Maximum number of tokens that plans in flight may add."""
         return self._with_pending + self.step_counter.num_steps - len(self.token_ids)
+
+    @property
+    def needs_all_states(self) -> bool:
+        """Whether the result needs the states of all prompt tokens, also of cached ones."""
+        pooling = self.pooling_params
+        return self.sampling_params.prompt_logprobs is not None or (
+            pooling is not None and pooling.task == TOKEN_EMBED
+        )
 
     @property
     def num_output_tokens(self) -> int:

@@ -48,6 +48,18 @@ class LogprobColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PooledTensor:
+    """The pooled result of a request.
+
+    shape: (number of features), or (number of tokens, number of features) for a result for each
+    token. values: float32, row by row.
+    """
+
+    shape: tuple[int, ...]
+    values: array[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunnerOutput:
     """The result of a step.
 
@@ -61,6 +73,8 @@ class ModelRunnerOutput:
     num_drafts: uint8, one per run: drafts that the worker now holds for its row, for the row's next
         run; 0 if nothing was sampled. Empty if no row has drafts.
     kv_transfer: message of the KV connector's worker side to its scheduler side; empty for none.
+    pooled: run index to the pooled result, for each run that samples for a request with
+        `pooling_params`. Such a run has no tokens: its `num_sampled` is 0.
     errors: run index to a message for the user. The request ends with this error and the run's
         sampled tokens are ignored; other runs are not affected.
     """
@@ -73,3 +87,4 @@ class ModelRunnerOutput:
     num_drafts: array[int] = field(default_factory=lambda: array("B"))
     kv_transfer: bytes = b""
     errors: Mapping[int, str] = field(default_factory=dict)
+    pooled: Mapping[int, PooledTensor] = field(default_factory=dict)

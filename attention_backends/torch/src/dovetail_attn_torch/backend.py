@@ -13,9 +13,12 @@ from dovetail.interfaces.attention import (
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
+    AttentionLayer,
     AttentionLayerContext,
+    AttentionMetadataBuilder,
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_attn_torch.bidirectional import BidirectionalBuilder, BidirectionalLayer
 from dovetail_attn_torch.layer import TorchAttentionLayer
 from dovetail_attn_torch.metadata import TORCH_DTYPES, TorchMetadataBuilder
 
@@ -29,7 +32,7 @@ class TorchAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "torch"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset(TORCH_DTYPES),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "bidirectional"}),
     )
 
     @staticmethod
@@ -42,7 +45,7 @@ class TorchAttentionBackend(AttentionBackend):
         return (num_blocks, spec.block_size, 2, spec.num_kv_heads, spec.head_size)
 
     @staticmethod
-    def create_builder(context: AttentionGroupContext) -> TorchMetadataBuilder:
+    def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:
         """Return the builder of a group. Raise ConfigError for an unsupported cache dtype."""
         if context.spec.dtype not in TORCH_DTYPES:
             raise ConfigError(
@@ -50,10 +53,12 @@ class TorchAttentionBackend(AttentionBackend):
                 f"{context.spec.dtype}; it supports {', '.join(TORCH_DTYPES)}. "
                 "Choose kv_cache_dtype='auto'"
             )
+        if context.bidirectional:
+            return BidirectionalBuilder(context)
         return TorchMetadataBuilder(context)
 
     @staticmethod
-    def create_layer(context: AttentionLayerContext) -> TorchAttentionLayer:
+    def create_layer(context: AttentionLayerContext) -> AttentionLayer:
         """Return the attention layer. Raise ConfigError if the heads do not divide evenly."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
@@ -62,4 +67,6 @@ class TorchAttentionBackend(AttentionBackend):
                 "multiple of the number of key-value heads. Check num_attention_heads and "
                 "num_key_value_heads in config.json"
             )
+        if context.bidirectional:
+            return BidirectionalLayer(context)
         return TorchAttentionLayer(context)

@@ -20,6 +20,7 @@ from dovetail.config.model_directory import (
     eos_token_ids,
 )
 from dovetail.config.model_implementation import choose_implementation
+from dovetail.config.pooling import choose_pooler
 from dovetail.errors import ConfigError, ModelError, nearest
 from dovetail.interfaces.config_fields import AUTO, ConfigNode, reference_name
 from dovetail.interfaces.requested_config import (
@@ -38,8 +39,8 @@ from dovetail.interfaces.requested_config import (
 from dovetail.model_files import MAX_BYTES, file_exists, read_json_object
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.resolving.plugin_policy import PluginPolicy
+from dovetail.plugins.working_directory import check_working_directory
 from dovetail.value_checks import plain_text, shorten
-from dovetail.working_directory import check_working_directory
 
 if TYPE_CHECKING:
     from dovetail.config.engine_args import EngineArgs
@@ -135,6 +136,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
     for note in directory.notes:
         logger.info(note)
     architecture, defaults = choose_implementation(values, directory, plugins)
+    pooler = choose_pooler(values, directory, architecture, plugins)
     generation = _generation_config(values, directory)
     # Checked once here; otherwise every request would fail, and no error would name the option.
     default_sampling_params(generation)
@@ -149,6 +151,7 @@ def _assemble_model(values: Mapping[str, Any], plugins: PluginRegistry) -> Reque
         hf_config=directory.config,
         generation_config=generation,
         quantization=directory.quantization,
+        pooler=pooler,
         defaults=_defaults(values, directory) | defaults,
         served_model_name=path_text if name is None else name,
         **{key: values[key] for key in plain.split()},

@@ -92,6 +92,13 @@ class EngineArgs:
         "auto",
         'Implementation: "auto", "native" or "transformers".',
     )
+    runner: str = _option(
+        "auto",
+        'Task of the engine: "auto", "generate" or "pooling" (embeddings, scores).',
+    )
+    pooling_type: str = _option(
+        "auto", 'How token states become one: "auto" (the model\'s), "last", "mean" or "cls".'
+    )
     revision: str | None = _option(None, "Branch, tag or commit of a model on the hub; None: main.")
     dtype: str = _option("auto", '"auto", "float32", "bfloat16" or "float16".')
     seed: int = _option(0, "Default seed of requests and random weights.")

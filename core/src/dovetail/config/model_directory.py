@@ -22,9 +22,9 @@ from dovetail.interfaces.model_format import ModelDescription, ModelFormat
 from dovetail.model_files import file_exists, list_model_files, read_json_object
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import call_plugin, construct
+from dovetail.plugins.working_directory import check_working_directory
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import shorten
-from dovetail.working_directory import check_working_directory
 
 SAMPLING_NAMES = {
     "temperature": "temperature",

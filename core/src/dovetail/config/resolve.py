@@ -75,6 +75,7 @@ def resolve(
     _take_platform_values(draft, platform)
     _resolve_dtype(draft, platform)
     _resolve_max_model_len(draft)
+    _limit_to_trained_length(draft)
     _resolve_step(draft)
     draft.fill("cache.kv_cache_dtype", draft.get(_DTYPE), "the cache has the dtype of the model")
     _resolve_kv_scales(draft)
@@ -240,6 +241,13 @@ def _resolve_max_model_len(draft: Draft) -> None:
         )
 
 
+def _limit_to_trained_length(draft: Draft) -> None:
+    """Reduce an open max_model_len to the length for which an embedding model was trained."""
+    trained = draft.requested.model.pooler.get("max_seq_length")
+    if trained is not None and _LENGTH in draft.open and 2 <= trained < (draft.count(_LENGTH) or 0):
+        draft.put(_LENGTH, trained, "sentence_bert_config.json: max_seq_length")
+
+
 def _resolve_kv_scales(draft: Draft) -> None:
     """Resolve the scales of the KV cache. Called after its dtype is resolved."""
     dtype, requested = str(draft.get("cache.kv_cache_dtype")), draft.get(_SCALES)
@@ -281,6 +289,8 @@ def _resolve_executor(draft: Draft) -> None:
 
 def _resolve_step(draft: Draft) -> None:
     """Resolve the limits of a step. Called after max_model_len is resolved."""
+    if draft.requested.model.pooler.get("whole_prompts"):
+        draft.put(_CHUNKED, False, "the model's attention is bidirectional")
     draft.fill(_CHUNKED, True, "the default")
     requested = None if _BUDGET in draft.open else draft.count(_BUDGET)
     seqs = draft.count(_SEQS) or DEFAULT_MAX_NUM_SEQS

@@ -22,6 +22,7 @@ from dovetail.engine.messages.parsers import MessageParsers
 from dovetail.engine.process.attached_engine import ATTACH_TIMEOUT_S
 from dovetail.engine.process.factory import attach_client, make_client
 from dovetail.engine.step_trace.records import MAX_STEPS
+from dovetail.engine.streaming.pooling import AsyncPoolingMethods
 from dovetail.engine.streaming.request_streamer import MAX_TIMEOUT_S, RequestStreamer
 from dovetail.engine.supervision.rules import SupervisionRules
 from dovetail.errors import (
@@ -55,7 +56,7 @@ MAX_SILENCE_S = 4.0
 """Default of `max_silence_s`: seconds without a heartbeat after which an engine is not ready."""
 
 
-class AsyncLLM:
+class AsyncLLM(AsyncPoolingMethods):
     """A model that serves many callers in one event loop: the loop in which it is first used.
 
     `AsyncLLM(model=…)`, with the options of `EngineArgs` as keywords, or

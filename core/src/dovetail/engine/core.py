@@ -90,8 +90,7 @@ class EngineCore:
             limits=self._rules.limits,
         )
         check_structured_output(request, self._structured)
-        for check in self._rules.params_checks:
-            check(request.sampling_params)
+        self._rules.check(request)
         self._idle.end()
         try:
             self.scheduler.add_request(request)

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from dovetail.config.model_directory import default_sampling_params, eos_token_ids
 from dovetail.config.resolve import request_of
 from dovetail.engine.input.input_processor import InputFacts, InputProcessor, core_request_id
+from dovetail.engine.input.pooling_checks import check_pooling, resolve_pooling
+from dovetail.engine.input.pooling_inputs import PoolingInputs
 from dovetail.engine.input.prompt_reading import ReadPrompt, read_prompt
 from dovetail.engine.input.request_checks import check_place, check_request_id
 from dovetail.engine.input.tokenizer_checks import load_tokenizer, usable_eos_token_ids
@@ -27,6 +29,7 @@ from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, make_instance
 from dovetail.plugins.hooks import HookPlugins, load_hooks
+from dovetail.pooling_params import PoolingParams
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import plain_text, shorten
 
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
 class UserRequest:
     """A user's request: the arguments of `LLMEngine.add_request`.
 
+    pooling_params: if given, the request is a pooling request, and `params` is None.
+
     Instances of subclasses of str become plain strings, so that no method of a caller's class is
     called later.
     """
@@ -53,6 +58,7 @@ class UserRequest:
     priority: int = 0
     cache_salt: str = ""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    pooling_params: PoolingParams | None = None
 
     def __post_init__(self) -> None:
         for name in ("request_id", "cache_salt"):
@@ -131,6 +137,7 @@ class FrontEnd:
             tokenizer=self.tokenizer,
             clock=clock,
         )
+        self.pooling_inputs = PoolingInputs(self.inputs, self.tokenizer)
         self.outputs = OutputProcessor(self.tokenizer, clock=clock)
         self.parsers = MessageParsers.of(info.config, self._plugins, self.tokenizer)
         self.io_processor = self._make_io_processor()
@@ -159,7 +166,11 @@ class FrontEnd:
 
     def check(self, user_request: UserRequest) -> CheckedRequest:
         """Run the fast checks. Raise RequestError, naming the parameter, if one fails."""
-        self.check_can_generate()
+        if user_request.pooling_params is None:
+            self.check_can_generate()
+        else:
+            pooling = resolve_pooling(user_request.pooling_params, self.facts.model_info)
+            user_request = replace(user_request, pooling_params=pooling)
         limits = self.facts.config.limits
         request_id = check_request_id(user_request.request_id, limits)
         check_place(
@@ -191,6 +202,8 @@ class FrontEnd:
         Raises RequestError for an invalid request.
         """
         user_request = checked.user_request
+        if user_request.pooling_params is not None:
+            return self._prepare_pooling(checked, user_request.pooling_params)
         return self.inputs.prepare(
             checked.core_id,
             checked.read,
@@ -199,6 +212,20 @@ class FrontEnd:
             cache_salt=user_request.cache_salt,
             arrival_ns=checked.arrival_ns,
         )
+
+    def _prepare_pooling(
+        self, checked: CheckedRequest, pooling: PoolingParams
+    ) -> EngineCoreRequest:
+        request = self.pooling_inputs.prepare(
+            checked.core_id,
+            checked.read,
+            pooling,
+            priority=checked.user_request.priority,
+            cache_salt=checked.user_request.cache_salt,
+            arrival_ns=checked.arrival_ns,
+        )
+        check_pooling(request, self.facts.model_info)
+        return request
 
     def complete(
         self, checked: CheckedRequest, prepared: EngineCoreRequest

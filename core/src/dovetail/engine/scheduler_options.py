@@ -5,11 +5,12 @@ Does not depend on a specific scheduler or worker.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dovetail.clock import Clock
 from dovetail.errors import ConfigError
-from dovetail.interfaces import AdmissionContext, AdmissionGate, SchedulerLimits
+from dovetail.interfaces import AdmissionContext, AdmissionGate, ModelInfo, SchedulerLimits
 from dovetail.interfaces.engine_config import EngineConfig
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
@@ -58,8 +59,19 @@ def make_gates(
     return (*gates, structured_output) if structured_output is not None else tuple(gates)
 
 
-def make_limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
-    """Return the limits of the scheduler and of a step."""
+def make_limits(config: EngineConfig, max_model_len: int, info: ModelInfo) -> SchedulerLimits:
+    """Return the limits of the scheduler and of a step.
+
+    info: the loaded model, which may need whole prompts in a step, or all tokens of a prompt.
+    """
+    limits = _configured_limits(config, max_model_len)
+    if info.whole_prompts:
+        limits = replace(limits, enable_chunked_prefill=False, long_prefill_token_threshold=0)
+    is_cached = limits.enable_prefix_caching and info.resumes_prompts
+    return replace(limits, enable_prefix_caching=is_cached)
+
+
+def _configured_limits(config: EngineConfig, max_model_len: int) -> SchedulerLimits:
     options = config.scheduler
     return SchedulerLimits(
         max_num_seqs=options.max_num_seqs,

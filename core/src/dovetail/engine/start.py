@@ -47,9 +47,9 @@ from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 from dovetail.plugins.selection import AUTO, choose, choose_platform, choose_scheduler
+from dovetail.plugins.working_directory import check_working_directory
 from dovetail.processes.startup_phases import PhaseRecord, StartUp, describe_phases
 from dovetail.value_checks import shorten
-from dovetail.working_directory import check_working_directory
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ def _start_parts(
     start.enter("scheduler")
     structured = _structured_output(start, config, plugins, scheduler_cls, info)
     context = SchedulerContext(
-        limits=make_limits(config, max_model_len),
+        limits=make_limits(config, max_model_len, info),
         kv_cache=kv_cache,
         clock=clock,
         policy=policy_cls,
@@ -154,7 +154,7 @@ def _start_parts(
         scheduler,
         vocab_size=info.vocab_size,
         max_model_len=max_model_len,
-        rules=rules,
+        rules=replace(rules, model_info=info),
         structured_output=structured,
     )
     return StartedEngine(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dovetail.config.engine_args import EngineArgs
+from dovetail.entrypoints.pooling import PoolingMethods
 from dovetail.errors import ConfigError, RequestError
 from dovetail.outputs import RequestOutputKind
 
@@ -25,8 +26,8 @@ Messages = Sequence[Mapping[str, Any]]
 OnError = Literal["raise", "return"]
 
 
-class LLM:
-    """A model that generates outputs for lists of prompts.
+class LLM(PoolingMethods):
+    """A model that generates outputs, or pools, for lists of prompts.
 
     `LLM("path/to/model", max_num_seqs=64, scheduler_cls="priority", …)`: the options are those of
     `EngineArgs`. Use it as a context manager, or call `shutdown`, to release all resources.

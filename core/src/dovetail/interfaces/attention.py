@@ -37,7 +37,7 @@ SMALL_HEAD_SIZE = 32
 class AttentionFacts:
     """The attention of a model.
 
-    sliding_window, soft_cap, sinks, alibi: whether any layer uses this feature.
+    sliding_window, soft_cap, sinks, alibi, bidirectional: whether any layer uses this feature.
     """
 
     head_size: int
@@ -47,6 +47,7 @@ class AttentionFacts:
     soft_cap: bool = False
     sinks: bool = False
     alibi: bool = False
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class AttentionRequirements:
     architecture: of an assumed device, such as "sm_90"; "" for the device of this process.
     features: ids of the required features beyond plain causal attention over a paged cache:
         "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "alibi" (scores
-        have a bias that is linear in the distance), "cascade",
+        have a bias that is linear in the distance), "bidirectional" (tokens attend to later tokens,
+        without a cache), "cascade",
         "batch_invariant" (a token's result is bit-identical for any batch and any chunking of its
         prompt), … A backend must declare every id, so an unknown requirement is rejected.
     """
@@ -158,6 +160,7 @@ class AttentionGroupContext:
     workspace: returns memory of at least a number of bytes, uint8, for intermediate results of a
         layer. All builders of the worker share it; it is zero before its first use. None: allocate
         memory for this builder.
+    bidirectional: as for `AttentionLayerContext`; slots and block tables have no meaning then.
     """
 
     spec: FullAttentionSpec
@@ -167,6 +170,7 @@ class AttentionGroupContext:
     max_model_len: int
     options: Mapping[str, object] = field(default_factory=dict)
     workspace: Callable[[int], torch.Tensor] | None = None
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +189,9 @@ class AttentionLayerContext:
     kv_scales: float32 [2], the scale of all keys and that of all values in an fp8 cache without
         scales of tokens; None for 1. The cache contains k / scale. Only for a backend that declares
         `KV_LAYER_SCALES`. Values may change between steps, when weights are loaded again.
+    bidirectional: each token attends to all tokens of its run, which is a whole prompt; with a
+        sliding window, to those at a distance below it. The layer has no cache: `kv_cache` is empty
+        and must not be used. Only for a backend that declares "bidirectional".
     options: validated options of the backend plugin.
     """
 
@@ -200,6 +207,7 @@ class AttentionLayerContext:
     sinks: torch.Tensor | None = None
     alibi_slopes: torch.Tensor | None = None
     kv_scales: torch.Tensor | None = None
+    bidirectional: bool = False
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -269,7 +277,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

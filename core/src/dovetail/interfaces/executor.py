@@ -89,7 +89,7 @@ class Executor(ABC):
     """
 
     CONTRACT: ClassVar[str] = "executor"
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
     max_concurrent_steps: int = 1
     max_world_size: ClassVar[int] = 1
     takes_callables: ClassVar[bool] = True

@@ -83,7 +83,7 @@ class Hooks(ABC):
     """
 
     CONTRACT: ClassVar[str] = "hooks"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
 
     @abstractmethod
     def __init__(self, context: HooksContext) -> None:

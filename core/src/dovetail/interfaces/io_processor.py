@@ -88,7 +88,7 @@ class IOProcessor(ABC):
     """
 
     CONTRACT: ClassVar[str] = "io_processor"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     example_data: ClassVar[Any]
 
     @abstractmethod

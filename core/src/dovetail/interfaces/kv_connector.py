@@ -136,7 +136,7 @@ class KVConnector(ABC):
     """Creates the scheduler side and the worker side. The class is never instantiated."""
 
     CONTRACT: ClassVar[str] = "kv_connector"
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
 
     @staticmethod
     @abstractmethod

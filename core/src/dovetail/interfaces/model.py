@@ -145,6 +145,25 @@ class WeightMapping:
     rotary_pairs: tuple[int, int] = (0, 0)
 
 
+TOKEN_TYPE_BIT = 30
+"""Bit of an input id that marks a token of the second text of a pair; see `Model`."""
+
+
+class PoolingModel(Protocol):
+    """Capability "pooling": a model that only pools; its `compute_logits` is not called.
+
+    pooling_type: the default for how a request's hidden states become one vector: "last" (of the
+    last token), "cls" (of the first token) or "mean". num_labels: number of classes of its head; 0
+    for embeddings.
+    """
+
+    pooling_type: str
+    num_labels: int
+
+    def classify(self, pooled_RD: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the head, [R, num_labels], before any activation."""
+
+
 class Model(Protocol):
     """A causal language model. In practice a `torch.nn.Module`.
 
@@ -166,12 +185,17 @@ class Model(Protocol):
     Exceptions. A model without position encoding or without a norm before its head declares it in
     `lacks`: "positions", "final_norm". Otherwise the conformance kit reports an error.
 
+    Capabilities in `provides`. "pooling": see `PoolingModel`; its manifest must declare it too.
+    "whole_prompts": all attention layers are bidirectional, so that a prompt must be computed in
+    one step; its manifest must declare it too. "token_types": the model distinguishes the two texts
+    of a pair; it gets the ids of the second text with bit `TOKEN_TYPE_BIT` set.
+
     A model with a table of learned positions has an attribute `max_positions`, an int. A larger
     `max_model_len` is rejected. Without the attribute it must support any position.
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.6"
+    CONTRACT_VERSION: ClassVar[str] = "0.7"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

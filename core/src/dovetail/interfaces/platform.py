@@ -49,7 +49,7 @@ class Platform(ABC):
     """The base class of platforms. A platform is one kind of machine."""
 
     CONTRACT: ClassVar[str] = "platform"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     info: ClassVar[PlatformInfo]
     automatic: ClassVar[bool] = True
     """Whether automatic selection may select the platform; if False, the user must name it."""

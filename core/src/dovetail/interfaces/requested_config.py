@@ -51,6 +51,8 @@ MAX_INT = 2**31 - 1
 MAX_NUM_SEQS = 2**16
 MAX_BLOCK_SIZE = 2**12
 MAX_WORKERS = 64
+RUNNERS = ("auto", "generate", "pooling")
+POOLING_TYPES = ("auto", "last", "mean", "cls")
 KV_CACHE_SCALES = ("token", "layer")
 OFFLOAD_OPTION = "cpu_offload_gb"
 """The field `RequestedCache.cpu_offload_gb`, for code and messages of other packages."""
@@ -83,12 +85,18 @@ class CheckpointFields(ConfigNode):
     model_dir: the absolute path. architecture: the name in config.json. hf_config: config.json with
     hf_overrides applied. quantization: "method", "source" and "config" of a quantized checkpoint;
     else empty.
+    pooler: how the model pools; empty if it generates. "pooling": "last", "mean", "cls", "auto" for
+    the model's default, or "" for one result for each token only. "normalize": whether embeddings
+    have length 1. "dense": dense layers after pooling, mappings with folder, in_features,
+    out_features, bias, activation. "whole_prompts": whether prompts must not be split over steps.
+    "max_seq_length": the longest prompt that the model was trained for, if stated.
     """
 
     model_dir: Path
     architecture: Text
     hf_config: FrozenMapping
     quantization: FrozenMapping = Field(default={}, validate_default=True)
+    pooler: FrozenMapping = Field(default={}, validate_default=True)
     seed: Annotated[int, integer(0, 2**63 - 1)] = 0
     enforce_eager: Flag = False
 

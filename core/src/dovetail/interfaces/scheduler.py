@@ -21,7 +21,7 @@ from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.interfaces.kv_connector import KVSchedulerSide
 from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest, FinishReason
-from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.result import LogprobColumns, ModelRunnerOutput, PooledTensor
 
 if TYPE_CHECKING:
     from dovetail.interfaces.policy import Policy
@@ -188,6 +188,8 @@ class EngineCoreOutputs:
     logprobs, prompt_logprobs: by request id, for requests with these parameters.
     num_cached_tokens: number of prompt tokens found in the cache, by request id, sent once with the
     first tokens. admitted_ns: the engine's clock when these requests were admitted.
+    pooled: results of requests with `pooling_params`, by request id. These requests are in
+    `finished` with the reason STOP.
     """
 
     request_ids: list[str] = field(default_factory=list)
@@ -199,6 +201,7 @@ class EngineCoreOutputs:
     num_cached_tokens: Mapping[str, int] = field(default_factory=dict)
     admitted_ns: Mapping[str, int] = field(default_factory=dict)
     stats: SchedulerStats | None = None
+    pooled: Mapping[str, PooledTensor] = field(default_factory=dict)
 
 
 class SchedulerInterface(ABC):
@@ -218,6 +221,10 @@ class SchedulerInterface(ABC):
     Errors. A run listed in `ModelRunnerOutput.errors` has failed. Its request ends with an error
     and the listed message, and the run's sampled tokens are ignored. Other runs are not affected.
 
+    Pooling. A request with `pooling_params` runs like one with a single output token, but its
+    prompt may have `max_model_len` tokens. It ends with the step whose result has its
+    `ModelRunnerOutput.pooled`, which the scheduler passes on.
+
     Gates. A request is scheduled when all of its admission gates (`dovetail.interfaces.admission`)
     have let it pass. A held request does not delay others. If a gate fails a request, it ends with
     an error.
@@ -226,7 +233,7 @@ class SchedulerInterface(ABC):
     """
 
     CONTRACT: ClassVar[str] = "scheduler"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

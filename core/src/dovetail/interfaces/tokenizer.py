@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from dovetail.errors import RequestError
+
 
 class TokenPieces(dict[int, str | bytes]):
     """The piece of text of each token: a str, or bytes if they are not whole characters.
@@ -50,7 +52,7 @@ class Tokenizer(ABC):
     """
 
     CONTRACT: ClassVar[str] = "tokenizer"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
 
     @classmethod
     @abstractmethod
@@ -88,6 +90,18 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`."""
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return the ids of two texts with special tokens, and the position where type 1 starts.
+
+        The position is 0 if the tokenizer gives all tokens the same type. Raises RequestError if
+        the tokenizer has no form for pairs.
+        """
+        raise RequestError(
+            f"The tokenizer {type(self).__name__} cannot encode a pair of texts; use another "
+            "tokenizer_mode.",
+            parameter="prompt",
+        )
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:

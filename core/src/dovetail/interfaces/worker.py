@@ -53,12 +53,21 @@ class ModelInfo:
 
     vocab_size: width of the logits; token ids must be below it.
     max_model_len: longest sequence that the weights support; 0 for any.
-    supported_tasks: "generate", "embed", …
+    supported_tasks: "generate", or tasks of `PoolingParams`; the first is the default of a request.
+    embedding_size: number of features of an embedding; 0 for models without. embedding_dimensions:
+        smaller numbers of features that the model was trained for; () for any.
+    whole_prompts: whether a prompt must be computed in one step, as bidirectional attention needs.
+    resumes_prompts: whether a prompt may start after tokens that the prefix cache has, because its
+        result depends only on the state after its last token.
     """
 
     vocab_size: int
     max_model_len: int = 0
     supported_tasks: tuple[str, ...] = ("generate",)
+    embedding_size: int = 0
+    embedding_dimensions: tuple[int, ...] = ()
+    whole_prompts: bool = False
+    resumes_prompts: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +115,12 @@ class WorkerBase(ABC):
     `SamplingParams` that it implements, by the ids of `SAMPLING_CAPABILITIES`. The engine rejects a
     request that needs another field. docs/plugins/worker.md defines each field.
 
+    Pooling. If the model's tasks (`ModelInfo.supported_tasks`) are tasks of `PoolingParams`, all
+    requests have `pooling_params`. A run that samples returns the pooled result of its request
+    (`ModelRunnerOutput.pooled`) instead of a token. The chunks of a prompt may be in several steps,
+    unless `ModelInfo.whole_prompts`. A worker without the capability "pooling" has only the task
+    "generate".
+
     Encoders. A worker with the capability "encoder" encodes the content in
     `SchedulerOutput.encoder` before the runs of the same plan, after it has applied
     `encoder_frees`. It keeps the output until `encoder_frees` names its hash. The model reads the
@@ -116,7 +131,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.10"
+    CONTRACT_VERSION: ClassVar[str] = "0.11"
     provides: ClassVar[frozenset[str]] = frozenset()
     device_types: ClassVar[frozenset[str]] = frozenset()
 

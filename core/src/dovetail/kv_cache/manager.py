@@ -130,11 +130,7 @@ class KVCacheManager:
 
     def shares(self, request: Request) -> bool:
         """Return whether the request may use blocks that other requests have computed."""
-        return (
-            self._caching
-            and self._coordinator.can_resume
-            and request.sampling_params.prompt_logprobs is None
-        )
+        return self._caching and self._coordinator.can_resume and not request.needs_all_states
 
     def block_key(self, request: Request, position: int) -> bytes:
         """Return the hash of the block at a table position, or b"" if a token of it is unknown.

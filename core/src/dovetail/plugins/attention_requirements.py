@@ -30,6 +30,7 @@ def attention_requirements(
         "soft_cap": attention.soft_cap,
         "sinks": attention.sinks,
         "alibi": attention.alibi,
+        "bidirectional": attention.bidirectional,
         "batch_invariant": config.compute.batch_invariant,
         KV_LAYER_SCALES: config.cache.kv_cache_scales == "layer",
     }

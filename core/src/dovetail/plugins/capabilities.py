@@ -27,6 +27,7 @@ DESCRIBES_ATTENTION = "describes_attention"
 CLAIMS: Mapping[tuple[str, str], str] = MappingProxyType(
     {
         ("worker", DESCRIBES_ATTENTION): "dovetail.interfaces.worker:DescribesAttention",
+        ("model", "pooling"): "dovetail.interfaces.model:PoolingModel",
         ("worker", "model"): "dovetail.interfaces.worker:ProvidesModel",
         ("worker", "profile"): "dovetail.interfaces.worker:Profiles",
         ("worker", "sleep"): "dovetail.interfaces.worker:Sleeps",

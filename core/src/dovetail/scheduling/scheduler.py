@@ -76,9 +76,10 @@ class Scheduler(SchedulerInterface):
             raise RequestError(f"request id {request.request_id!r} is in use; choose another.")
         limit = min(self.limits.max_model_len, state.kv_cache.max_tokens)
         num_tokens, max_whole = len(request.prompt_token_ids), self._mechanism.max_piece
-        if not 0 < num_tokens < limit:
+        longest = limit if request.pooling_params is not None else limit - 1
+        if not 0 < num_tokens <= longest:
             raise RequestError(
-                f"the prompt has {num_tokens} tokens; the allowed range is 1 to {limit - 1}.",
+                f"the prompt has {num_tokens} tokens; the allowed range is 1 to {longest}.",
                 parameter="prompt",
             )
         if not self.limits.enable_chunked_prefill and num_tokens > max_whole:

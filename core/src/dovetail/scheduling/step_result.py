@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished, SchedulerStats
 from dovetail.plan import SchedulerOutput
 from dovetail.request import FINISH_REASONS, Request, RequestStatus
-from dovetail.result import LogprobColumns, ModelRunnerOutput
+from dovetail.result import LogprobColumns, ModelRunnerOutput, PooledTensor
 from dovetail.scheduling.decode_batch import ADMISSION, DecodeStepRecord
 from dovetail.scheduling.draft import StepRecord
 
@@ -41,6 +41,7 @@ class StepResult:
     prompt_logprobs: dict[str, LogprobColumns] = field(default_factory=dict)
     num_cached_tokens: dict[str, int] = field(default_factory=dict)
     admitted_ns: dict[str, int] = field(default_factory=dict)
+    pooled: dict[str, PooledTensor] = field(default_factory=dict)
     num_kept: dict[int, int] = field(default_factory=dict)
     num_drafts: int = 0
     num_accepted: int = 0
@@ -67,6 +68,7 @@ class StepResult:
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             admitted_ns=self.admitted_ns,
+            pooled=self.pooled,
             stats=stats,
         )
 
@@ -97,6 +99,8 @@ def process_result(
                 _process_run(step_result, run, request, tokens)
             if output.num_drafts:
                 request.num_drafts = output.num_drafts[run] if request.row >= 0 else 0
+    if output.pooled:
+        _process_pooled(record, output, step_result)
     if output.logprobs:
         _sort_logprobs(record, output, step_result)
     if output.prompt_logprobs:
@@ -160,6 +164,20 @@ def _process_run(
     step_result.request_ids.append(request.request_id)
     step_result.counts.append(num_kept)
     step_result.token_ids.extend(known[-num_kept:])
+
+
+def _process_pooled(record: StepRecord, output: ModelRunnerOutput, step_result: StepResult) -> None:
+    """End the requests whose pooled results are in `output`."""
+    requests = record.requests
+    for run, pooled in sorted(output.pooled.items()):
+        request = requests[run]
+        if request.status >= _FINISHED or request.pooling_params is None:
+            continue
+        name = request.request_id
+        step_result.pooled[name] = pooled
+        step_result.num_cached_tokens[name] = request.num_cached_tokens
+        step_result.admitted_ns[name] = request.admitted_ns
+        step_result.ended.append((request, RequestStatus.FINISHED_STOPPED))
 
 
 def _count_drafts(

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dovetail.errors import RequestError
+
 if TYPE_CHECKING:
     import tokenizers
 
@@ -89,3 +91,11 @@ def is_panic(error: BaseException) -> bool:
 
 def _flags(entry: Mapping[str, Any]) -> dict[str, bool]:
     return {flag: bool(entry[flag]) for flag in ADDED_TOKEN_FLAGS if flag in entry}
+
+
+def unencodable(error: BaseException) -> BaseException:
+    """Return the error of a text that the library cannot encode; an interrupt unchanged."""
+    if not isinstance(error, Exception) and not is_panic(error):
+        return error
+    message = " ".join(str(error).split())[:200]
+    return RequestError(f"the tokenizer cannot encode this text: {message}.", parameter="prompt")

@@ -27,7 +27,7 @@ from dovetail.model_files import (
     read_model_text,
 )
 from dovetail.sandbox.child import ChildLimits
-from dovetail.tokenizers.core_building import PanicGuard, is_panic, prepare_core
+from dovetail.tokenizers.core_building import PanicGuard, prepare_core, unencodable
 from dovetail.tokenizers.template_renderer import TemplateRenderer
 from dovetail.tokenizers.tokenizer_trial import try_tokenizer
 from dovetail.value_checks import shorten
@@ -225,13 +225,17 @@ class HuggingFaceTokenizer(Tokenizer):
                 parameter="prompt",
             ) from error
         except BaseException as error:  # the library raises Exception or panics
-            if not isinstance(error, Exception) and not is_panic(error):
-                raise
-            raise RequestError(
-                f"the tokenizer cannot encode this text: {' '.join(str(error).split())[:200]}.",
-                parameter="prompt",
-            ) from None
+            raise unencodable(error) from None
         return ids if around is None else [*around[0], *ids, *around[1]]
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return the ids of two texts as tokenizer.json joins them, and where type 1 starts."""
+        try:
+            (encoding,) = self._core.encode_batch([(first, second)])
+        except BaseException as error:  # the library raises Exception or panics
+            raise unencodable(error) from None
+        types: list[int] = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else 0
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of `token_ids`. Unknown ids are ignored.

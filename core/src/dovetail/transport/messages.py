@@ -20,10 +20,13 @@ from dovetail.transport.columns import check_lengths, counts32
 from dovetail.transport.remote_error import RemoteError
 from dovetail.transport.wire_types import (
     WireLogprobs,
+    WirePooled,
     decode,
     encode,
     read_logprobs,
+    read_pooled,
     wire_logprobs,
+    wire_pooled,
 )
 
 WIRE_VERSION = 2
@@ -112,6 +115,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
     admitted_ns: dict[str, int]
     stats: SchedulerStats | None
     responses: tuple[Answer, ...] = ()
+    pooled: dict[str, WirePooled] = {}
 
     @classmethod
     def of(cls, outputs: EngineCoreOutputs, replies: tuple[Answer, ...] = ()) -> Outputs:
@@ -127,6 +131,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
             admitted_ns=dict(outputs.admitted_ns),
             stats=outputs.stats,
             responses=replies,
+            pooled=wire_pooled(outputs.pooled),
         )
 
     def columns(self) -> EngineCoreOutputs:
@@ -145,6 +150,7 @@ class Outputs(Message, frozen=True, tag="outputs"):
             num_cached_tokens=self.num_cached_tokens,
             admitted_ns=self.admitted_ns,
             stats=self.stats,
+            pooled=read_pooled(self.pooled),
         )
 
 

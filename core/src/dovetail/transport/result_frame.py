@@ -21,10 +21,13 @@ from dovetail.transport.columns import (
 )
 from dovetail.transport.wire_types import (
     WireLogprobs,
+    WirePooled,
     decode,
     encode,
     read_logprobs,
+    read_pooled,
     wire_logprobs,
+    wire_pooled,
 )
 
 RESULT = 2
@@ -36,18 +39,21 @@ class _Tail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     prompt_logprobs: dict[int, WireLogprobs]
     kv_transfer: bytes
     errors: dict[int, str]
+    pooled: dict[int, WirePooled]
 
 
 def encode_result(output: ModelRunnerOutput) -> bytes:
     """Return the frame of a step's result."""
     tail = b""
-    if output.logprobs or output.prompt_logprobs or output.kv_transfer or output.errors:
+    extras = (output.logprobs, output.prompt_logprobs, output.kv_transfer, output.errors)
+    if any(extras) or output.pooled:
         tail = encode(
             _Tail(
                 wire_logprobs(output.logprobs),
                 wire_logprobs(output.prompt_logprobs),
                 output.kv_transfer,
                 dict(output.errors),
+                wire_pooled(output.pooled),
             )
         )
     columns: list[bytes | array[int]] = [
@@ -71,8 +77,8 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
     if num_drafts:
         check_lengths(len(num_sampled), num_drafts=num_drafts)
     content = columns.columns[3]
-    tail = decode(content, _Tail) if content else _Tail({}, {}, b"", {})
-    for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs):
+    tail = decode(content, _Tail) if content else _Tail({}, {}, b"", {}, {})
+    for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs, tail.pooled):
         if any(not 0 <= run < len(num_sampled) for run in runs):
             raise MessageError(
                 f"a result has entries for the runs {sorted(runs)}, but only {len(num_sampled)} "
@@ -87,4 +93,5 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
         num_drafts=num_drafts,
         kv_transfer=tail.kv_transfer,
         errors=tail.errors,
+        pooled=read_pooled(tail.pooled),
     )

@@ -8,6 +8,7 @@ code.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields
@@ -18,7 +19,7 @@ import msgspec
 from dovetail.errors import MessageError, RequestError
 from dovetail.plan import NewRequest
 from dovetail.request import EngineCoreRequest
-from dovetail.result import LogprobColumns
+from dovetail.result import LogprobColumns, PooledTensor
 from dovetail.sampling_params import SamplingParams
 from dovetail.transport.columns import check_lengths, counts32, int32
 
@@ -96,6 +97,37 @@ class WireLogprobs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
         check_lengths(len(counts), ranks=ranks)
         check_lengths(sum(counts), token_ids=token_ids)
         return LogprobColumns(counts=counts, token_ids=token_ids, logprobs=logprobs, ranks=ranks)
+
+
+class WirePooled(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The form of `PooledTensor` in a message. values: float32 as bytes."""
+
+    shape: tuple[int, ...]
+    values: bytes
+
+    def tensor(self) -> PooledTensor:
+        """Return the result. Raise MessageError if the shape does not match the values."""
+        values = array("f")
+        num_values = math.prod(self.shape)
+        if not 1 <= len(self.shape) <= 2 or min(self.shape) < 0:
+            raise MessageError(f"a pooled result has the invalid shape {self.shape}.")
+        if len(self.values) != num_values * values.itemsize:
+            raise MessageError(
+                f"a pooled result of shape {self.shape} has {len(self.values)} bytes, not "
+                f"{num_values * values.itemsize}."
+            )
+        values.frombytes(self.values)
+        return PooledTensor(shape=self.shape, values=values)
+
+
+def wire_pooled(pooled: Mapping[K, PooledTensor]) -> dict[K, WirePooled]:
+    """Convert the pooled results of several requests or runs for a message."""
+    return {key: WirePooled(item.shape, item.values.tobytes()) for key, item in pooled.items()}
+
+
+def read_pooled(wire: Mapping[K, WirePooled]) -> dict[K, PooledTensor]:
+    """Convert the result of `wire_pooled` back. Raise MessageError if it is not consistent."""
+    return {key: item.tensor() for key, item in wire.items()}
 
 
 def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:

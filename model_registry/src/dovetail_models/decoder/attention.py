@@ -13,6 +13,7 @@ from dovetail.interfaces.model import AttentionContext, ModelContext
 from dovetail_models.decoder.shape import DecoderShape
 from dovetail_torch.layers import (
     Attention,
+    BidirectionalAttention,
     QKVParallelLinear,
     RotaryEmbedding,
     RowParallelLinear,
@@ -55,7 +56,8 @@ class SelfAttention(nn.Module):
             self.k_norm = options.qk_norm(context, k_shard, heads.head_size)
         self.clip = options.clip
         self.rotary = rotary
-        self.attn = Attention(
+        attention_cls = BidirectionalAttention if options.bidirectional else Attention
+        self.attn = attention_cls(
             heads,
             index,
             scale=options.scale,

@@ -52,6 +52,7 @@ class AttentionOptions:
     scale: factor on the scores; 0 for head_size ** -0.5. soft_cap: c in c·tanh(score / c), 0 for
     none. clip: the projected q, k and v are limited to ±clip; 0 for none. qk_norm: makes the norms
     of queries and keys; None for none. alibi_slopes: one for each query head; () for none.
+    bidirectional: whether tokens attend to later tokens.
     """
 
     qkv_bias: bool = False
@@ -61,6 +62,7 @@ class AttentionOptions:
     clip: float = 0.0
     qk_norm: MakeHeadNorm | None = None
     alibi_slopes: tuple[float, ...] = ()
+    bidirectional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

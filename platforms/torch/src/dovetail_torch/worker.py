@@ -64,6 +64,8 @@ from dovetail_torch.making_extensions import make_extensions
 from dovetail_torch.memory_budget import bytes_for_cache
 from dovetail_torch.meta_model import fails_on_any_device
 from dovetail_torch.out_of_memory import explain_oom
+from dovetail_torch.pooling.making import adapt_model, make_head, pooling_info
+from dovetail_torch.pooling.pooling_runner import PoolingRunner
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
 from dovetail_torch.profiling import Profiler
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
@@ -92,6 +94,7 @@ class TorchWorker(WorkerBase):
         "kv_connector",
         "logits_processors",
         "model",
+        "pooling",
         "profile",
         "step_extensions",
     }
@@ -146,6 +149,7 @@ class TorchWorker(WorkerBase):
         check_shared(model_cls, self._ranks)
         context = self._model_context(plugins.options_of("model", model_cls))
         self._model: Any = construct("model", model_cls, context)
+        adapt_model(self._model, config)
         self._limits = limit_positions(self._model, self._limits)
         share_heads(self._model, self._ranks)
         self._layers: dict[str, Attention] = dict(attention_layers(self._model))
@@ -169,6 +173,7 @@ class TorchWorker(WorkerBase):
         self._invariance.add_ranks(self._ranks)
         if self._context.rank == 0:
             self._invariance.report()
+        self._head = make_head(self._model, self._context.config, self._limits, len(self._layers))
         self._loaded = LoadedModel(
             model=self._model,
             num_layers=len(self._layers),
@@ -176,6 +181,7 @@ class TorchWorker(WorkerBase):
             limits=self._limits,
             tables=PositionTables(self._model),
             device_parts=self._device_parts(),
+            head=self._head,
         )
         self._extensions = make_extensions(self._context, self._loaded)
 
@@ -223,7 +229,8 @@ class TorchWorker(WorkerBase):
     def get_model_info(self) -> ModelInfo:
         """Return the properties of the loaded model."""
         maximum = getattr(self._model, "max_positions", None) or 0
-        return ModelInfo(vocab_size=self._vocab_size(), max_model_len=maximum)
+        info = ModelInfo(vocab_size=self._vocab_size(), max_model_len=maximum)
+        return pooling_info(info, self._head, self._model)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
         """Return the KV-cache spec of each attention layer."""
@@ -274,7 +281,9 @@ class TorchWorker(WorkerBase):
         if self._compilation is not None:
             loaded = replace(loaded, model=self._compilation.model)
         arguments = loaded, attention, self._extensions
-        if self._context.config.kv_connector is None:
+        if self._head is not None:
+            self._runner = PoolingRunner(loaded, attention, self._head)
+        elif self._context.config.kv_connector is None:
             self._runner = ModelRunner(*arguments)
         else:
             side = make_worker_side(self._context, kv_cache_config)

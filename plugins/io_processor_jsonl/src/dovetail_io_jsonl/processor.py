@@ -34,7 +34,7 @@ class JSONLProcessor(IOProcessor):
     has `id` and `error`.
     """
 
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     example_data: ClassVar[Any] = [
         {"id": "a", "prompt": "Two roads diverged", "max_tokens": 8, "temperature": 0},
         {"messages": [{"role": "user", "content": "What is a row?"}]},

@@ -35,7 +35,7 @@ class MemoryOptions(BaseModel):
 class MemoryConnector(KVConnector):
     """Stores blocks in the memory of the worker's process."""
 
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
     options_model: ClassVar[type[BaseModel]] = MemoryOptions
 
     @staticmethod

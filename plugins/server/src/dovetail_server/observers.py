@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dovetail.outputs import RequestOutput
+from dovetail.outputs import PoolingRequestOutput, RequestOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """An ended request of a generation route.
+    """An ended request of a generation or pooling route.
 
     request_id: of the HTTP response. route: its path. status: "ok", "error" or "left" (the client
     closed the connection). code: of the error, or "". outputs: the last output of each prompt that
@@ -28,7 +28,7 @@ class RequestRecord:
     route: str
     status: str
     code: str
-    outputs: tuple[RequestOutput, ...]
+    outputs: tuple[RequestOutput | PoolingRequestOutput, ...]
     streamed: bool
     num_completion_tokens: int
     num_tokens: tuple[int, ...] = ()

@@ -94,7 +94,7 @@ class InputProcessor:
         """
         if tokenizer is not None:
             check_tokenizer(tokenizer, info.vocab_size)
-        self._facts = info
+        self.facts = info
         self._tokenizer = tokenizer
         self._clock = clock
         self._num_requests = 0
@@ -110,7 +110,7 @@ class InputProcessor:
         """Maximum characters of a prompt. The first use may decode every token of the tokenizer."""
         if self._max_prompt_chars is None:
             longest = longest_token_chars(self._tokenizer) if self._tokenizer is not None else 1
-            maximum = self._facts.max_model_len * max(longest, USUAL_TOKEN_CHARS)
+            maximum = self.facts.max_model_len * max(longest, USUAL_TOKEN_CHARS)
             self._max_prompt_chars = min(maximum, MAX_DEFAULT_PROMPT_CHARS)
         return self._max_prompt_chars
 
@@ -131,7 +131,7 @@ class InputProcessor:
         Their ids are `completion_id(request_id, index, n)`; all share one tuple of prompt tokens.
         Raises RequestError that names the invalid parameter.
         """
-        limits = self._facts.limits
+        limits = self.facts.limits
         check_place(priority=priority, cache_salt=cache_salt, limits=limits)
         read = read_prompt(prompt, limits)
         first = self.prepare(
@@ -161,12 +161,12 @@ class InputProcessor:
         """
         params = self.checked_params(params)
         prompt_token_ids = self._tokens_of(read, params.truncate_prompt_tokens)
-        room = self._facts.max_model_len - len(prompt_token_ids)
+        room = self.facts.max_model_len - len(prompt_token_ids)
         if params.min_tokens > room:
             raise RequestError(
                 f"min_tokens={params.min_tokens} does not fit: the prompt has "
                 f"{len(prompt_token_ids)} tokens, which leaves {room} of "
-                f"max_model_len={self._facts.max_model_len}. Lower min_tokens or shorten the "
+                f"max_model_len={self.facts.max_model_len}. Lower min_tokens or shorten the "
                 "prompt.",
                 parameter="min_tokens",
             )
@@ -206,7 +206,7 @@ class InputProcessor:
                 f"params must be SamplingParams, not {type(params).__name__}.", parameter="params"
             )
         params = params.own_copy()
-        info = self._facts
+        info = self.facts
         for name, count in (
             ("logprobs", params.logprobs),
             ("prompt_logprobs", params.prompt_logprobs),
@@ -223,35 +223,37 @@ class InputProcessor:
         if self._tokenizer is None:
             for name, texts in (("stop", params.stop_strings), ("bad_words", params.bad_words)):
                 if texts:
-                    raise _no_tokenizer(name)
+                    raise no_tokenizer(name)
         return params
 
     def encode_chat(self, text: str) -> Sequence[int]:
         """Return the token ids of a rendered chat template, without adding special tokens."""
-        self._check_length("messages", text)
-        return self._encode("messages", text, add_special_tokens=False)
+        self.check_length("messages", text)
+        return self.encode("messages", text, add_special_tokens=False)
 
     def _tokens_of(self, read: ReadPrompt, keep_last: int | None) -> tuple[int, ...]:
         """Return the checked token ids of a prompt, only the last `keep_last` of them."""
-        info, content = self._facts, read.content
+        info, content = self.facts, read.content
         if read.text is not None:
-            self._check_length("prompt", read.text)
+            self.check_length("prompt", read.text)
         if isinstance(content, str):
-            content = self._encode("prompt", content, add_special_tokens=True)
+            content = self.encode("prompt", content, add_special_tokens=True)
         token_ids = take_token_ids(content, keep_last=keep_last, max_model_len=info.max_model_len)
         check_prompt(token_ids, vocab_size=info.vocab_size, max_model_len=info.max_model_len)
         return token_ids
 
-    def _check_length(self, parameter: str, text: str) -> None:
+    def check_length(self, parameter: str, text: str) -> None:
+        """Raise RequestError, naming the parameter, if a text is too long to be tokenized."""
         # Strings of usual length are accepted without decoding the vocabulary.
-        maximum = USUAL_TOKEN_CHARS * self._facts.max_model_len
+        maximum = USUAL_TOKEN_CHARS * self.facts.max_model_len
         if len(text) > maximum or self._max_prompt_chars is not None:
             maximum = self.max_prompt_chars
         check_text(parameter, text, max_chars=maximum, limit="max_prompt_chars")
 
-    def _encode(self, parameter: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+    def encode(self, parameter: str, text: str, *, add_special_tokens: bool) -> Sequence[int]:
+        """Return the ids of a text. Raise RequestError, naming the parameter, if it has none."""
         if self._tokenizer is None:
-            raise _no_tokenizer(parameter)
+            raise no_tokenizer(parameter)
         try:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -264,7 +266,7 @@ class InputProcessor:
 
     def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
         stops = frozenset(params.stop_token_ids or ())
-        return stops if params.ignore_eos else stops | self._facts.eos_token_ids
+        return stops if params.ignore_eos else stops | self.facts.eos_token_ids
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Return the tokens of each word, at the start of a text and after a space."""
@@ -280,11 +282,11 @@ class InputProcessor:
                 )
             spelled |= dict.fromkeys(spellings)
         for spelling in spelled:
-            check_token_ids("bad_words", spelling, self._facts.vocab_size)
+            check_token_ids("bad_words", spelling, self.facts.vocab_size)
         return tuple(spelled)
 
     def _spell(self, text: str) -> tuple[int, ...]:
-        return tuple(self._encode("bad_words", text, add_special_tokens=False))
+        return tuple(self.encode("bad_words", text, add_special_tokens=False))
 
     def _seed(self, params: SamplingParams, index: int) -> int:
         """Return a completion's seed, from the user's seed or from the engine's seed.
@@ -294,14 +296,15 @@ class InputProcessor:
         """
         if params.seed is not None:
             return completion_seed(params.seed, index)
-        return _hash_seed(f"{self._facts.seed}:{self._num_requests}:{index}")
+        return _hash_seed(f"{self.facts.seed}:{self._num_requests}:{index}")
 
 
 def _hash_seed(origin: str) -> int:
     return int.from_bytes(hashlib.blake2b(origin.encode(), digest_size=8).digest(), "little")
 
 
-def _no_tokenizer(parameter: str) -> RequestError:
+def no_tokenizer(parameter: str) -> RequestError:
+    """Return the error for a text in an engine without tokenizer."""
     return RequestError(
         f"{parameter} contains text, but this engine has no tokenizer: give token ids, or start "
         "the engine without skip_tokenizer_init.",

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.config import EngineConfig
+from dovetail.engine.input.pooling_checks import check_pooling
 from dovetail.errors import ConfigError, ContractError, RequestError
-from dovetail.interfaces import LogitsProcessor, StepExtension
+from dovetail.interfaces import LogitsProcessor, ModelInfo, StepExtension
 from dovetail.interfaces.requested_config import LimitsConfig
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import plugin_name
+from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
 _OPTIONS = {"logits_processor": "logits_processors", "step_extension": "step_extensions"}
@@ -32,13 +34,21 @@ class RequestRules:
 
     params_checks: the plugins' checks of sampling parameters. limits: maximum sizes of values.
     worker_provides: the worker's capability ids; a request that needs another one is rejected.
-    sleep_enabled: whether the engine was created with `enable_sleep_mode`.
+    sleep_enabled: whether the engine was created with `enable_sleep_mode`. model_info: the tasks
+    and sizes of the loaded model.
     """
 
     params_checks: tuple[ParamsCheck, ...] = ()
     worker_provides: frozenset[str] = frozenset()
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     sleep_enabled: bool = False
+    model_info: ModelInfo = field(default_factory=lambda: ModelInfo(vocab_size=0))
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Raise RequestError if the model or a plugin does not support the request."""
+        check_pooling(request, self.model_info)
+        for check in self.params_checks:
+            check(request.sampling_params)
 
 
 def load_rules(config: EngineConfig, plugins: PluginRegistry, worker_cls: type) -> RequestRules:

@@ -79,30 +79,45 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
 
 
 def take_token_ids(
-    iterable: Iterable[int], *, keep_last: int | None, max_model_len: int
+    iterable: Iterable[int], *, keep_last: int | None, max_model_len: int, num_outputs: int = 1
 ) -> tuple[int, ...]:
-    """Return unchecked token ids. Read at most `max_model_len` of them.
+    """Return unchecked token ids. Read at most `max_model_len` + 1 of them.
 
-    keep_last: return only this many ids from the end; None for all. Raises RequestError for a
-    prompt that is too long, before its other ids are read, and for an iterable that fails.
+    keep_last: return only this many ids from the end; None for all. num_outputs: output tokens for
+    which `max_model_len` must leave room. Raises RequestError for a prompt that is too long, before
+    its other ids are read, and for an iterable that fails.
     """
+    longest = max_model_len - num_outputs
     if keep_last is not None and isinstance(iterable, Sequence):
         sequence = iterable
         iterable = guarded("prompt", lambda: _last_of(sequence, keep_last))
     known_length = type(iterable) in (list, tuple, range)
     count = len(iterable) if known_length else None  # type: ignore[arg-type]  # these have a length
-    if count is None or count < max_model_len:
-        token_ids = guarded("prompt", lambda: tuple(islice(iterable, max_model_len)))
-        if len(token_ids) < max_model_len:
+    if count is None or count <= longest:
+        token_ids = guarded("prompt", lambda: tuple(islice(iterable, longest + 1)))
+        if len(token_ids) <= longest:
             return token_ids if keep_last is None else token_ids[-keep_last:]
         count = None
-    shown = f"more than {max_model_len - 1}" if count is None else count
+    shown = f"more than {longest}" if count is None else count
+    room = " must leave room for one output token" if num_outputs else ""
     raise RequestError(
-        f"the prompt has {shown} tokens, but at most {max_model_len - 1} fit: max_model_len="
-        f"{max_model_len} must leave room for one output token. Shorten the prompt, or give a "
-        f"list and set truncate_prompt_tokens={max_model_len - 1}.",
+        f"the prompt has {shown} tokens, but at most {longest} fit: max_model_len="
+        f"{max_model_len}{room}. Shorten the prompt, or give a "
+        f"list and set truncate_prompt_tokens={longest}.",
         parameter="prompt",
     )
+
+
+def cut_before_end(
+    token_ids: tuple[int, ...], limit: int, special: frozenset[int]
+) -> tuple[int, ...]:
+    """Return at most `limit` ids: the first ones, and the special tokens at the end."""
+    num_end = 0
+    while num_end < len(token_ids) and token_ids[-1 - num_end] in special:
+        num_end += 1
+    if len(token_ids) <= limit or num_end >= limit:
+        return token_ids[:limit]
+    return token_ids[: limit - num_end] + token_ids[len(token_ids) - num_end :]
 
 
 def _known_entries(prompt: Mapping[str, Any]) -> dict[str, Any]:

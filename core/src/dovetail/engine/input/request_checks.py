@@ -68,8 +68,13 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
             )
 
 
-def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
-    """Raise RequestError if the prompt is empty or too long, or has an invalid token id."""
+def check_prompt(
+    token_ids: Sequence[int], *, vocab_size: int, max_model_len: int, num_outputs: int = 1
+) -> None:
+    """Raise RequestError if the prompt is empty or too long, or has an invalid token id.
+
+    num_outputs: output tokens for which `max_model_len` must leave room: 0 for pooling.
+    """
     if not isinstance(token_ids, Sequence) and not isinstance(token_ids, array):
         raise RequestError(
             f"prompt_token_ids has the type {type(token_ids).__name__}; give a sequence of token "
@@ -80,11 +85,13 @@ def check_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: in
         raise RequestError(
             "the prompt is empty; give at least one token or character.", parameter="prompt"
         )
-    if len(token_ids) > max_model_len - 1:
+    longest = max_model_len - num_outputs
+    if len(token_ids) > longest:
+        room = " must leave room for one output token" if num_outputs else ""
         raise RequestError(
-            f"the prompt has {len(token_ids)} tokens, but at most {max_model_len - 1} fit: "
-            f"max_model_len={max_model_len} must leave room for one output token. Shorten the "
-            f"prompt, or set truncate_prompt_tokens={max_model_len - 1}.",
+            f"the prompt has {len(token_ids)} tokens, but at most {longest} fit: "
+            f"max_model_len={max_model_len}{room}. Shorten the "
+            f"prompt, or set truncate_prompt_tokens={longest}.",
             parameter="prompt",
         )
     check_token_ids("prompt", token_ids, vocab_size)
@@ -136,7 +143,15 @@ def validate_core_request(
         raise RequestError(
             "sampling_params must be an instance of SamplingParams.", parameter="sampling_params"
         )
-    check_prompt(request.prompt_token_ids, vocab_size=vocab_size, max_model_len=max_model_len)
+    pools = request.pooling_params is not None
+    check_prompt(
+        request.prompt_token_ids,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        num_outputs=0 if pools else 1,
+    )
+    if pools and request.max_tokens != 1:
+        raise invalid("max_tokens", request.max_tokens, "1 for a pooling request")
     check_integer("max_tokens", request.max_tokens, 1, 2**31 - 1)
     check_integer("seed", request.seed, 0, 2**64 - 1)
     check_integer("arrival_ns", request.arrival_ns, 0, 2**63 - 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
-from dovetail.result import LogprobColumns
+from dovetail.result import LogprobColumns, PooledTensor
 
 ENDING_WORK = 16
 """The work at the end of a request, in tokens: all of its text may be detokenized then."""
@@ -18,14 +18,23 @@ LOGPROBS_PER_TOKEN = 16
 """Number of log-probabilities that count as one token of work, because they are only copied."""
 
 
+VALUES_PER_TOKEN = 4096
+"""Number of values of a pooled result that count as one token of work, because they are copied."""
+
+
 def work_of(outputs: EngineCoreOutputs) -> int:
     """Return the work to process the outputs, counted as in `cut_outputs`."""
     work = len(outputs.token_ids) + ENDING_WORK * len(outputs.finished)
     work += len(outputs.num_cached_tokens)
+    work += sum(_work_of_pooled(pooled) for pooled in outputs.pooled.values())
     for columns_by_id in (outputs.logprobs, outputs.prompt_logprobs):
         if columns_by_id:
             work += sum(map(_work_of_logprobs, columns_by_id.values()))
     return work
+
+
+def _work_of_pooled(pooled: PooledTensor) -> int:
+    return 1 + len(pooled.values) // VALUES_PER_TOKEN
 
 
 def _work_of_logprobs(columns: LogprobColumns) -> int:
@@ -50,6 +59,8 @@ def cut_outputs(outputs: EngineCoreOutputs, maximum: int) -> Iterator[EngineCore
     for core_id, columns in outputs.prompt_logprobs.items():
         for piece in cut_logprobs(columns, maximum):
             yield EngineCoreOutputs(prompt_logprobs={core_id: piece})
+    for core_id, pooled in outputs.pooled.items():
+        yield EngineCoreOutputs(pooled={core_id: pooled})
     yield from _cut_rows(outputs, maximum)
     served = set(outputs.request_ids)
     bare = [ending for ending in outputs.finished if ending.request_id not in served]

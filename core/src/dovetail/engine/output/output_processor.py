@@ -18,6 +18,7 @@ from dovetail.interfaces.tokenizer import Tokenizer
 from dovetail.logprobs import LogprobStore
 from dovetail.outputs import LogprobSequence, RequestMetrics, RequestOutput, RequestOutputKind
 from dovetail.request import EngineCoreRequest, FinishReason
+from dovetail.result import PooledTensor
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +54,8 @@ class CompletionGroup:
 
     The output processor owns it. Other code reads `request_id`, `first` (the core's request of
     the first completion), `first_token_ns` and `num_open` (unfinished completions), and calls
-    `output`. error: the error message, or None.
+    `output`. error: the error message, or None. pooled: the result of a pooling request, which sets
+    `first_token_ns`.
     """
 
     __slots__ = (
@@ -68,6 +70,7 @@ class CompletionGroup:
         "kind",
         "num_cached_tokens",
         "num_open",
+        "pooled",
         "prompt",
         "prompt_logprobs",
         "request_id",
@@ -96,6 +99,7 @@ class CompletionGroup:
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.error: str | None = None
+        self.pooled: PooledTensor | None = None
         self._prompt_token_ids: list[int] | None = None
         self._metrics: RequestMetrics | None = None
 
@@ -139,6 +143,7 @@ class CompletionGroup:
             prompt_logprobs,
             self.num_cached_tokens,
             self.error,
+            self.pooled,
         )
 
 
@@ -209,6 +214,9 @@ class OutputProcessor:
         touched: dict[CompletionGroup, None] = {}
         if outputs.num_cached_tokens or outputs.prompt_logprobs:
             self._take_prompt_facts(outputs)
+        for core_id, pooled in outputs.pooled.items():
+            if (opened := self._open.get(core_id)) is not None:
+                opened[0].pooled, opened[0].first_token_ns = pooled, now_ns
         self._take_tokens(outputs, now_ns, touched, to_abort)
         for ending in outputs.finished:
             if (entry := self._open.get(ending.request_id)) is not None:

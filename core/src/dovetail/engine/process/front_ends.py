@@ -216,6 +216,7 @@ def _part_of(peer: FrontEndPeer, outputs: EngineCoreOutputs) -> EngineCoreOutput
         ),
         logprobs=_own(outputs.logprobs, live),
         prompt_logprobs=_own(outputs.prompt_logprobs, live),
+        pooled=_own(outputs.pooled, live),
         num_cached_tokens=_own(outputs.num_cached_tokens, live),
         admitted_ns=_own(outputs.admitted_ns, live),
         stats=outputs.stats,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dovetail.errors import PluginError
+from dovetail.plugins.working_directory import check_working_directory
 from dovetail.value_checks import shorten
-from dovetail.working_directory import check_working_directory
 
 FORMS = "a name, name@distribution, or a class as package.module:Class"
 """The forms of references that need no further permission, for messages."""

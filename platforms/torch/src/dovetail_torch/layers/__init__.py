@@ -7,7 +7,12 @@ from dovetail_torch.layers.activation import (
     SiluAndMul,
     gated_activation,
 )
-from dovetail_torch.layers.attention import Attention, attention_layers, share_heads
+from dovetail_torch.layers.attention import (
+    Attention,
+    BidirectionalAttention,
+    attention_layers,
+    share_heads,
+)
 from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from dovetail_torch.layers.linear import (
     BlockWeight,
@@ -29,6 +34,7 @@ __all__ = [
     "ACTIVATIONS",
     "Activation",
     "Attention",
+    "BidirectionalAttention",
     "BlockWeight",
     "ColumnParallelLinear",
     "CompletedOps",

@@ -9,6 +9,7 @@ Dimensions: T tokens, H query heads, K key-value heads, D head size.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -34,6 +35,7 @@ class Attention(nn.Module):
     scales of layers. A weight loader fills it if the checkpoint has them.
     """
 
+    bidirectional: ClassVar[bool] = False
     kv_scales: torch.Tensor | None
 
     def __init__(
@@ -100,6 +102,15 @@ class Attention(nn.Module):
         return attention.attend(self.index, q_THD, k_TKD, v_TKD, rotary_args).flatten(-2)
 
 
+class BidirectionalAttention(Attention):
+    """Attention over all tokens of a prompt, which is computed in one step, without a cache.
+
+    With a sliding window, a token sees the tokens at a distance below it.
+    """
+
+    bidirectional: ClassVar[bool] = True
+
+
 def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
     """Return the model's attention layers by name; the n-th layer has index n.
 
@@ -133,6 +144,7 @@ def attention_facts(layers: Collection[Attention]) -> AttentionFacts:
         soft_cap=any(other.soft_cap for other in layers),
         sinks=any(other.sinks is not None for other in layers),
         alibi=any(other.alibi_slopes for other in layers),
+        bidirectional=any(other.bidirectional for other in layers),
     )
 
 

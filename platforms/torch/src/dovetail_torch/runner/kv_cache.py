@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dovetail.errors import ContractError
 from dovetail.interfaces import (
     AttentionBackend,
     AttentionGroupContext,
+    AttentionLayer,
     AttentionLayerContext,
     AttentionMetadataBuilder,
     FullAttentionSpec,
@@ -69,6 +71,7 @@ def kv_cache_specs(
             scale_bytes=limits.scale_bytes,
         )
         for name, layer in layers.items()
+        if not layer.bidirectional
     }
 
 
@@ -91,6 +94,8 @@ def make_attention(
         nothing = CacheBuffers(caches={}, pages_NP=())
         table = AttentionTable((), (), ())
         return AttentionState(buffers=nothing, table=table, block_sizes=block_sizes)
+    if any(layer.bidirectional for layer in layers.values()):
+        return _without_cache(backend, layers, block_sizes, limits, options)
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     builders: dict[tuple[FullAttentionSpec, int], int] = {}
     created, builder_of = [], []
@@ -124,6 +129,49 @@ def make_attention(
         ),
         supports_advance=SUPPORTS_ADVANCE in backend.capabilities.features,
         supports_graphs=GRAPHS in backend.capabilities.features,
+        backend_name=backend.name,
+    )
+
+
+def _without_cache(
+    backend: type[AttentionBackend],
+    layers: Mapping[str, Attention],
+    block_sizes: tuple[int, ...],
+    limits: StepLimits,
+    options: Mapping[str, object],
+) -> AttentionState:
+    """Return the attention of bidirectional layers. Raise ContractError if a layer is causal."""
+    workspace = AttentionWorkspace(limits.device)
+    builders: dict[FullAttentionSpec, int] = {}
+    created: list[AttentionLayer] = []
+    builder_of = []
+    for name, layer in layers.items():
+        if not layer.bidirectional:
+            raise ContractError(
+                f"{name} is causal, but other attention layers of the model are bidirectional; "
+                "this combination is not supported"
+            )
+        spec = FullAttentionSpec(
+            block_size=block_sizes[0],
+            num_kv_heads=layer.num_kv_heads,
+            head_size=_stored_head_size(backend, layer),
+            dtype=limits.kv_cache_dtype,
+            sliding_window=layer.sliding_window,
+        )
+        own = backend.create_layer(_layer_context(name, layer, spec.head_size, limits, options))
+        num_added = spec.head_size - layer.head_size
+        created.append(PaddedAttention(own, num_added) if num_added else own)
+        builder_of.append(builders.setdefault(spec, len(builders)))
+    empty = torch.empty(0, dtype=limits.dtype, device=limits.device)
+    contexts = (_group_context(spec, limits, options, workspace) for spec in builders)
+    return AttentionState(
+        buffers=CacheBuffers(caches={}, pages_NP=()),
+        table=AttentionTable(created, [empty] * len(created), builder_of),
+        block_sizes=block_sizes,
+        builders=tuple(
+            (backend.create_builder(replace(context, bidirectional=True)), 0)
+            for context in contexts
+        ),
         backend_name=backend.name,
     )
 
@@ -171,6 +219,7 @@ def _layer_context(
         sinks=layer.sinks,
         alibi_slopes=_slopes(layer, limits.device),
         kv_scales=layer.kv_scales,
+        bidirectional=layer.bidirectional,
         options=options,
     )
 

@@ -12,6 +12,7 @@ import torch
 
 from dovetail.interfaces import Model
 from dovetail_torch.attention_table import NoAttention
+from dovetail_torch.pooling.pooler import PoolerHead
 from dovetail_torch.positions import PositionTables
 from dovetail_torch.runner.device_parts import TORCH_PARTS, DeviceParts
 from dovetail_torch.runner.device_rows import DeviceRows
@@ -29,7 +30,8 @@ class LoadedModel:
     """A model and the sizes of its steps.
 
     num_layers: number of attention layers of the model. vocab_size: width of its logits. tables:
-    the model's position tables. device_parts: objects of the platform and the op provider.
+    the model's position tables. device_parts: objects of the platform and the op provider. head:
+    not None if the model pools.
     """
 
     model: Model
@@ -38,6 +40,7 @@ class LoadedModel:
     limits: StepLimits
     tables: PositionTables
     device_parts: DeviceParts = TORCH_PARTS
+    head: PoolerHead | None = None
 
     @torch.inference_mode()
     def dummy_run(self, num_tokens: int, num_sampled: int) -> None:
@@ -50,6 +53,9 @@ class LoadedModel:
         input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=limits.device)
         positions_T = torch.arange(num_tokens, device=limits.device) % limits.max_model_len
         hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self.num_layers))
+        if self.head is not None:
+            self.head.dummy(hidden_TD, num_sampled)
+            return
         logits_SV = self.model.compute_logits(hidden_TD[:num_sampled])
         if parts.asynchronous is None:
             logits_SV.argmax(dim=-1)

@@ -22,9 +22,11 @@ from dovetail_torch.runner.continuation import Continuable
 from dovetail_torch.runner.device_inputs import DeviceInputs
 from dovetail_torch.runner.input_batch import InputBatch, InputGatherer
 from dovetail_torch.runner.late_output import FetchRing
-from dovetail_torch.runner.step_reports import StepReports
+from dovetail_torch.runner.step_reports import StepReports, pooled_result
 
 Output = ModelRunnerOutput | Handle[ModelRunnerOutput]
+
+_NOT_FINITE = "the model's result has NaN or infinite values; choose another dtype, such as float32"
 
 
 class StepOutputs(Protocol):
@@ -62,6 +64,8 @@ class HostOutputs:
     ) -> ModelRunnerOutput:
         """Append the tokens to their rows and return the result."""
         token_ids = array("i", token_ids_S.tolist())
+        if reports.pooled is not None:
+            return _pooled_output(plan, reports, reports.tensors())
         if batch is self._continuation.batch:
             self._continuation.append(token_ids)
         else:
@@ -89,7 +93,7 @@ class DeviceOutputs:
     ) -> Handle[ModelRunnerOutput]:
         """Append the tokens to their rows on the device, and return a handle of the result."""
         own_S = token_ids_S.to(torch.int32)  # a copy: the memory of the tokens is reused
-        if batch.sampling_rows:
+        if batch.sampling_rows and reports.pooled is None:
             self._inputs.append(batch, own_S)
         finish = partial(_finish, plan, reports)
         return self._ring.fetch((own_S, *reports.tensors()), finish)
@@ -103,8 +107,27 @@ def _finish(
     plan: SchedulerOutput, reports: StepReports, tensors: Sequence[torch.Tensor]
 ) -> ModelRunnerOutput:
     """Return the result. tensors: the int32 tokens and the tensors of the reports, on the host."""
+    if reports.pooled is not None:
+        return _pooled_output(plan, reports, tensors[1:])
     token_ids = array("i", np.ascontiguousarray(tensors[0].numpy()).tobytes())
     return _output(plan, token_ids, reports, tensors[1:])
+
+
+def _pooled_output(
+    plan: SchedulerOutput, reports: StepReports, tensors: Sequence[torch.Tensor]
+) -> ModelRunnerOutput:
+    """Return the result of a model that pools. tensors: the pooled results, on the host."""
+    results = {
+        run: pooled_result(tensor)
+        for run, tensor in zip(reports.pooled or {}, tensors, strict=True)
+    }
+    return ModelRunnerOutput(
+        step_id=plan.step_id,
+        num_sampled=array("B", bytes(len(plan.rows))),
+        token_ids=array("i"),
+        pooled={run: result for run, result in results.items() if result is not None},
+        errors={run: _NOT_FINITE for run, result in results.items() if result is None},
+    )
 
 
 def _output(

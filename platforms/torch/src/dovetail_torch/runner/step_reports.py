@@ -5,13 +5,14 @@ Does not depend on how they are copied to the host.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from dovetail.result import LogprobColumns
+from dovetail.result import LogprobColumns, PooledTensor
 from dovetail_torch.sampling.logprobs import Measured, RowReport, to_columns
 
 Columns = dict[int, LogprobColumns]
@@ -26,19 +27,23 @@ class StepReports:
 
     sampled: log-probabilities of the sampled tokens, or None. runs: int64; indices of the sampling
     runs in the plan. prompts: log-probabilities of prompt tokens, by run. errors: reasons why
-    requests cannot continue, by run.
+    requests cannot continue, by run. pooled: pooled results by run, float32, if the model pools;
+    then no run has tokens.
     """
 
     runs: np.ndarray
     sampled: RowReport | None = None
     prompts: Mapping[int, Measured] = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
+    pooled: Mapping[int, torch.Tensor] | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors that must be copied to the host. Contiguous."""
         measured = [] if self.sampled is None else [self.sampled.measured]
         measured += self.prompts.values()
-        return [tensor.contiguous() for item in measured for tensor in item.tensors]
+        tensors = [tensor.contiguous() for item in measured for tensor in item.tensors]
+        tensors += [tensor.contiguous() for tensor in (self.pooled or {}).values()]
+        return tensors
 
     def columns(self, tensors: Sequence[torch.Tensor]) -> tuple[Columns, Columns]:
         """Return the columns of sampled tokens and of prompts, by run. tensors: on the host."""
@@ -52,6 +57,14 @@ class StepReports:
             own = tensors[_NUM_TENSORS * index : _NUM_TENSORS * (index + 1)]
             prompt_logprobs[run] = to_columns(*(tensor.tolist() for tensor in own))
         return logprobs, prompt_logprobs
+
+
+def pooled_result(tensor: torch.Tensor) -> PooledTensor | None:
+    """Return a result, or None if a value is not finite. tensor: on the host."""
+    if not tensor.isfinite().all():
+        return None
+    values = array("f", tensor.numpy().tobytes())
+    return PooledTensor(shape=tuple(tensor.shape), values=values)
 
 
 NO_REPORTS = StepReports(runs=np.zeros(0, np.int64))

@@ -17,7 +17,7 @@ from dovetail.machine import (
     read_cores,
     read_memory,
 )
-from dovetail.working_directory import working_directory_problem
+from dovetail.plugins.working_directory import working_directory_problem
 from dovetail_devkit.doctor.finding import BROKEN, NOTE, OK, WARNING, Finding
 
 OLDEST_TORCH = (2, 11)

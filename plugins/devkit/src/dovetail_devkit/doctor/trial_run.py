@@ -26,7 +26,7 @@ from dovetail.clock import MonotonicClock
 from dovetail.machine import read_cores
 from dovetail.plugins.metadata.discovery import Candidate
 from dovetail.plugins.metadata.first_party import normalize_distribution
-from dovetail.working_directory import working_directory_problem
+from dovetail.plugins.working_directory import working_directory_problem
 from dovetail_devkit.doctor.trial import BEGIN
 
 MAX_PROCESSES = 4

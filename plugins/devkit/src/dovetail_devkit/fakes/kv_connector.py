@@ -133,7 +133,7 @@ class FakeWorkerSide:
 class FakeKVConnector(KVConnector):
     """A KV connector that keeps copies of blocks in the worker."""
 
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
 
     @staticmethod
     def create_scheduler_side(context: KVConnectorContext) -> FakeSchedulerSide:

@@ -2,10 +2,12 @@
 
 With the suite's dense attention, a model is compared with itself: causality, prompts in chunks,
 several sequences in one step, positions and the final norm (`dovetail_devkit.model.structure`).
+A model that pools is compared by the outputs of its head, or by its hidden states; one with
+"whole_prompts" runs with bidirectional attention and is not split into chunks.
 Only a comparison with another implementation (`reference`) shows whether the model matches its
 paper. Imports torch, so import this module only to test models.
 
-Dimensions: T tokens, H query heads, K key-value heads, D head size, Q queries, L positions.
+Dimensions: T tokens, V vocabulary, labels or features.
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ from typing import Any, cast
 import torch
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.attention import RotaryArgs
 from dovetail.interfaces.model import ModelContext
 from dovetail_devkit.case import Case
 from dovetail_devkit.expectation import SkipCase, checking, expect, expect_error
+from dovetail_devkit.model.dense_attention import DenseAttention
 from dovetail_devkit.model.structure import (
     FINAL_NORM,
     POSITIONS,
@@ -32,7 +34,6 @@ from dovetail_devkit.model.structure import (
     position_tables,
     tokens_for_norm,
 )
-from dovetail_devkit.suites.attention import reference_attention
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 12
@@ -45,75 +46,6 @@ Fill = Callable[[Any], None]
 Reference = Callable[[Any, torch.Tensor], torch.Tensor]
 """Return the logits, [T, V], of the token ids [T] of one prompt. The first argument is the model
 with its weights; another implementation may copy the weights by name."""
-
-
-class DenseAttention:
-    """Attention over complete sequences, stored by layer. Implements `AttentionContext`.
-
-    calls: layer indices in the order of the model's calls. needed: indices (int64) of the tokens
-    that are needed after attention of the last layer; None for all.
-    """
-
-    def __init__(self) -> None:
-        self.calls: list[int] = []
-        self.needed: torch.Tensor | None = None
-        self._runs: list[tuple[int, int]] = []
-        self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def begin(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Set the sequences of the next forward pass, and the number of tokens of each."""
-        self._runs = list(runs)
-        self.calls = []
-
-    def attend(
-        self,
-        index: int,
-        q_THD: torch.Tensor,
-        k_TKD: torch.Tensor,
-        v_TKD: torch.Tensor,
-        rotary_args: RotaryArgs | None = None,
-    ) -> torch.Tensor:
-        """Return the attention of layer `index`, [T, H, D]."""
-        self.calls.append(index)
-        if rotary_args is not None:
-            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
-        total = sum(count for _, count in self._runs)
-        lengths = {len(x) for x in (q_THD, k_TKD, v_TKD)}
-        expect(
-            lengths == {total},
-            f"layer {index} passes {lengths} tokens to attention; expected {total}",
-        )
-        expect(
-            k_TKD.shape == v_TKD.shape, f"layer {index}: keys and values must have the same shape"
-        )
-        expect(
-            q_THD.shape[1] % k_TKD.shape[1] == 0,
-            f"layer {index}: the numbers of query and key-value heads do not divide evenly",
-        )
-        pieces, end = [], 0
-        for sequence, count in self._runs:
-            start, end = end, end + count
-            pieces.append(
-                self._attend(index, sequence, q_THD[start:end], k_TKD[start:end], v_TKD[start:end])
-            )
-        return torch.cat(pieces).to(q_THD.dtype)
-
-    def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the needed tokens."""
-        return x_TD if self.needed is None else x_TD.index_select(0, self.needed)
-
-    def _attend(
-        self,
-        index: int,
-        sequence: int,
-        q_QHD: torch.Tensor,
-        k_QKD: torch.Tensor,
-        v_QKD: torch.Tensor,
-    ) -> torch.Tensor:
-        kept = self._kept.get((index, sequence), (k_QKD[:0], v_QKD[:0]))
-        k_LKD, v_LKD = torch.cat((kept[0], k_QKD)), torch.cat((kept[1], v_QKD))
-        self._kept[index, sequence] = k_LKD, v_LKD
-        return reference_attention(q_QHD, k_LKD, v_LKD, scale=q_QHD.shape[-1] ** -0.5)
 
 
 @checking("model")
@@ -208,10 +140,23 @@ class _Bench:
         self._ids = self._ids.to(context.device)
         self._vocab_size = vocab_size
         self._num_layers = 0
+        provides = getattr(model, "provides", ())
+        self._pools, self._is_whole = "pooling" in provides, "whole_prompts" in provides
+
+    def _attention(self) -> DenseAttention:
+        return DenseAttention(bidirectional=self._is_whole)
+
+    def _results(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """Return logits, the outputs of a classification head, or the hidden states: [S, V]."""
+        if not self._pools:
+            return cast("torch.Tensor", self._model.compute_logits(hidden_SD))
+        if self._model.num_labels:
+            return cast("torch.Tensor", self._model.classify(hidden_SD))
+        return hidden_SD
 
     @cached_property
     def _alone(self) -> list[torch.Tensor]:
-        return [self._logits(DenseAttention(), [(0, ids, 0)]) for ids in self._ids]
+        return [self._logits(self._attention(), [(0, ids, 0)]) for ids in self._ids]
 
     def check_alone(self) -> None:
         """Check that logits are finite and depend on the tokens."""
@@ -222,8 +167,10 @@ class _Bench:
 
     def check_chunks(self) -> None:
         """Compare a sequence in chunks with the whole sequence."""
+        if self._is_whole:
+            raise SkipCase("the model declares whole_prompts")
         for pieces in ((5, 1, 6), (1,) * NUM_TOKENS):
-            attention, parts, start = DenseAttention(), [], 0
+            attention, parts, start = self._attention(), [], 0
             for count in pieces:
                 ids = self._ids[0][start : start + count]
                 parts.append(self._logits(attention, [(0, ids, start)]))
@@ -234,7 +181,7 @@ class _Bench:
     def check_neighbors(self) -> None:
         """Compare the logits of two sequences in one step with the logits of separate steps."""
         runs = [(0, self._ids[0], 0), (1, self._ids[1], 0)]
-        both = self._logits(DenseAttention(), runs)
+        both = self._logits(self._attention(), runs)
         self._compare(both, torch.cat(self._alone), "Two sequences ran in one step.")
 
     def check_causality(self) -> None:
@@ -242,14 +189,21 @@ class _Bench:
         alone = self._alone[0]
         changed = self._ids[0].clone()
         changed[-1] = (changed[-1] + 1) % self._vocab_size
-        logits = self._logits(DenseAttention(), [(0, changed, 0)])
-        self._compare(logits[:-1], alone[:-1], "The last token of the sequence was changed.")
+        logits = self._logits(self._attention(), [(0, changed, 0)])
+        if self._is_whole:
+            expect(
+                float((logits[0] - alone[0]).abs().max()) > self._tolerance,
+                "the first token's result does not depend on the last token, but the model "
+                "declares whole_prompts",
+            )
+        else:
+            self._compare(logits[:-1], alone[:-1], "The last token of the sequence was changed.")
         moved = float((logits[-1] - alone[-1]).abs().max())
         expect(moved > self._tolerance, "the logits of the last token do not depend on that token")
 
     def check_narrowed(self) -> None:
         """Check that the needed tokens get the same logits if the model skips other tokens."""
-        attention = DenseAttention()
+        attention = self._attention()
         attention.needed = torch.tensor([2, NUM_TOKENS - 1], device=self._context.device)
         attention.begin([(0, NUM_TOKENS)])
         positions_T = torch.arange(NUM_TOKENS, device=self._context.device)
@@ -257,7 +211,7 @@ class _Bench:
         hidden_SD = self._model.forward(self._ids[0], positions_T, attention)
         if len(hidden_SD) == NUM_TOKENS:
             hidden_SD = attention.narrow(hidden_SD)
-        logits_SV = self._model.compute_logits(hidden_SD)
+        logits_SV = self._results(hidden_SD)
         how = "Only two tokens were needed after the attention of the last layer."
         self._compare(logits_SV, attention.narrow(self._alone[0]), how)
 
@@ -267,7 +221,7 @@ class _Bench:
         if lacks(self._model, POSITIONS):
             raise SkipCase("the model declares POSITIONS in `lacks`")
         backwards = torch.arange(NUM_TOKENS - 1, -1, -1)
-        logits = self._logits(DenseAttention(), [(0, ids, 0)], positions=backwards)
+        logits = self._logits(self._attention(), [(0, ids, 0)], positions=backwards)
         moved = float((logits - alone).abs().max())
         expect(
             moved > self._tolerance,
@@ -278,6 +232,7 @@ class _Bench:
     def check_all_positions(self) -> None:
         """Check that the first and last position run, and read the first and last table row."""
         limit = self._context.max_model_len
+        limit = min(limit, getattr(self._model, "max_positions", None) or limit)
         ends = (0, limit - 1)
         with checking(f"The positions 0 and {limit - 1} must run with max_model_len={limit}."):
             before = [self._at(position) for position in ends]
@@ -316,11 +271,11 @@ class _Bench:
 
     def _at(self, position: int) -> torch.Tensor:
         """Return the logits of one token at a position, without earlier tokens."""
-        return self._logits(DenseAttention(), [(0, self._ids[0][:1], position)])
+        return self._logits(self._attention(), [(0, self._ids[0][:1], position)])
 
     def _hidden(self, runs: Sequence[tuple[int, torch.Tensor, int]]) -> torch.Tensor:
         """Return the hidden states of a step, [T, D]."""
-        attention = DenseAttention()
+        attention = self._attention()
         attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
         positions = [torch.arange(start, start + len(ids)) for _, ids, start in runs]
         positions_T = torch.cat(positions).to(self._context.device)
@@ -362,13 +317,15 @@ class _Bench:
             f"forward returns {hidden_TD.dtype}; expected {self._context.dtype}",
         )
         self._check_calls(attention.calls)
-        logits_TV = self._model.compute_logits(hidden_TD)
+        logits_TV = self._results(hidden_TD)
+        width = hidden_TD.shape[1] if self._pools else self._vocab_size
+        width = (self._pools and self._model.num_labels) or width
         expect(
-            tuple(logits_TV.shape) == (num_tokens, self._vocab_size),
-            f"compute_logits returns the shape {list(logits_TV.shape)}; expected "
-            f"{[num_tokens, self._vocab_size]}",
+            tuple(logits_TV.shape) == (num_tokens, width),
+            f"the model's head returns the shape {list(logits_TV.shape)}; expected "
+            f"{[num_tokens, width]}",
         )
-        last = self._model.compute_logits(hidden_TD[-1:])
+        last = self._results(hidden_TD[-1:])
         self._compare(last, logits_TV[-1:], "compute_logits got only the last hidden state.")
         return logits_TV.float()
 

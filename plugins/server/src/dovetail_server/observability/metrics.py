@@ -24,7 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from dovetail.outputs import RequestOutput
+from dovetail.outputs import PoolingRequestOutput, RequestOutput
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.observers import RequestRecord
 from dovetail_server.protocol.errors import APIError
@@ -149,7 +149,7 @@ class RequestMetrics:
         """Count a response with an error."""
         self._errors.labels(self._model, str(status), code).inc()
 
-    def _add_output(self, output: RequestOutput, num_tokens: int) -> None:
+    def _add_output(self, output: RequestOutput | PoolingRequestOutput, num_tokens: int) -> None:
         """Count one prompt. num_tokens: generated tokens of all its completions."""
         model, times = self._model, output.metrics
         num_prompt = len(output.prompt_token_ids)

@@ -17,7 +17,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from dovetail.clock import Clock
 from dovetail.errors import ConfigError
-from dovetail.outputs import RequestOutput
+from dovetail.outputs import PoolingRequestOutput, RequestOutput
 from dovetail_server.observers import RequestRecord
 
 SERVICE = "dovetail"
@@ -96,7 +96,9 @@ class RequestTraces:
             "dovetail.streamed": record.streamed,
         }
 
-    def _phases(self, output: RequestOutput, inside: Any, offset_ns: int) -> None:
+    def _phases(
+        self, output: RequestOutput | PoolingRequestOutput, inside: Any, offset_ns: int
+    ) -> None:
         times = output.metrics
         first, end = times.first_token_ns, times.finished_ns
         if first is None or end is None:

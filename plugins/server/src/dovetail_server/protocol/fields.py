@@ -20,7 +20,7 @@ from dovetail_server.protocol.errors import APIError
 R = TypeVar("R", bound=Struct)
 
 TokenIds = list[int]
-_PROMPT = {
+PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
         {"type": "array", "items": {"type": "integer"}},
@@ -50,10 +50,19 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationFields(Struct, kw_only=True):
-    """The fields that completions and chat completions share."""
+class SharedFields(Struct, kw_only=True):
+    """The fields that generation and pooling requests share."""
 
     model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    priority: int | None = None
+    user: str | None = None
+    cache_salt: str | None = None
+
+
+class GenerationFields(SharedFields, kw_only=True):
+    """The fields that completions and chat completions share."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
@@ -77,10 +86,6 @@ class GenerationFields(Struct, kw_only=True):
     allowed_token_ids: TokenIds | None = None
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
-    priority: int | None = None
-    user: str | None = None
-    cache_salt: str | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: Annotated[Any, Meta(extra_json_schema=_JSON_SCHEMA)] = None
@@ -94,7 +99,7 @@ class GenerationFields(Struct, kw_only=True):
 class CompletionRequest(GenerationFields, kw_only=True):
     """The body of /v1/completions."""
 
-    prompt: Annotated[Any, Meta(extra_json_schema=_PROMPT)]
+    prompt: Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None

@@ -12,19 +12,19 @@ MAX_PROMPTS = 2048
 OnePrompt = str | list[int]
 
 
-def read_prompts(value: Any) -> list[OnePrompt]:
-    """Return the prompts in a field `prompt`. Raise an APIError that names an invalid entry."""
+def read_prompts(value: Any, field: str = "prompt") -> list[OnePrompt]:
+    """Return the prompts in a field. Raise an APIError that names an invalid entry."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise _reject("prompt", "must be a string, a list of token ids, or a list of prompts")
+        raise _reject(field, "must be a string, a list of token ids, or a list of prompts")
     if not value:
-        raise _reject("prompt", "is an empty list; send at least one prompt or token id")
+        raise _reject(field, "is an empty list; send at least one prompt or token id")
     if type(value[0]) is int:
-        return [_token_ids("prompt", value)]
+        return [_token_ids(field, value)]
     if len(value) > MAX_PROMPTS:
-        raise _reject("prompt", f"has {len(value)} prompts; at most {MAX_PROMPTS} are accepted")
-    return [_one(f"prompt[{index}]", item) for index, item in enumerate(value)]
+        raise _reject(field, f"has {len(value)} prompts; at most {MAX_PROMPTS} are accepted")
+    return [_one(f"{field}[{index}]", item) for index, item in enumerate(value)]
 
 
 def _one(name: str, value: Any) -> OnePrompt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.outputs import RequestOutput
+from dovetail.outputs import PoolingRequestOutput, RequestOutput
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class Usage:
     num_completion_tokens: int = 0
     num_cached_tokens: int = 0
 
-    def add_prompt(self, output: RequestOutput) -> None:
+    def add_prompt(self, output: RequestOutput | PoolingRequestOutput) -> None:
         """Count the tokens of a prompt, once for each prompt."""
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.num_cached_tokens

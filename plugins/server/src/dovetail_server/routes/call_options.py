@@ -8,9 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 from dovetail.engine.async_llm import AsyncLLM
+from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.protocol.errors import APIError
-from dovetail_server.protocol.fields import GenerationFields
+from dovetail_server.protocol.fields import GenerationFields, SharedFields
 from dovetail_server.protocol.grammars import grammar_field
+from dovetail_server.routes.table import route_name
 from dovetail_server.settings import ServerSettings
 from dovetail_server.transport.exchange import Exchange
 
@@ -33,6 +35,19 @@ def check_model(model: str | None, served: str) -> None:
             f"The model {model[:120]!r} does not exist; this server has {served[:200]!r}.",
             status=404,
             code="model_not_found",
+            param="model",
+        )
+
+
+def check_task(tasks: Sequence[str], exchange: Exchange, slot: EngineSlot) -> None:
+    """Raise APIError if the model supports none of the tasks of a route."""
+    supported = slot.llm.supported_tasks
+    if not set(tasks) & set(supported):
+        raise APIError(
+            f"The route {route_name(exchange.path)} needs a model for the task "
+            f"{' or '.join(tasks)}; the model {slot.served_model_name!r} supports: "
+            f"{', '.join(supported)}.",
+            code="unsupported_task",
             param="model",
         )
 
@@ -65,14 +80,14 @@ def read_timeout(headers: Mapping[str, str], settings: ServerSettings) -> float 
     return min(timeout_s, maximum)
 
 
-def read_priority(exchange: Exchange, request: GenerationFields) -> int:
+def read_priority(exchange: Exchange, request: SharedFields) -> int:
     """Return the priority of a request. Background work comes after all other requests."""
     priority = request.priority or 0
     return max(priority, BACKGROUND_PRIORITY) if exchange.is_background else priority
 
 
 def prompt_traits(
-    exchange: Exchange, request: GenerationFields, settings: ServerSettings
+    exchange: Exchange, request: SharedFields, settings: ServerSettings
 ) -> dict[str, Any]:
     """Return the entries of a prompt for the scheduler and the prefix cache.
 

@@ -33,6 +33,7 @@ from dovetail_server.protocol.sampling import Sampling, chat_sampling, completio
 from dovetail_server.routes.call_options import (
     check_format,
     check_model,
+    check_task,
     note_ignored,
     prompt_traits,
     read_priority,
@@ -127,7 +128,9 @@ class GenerationRoutes:
         strict = self._state.settings.strict_params
         request, ignored = read_fields(fields, kind, strict=strict, rules=rules)
         note_ignored(exchange, ignored)
-        check_model(getattr(request, "model", None), self._state.slot.served_model_name)
+        slot = self._state.slot
+        check_model(getattr(request, "model", None), slot.served_model_name)
+        check_task(("generate",), exchange, slot)
         return request
 
     def _form(
@@ -163,7 +166,7 @@ class GenerationRoutes:
         traits = prompt_traits(exchange, request, self._state.settings)
         self._state.check_size(llm, len(prompts) * sampling.params.n, sampling.names.get("n", "n"))
         return Call(
-            prompts=[_prompt(item, traits) for item in prompts],
+            prompts=[with_traits(item, traits) for item in prompts],
             sampling=sampling,
             form=form,
             priority=read_priority(exchange, request),
@@ -234,7 +237,8 @@ def _reading(llm: AsyncLLM, request: ChatRequest, text: str) -> Reading:
     )
 
 
-def _prompt(one_prompt: OnePrompt, traits: dict[str, Any]) -> Prompt:
+def with_traits(one_prompt: OnePrompt, traits: dict[str, Any]) -> Prompt:
+    """Return a prompt for the engine with the entries of `prompt_traits`."""
     if not traits:
         return one_prompt
     key = "prompt" if isinstance(one_prompt, str) else "prompt_token_ids"

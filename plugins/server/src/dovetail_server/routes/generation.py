@@ -11,7 +11,12 @@ from typing import Any, TypeVar
 from dovetail.engine.async_llm import AsyncLLM
 from dovetail.errors import RequestError
 from dovetail.inputs import Prompt
-from dovetail.outputs import CompletionOutput, RequestOutput, RequestOutputKind
+from dovetail.outputs import (
+    CompletionOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    RequestOutputKind,
+)
 from dovetail_server.protocol.errors import APIError, api_error, unavailable
 from dovetail_server.protocol.logprobs import LOWEST, add_all, prompt_logprobs_body
 from dovetail_server.protocol.messages import ChoiceReader, Reading
@@ -61,7 +66,7 @@ class Generation:
         """Return the complete response. Raise APIError if a prompt fails."""
         call = self._call
         indexes = range(len(call.prompts))
-        finished = await _all_of([self._named(index, self._finish(index)) for index in indexes])
+        finished = await all_of([self._named(index, self._finish(index)) for index in indexes])
         choices: list[dict[str, Any]] = []
         prompt_fields: dict[str, Any] = {}
         for index, output in enumerate(finished):
@@ -82,7 +87,7 @@ class Generation:
         else:
             last = b""
             indexes = range(len(call.prompts))
-            await _all_of([self._named(index, self._stream_and_write(index)) for index in indexes])
+            await all_of([self._named(index, self._stream_and_write(index)) for index in indexes])
         await exchange.end(last + await call.form.finish(call.usage))
 
     # --- one prompt ---------------------------------------------------------------------------
@@ -114,7 +119,7 @@ class Generation:
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 self._call.outputs[index] = output
-        _raise_failure(output, self._call.sampling.names)
+        raise_failure(output, self._call.sampling.names)
         if not self._call.sampling.without_output:
             num_tokens = sum(len(item.token_ids) for item in output.outputs)
             self._call.usage.num_completion_tokens += num_tokens
@@ -134,7 +139,7 @@ class Generation:
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 if output.finished:
-                    _raise_failure(output, self._call.sampling.names)
+                    raise_failure(output, self._call.sampling.names)
                 data = await events.encode(output)
                 if output.finished:
                     call.outputs[index] = output
@@ -329,12 +334,15 @@ def _mean_logprob(completion: CompletionOutput) -> float:
     return completion.cumulative_logprob / len(completion.token_ids)
 
 
-def _raise_failure(output: RequestOutput, names: Mapping[str, str]) -> None:
+def raise_failure(output: RequestOutput | PoolingRequestOutput, names: Mapping[str, str]) -> None:
     """Raise APIError if a request was aborted or failed in the engine.
 
     names: the fields of the request by parameter.
     """
-    reasons = {item.finish_reason for item in output.outputs}
+    if isinstance(output, PoolingRequestOutput):
+        reasons = {output.finish_reason}
+    else:
+        reasons = {item.finish_reason for item in output.outputs}
     why = output.error or ""
     first_word = why.partition(" ")[0].partition("=")[0].rstrip(":")
     if "error" in reasons or (output.error is not None and not reasons):
@@ -354,7 +362,7 @@ def _raise_failure(output: RequestOutput, names: Mapping[str, str]) -> None:
         raise APIError(why, status=408, code="timeout", param=header)
 
 
-async def _all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
+async def all_of(calls: Iterable[Awaitable[Any]]) -> list[Any]:
     """Await all tasks. At the first error, cancel the other tasks, then raise the error."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     if len(tasks) == 1:

@@ -11,6 +11,13 @@ import msgspec
 from dovetail_server.protocol.anthropic.fields import CountRequest, MessagesRequest
 from dovetail_server.protocol.errors import OPENAI_ERRORS
 from dovetail_server.protocol.fields import ChatRequest, CompletionRequest
+from dovetail_server.protocol.pooling import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from dovetail_server.protocol.responses.fields import ResponsesRequest
 from dovetail_server.routes.table import Access, Route, RouteTable
 from dovetail_server.routes.tokens import Detokenize, TokenizeChat, TokenizeText
@@ -22,6 +29,13 @@ BODIES: Mapping[str, tuple[type, ...]] = {
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountRequest,),
     "/v1/responses": (ResponsesRequest,),
+    "/v1/embeddings": (EmbeddingRequest,),
+    "/v1/score": (ScoreRequest,),
+    "/score": (ScoreRequest,),
+    "/v1/rerank": (RerankRequest,),
+    "/rerank": (RerankRequest,),
+    "/classify": (ClassifyRequest,),
+    "/pooling": (PoolingRequest,),
     "/tokenize": (TokenizeText, TokenizeChat),
     "/detokenize": (Detokenize,),
 }
@@ -83,7 +97,7 @@ def openapi_route(table: RouteTable) -> Route:
 
 def make_document(routes: Iterable[Route]) -> dict[str, Any]:
     """Return the OpenAPI document about `routes`."""
-    classes = [kind for kinds in BODIES.values() for kind in kinds]
+    classes = list(dict.fromkeys(kind for kinds in BODIES.values() for kind in kinds))
     _, schemas = msgspec.json.schema_components(classes, ref_template=_REFERENCE)
     paths: dict[str, Any] = {}
     for route in routes:

@@ -1,0 +1,81 @@
+"""Decides whether an engine generates or pools, and how it pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.config.model_directory import ModelDirectory
+from dovetail.config.model_implementation import FALLBACK
+from dovetail.config.pooling_modules import read_modules
+from dovetail.errors import ConfigError, PluginError
+from dovetail.interfaces.requested_config import POOLING_TYPES, RUNNERS
+from dovetail.plugins import PluginRegistry
+from dovetail.value_checks import shorten
+
+POOLING = "pooling"
+"""The runner for pooling, and the capability of model classes that only pool."""
+WHOLE_PROMPTS = "whole_prompts"
+"""The capability of model classes whose attention is bidirectional."""
+
+
+def choose_pooler(
+    values: Mapping[str, Any],
+    directory: ModelDirectory,
+    architecture: str,
+    plugins: PluginRegistry,
+) -> Mapping[str, Any]:
+    """Return the pooler's configuration (`CheckpointFields.pooler`); {} for a model that generates.
+
+    values: the options. runner="auto" selects pooling for a directory of sentence-transformers, and
+    for an architecture whose manifest declares "pooling". Raises ConfigError for an option that
+    contradicts the model, and ModelError for invalid files.
+    """
+    runner, pooling_type = values["runner"], values["pooling_type"]
+    for name, value, choices in (
+        ("runner", runner, RUNNERS),
+        ("pooling_type", pooling_type, POOLING_TYPES),
+    ):
+        if value not in choices:
+            raise ConfigError(f"{name}={shorten(value)} must be one of {', '.join(choices)}.")
+    provides = _provides(architecture, plugins)
+    only_pools = POOLING in provides
+    is_folder = directory.path.is_dir()
+    modules = read_modules(directory.path) if is_folder and runner != "generate" else {}
+    if runner == "generate" and only_pools:
+        raise ConfigError(
+            f"runner='generate': the architecture {architecture} only pools; leave runner out."
+        )
+    if runner == "generate" or (runner == "auto" and not only_pools and not modules):
+        if pooling_type != "auto":
+            raise ConfigError(
+                f"pooling_type={pooling_type!r} has no effect on a model that generates; set "
+                "runner='pooling', or leave it out."
+            )
+        return {}
+    _check_options(values, architecture)
+    pooling = modules.get("pooling", "auto") if pooling_type == "auto" else pooling_type
+    return {
+        "normalize": True,
+        **modules,
+        "pooling": pooling,
+        "whole_prompts": WHOLE_PROMPTS in provides,
+    }
+
+
+def _provides(architecture: str, plugins: PluginRegistry) -> frozenset[str]:
+    try:
+        return plugins.describe("model", architecture).entry.provides
+    except PluginError:  # reported when the model is loaded
+        return frozenset()
+
+
+def _check_options(values: Mapping[str, Any], architecture: str) -> None:
+    if architecture == FALLBACK:
+        raise ConfigError(
+            "Pooling needs a native model, but this architecture is served by transformers' "
+            "classes, which only generate. Choose another model."
+        )
+    for name in ("kv_connector", "logits_processors", "step_extensions", "num_lookahead_tokens"):
+        if values[name]:
+            raise ConfigError(f"{name} has no effect on a model that pools; leave it out.")

@@ -1,0 +1,106 @@
+"""Scores of pairs of texts, from the results that a model supports.
+
+A cross-encoder computes the score of a pair. With an embedding model the score is the cosine of two
+embeddings, and with a late-interaction model the sum of the largest similarities of each query
+token. Source of the last: Khattab and Zaharia 2020, arXiv:2004.12832.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from operator import mul
+
+from dovetail.errors import RequestError, UserError
+from dovetail.outputs import PoolingOutput, PoolingRequestOutput
+from dovetail.pooling_params import EMBED, SCORE, TOKEN_EMBED
+
+Vector = Sequence[float]
+_sumprod: Callable[[Iterable[float], Iterable[float]], float] = getattr(
+    math, "sumprod", lambda first, second: sum(map(mul, first, second))
+)
+
+
+class ScoringKind(StrEnum):
+    """How a model scores pairs. The value is the task of its requests."""
+
+    CROSS_ENCODER = SCORE
+    EMBEDDING = EMBED
+    LATE_INTERACTION = TOKEN_EMBED
+
+
+def scoring_kind(supported_tasks: Sequence[str]) -> ScoringKind:
+    """Return how a model scores pairs. Raise UserError for a model that cannot."""
+    for kind in ScoringKind:
+        if kind.value in supported_tasks:
+            return kind
+    raise UserError(
+        f"The model cannot score pairs of texts; it supports: {', '.join(supported_tasks)}."
+    )
+
+
+def read_pairs(queries: object, documents: object) -> tuple[list[str], list[str]]:
+    """Return equally many queries and documents. Raise RequestError for other arguments.
+
+    queries: one text for all documents, or one for each.
+    """
+    firsts, seconds = _texts("queries", queries), _texts("documents", documents)
+    if len(firsts) == 1:
+        firsts *= len(seconds)
+    if len(firsts) != len(seconds):
+        raise RequestError(
+            f"queries has {len(firsts)} texts for {len(seconds)} documents; give one query, or one "
+            "for each document.",
+            parameter="queries",
+        )
+    return firsts, seconds
+
+
+def _texts(name: str, value: object) -> list[str]:
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(item, str) for item in listed):
+        raise RequestError(f"{name} must be a string or a list of strings.", parameter=name)
+    return list(listed)
+
+
+def compare(
+    kind: ScoringKind, query: PoolingRequestOutput, document: PoolingRequestOutput
+) -> PoolingRequestOutput:
+    """Return the score of two pooled texts, or the output of the text that failed."""
+    for output in (query, document):
+        if output.outputs is None:
+            return output
+    assert query.outputs is not None and document.outputs is not None, "checked above"
+    measure = max_similarity if kind is ScoringKind.LATE_INTERACTION else cosine
+    return replace(
+        document,
+        request_id=f"{query.request_id}-{document.request_id}",
+        prompt=None,
+        prompt_token_ids=[*query.prompt_token_ids, *document.prompt_token_ids],
+        outputs=PoolingOutput([measure(query.outputs.data, document.outputs.data)]),
+        num_cached_tokens=query.num_cached_tokens + document.num_cached_tokens,
+    )
+
+
+def compare_all(
+    kind: ScoringKind,
+    firsts: Sequence[str],
+    seconds: Sequence[str],
+    pooled: Mapping[str, PoolingRequestOutput],
+) -> list[PoolingRequestOutput]:
+    """Return the scores of pairs of texts. pooled: the output of each text."""
+    pairs = zip(firsts, seconds, strict=True)
+    return [compare(kind, pooled[first], pooled[second]) for first, second in pairs]
+
+
+def cosine(first: Vector, second: Vector) -> float:
+    """Return the cosine of the angle of two vectors, or 0 if one of them is 0."""
+    length = math.sqrt(_sumprod(first, first)) * math.sqrt(_sumprod(second, second))
+    return _sumprod(first, second) / length if length else 0.0
+
+
+def max_similarity(query: Sequence[Vector], document: Sequence[Vector]) -> float:
+    """Return the sum over the query's tokens of the largest product with a document token."""
+    return sum(max(_sumprod(token, other) for other in document) for token in query)

@@ -1,0 +1,222 @@
+"""BERT and RoBERTa encoders.
+
+Sources: Devlin et al. 2018, arXiv:1810.04805; Liu et al. 2019, arXiv:1907.11692.
+
+Dimensions: T tokens, D hidden size, R results, L labels.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import (
+    TOKEN_TYPE_BIT,
+    AttentionContext,
+    ModelContext,
+    WeightMapping,
+)
+from dovetail_models.config_reader import Config, read_choice, read_count, read_number
+from dovetail_models.decoder import (
+    AttentionOptions,
+    DecoderShape,
+    PlainMLP,
+    PostNormBlock,
+    layer_norm,
+    read_decoder_shape,
+)
+from dovetail_models.decoder.attention import SelfAttention
+from dovetail_torch.layers import VocabParallelEmbedding
+
+_PREFIXES = ("", "bert.", "roberta.")
+_ROOT = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "embeddings.position_embeddings": "embed_positions",
+    "embeddings.token_type_embeddings": "embed_types",
+    "embeddings.LayerNorm": "embed_norm",
+}
+_LAYER = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.o_proj",
+    "attention.output.LayerNorm": "input_layernorm",
+    "intermediate.dense": "mlp.up_proj",
+    "output.dense": "mlp.down_proj",
+    "output.LayerNorm": "post_attention_layernorm",
+}
+_UNUSED = ("embeddings.position_ids", "pooler", "cls", "lm_head")
+_ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "silu", "swish")
+
+
+def _read_shape(config: Config) -> DecoderShape:
+    position_type = config.get("position_embedding_type") or "absolute"
+    if position_type != "absolute" or config.get("is_decoder"):
+        raise ModelError(
+            f"config.json: position_embedding_type is {position_type!r:.80} and is_decoder "
+            f"{config.get('is_decoder')!r:.20}; only absolute positions of an encoder are supported"
+        )
+    return read_decoder_shape(
+        config,
+        rope=None,
+        norm=layer_norm(read_number(config, "layer_norm_eps", 1e-12)),
+        activation=read_choice(config, "hidden_act", _ACTIVATIONS),
+        tied=True,
+        mlp=PlainMLP,
+        mlp_bias=True,
+        attention=AttentionOptions(qkv_bias=True, output_bias=True, bidirectional=True),
+    )
+
+
+class BertModel(nn.Module):
+    """A bidirectional encoder with learned positions and token types; norms follow each branch."""
+
+    CONTRACT: ClassVar[str] = "model"
+    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    provides: ClassVar[frozenset[str]] = frozenset({"pooling", "token_types", "whole_prompts"})
+    lacks: ClassVar[frozenset[str]] = frozenset({"final_norm"})
+    architectures: ClassVar[tuple[str, ...]] = ("BertModel",)
+    pooling_type: ClassVar[str] = "cls"
+    num_labels: int = 0
+    offset: int = 0
+
+    def __init__(self, context: ModelContext) -> None:
+        """Create the modules. Raises ModelError, naming the field of config.json."""
+        super().__init__()
+        config, shape = context.hf_config, _read_shape(context.hf_config)
+        size = shape.hidden_size
+        factory_kwargs = {"dtype": context.dtype, "device": context.device}
+        num_positions = read_count(config, "max_position_embeddings", 512)
+        self.offset = self.read_offset(config)
+        self.max_positions = num_positions - self.offset
+        if self.max_positions < 1:
+            raise ModelError(
+                f"config.json: max_position_embeddings {num_positions} must be more than "
+                f"{self.offset}"
+            )
+        self.num_types = read_count(config, "type_vocab_size", 2)
+        self.embed_tokens = VocabParallelEmbedding(context, shape.vocab_size, size)
+        self.embed_positions = nn.Embedding(num_positions, size, **factory_kwargs)
+        self.embed_types = nn.Embedding(self.num_types, size, **factory_kwargs)
+        self.embed_norm = shape.norm(context, size)
+        self.layers = nn.ModuleList()
+        for index in range(shape.num_layers):
+            name = f"layers.{index}"
+            attention = SelfAttention(context, f"{name}.self_attn", shape, None, index)
+            self.layers.append(PostNormBlock(context, name, shape, attention))
+        self.weight_mappings = tuple(self._map_weights())
+
+    @staticmethod
+    def read_offset(config: Config) -> int:
+        """Return the row of the first position."""
+        return 0
+
+    def _map_weights(self) -> list[WeightMapping]:
+        mappings = []
+        for prefix in _PREFIXES:
+            mappings += [WeightMapping(source=f"{prefix}{name}") for name in _UNUSED]
+            mappings += [
+                WeightMapping(source=f"{prefix}{name}", targets=(own,))
+                for name, own in _ROOT.items()
+            ]
+            mappings += [
+                WeightMapping(
+                    source=f"{prefix}encoder.layer.{{}}.{name}", targets=(f"layers.{{}}.{own}",)
+                )
+                for name, own in _LAYER.items()
+            ]
+        return mappings
+
+    def forward(
+        self, input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the hidden states after the last layer: [T, D], or only the tokens needed."""
+        types_T = (input_ids_T >> TOKEN_TYPE_BIT).clamp_(max=self.num_types - 1)
+        x_TD = self.embed_tokens(input_ids_T & ((1 << TOKEN_TYPE_BIT) - 1))
+        x_TD = x_TD.add_(self.embed_types(types_T))
+        x_TD = self.embed_norm(x_TD.add_(self.embed_positions(positions_T + self.offset)))
+        residual_TD = None
+        for layer in self.layers:
+            x_TD, residual_TD = layer(x_TD, residual_TD, positions_T, attention)
+        return x_TD
+
+    def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
+        """Raise ModelError: the model has no language-model head."""
+        raise ModelError(f"{type(self).__name__} does not generate")
+
+    def classify(self, pooled_RD: torch.Tensor) -> torch.Tensor:
+        """Raise ModelError: the model has no classification head."""
+        raise ModelError(f"{type(self).__name__} has no classification head")
+
+
+class RobertaModel(BertModel):
+    """RoBERTa and XLM-R: the rows of positions begin after the row of padding."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("RobertaModel", "XLMRobertaModel")
+
+    @staticmethod
+    def read_offset(config: Config) -> int:
+        """Return the row of the first position."""
+        return read_count(config, "pad_token_id", 1, minimum=0) + 1
+
+
+class _ClassHead(nn.Module):
+    """activation(W · x + b), replicated on all ranks."""
+
+    def __init__(self, context: ModelContext, in_features: int, out_features: int) -> None:
+        super().__init__()
+        factory_kwargs = {"dtype": context.dtype, "device": context.device}
+        weight_OD = torch.empty(out_features, in_features, **factory_kwargs)
+        self.weight = nn.Parameter(weight_OD, requires_grad=False)
+        bias_O = torch.empty(out_features, **factory_kwargs)
+        self.bias = nn.Parameter(bias_O, requires_grad=False)
+
+    def forward(self, x_RD: torch.Tensor) -> torch.Tensor:
+        """Return the output features."""
+        return functional.linear(x_RD, self.weight, self.bias)
+
+
+def read_num_labels(config: Config) -> int:
+    """Return the number of labels: of `id2label`, or `num_labels`, or 2."""
+    labels = config.get("id2label")
+    default = len(labels) if isinstance(labels, dict) and labels else 2
+    return read_count(config, "num_labels", default)
+
+
+class BertForSequenceClassification(BertModel):
+    """BERT with a head of two layers on the first token."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("BertForSequenceClassification",)
+    head_names: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
+
+    def __init__(self, context: ModelContext) -> None:
+        super().__init__(context)
+        size = self.embed_tokens.weight.shape[1]
+        self.num_labels = read_num_labels(context.hf_config)
+        self.dense = _ClassHead(context, size, size)
+        self.out_proj = _ClassHead(context, size, self.num_labels)
+        first, second = self.head_names
+        self.weight_mappings = (
+            WeightMapping(source=first, targets=("dense",)),
+            WeightMapping(source=second, targets=("out_proj",)),
+            *self.weight_mappings,
+        )
+
+    def classify(self, pooled_RD: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of the head, [R, L]."""
+        return self.out_proj(torch.tanh(self.dense(pooled_RD)))
+
+
+class RobertaForSequenceClassification(BertForSequenceClassification):
+    """RoBERTa and XLM-R with a head of two layers on the first token."""
+
+    architectures: ClassVar[tuple[str, ...]] = (
+        "RobertaForSequenceClassification",
+        "XLMRobertaForSequenceClassification",
+    )
+    head_names: ClassVar[tuple[str, str]] = ("classifier.dense", "classifier.out_proj")
+    read_offset = staticmethod(RobertaModel.read_offset)

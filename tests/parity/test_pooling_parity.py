@@ -1,0 +1,208 @@
+"""Compares the results of pooling models with transformers and the arithmetic of pooling.
+
+The models are small and have random weights. Prompts of different lengths are in one batch.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.nn.functional import normalize
+
+from dovetail import LLM, PoolingParams
+from parity.checkpoints import VOCAB_SIZE
+
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 160,
+    "pad_token_id": 1,
+}
+PROMPT_LENS = (17, 1, 130, 17, 64, 3)
+TOLERANCE = 1e-5
+RAW = PoolingParams(task="embed", normalize=False)
+POOLING_FOLDER = "1_Pooling"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_oracle(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
+    """Create and save a model of transformers with random weights, also of norms and biases."""
+    cls = getattr(transformers, name)
+    oracle = cls(cls.config_class(**SIZES | fields)).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in oracle.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            scale = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            parameter.add_(noise * scale)
+    oracle.save_pretrained(folder)
+    return oracle
+
+
+def make_prompts() -> list[list[int]]:
+    source = random.Random(3)
+    return [[source.randrange(2, VOCAB_SIZE) for _ in range(count)] for count in PROMPT_LENS]
+
+
+def open_model(folder: Path, **options: Any) -> LLM:
+    settings = {"dtype": "float32", "skip_tokenizer_init": True, "use_tqdm_on_load": False}
+    return LLM(str(folder), num_threads=1, num_gpu_blocks_override=80, **settings | options)
+
+
+@torch.no_grad()
+def states_of(oracle: Any, prompt: list[int], **inputs: torch.Tensor) -> torch.Tensor:
+    return oracle(input_ids=torch.tensor([prompt]), **inputs).last_hidden_state[0]
+
+
+POOLING = {
+    "cls": lambda states_TD: states_TD[0],
+    "mean": lambda states_TD: states_TD.mean(0),
+    "last": lambda states_TD: states_TD[-1],
+}
+
+
+def vectors(outputs: list[Any]) -> torch.Tensor:
+    return torch.tensor([output.outputs.data for output in outputs])
+
+
+@pytest.mark.parametrize("pooling", POOLING)
+@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "XLMRobertaModel"])
+def test_embeddings_of_encoders_agree_with_transformers(tmp_path, name, pooling):
+    oracle, prompts = make_oracle(name, tmp_path), make_prompts()
+    expected = torch.stack([POOLING[pooling](states_of(oracle, prompt)) for prompt in prompts])
+    with open_model(tmp_path, pooling_type=pooling) as llm:
+        raw = vectors(llm.embed(prompts, RAW, use_tqdm=False))
+        usual = vectors(llm.embed(prompts, use_tqdm=False))
+        short = vectors(llm.embed(prompts, PoolingParams(dimensions=7), use_tqdm=False))
+        each = llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)
+    torch.testing.assert_close(raw, expected, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(usual, normalize(expected, dim=-1), rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(short, normalize(expected[:, :7], dim=-1), rtol=0, atol=TOLERANCE)
+    for prompt, output in zip(prompts, each, strict=True):
+        own = torch.tensor(output.outputs.data)
+        states_TD = normalize(states_of(oracle, prompt), dim=-1)
+        torch.testing.assert_close(own, states_TD, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("budget", [256, 24])
+@pytest.mark.parametrize("pooling", POOLING)
+def test_embeddings_of_a_decoder_agree_whole_and_in_chunks(tmp_path, pooling, budget):
+    oracle = make_oracle("Qwen3Model", tmp_path, num_key_value_heads=2, head_dim=12)
+    edit_json(tmp_path / "config.json", architectures=["Qwen3ForCausalLM"])
+    prompts = make_prompts()
+    prompts += [[*prompts[2], 5], prompts[2]]  # they share a prefix with another prompt
+    expected = torch.stack([POOLING[pooling](states_of(oracle, prompt)) for prompt in prompts])
+    options = {"runner": "pooling", "pooling_type": pooling, "max_num_batched_tokens": budget}
+    with open_model(tmp_path, max_model_len=144, max_num_seqs=4, **options) as llm:
+        raw = vectors(llm.embed(prompts, RAW, use_tqdm=False))
+        again = llm.embed(prompts, RAW, use_tqdm=False)
+        each = llm.encode(prompts[2], pooling_task="token_embed", use_tqdm=False)
+    torch.testing.assert_close(raw, expected, rtol=0, atol=TOLERANCE)
+    torch.testing.assert_close(vectors(again), expected, rtol=0, atol=TOLERANCE)
+    assert any(output.num_cached_tokens for output in again) == (pooling == "last")
+    assert len(each[0].outputs.data) == len(prompts[2])
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "RobertaForSequenceClassification"]
+)
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_classes_and_scores_agree_with_transformers(tmp_path, name, num_labels):
+    oracle = make_oracle(name, tmp_path, num_labels=num_labels)
+    prompts = make_prompts()
+    with torch.no_grad():
+        expected = torch.stack([oracle(torch.tensor([ids])).logits[0] for ids in prompts])
+    with open_model(tmp_path) as llm:
+        raw = vectors(llm.reward(prompts, use_tqdm=False))
+        probs = vectors(llm.classify(prompts, use_tqdm=False))
+        tasks = llm.llm_engine.supported_tasks
+    torch.testing.assert_close(raw, expected, rtol=0, atol=TOLERANCE)
+    own = expected.sigmoid() if num_labels == 1 else expected.softmax(-1)
+    torch.testing.assert_close(probs, own, rtol=0, atol=TOLERANCE)
+    assert tasks == (("classify", "score", "reward") if num_labels == 1 else ("classify", "reward"))
+
+
+def test_the_second_text_of_a_pair_has_its_own_token_type(tmp_path):
+    oracle = make_oracle("BertForSequenceClassification", tmp_path, num_labels=1)
+    prompts, start = [ids for ids in make_prompts() if len(ids) > 3], 3
+    expected = []
+    for ids in prompts:
+        types = torch.tensor([[0] * start + [1] * (len(ids) - start)])
+        with torch.no_grad():
+            expected.append(oracle(torch.tensor([ids]), token_type_ids=types).logits[0].sigmoid())
+    params = PoolingParams(task="score", second_text_start=start)
+    with open_model(tmp_path) as llm:
+        scores = vectors(llm.encode(prompts, params, use_tqdm=False))
+        plain = vectors(llm.encode(prompts, pooling_task="score", use_tqdm=False))
+    torch.testing.assert_close(scores, torch.stack(expected), rtol=0, atol=TOLERANCE)
+    assert (scores - plain).abs().max() > 100 * TOLERANCE, "the token types have no effect"
+
+
+def test_the_modules_of_sentence_transformers_define_the_pooling(tmp_path):
+    oracle, prompts = make_oracle("BertModel", tmp_path), make_prompts()
+    generator = torch.Generator().manual_seed(5)
+    weight_OI = torch.randn(20, 48, generator=generator) / 7
+    bias_O = torch.randn(20, generator=generator)
+    write_modules(tmp_path, "mean", dense={"linear.weight": weight_OI, "linear.bias": bias_O})
+    expected = torch.stack(
+        [torch.tanh(weight_OI @ states_of(oracle, ids).mean(0) + bias_O) for ids in prompts]
+    )
+    with open_model(tmp_path) as llm:
+        pooled = vectors(llm.embed(prompts, use_tqdm=False))
+        assert llm.llm_engine.max_model_len == 140
+    torch.testing.assert_close(pooled, normalize(expected, dim=-1), rtol=0, atol=TOLERANCE)
+
+
+def test_trained_dimensions_are_the_only_ones(tmp_path):
+    make_oracle("BertModel", tmp_path)
+    edit_json(tmp_path / "config.json", matryoshka_dimensions=[8, 16])
+    with open_model(tmp_path) as llm:
+        output = llm.embed([[5, 6]], PoolingParams(dimensions=8), use_tqdm=False)
+        assert len(output[0].outputs.embedding) == 8
+        with pytest.raises(Exception, match="8, 16"):
+            llm.embed([[5, 6]], PoolingParams(dimensions=9), use_tqdm=False)
+
+
+def write_modules(folder: Path, mode: str, dense: dict[str, torch.Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    name = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{name}.Transformer"},
+        {"idx": 1, "name": "1", "path": POOLING_FOLDER, "type": f"{name}.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Dense", "type": f"{name}.Dense"},
+        {"idx": 3, "name": "3", "path": "3_Normalize", "type": f"{name}.Normalize"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    for part in (POOLING_FOLDER, "2_Dense"):
+        (folder / part).mkdir()
+    pooling = {"word_embedding_dimension": 48, f"pooling_mode_{mode}_tokens": True}
+    (folder / POOLING_FOLDER / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
+    out_features, in_features = dense["linear.weight"].shape
+    config = {"in_features": in_features, "out_features": out_features, "bias": True}
+    config["activation_function"] = "torch.nn.modules.activation.Tanh"
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(dense, folder / "2_Dense" / "model.safetensors")
+    length = {"max_seq_length": 140, "do_lower_case": False}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(length), encoding="utf-8")
+
+
+def edit_json(file: Path, **fields: Any) -> None:
+    content = json.loads(file.read_text(encoding="utf-8")) | fields
+    file.write_text(json.dumps(content), encoding="utf-8")
