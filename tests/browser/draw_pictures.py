@@ -1,6 +1,7 @@
-"""Draws the pictures of the web page in docs/pictures: `python tests/browser/draw_pictures.py`.
+"""Draws the pictures of pages in docs/pictures: `python tests/browser/draw_pictures.py`.
 
-SmolLM2 answers. Needs Chromium; downloads the model (93 MB) on first use.
+SmolLM2 answers on the web page; the trace shows a simulated run. Needs Chromium; downloads the
+model (93 MB) on first use.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from browser.chromium import Browser, browser
 from docs.record_server import serving
 
+from dovetail.cli.app import main
+
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 QUESTIONS = (
     "Name three uses of a paged KV cache. Answer as a list.",
     "Write a Python function that adds two numbers.",
 )
+POINT = """(() => {
+  const picture = document.getElementById("picture"), box = picture.getBoundingClientRect();
+  picture.dispatchEvent(
+    new PointerEvent("pointermove", {clientX: box.left + 300, clientY: box.top + 200})
+  );
+})()"""
+"""Points at the picture of a trace."""
 LOAD = """(async () => {
   const texts = ["Tell a story about a fox.", "What is a queue?", "Name ten colors.", "Why?"];
   for (let index = 0; index < 16; index++) {
@@ -55,10 +65,24 @@ def draw(page: Browser, url: str) -> None:
     page.screenshot(PICTURES / "web_live.png")
 
 
+def draw_trace(page: Browser, folder: Path) -> None:
+    """Draw the page of `dovetail trace` for a simulated run."""
+    log, file = str(folder / "run.log"), folder / "run.html"
+    words = ("--trace", "chat", "--requests", "60", "--load", "1.5", "--decision-log", log)
+    assert main(["lab", "run", "fcfs", *words]) == 0
+    assert main(["trace", log, "--html", str(file), "--steps", "0:900"]) == 0
+    page.emulate(width=1000, height=680)
+    page.open(file.as_uri())
+    page.wait("document.documentElement.dataset.ready")
+    page.run(POINT)
+    page.screenshot(PICTURES / "trace.png")
+
+
 if __name__ == "__main__":
     with (
         serving("smollm2") as address,
         tempfile.TemporaryDirectory() as folder,
         browser(Path(folder)) as opened,
     ):
+        draw_trace(opened, Path(folder))
         draw(opened, f"http://{address}")

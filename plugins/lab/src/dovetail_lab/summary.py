@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from dovetail.decision_log import (
     LoggedPlan,
@@ -156,3 +156,25 @@ def _add_plan(summary: Summary, plan: LoggedPlan, joined: set[str]) -> None:
         joined.add(join.request_id)
         summary.num_prompt_tokens += join.num_prompt_tokens
         summary.num_cached_tokens += starts.get(join.row, 0)
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Return names and values of the counts, for a table."""
+    header, covered_s = summary.header, (summary.last_ns - summary.first_ns) / 1e9
+    num_steps = max(1, summary.num_steps)
+    limits = ", ".join(f"{name} {value}" for name, value in asdict(header.limits).items() if value)
+    shares = summary.num_cached_tokens, summary.num_prompt_tokens
+    return [
+        ("scheduler", header.scheduler),
+        ("policy", header.policy or "built into the scheduler"),
+        ("limits", limits),
+        ("KV blocks", f"{header.kv_cache.num_blocks - 1} of {header.kv_cache.block_size} tokens"),
+        ("steps", f"{summary.num_steps:,}, {summary.num_empty_steps:,} without tokens"),
+        ("time", f"{covered_s:.3f} s"),
+        ("requests", f"{summary.num_requests:,}, {summary.num_aborted:,} aborted"),
+        ("grants", f"{summary.num_grants:,}, {summary.num_grants / num_steps:.1f} per step"),
+        ("tokens", f"{summary.num_tokens:,} computed, {summary.num_sampled:,} sampled"),
+        ("preemptions", f"{summary.num_preemptions:,} requests readmitted"),
+        ("prefix hits", f"{summary.hit_rate:.1%} ({shares[0]:,} of {shares[1]:,} prompt tokens)"),
+        ("size", f"{summary.num_bytes:,} bytes, {summary.num_bytes / num_steps:.0f} per step"),
+    ]

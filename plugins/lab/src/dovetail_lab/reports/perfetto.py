@@ -101,6 +101,11 @@ def slice_event(
     }
 
 
+def instant_event(group: int, track: int, name: str, time_ns: int) -> Event:
+    """Return the event of a moment on a track."""
+    return {"ph": "i", "s": "t", "pid": group, "tid": track, "name": name, "ts": time_ns / _US}
+
+
 def step_events(
     times_ns: tuple[int, int],
     counts: Mapping[str, int],
