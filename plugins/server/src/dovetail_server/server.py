@@ -17,6 +17,7 @@ import uvloop
 
 from dovetail.clock import MonotonicClock
 from dovetail.engine.async_llm import AsyncLLM
+from dovetail_server.batches.runner import BatchRunner
 from dovetail_server.lifecycle.admission import Admission
 from dovetail_server.lifecycle.engine_slot import EngineSlot
 from dovetail_server.lifecycle.loop_probe import LoopProbe
@@ -26,7 +27,9 @@ from dovetail_server.listening import BACKLOG, address_of, tls_context
 from dovetail_server.observability.metrics import shared_metrics
 from dovetail_server.observability.setup import observe
 from dovetail_server.routes.admin import admin_routes
+from dovetail_server.routes.batches import batch_routes
 from dovetail_server.routes.completions import completion_routes
+from dovetail_server.routes.files import file_routes
 from dovetail_server.routes.messages import messages_routes
 from dovetail_server.routes.openapi import openapi_route
 from dovetail_server.routes.plugin_routes import PluginRoutes
@@ -37,11 +40,14 @@ from dovetail_server.routes.table import RouteTable
 from dovetail_server.routes.tokens import token_routes
 from dovetail_server.settings import ServerSettings
 from dovetail_server.state import NoOthers, OtherProcesses, ServerState
+from dovetail_server.storage.batches import BatchStore
 from dovetail_server.storage.database import Database, storage_folder
+from dovetail_server.storage.files import FileStore
 from dovetail_server.storage.responses import ResponseStore
 from dovetail_server.transport.application import Application
 from dovetail_server.transport.connection import limited_protocol
 from dovetail_server.transport.guard import Guard
+from dovetail_server.transport.internal import InternalCalls
 from dovetail_server.transport.keys import admin_keys, client_keys
 from dovetail_server.web_page.routes import page_routes
 
@@ -134,12 +140,13 @@ class Server:
         self.table.add(openapi_route(self.table))
         self._state = state
         self._listeners = listeners
+        probe = LoopProbe()
+        self._batches = _add_batches(self.table, state, database, probe)
         for route in observe(state, self._plugins):
             self.table.add(route)
         keys, operators = client_keys(settings), admin_keys(settings)
         self._tls = tls_context(settings)
         guard = Guard(settings, keys, operators)
-        probe = LoopProbe()
 
         def application(table: RouteTable, guard: Guard) -> Application:
             return Application(table, guard, settings, state.observers, probe, state.exchanges)
@@ -170,6 +177,7 @@ class Server:
         servers = [
             _QuietServer(self._uvicorn_config(application)) for application in self._applications
         ]
+        self._batches.start()
         loading = asyncio.create_task(self._load(make))
         loading.add_done_callback(lambda task: self._announce(task, drain, lead))
         if lead is not None and lead.replaces_another:
@@ -180,6 +188,7 @@ class Server:
         ]
         try:
             await drain.requested.wait()
+            await self._batches.stop()
             await _finish_loading(loading, drain)
             complete = await drain.finish(state.exchanges)
         finally:
@@ -204,6 +213,7 @@ class Server:
         gc.collect()
         gc.freeze()  # collections of garbage no longer visit the objects of the start
         slot.put(llm)
+        self._batches.wake()
 
     def _announce(self, loading: asyncio.Task[None], drain: Drain, lead: Lead | None) -> None:
         """Announce that the server is ready. If it could not start, end it."""
@@ -232,6 +242,21 @@ class Server:
         config.load()
         config.ssl = self._tls
         return config
+
+
+def _add_batches(
+    table: RouteTable, state: ServerState, database: Database, probe: LoopProbe
+) -> BatchRunner:
+    """Add the routes of files and batches to a table, and return what executes the batches."""
+    files, batches = FileStore(database, state.settings), BatchStore(database, state.settings)
+    calls = InternalCalls(table, state, probe)
+    runner = BatchRunner(state, database, (batches, files), calls)
+    for route in (
+        *file_routes(files, state.settings),
+        *batch_routes(state, batches, files, runner),
+    ):
+        table.add(route)
+    return runner
 
 
 class _QuietServer(uvicorn.Server):

@@ -42,8 +42,13 @@ class ServerSettings:
     cache_salt_by: "key" or "user": only requests with the same API key or `user` share cached
     prefixes. allowed_hosts: accepted names in the header "host". cors_origins: web pages that may
     send requests. ssl_certfile, ssl_keyfile, ssl_ca_certs: files for TLS; with ssl_ca_certs,
-    clients need a certificate. storage_dir: folder for stored responses; None: a temporary one,
-    which is removed at the end. max_stored_responses, max_stored_response_bytes,
+    clients need a certificate. storage_dir: folder for stored responses, files and batches; None: a
+    temporary one, which is removed at the end. max_file_bytes, max_stored_files,
+    max_stored_file_bytes, file_lifetime_s: limits of a file, and of the files of each API key.
+    upload_timeout_s: time in which a client must send a file. max_batch_lines: of a batch.
+    max_unfinished_batches: of each API key. batch_timeout_s: time after which the remaining lines
+    of a batch fail. batch_concurrency: lines that are executed at the same time; None: half of
+    `max_num_seqs`. max_stored_responses, max_stored_response_bytes,
     response_lifetime_s: limits of the stored responses of each API key. verbose: log the
     phases of the start and the use of memory.
     Raises ConfigError, naming the option, for an invalid value.
@@ -79,6 +84,15 @@ class ServerSettings:
     ssl_ca_certs: str | None = None
     verbose: bool = False
     storage_dir: str | None = None
+    max_file_bytes: int = 200 * MIB
+    max_stored_files: int = 1000
+    max_stored_file_bytes: int = 1024 * MIB
+    file_lifetime_s: float = 2592000.0
+    upload_timeout_s: float = 600.0
+    max_batch_lines: int = 50_000
+    max_unfinished_batches: int = 64
+    batch_timeout_s: float = 86400.0
+    batch_concurrency: int | None = None
     max_stored_responses: int = 1024
     max_stored_response_bytes: int = 64 * MIB
     response_lifetime_s: float = 86400.0

@@ -1,26 +1,16 @@
-"""Reads the lines of a batch file, with limits for lines and files."""
+"""The input file of a batch, with limits for the number of lines and bytes."""
 
 from __future__ import annotations
 
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from dovetail.errors import ConfigError
+from dovetail_server.batches.line_reader import MAX_LINE_BYTES, InputLine, read_lines
 
-MAX_LINE_BYTES = 16 << 20
 MAX_LINES = 1_000_000
 MAX_FILE_BYTES = 64 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class InputLine:
-    """A line that is not blank. number: in the file, from 1. text: None if it is too long."""
-
-    number: int
-    text: bytes | None
 
 
 class InputFile:
@@ -55,22 +45,6 @@ class InputFile:
         """Yield the lines that are not blank."""
         try:
             with self._path.open("rb") as file:
-                yield from _read_lines(file)
+                yield from read_lines(file, MAX_LINE_BYTES)
         except OSError as error:
             raise ConfigError(f"{str(self._path)!r} cannot be read: {error.strerror}.") from None
-
-
-def _read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    number = 0
-    while text := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(text) > MAX_LINE_BYTES:
-            _skip_rest(file, text)
-            yield InputLine(number, None)
-        elif not text.isspace():
-            yield InputLine(number, text)
-
-
-def _skip_rest(file: BinaryIO, text: bytes) -> None:
-    while text and not text.endswith(b"\n"):
-        text = file.readline(MAX_LINE_BYTES)

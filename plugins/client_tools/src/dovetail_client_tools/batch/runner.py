@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.errors import ConfigError, RequestError
-from dovetail_client_tools.batch.input_file import MAX_LINE_BYTES, InputFile, InputLine
+from dovetail_client_tools.batch.input_file import InputFile
 from dovetail_client_tools.batch.output_file import OutputFile, record_id
+from dovetail_server.batches.line_reader import InputLine
 from dovetail_server.batches.lines import (
     LineError,
     LineExecutor,
@@ -50,7 +51,6 @@ class BatchRun:
         self._executor = executor
         self._concurrency = concurrency
         self._notify = on_progress
-        self._custom_ids: dict[str, int] = {}
         self.progress = Progress(num_lines=lines.num_lines, num_failed=output.num_failed)
 
     async def run(self) -> Progress:
@@ -85,7 +85,7 @@ class BatchRun:
         except LineError as error:
             actual = error.custom_id
         if actual:
-            self._custom_ids.setdefault(actual, line.number)
+            self._executor.custom_ids.setdefault(actual, line.number)
         if actual != custom_id:
             raise ConfigError(
                 f"The output has the record {custom_id!r} for line {line.number} of the input, "
@@ -105,17 +105,9 @@ class BatchRun:
 
     async def _execute(self, line: InputLine) -> dict[str, Any]:
         identity = record_id(line.number)
-        custom_id = ""
         try:
-            if line.text is None:
-                message = f"The line has more than {MAX_LINE_BYTES:,} bytes."
-                raise LineError(message, code="line_too_long")
-            request = read_line(line.text)
+            request = self._executor.read(line)
             custom_id = request.custom_id
-            first = self._custom_ids.setdefault(custom_id, line.number)
-            if first != line.number:
-                message = f"Line {first} has the same custom_id."
-                raise LineError(message, code="duplicate_custom_id", custom_id=custom_id)
             return await self._executor.execute(request, record_id=identity)
         except LineError as error:
             return error_record(identity, error.custom_id, error.code, str(error))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from dovetail_server.batches.line_reader import MAX_LINE_BYTES, InputLine
 from dovetail_server.protocol.errors import public_text
+from dovetail_server.transport.body import num_values
 from dovetail_server.transport.internal import InternalCalls, InternalResponse
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
@@ -82,11 +85,56 @@ def read_line(text: bytes, endpoints: Collection[str] = ENDPOINTS) -> BatchLine:
 class LineExecutor:
     """Executes lines by calling the routes of a server in this process.
 
-    The routes check and limit each request as they do for a client.
+    The routes check and limit each request as they do for a client. custom_ids: the number of the
+    first line with each custom_id.
     """
 
-    def __init__(self, calls: InternalCalls) -> None:
+    def __init__(
+        self,
+        calls: InternalCalls,
+        *,
+        endpoints: Collection[str] = ENDPOINTS,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        max_values: int | None = None,
+        max_attempts: int | None = MAX_ATTEMPTS,
+    ) -> None:
+        """endpoints: the routes that the lines may call.
+
+        max_values: of the JSON of a line, as `num_values` counts them; None for no limit.
+        max_attempts: how often a line is sent while the server is busy; None for no limit.
+        """
+        self.custom_ids: dict[str, int] = {}
         self._calls = calls
+        self._endpoints = endpoints
+        self._max_line_bytes = max_line_bytes
+        self._max_values = max_values
+        self._max_attempts = max_attempts
+
+    async def record(self, line: InputLine, *, record_id: str, caller: str = "") -> dict[str, Any]:
+        """Execute a line of a file and return its record. A wrong line has an error.
+
+        See `execute` for the arguments.
+        """
+        try:
+            request = self.read(line)
+        except LineError as error:
+            return error_record(record_id, error.custom_id, error.code, str(error))
+        return await self.execute(request, record_id=record_id, caller=caller)
+
+    def read(self, line: InputLine) -> BatchLine:
+        """Return the request in a line. Raise LineError that names the wrong field."""
+        if line.text is None:
+            message = f"The line has more than {self._max_line_bytes:,} bytes."
+            raise LineError(message, code="line_too_long")
+        if self._max_values is not None and num_values(line.text) > self._max_values:
+            message = f"The line has more than {self._max_values:,} values."
+            raise LineError(message, code="line_too_long")
+        request = read_line(line.text, self._endpoints)
+        first = self.custom_ids.setdefault(request.custom_id, line.number)
+        if first != line.number:
+            message = f"Line {first} has the same custom_id."
+            raise LineError(message, code="duplicate_custom_id", custom_id=request.custom_id)
+        return request
 
     async def execute(self, line: BatchLine, *, record_id: str, caller: str = "") -> dict[str, Any]:
         """Return the record of a line: its response with the status, or an error.
@@ -95,9 +143,11 @@ class LineExecutor:
         of the API key for which the line is executed.
         """
         body = msgspec.json.encode(line.body)
-        for attempt in range(MAX_ATTEMPTS):
+        for attempt in itertools.count(1):
             response = await self._calls.post(line.url, body, caller=caller, request_id=record_id)
-            if response.status not in BUSY or attempt == MAX_ATTEMPTS - 1:
+            if response.status not in BUSY or attempt == self._max_attempts:
+                break
+            if self._max_attempts is None and "retry-after" not in response.headers:
                 break
             await asyncio.sleep(_wait_s(response))
         if not response.status:

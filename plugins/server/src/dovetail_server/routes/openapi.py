@@ -19,11 +19,14 @@ from dovetail_server.protocol.pooling import (
     ScoreRequest,
 )
 from dovetail_server.protocol.responses.fields import ResponsesRequest
+from dovetail_server.routes.batches import BatchRequest
+from dovetail_server.routes.files import PURPOSES
 from dovetail_server.routes.table import Access, Route, RouteTable
 from dovetail_server.routes.tokens import Detokenize, TokenizeChat, TokenizeText
 from dovetail_server.transport.exchange import Exchange
 
 BODIES: Mapping[str, tuple[type, ...]] = {
+    "/v1/batches": (BatchRequest,),
     "/v1/completions": (CompletionRequest,),
     "/v1/chat/completions": (ChatRequest,),
     "/v1/messages": (MessagesRequest,),
@@ -41,7 +44,18 @@ BODIES: Mapping[str, tuple[type, ...]] = {
 }
 """The classes of the bodies, by path. Other routes take any JSON object."""
 
-WITHOUT_BODY = frozenset({"/v1/responses/*/cancel"})
+WITHOUT_BODY = frozenset({"/v1/responses/*/cancel", "/v1/batches/*/cancel"})
+FORMS = {
+    "/v1/files": {
+        "type": "object",
+        "required": ["file", "purpose"],
+        "properties": {
+            "file": {"type": "string", "format": "binary"},
+            "purpose": {"enum": list(PURPOSES)},
+        },
+    }
+}
+"""The schemas of bodies in the form multipart/form-data."""
 
 METRICS_PATH = "/metrics"
 _REFERENCE = "#/components/schemas/{name}"
@@ -123,6 +137,8 @@ def _operation(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": response}}
     if route.path == METRICS_PATH:
         content = {"text/plain": {"schema": {"type": "string"}}}
+    if route.path == "/v1/files/*/content":
+        content = {"application/octet-stream": {}}
     if generates:
         content["text/event-stream"] = {}  # OpenAPI 3.1 has no schemas for events
     operation: dict[str, Any] = {
@@ -141,10 +157,10 @@ def _operation(route: Route) -> dict[str, Any]:
     if route.method == "POST" and route.path not in WITHOUT_BODY:
         schemas = [_ref(item.__name__) for item in BODIES.get(route.path, ())]
         schema = {"anyOf": schemas} if len(schemas) > 1 else (schemas or [{"type": "object"}])[0]
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema}},
-        }
+        content = {"application/json": {"schema": schema}}
+        if (form := FORMS.get(route.path)) is not None:
+            content = {"multipart/form-data": {"schema": form}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 

@@ -37,10 +37,16 @@ def read_query(exchange: Exchange, names: Collection[str]) -> dict[str, str]:
 
 
 def page_of(
-    items: Sequence[dict[str, Any]], query: Mapping[str, str], maximum: int = MAX_LIMIT
+    items: Sequence[dict[str, Any]],
+    query: Mapping[str, str],
+    maximum: int = MAX_LIMIT,
+    default: int = DEFAULT_LIMIT,
 ) -> dict[str, Any]:
-    """Return the page of a list that a query selects. Raise APIError for a wrong limit or id."""
-    limit = query.get("limit", str(DEFAULT_LIMIT))
+    """Return the page of a list that a query selects. Raise APIError for a wrong limit or id.
+
+    maximum, default: number of entries of a page.
+    """
+    limit = query.get("limit", str(default))
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= maximum):
         raise APIError(f"limit must be a number from 1 to {maximum}.", param="limit")
     start = 0

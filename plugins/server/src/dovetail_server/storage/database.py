@@ -34,6 +34,15 @@ CREATE INDEX IF NOT EXISTS responses_by_owner ON responses (owner, created);
 CREATE TABLE IF NOT EXISTS items (
     id TEXT, owner TEXT, response TEXT, body BLOB, PRIMARY KEY (owner, id));
 CREATE INDEX IF NOT EXISTS items_by_response ON items (response);
+CREATE TABLE IF NOT EXISTS files (
+    id TEXT PRIMARY KEY, owner TEXT, created REAL, expires REAL, purpose TEXT, name TEXT,
+    num_bytes INTEGER, status TEXT, process TEXT);
+CREATE INDEX IF NOT EXISTS files_by_owner ON files (owner, created);
+CREATE TABLE IF NOT EXISTS batches (
+    id TEXT PRIMARY KEY, owner TEXT, created REAL, status TEXT, process TEXT, input_file TEXT,
+    body BLOB);
+CREATE INDEX IF NOT EXISTS batches_by_owner ON batches (owner, created);
+CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 """
 
 
@@ -88,6 +97,11 @@ class Database:
                 "This server stores no data (--storage-dir).", status=501, code="no_storage"
             )
         return Path(self._folder)
+
+    @property
+    def exists(self) -> bool:
+        """Whether this server has stored anything."""
+        return self._folder is not None and (self.folder / "data.sqlite").exists()
 
     async def run(self, work: Callable[[sqlite3.Connection], R]) -> R:
         """Run a transaction in a thread. Raise APIError if the disk or the database fails."""

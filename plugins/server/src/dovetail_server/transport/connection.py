@@ -142,6 +142,11 @@ class Connection(HttpToolsProtocol):
         self.flow.resume_reading()
         self._expect(_UNREAD_TIMEOUT_S)
 
+    def allow_body_time(self, seconds: float) -> None:
+        """Restart the time limit of a body that is being received."""
+        if self._receives:
+            self._expect(seconds)
+
     def pause_writing(self) -> None:
         """Start the time limit of a client that does not read."""
         super().pause_writing()
@@ -209,3 +214,4 @@ class _RequestTransport:
         self.write = connection.transport.write
         self.is_closing = connection.transport.is_closing
         self.close = connection.close_after_request
+        self.allow_body_time = connection.allow_body_time

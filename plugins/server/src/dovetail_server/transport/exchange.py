@@ -7,7 +7,14 @@ event, so that an error before that event still gets its own HTTP status.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from typing import Any
 
 import msgspec
@@ -105,6 +112,26 @@ class Exchange:
         body = await self._bodies.read(self.headers, self._receive)
         self._watcher = asyncio.create_task(self._watch())
         return body
+
+    async def read_pieces(self) -> AsyncIterator[bytes]:
+        """Yield the parts of the body as they arrive. The caller limits its size.
+
+        Raises ClientLeftError if the body is incomplete.
+        """
+        has_more = True
+        while has_more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeftError
+            has_more = message.get("more_body", False)
+            yield message.get("body", b"")
+        self._watcher = asyncio.create_task(self._watch())
+
+    def allow_body_time(self, seconds: float) -> None:
+        """Give the client more time to send the body."""
+        allow = getattr(self._cycle and self._cycle.transport, "allow_body_time", None)
+        if allow is not None:
+            allow(seconds)
 
     async def read_object(self, *, may_be_empty: bool = False) -> dict[str, Any]:
         """Return the JSON object in the body. Raise APIError if it is something else."""

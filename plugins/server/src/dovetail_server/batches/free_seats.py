@@ -1,0 +1,50 @@
+"""Lets batch lines start only while the engine has seats that no client needs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from dovetail_server.state import ServerState
+
+_POLL_S = 0.02
+
+
+class FreeSeats:
+    """Limits the batch lines of this process, whatever batch they are of.
+
+    A line starts only while fewer requests are running than the engine has seats. Policies that
+    know priorities also prefer the requests of clients.
+    """
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._num_lines = 0
+        self._turns: asyncio.Lock | None = None
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Wait for a seat, in the order of the calls, and use it in the context."""
+        if self._turns is None:
+            self._turns = asyncio.Lock()
+        async with self._turns:
+            while not self._is_free():
+                await asyncio.sleep(_POLL_S)
+            self._num_lines += 1
+        try:
+            yield
+        finally:
+            self._num_lines -= 1
+
+    def _is_free(self) -> bool:
+        state = self._state
+        if not state.slot.is_loaded or state.slot.reported_problem:
+            return False
+        settings = state.settings
+        total = state.slot.llm.config.scheduler.max_num_seqs
+        maximum = settings.batch_concurrency or max(1, total // 2)
+        share = -(-maximum // settings.api_processes)
+        seats = -(-total // settings.api_processes)
+        num_running = max(state.admission.num_running, self._num_lines)
+        return self._num_lines < share and num_running < seats
