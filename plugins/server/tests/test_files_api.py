@@ -11,7 +11,7 @@ KEYS = ("key-of-anna", "key-of-ben")
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "reverse: robot, bank, window"}]
 BODY = {"messages": MESSAGES, "max_tokens": 4, "temperature": 0}
-LONG = {**BODY, "max_tokens": 400, "ignore_eos": True}
+LONG = {**BODY, "max_tokens": 200, "ignore_eos": True}
 MAX_FILE_BYTES, MAX_KEY_BYTES = 1 << 16, 1 << 18
 WAIT_S = 60
 
@@ -204,7 +204,7 @@ def test_requests_of_clients_are_served_beside_a_batch(anna, keyed_server):
         anna.chat.completions.create(model="demo", **BODY)
     load = keyed_server.get("/load", Authorization=f"Bearer {KEYS[0]}").json
     assert anna.batches.retrieve(batch.id).status == "in_progress"
-    assert load["running"] <= 2, load
+    assert load["server_load"] <= 2, load
 
 
 def test_files_and_batches_of_another_key_are_not_found(anna, ben):
@@ -246,7 +246,7 @@ def test_a_full_store_rejects_files_of_the_same_key_only(anna, ben):
 def test_a_batch_whose_output_exceeds_the_store_fails_with_the_reason(anna):
     for _ in range(3):
         upload(anna, b"x" * (MAX_FILE_BYTES - 2000))
-    body = {"prompt": [[1, 2, 3]] * 40, "max_tokens": 1}
+    body = {"prompt": ["A"] * 16, "max_tokens": 1}
     url = "/v1/completions"
     batch = wait_for(anna, start(anna, [line(str(i), body, url) for i in range(200)], url))
     assert batch.status == "failed", batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from dovetail_server.batches.batch import Batch, BatchFailure
@@ -130,9 +130,7 @@ class BatchExecution:
                 await self._save_sizes(records)
                 if await self._batches.save(self._batch):
                     return "cancelled"
-                for task in tasks:
-                    if task not in pending:
-                        task.result()
+                _raise_failures(tasks)
                 if not pending:
                     return "completed"
             return "expired"
@@ -213,6 +211,12 @@ class BatchExecution:
             lifetime_s=batch.output_lifetime_s,
         )
         return file_id
+
+
+def _raise_failures(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 def _count(lines: Iterator[InputLine], maximum: int) -> int:

@@ -37,14 +37,21 @@ class FreeSeats:
         finally:
             self._num_lines -= 1
 
+    @property
+    def max_lines(self) -> int:
+        """How many lines this process may execute at the same time."""
+        settings = self._state.settings
+        maximum = settings.batch_concurrency or max(1, self._num_seats // 2)
+        return -(-maximum // settings.api_processes)
+
+    @property
+    def _num_seats(self) -> int:
+        return self._state.slot.llm.config.scheduler.max_num_seqs
+
     def _is_free(self) -> bool:
         state = self._state
         if not state.slot.is_loaded or state.slot.reported_problem:
             return False
-        settings = state.settings
-        total = state.slot.llm.config.scheduler.max_num_seqs
-        maximum = settings.batch_concurrency or max(1, total // 2)
-        share = -(-maximum // settings.api_processes)
-        seats = -(-total // settings.api_processes)
+        share = -(-self._num_seats // state.settings.api_processes)
         num_running = max(state.admission.num_running, self._num_lines)
-        return self._num_lines < share and num_running < seats
+        return self._num_lines < self.max_lines and num_running < share

@@ -85,11 +85,15 @@ class BatchRunner:
         self.wake()
 
     async def _execute(self, batch: Batch) -> None:
-        settings = self._state.settings
-        total = self._state.slot.llm.config.scheduler.max_num_seqs
-        num_workers = settings.batch_concurrency or max(1, total // 2)
         stores = (self._batches, self._files)
-        execution = BatchExecution(batch, stores, self._calls, self._seats, settings, num_workers)
+        execution = BatchExecution(
+            batch,
+            stores,
+            self._calls,
+            self._seats,
+            self._state.settings,
+            self._seats.max_lines,
+        )
         try:
             await execution.run()
         except asyncio.CancelledError:
