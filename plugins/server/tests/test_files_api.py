@@ -342,7 +342,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(keyed_server, anna, folder):
     connection.putheader("Content-Type", FORM)
     connection.putheader("Authorization", f"Bearer {KEYS[0]}")
     connection.putheader("Content-Length", "60000")
-    connection.endheaders(form(FILE, PURPOSE)[:-5] + b"x" * 20_000)
+    connection.endheaders(form(PURPOSE, FILE)[: -len("\r\n--b--\r\n")] + b"x" * 20_000)
     deadline = time.monotonic() + WAIT_S
     while not list((folder / "files").glob("*")):
         assert time.monotonic() < deadline
