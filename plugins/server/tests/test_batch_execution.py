@@ -127,6 +127,28 @@ def test_a_batch_continues_after_the_end_of_its_process(tmp_path):
     asyncio.run(run())
 
 
+def test_another_process_can_cancel_a_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr("dovetail_server.batches.execution.SAVE_S", 0.02)
+
+    async def run():
+        first, second, calls = Storage(tmp_path), Storage(tmp_path), Calls(stuck_at=5)
+        batch_id = await first.add()
+        task = asyncio.create_task(first.execution(await first.batches.claim(), calls).run())
+        await calls.is_stuck.wait()
+        assert (await second.batches.cancel(OWNER, batch_id)).status == "cancelling"
+        await asyncio.wait_for(task, 60)
+        batch = await second.batches.get(OWNER, batch_id)
+        assert (batch.status, batch.counts.completed) == ("cancelled", 4)
+        errors = {item["error"]["code"] for item in second.records(batch.error_file_id)}
+        assert errors == {"batch_cancelled"} and batch.counts.failed == TOTAL - 4
+        with pytest.raises(APIError, match="cannot be cancelled"):
+            await second.batches.cancel(OWNER, batch_id)
+        first.database.close()
+        second.database.close()
+
+    asyncio.run(run())
+
+
 def test_the_lines_of_an_expired_batch_have_errors(tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail_server.batches.execution.SAVE_S", 0.02)
 
@@ -204,24 +226,29 @@ def test_lines_start_only_while_seats_are_free(tmp_path):
     async def run():
         settings = ServerSettings(batch_concurrency=3)
         state = state_of(settings, num_seqs=4, running=4)
-        seats, started = FreeSeats(state), []
+        seats, started, may_end = FreeSeats(state), [], asyncio.Event()
 
         async def line(number):
             async with seats.take():
                 started.append(number)
                 state.admission.num_running += 1
-                await asyncio.sleep(0.1)
+                await may_end.wait()
                 state.admission.num_running -= 1
 
+        async def check_started(numbers):
+            async with asyncio.timeout(60):
+                while len(started) < len(numbers):
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)  # time in which further lines could start
+            assert started == numbers
+
         tasks = [asyncio.create_task(line(number)) for number in range(6)]
-        await asyncio.sleep(0.1)
-        assert not started  # clients use all seats
+        await check_started([])  # clients use all seats
         state.admission.num_running = 2
-        await asyncio.sleep(0.05)
-        assert started == [0, 1]
+        await check_started([0, 1])
         state.admission.num_running -= 2  # the clients' requests end
-        await asyncio.sleep(0.05)
-        assert started == [0, 1, 2]
+        await check_started([0, 1, 2])
+        may_end.set()
         await asyncio.gather(*tasks)
         assert started == list(range(6))
 

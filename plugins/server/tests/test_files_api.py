@@ -290,6 +290,13 @@ def test_the_error_of_a_wrong_field_of_a_batch_names_it(anna, keyed_server, fiel
     assert reply.status in (400, 404) and reply.error["param"] == param
 
 
+def test_a_file_with_another_purpose_is_no_input_of_a_batch(anna):
+    file = anna.files.create(file=("a", b"{}"), purpose="user_data")
+    with pytest.raises(openai.BadRequestError, match='upload it with "batch"') as caught:
+        anna.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    assert caught.value.param == "input_file_id"
+
+
 def form(*parts, boundary="b"):
     head = '--{}\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n{}\r\n'
     parts = [head.format(boundary, name, more, value) for name, more, value in parts]
