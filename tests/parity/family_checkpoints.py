@@ -69,6 +69,37 @@ def usual_family(prefix: str, *without: str, config: str = "", **fields: Any) ->
 
 
 FAMILIES: Mapping[str, Family] = {
+    "mixtral": usual_family("Mixtral", num_local_experts=5, num_experts_per_tok=2),
+    "mixtral, window": usual_family(
+        "Mixtral", num_local_experts=3, num_experts_per_tok=1, sliding_window=37
+    ),
+    "qwen2_moe": usual_family(
+        "Qwen2Moe",
+        num_experts=6,
+        num_experts_per_tok=3,
+        moe_intermediate_size=22,
+        shared_expert_intermediate_size=34,
+        use_sliding_window=True,
+        sliding_window=37,
+        max_window_layers=2,
+    ),
+    "qwen3_moe": usual_family(
+        "Qwen3Moe",
+        num_experts=7,
+        num_experts_per_tok=4,
+        moe_intermediate_size=26,
+        norm_topk_prob=True,
+        head_dim=20,
+    ),
+    "qwen3_moe, dense layers": usual_family(
+        "Qwen3Moe",
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=26,
+        mlp_only_layers=[0],
+        attention_bias=True,
+    ),
+    "olmoe": usual_family("Olmoe", num_experts=8, num_experts_per_tok=3, clip_qkv=1.5),
     "gemma": usual_family("Gemma", head_dim=20),
     "gemma2": usual_family(
         "Gemma2",
@@ -224,6 +255,7 @@ def make_model(family: Family, name: str, seed: int) -> transformers.PreTrainedM
     """Return the model of transformers with random weights, which depend on name and seed."""
     config_cls = getattr(transformers, family.config)
     config = config_cls(**family.fields, attn_implementation=family.attention)
+    config._experts_implementation = "eager"  # the default needs multiples of 16 bytes
     model = getattr(transformers, family.model)(config).eval()
     fill(model, torch.Generator().manual_seed(seed ^ zlib.crc32(name.encode())))
     return model

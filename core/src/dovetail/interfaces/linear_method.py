@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+    from dovetail.interfaces.ops import Ops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,9 @@ class LinearShape:
 
     part_names, part_sizes: names and output features of the checkpoint's linear layers that are
     fused along the output; one entry for a layer that is not fused.
+    num_experts: 1 for a linear layer; otherwise the weights of this many experts are stacked along
+    the output, and each expert has an equal part of `part_names`. Only for linear methods with the
+    capability "experts".
     """
 
     name: str
@@ -31,6 +36,7 @@ class LinearShape:
     bias: bool
     dtype: torch.dtype
     device: torch.device
+    num_experts: int = 1
 
     @property
     def out_features(self) -> int:
@@ -38,11 +44,46 @@ class LinearShape:
         return sum(self.part_sizes)
 
 
+EXPERTS = "experts"
+"""Capability id of linear methods that implement `AppliesExperts`; declared in `provides`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLayers:
+    """The stacked layers of experts, created by `LinearMethod.create` with `num_experts` above 1.
+
+    gate_up: maps D to gate and up features of each expert, down: back to D. limit, alpha: see
+    `ExpertWeights`. ops: computes with unpacked weights (`Ops.fused_experts`).
+    """
+
+    gate_up: nn.Module
+    down: nn.Module
+    ops: Ops
+    limit: float = 0.0
+    alpha: float = 1.702
+
+
+class AppliesExperts(Protocol):
+    """Capability "experts": the method computes all experts of a layer in one call.
+
+    For other methods, each expert is a linear layer of its own, which is slower.
+    """
+
+    def apply_experts(
+        self,
+        layers: ExpertLayers,
+        x_TD: torch.Tensor,
+        experts_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts; see `fused_experts`."""
+
+
 class LinearMethod(ABC):
     """Stores and applies the weights of linear layers. One instance serves a whole model."""
 
     CONTRACT: ClassVar[str] = "linear_method"
-    CONTRACT_VERSION: ClassVar[str] = "0.2"
+    CONTRACT_VERSION: ClassVar[str] = "0.3"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     dtypes: ClassVar[frozenset[str]] = frozenset()
@@ -52,6 +93,8 @@ class LinearMethod(ABC):
     the dtype."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
     """Names of the dtypes for which a row's result does not depend on other rows, bit for bit."""
+    provides: ClassVar[frozenset[str]] = frozenset()
+    """Capability ids."""
 
     def __init__(self) -> None:  # noqa: B027  # optional to override
         """Create the method.

@@ -136,6 +136,8 @@ class WeightMapping:
         the first head, then q, k and v of the second.
     rotary_pairs: (head size, rotary size) if the first features of each head are stored as pairs
         (0, 1), (2, 3), … that are rotated together; the model has them in halves. (0, 0) if not.
+    stacked: number of equal parts of the output features that are the checkpoint's first dimension:
+        the weights of that many experts in one tensor, [stacked, out, in]. 0 for a matrix.
     """
 
     source: str
@@ -143,6 +145,7 @@ class WeightMapping:
     transposed: bool = False
     groups: int = 1
     rotary_pairs: tuple[int, int] = (0, 0)
+    stacked: int = 0
 
 
 TOKEN_TYPE_BIT = 30

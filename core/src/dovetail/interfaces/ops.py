@@ -5,7 +5,7 @@ others. New operations have a torch implementation, so existing providers stay v
 An operation returns new tensors or reuses the memory of its inputs, as its docstring says. It
 keeps no reference to them.
 Dimensions: T tokens, D features of the last dimension, H heads, S head size; of logits: R rows,
-V vocabulary.
+V vocabulary; of experts: E experts, K experts of a token, G gate and up features, I = G / 2.
 """
 
 from __future__ import annotations
@@ -81,6 +81,57 @@ class StepColumns:
     longest: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRouting:
+    """How a token's experts are selected from the logits of the router.
+
+    top_k: number of experts of a token. scores: "softmax" or "sigmoid" of the logits. renormalize:
+    whether the weights of a token's experts are divided by their sum. With softmax, that equals the
+    softmax of the selected logits. scale: factor on the weights. num_groups, top_groups: experts
+    are selected from the `top_groups` best of `num_groups` equal groups; 1 and 1 for no groups. A
+    group counts as much as its best expert, or with a correction as the sum of its two best
+    experts.
+    Sources: Shazeer et al. 2017, arXiv:1701.06538; DeepSeek-AI 2024, arXiv:2412.19437.
+    """
+
+    top_k: int
+    scores: str = "softmax"
+    renormalize: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterWeights:
+    """The weights of a router.
+
+    weight_ED, bias_E: of the logits. correction_E: float32; added to the scores for the selection
+    only, not to the weights of the selected experts.
+    """
+
+    weight_ED: torch.Tensor
+    bias_E: torch.Tensor | None = None
+    correction_E: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWeights:
+    """The unpacked weights of a layer's experts: down(activation(gate(x), up(x))).
+
+    gate_up_EGD: the rows of the gate projection, then those of the up projection. Biases may be
+    None. limit: 0 for silu(gate) · up. Otherwise the activation of gpt-oss: gate is at most
+    `limit`, up is within ±limit, and the result is gate · sigmoid(alpha · gate) · (up + 1).
+    """
+
+    gate_up_EGD: torch.Tensor
+    down_EDI: torch.Tensor
+    gate_up_bias_EG: torch.Tensor | None = None
+    down_bias_ED: torch.Tensor | None = None
+    limit: float = 0.0
+    alpha: float = 1.702
+
+
 class Ops:
     """Norms, rotary embedding, activations, embedding look-up and sampling on one device type.
 
@@ -90,7 +141,7 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.4"
+    CONTRACT_VERSION: ClassVar[str] = "0.5"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
@@ -139,6 +190,32 @@ class Ops:
     @operation
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
         """Return silu(first half of the last dimension) · second half."""
+        raise NotImplementedError
+
+    @operation
+    def select_experts(
+        self, x_TD: torch.Tensor, router: RouterWeights, routing: ExpertRouting
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the experts of each token, int64 [T, K], best first, and their weights, float32.
+
+        Logits are computed in float32. Do not wait for the device.
+        """
+        raise NotImplementedError
+
+    @operation
+    def fused_experts(
+        self,
+        x_TD: torch.Tensor,
+        experts_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        layer: ExpertWeights,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts, [T, D].
+
+        experts_TK, weights_TK: as returned by `select_experts`. A token's experts are different. No
+        token is dropped, and a token's result does not depend on the experts of other tokens. Do
+        not wait for an asynchronous device.
+        """
         raise NotImplementedError
 
     @operation

@@ -1,7 +1,7 @@
 """The parts that dense decoders share. A family is a choice among them; see docs/plugins/model.md.
 
-shape.py: what config.json defines. norms.py, attention.py, mlp.py: the parts of a layer. blocks.py:
-where the norms of a layer are. causal_lm.py: the model.
+shape.py: what config.json defines. norms.py, attention.py, mlp.py, experts.py: the parts of a
+layer. blocks.py: where the norms of a layer are. causal_lm.py: the model.
 """
 
 from dovetail_models.decoder.blocks import (
@@ -14,6 +14,14 @@ from dovetail_models.decoder.blocks import (
     TwoNormParallelBlock,
 )
 from dovetail_models.decoder.causal_lm import Decoder, DecoderForCausalLM, PositionDecoder
+from dovetail_models.decoder.experts import (
+    ExpertOptions,
+    SparseMLP,
+    read_num_experts,
+    read_sparse_layers,
+    read_top_k,
+    sparse_mlp,
+)
 from dovetail_models.decoder.mlp import GatedMLP, PlainMLP
 from dovetail_models.decoder.norms import (
     layer_norm,
@@ -38,6 +46,7 @@ __all__ = [
     "Decoder",
     "DecoderForCausalLM",
     "DecoderShape",
+    "ExpertOptions",
     "GatedMLP",
     "ParallelBlock",
     "PlainMLP",
@@ -46,6 +55,7 @@ __all__ = [
     "PreNormBlock",
     "Rope",
     "SandwichBlock",
+    "SparseMLP",
     "TwoNormParallelBlock",
     "layer_norm",
     "norm_of_all_heads",
@@ -53,6 +63,10 @@ __all__ = [
     "offset_rms_norm",
     "read_decoder_shape",
     "read_heads",
+    "read_num_experts",
     "read_rope",
+    "read_sparse_layers",
+    "read_top_k",
     "rms_norm",
+    "sparse_mlp",
 ]

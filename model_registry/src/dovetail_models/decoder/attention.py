@@ -54,7 +54,7 @@ class SelfAttention(nn.Module):
             q_shard, k_shard, _ = self.qkv_proj.part_shards
             self.q_norm = options.qk_norm(context, q_shard, heads.head_size)
             self.k_norm = options.qk_norm(context, k_shard, heads.head_size)
-        self.clip = options.clip
+        self.clip, self.clips_normal = options.clip, options.clips_normal
         self.rotary = rotary
         attention_cls = BidirectionalAttention if options.bidirectional else Attention
         self.attn = attention_cls(
@@ -77,9 +77,12 @@ class SelfAttention(nn.Module):
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return q [T, H, S], k and v [T, K, S], before the rotary embedding."""
         qkv_TO = self.qkv_proj(x_TD)
-        if self.clip:
+        if self.clip and not self.clips_normal:
             qkv_TO = qkv_TO.clamp_(-self.clip, self.clip)
         q_THS, k_TKS, v_TKS = self.qkv_proj.split(qkv_TO)
         if self.q_norm is not None and self.k_norm is not None:
             q_THS, k_TKS = self.q_norm(q_THS), self.k_norm(k_TKS)
+        if self.clip and self.clips_normal:
+            heads = (q_THS, k_TKS, v_TKS)
+            q_THS, k_TKS, v_TKS = (each.clamp(-self.clip, self.clip) for each in heads)
         return q_THS, k_TKS, v_TKS

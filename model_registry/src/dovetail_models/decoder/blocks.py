@@ -33,7 +33,8 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = self_attn
         self.is_last = self_attn.attn.index == shape.num_layers - 1
-        self.mlp = (shape.mlp or GatedMLP)(context, f"{name}.mlp", shape)
+        make_mlp = shape.mlps[self_attn.attn.index] if shape.mlps else shape.mlp or GatedMLP
+        self.mlp = make_mlp(context, f"{name}.mlp", shape)
         self.branch_scale = shape.branch_scale
         for norm_name in self.norm_names:
             setattr(self, norm_name, shape.norm(context, shape.hidden_size))

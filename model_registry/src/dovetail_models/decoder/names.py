@@ -38,6 +38,17 @@ def fused_gate_up(source: str) -> WeightMapping:
     return WeightMapping(source=source, targets=targets)
 
 
+def stacked_experts(source: str, num_experts: int) -> Iterator[WeightMapping]:
+    """Yield the mappings of experts whose weights are stacked, as in transformers' modules.
+
+    source: the experts in the checkpoint.
+    """
+    experts = [f"{LAYER}.mlp.experts.{expert}" for expert in range(num_experts)]
+    for name, parts in {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.items():
+        targets = tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in parts)
+        yield WeightMapping(source=f"{source}.{name}", targets=targets, stacked=num_experts)
+
+
 def rotary_pairs(
     head_size: int, rotary_size: int, names: tuple[str, ...] = ("q_proj", "k_proj")
 ) -> Iterator[WeightMapping]:

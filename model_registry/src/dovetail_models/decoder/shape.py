@@ -37,6 +37,10 @@ GELU_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 """The names of the tanh approximation of GELU."""
 
 
+MakeMLP = Callable[[ModelContext, str, "DecoderShape"], nn.Module]
+"""Makes the MLP of a layer from its path in the model and the shape."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """Rotary positions: parameters as `read_rope_parameters` returns them, and the rotary size."""
@@ -50,8 +54,9 @@ class AttentionOptions:
     """What differs between the attention layers of families.
 
     scale: factor on the scores; 0 for head_size ** -0.5. soft_cap: c in c·tanh(score / c), 0 for
-    none. clip: the projected q, k and v are limited to ±clip; 0 for none. qk_norm: makes the norms
-    of queries and keys; None for none. alibi_slopes: one for each query head; () for none.
+    none. clip: the projected q, k and v are limited to ±clip; 0 for none. clips_normal: whether q
+    and k are limited after their norms. qk_norm: makes the norms of queries and keys; None for
+    none. alibi_slopes: one for each query head; () for none.
     bidirectional: whether tokens attend to later tokens.
     """
 
@@ -63,6 +68,7 @@ class AttentionOptions:
     qk_norm: MakeHeadNorm | None = None
     alibi_slopes: tuple[float, ...] = ()
     bidirectional: bool = False
+    clips_normal: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,8 @@ class DecoderShape:
     windows: the sliding window of each layer in tokens, including the current one; 0 for full
     attention. ropes: the rotary positions of each layer, None for none. norm: makes a norm of a
     number of features. activation: its name in `ACTIVATIONS`. block, mlp: classes of a layer's
-    parts; None for the defaults, `PreNormBlock` and `GatedMLP`.
+    parts; None for the defaults, `PreNormBlock` and `GatedMLP`. mlps: the makers of each layer's
+    MLP instead of `mlp`, if they differ; () if not. num_experts: of a layer; 0 for none.
     embedding_scale: factor on the embeddings. logit_scale: factor on the logits. logit_cap: c in
     c·tanh(logit / c), 0 for none. branch_scale: factor on the output of attention and of the MLP.
     """
@@ -90,7 +97,9 @@ class DecoderShape:
     mlp_bias: bool = False
     head_bias: bool = False
     block: type[Block] | None = None
-    mlp: Callable[[ModelContext, str, DecoderShape], nn.Module] | None = None
+    mlp: MakeMLP | None = None
+    mlps: tuple[MakeMLP, ...] = ()
+    num_experts: int = 0
     embedding_scale: float = 1.0
     branch_scale: float = 1.0
     logit_scale: float = 1.0

@@ -14,6 +14,13 @@ from dovetail_torch.layers.attention import (
     share_heads,
 )
 from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
+from dovetail_torch.layers.experts import (
+    ExpertShape,
+    FusedExperts,
+    Router,
+    SeparateExperts,
+    make_experts,
+)
 from dovetail_torch.layers.linear import (
     BlockWeight,
     ColumnParallelLinear,
@@ -38,6 +45,8 @@ __all__ = [
     "BlockWeight",
     "ColumnParallelLinear",
     "CompletedOps",
+    "ExpertShape",
+    "FusedExperts",
     "GatedActivation",
     "HeadShape",
     "LayerNorm",
@@ -49,7 +58,9 @@ __all__ = [
     "QKVParallelLinear",
     "RMSNorm",
     "RotaryEmbedding",
+    "Router",
     "RowParallelLinear",
+    "SeparateExperts",
     "SiluAndMul",
     "TorchLinearMethod",
     "TorchOps",
@@ -57,6 +68,7 @@ __all__ = [
     "attention_layers",
     "gated_activation",
     "linear_layers",
+    "make_experts",
     "pack_linears",
     "share_heads",
 ]

@@ -71,7 +71,7 @@ class ParallelLinear(nn.Module):
     name: the path of the layer in the model, "model.layers.0.mlp.down_proj".
     in_features: number of input features. parts: numbers of output features by the checkpoint's
         names for the last component of `name`, in order. Sizes are those before the division among
-        ranks.
+        ranks. num_experts: see `LinearShape`.
     shape, linear_method: read by the weight loader and by `pack_linears`; of this rank only.
     in_shard, part_shards: the rank's part of the input, and of each part's output. elsewhere: names
     of parameters that exist only on other ranks.
@@ -92,6 +92,7 @@ class ParallelLinear(nn.Module):
         parts: Mapping[str, int] | Mapping[str, Shard],
         *,
         bias: bool = False,
+        num_experts: int = 1,
     ) -> None:
         super().__init__()
         self.linear_method = context.linear_method
@@ -106,6 +107,7 @@ class ParallelLinear(nn.Module):
             bias=bias,
             dtype=context.dtype,
             device=context.device,
+            num_experts=num_experts,
         )
         self.settled: frozenset[str] = frozenset()
         self.borrows: frozenset[str] = frozenset()

@@ -11,7 +11,15 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from dovetail.interfaces.ops import Ops, StepColumns, overridden_operations
+from dovetail.interfaces.ops import (
+    ExpertRouting,
+    ExpertWeights,
+    Ops,
+    RouterWeights,
+    StepColumns,
+    overridden_operations,
+)
+from dovetail_torch.layers.expert_groups import apply_experts, select_experts
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.sampling.blocks import best_tokens
 from dovetail_torch.sampling.grammar import mask_tokens
@@ -81,6 +89,22 @@ class TorchOps(Ops):
         """Return silu(first half of the last dimension) · second half, a new tensor."""
         gate_TD, up_TD = x_T2D.chunk(2, dim=-1)
         return functional.silu(gate_TD).mul_(up_TD)
+
+    def select_experts(
+        self, x_TD: torch.Tensor, router: RouterWeights, routing: ExpertRouting
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the experts of each token, int64 [T, K], and their weights, float32 [T, K]."""
+        return select_experts(x_TD, router, routing)
+
+    def fused_experts(
+        self,
+        x_TD: torch.Tensor,
+        experts_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        layer: ExpertWeights,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts, a new tensor [T, D]."""
+        return apply_experts(x_TD, experts_TK, weights_TK, layer)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the rows of the table with these ids, a new tensor."""

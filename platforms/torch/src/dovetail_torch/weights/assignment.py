@@ -128,14 +128,19 @@ class MappedAssignment:
     def shape(self) -> tuple[int, ...]:
         """The required shape of the checkpoint's weight."""
         num_rows = sum(part.shape[0] for part in self.parts)
-        shape = (num_rows, *self.parts[0].shape[1:])
-        return shape[::-1] if self._is_stored_transposed(shape) else shape
+        matrix = (num_rows, *self.parts[0].shape[1:])
+        stacked = self.layout.stacked
+        shape = (stacked, num_rows // stacked, *matrix[1:]) if stacked else matrix
+        is_transposed = self._is_stored_transposed(shape)
+        return (*shape[:-2], shape[-1], shape[-2]) if is_transposed else shape
 
     def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
         """Copy `weight` to the targets of its parts; see `Assignment.fill`."""
-        rows = weight.T if self._is_stored_transposed(weight.shape) else weight
+        stacked = self.layout.stacked
+        rows = weight.mT if self._is_stored_transposed(weight.shape) else weight
         # A layer can borrow a weight only if its layout is that of the linear method.
-        lends = is_mapped and self.layout == PLAIN
+        lends = is_mapped and replace(self.layout, stacked=0) == PLAIN
+        rows = rows.flatten(0, 1) if stacked else rows
         return sum(
             part.fill(piece, is_mapped=lends)
             for part, piece in zip(self.parts, self.pieces(rows), strict=True)
@@ -151,16 +156,22 @@ class MappedAssignment:
             rows = split_rotary_pairs(rows, head_size, rotary_size, self.parts[0].feature_dim)
         if groups == 1:
             return rows.split([part.shape[0] for part in self.parts])
-        sizes = [part.shape[0] // groups for part in self.parts]
-        pieces = rows.unflatten(0, (groups, -1)).split(sizes, dim=1)
-        return [piece.flatten(0, 1) for piece in pieces]
+        # The groups of stacked experts alternate within each expert.
+        num_stacked = self.layout.stacked or 1
+        num_parts = len(self.parts) // num_stacked
+        sizes = [part.shape[0] // groups for part in self.parts[:num_parts]]
+        return [
+            piece.flatten(0, 1)
+            for expert_rows in rows.chunk(num_stacked)
+            for piece in expert_rows.unflatten(0, (groups, -1)).split(sizes, dim=1)
+        ]
 
     def check(self, shape: Collection[int], source: str) -> None:
         """Raise WeightError unless `shape` is the required shape; `source` names the file."""
         _check_shape(self, shape, source)
 
     def _is_stored_transposed(self, shape: Collection[int]) -> bool:
-        return self.layout.transposed and len(shape) == 2
+        return self.layout.transposed and len(shape) == (3 if self.layout.stacked else 2)
 
 
 def split_rotary_pairs(

@@ -32,14 +32,16 @@ class StoredLayout:
     transposed: bool = False
     groups: int = 1
     rotary_pairs: tuple[int, int] = (0, 0)
+    stacked: int = 0
 
     @classmethod
     def of(cls, mapping: WeightMapping, name: str) -> StoredLayout:
         """Return the layout of the weight `name`. Only matrices are stored transposed."""
         return cls(
-            transposed=mapping.transposed and name.endswith(".weight"),
+            transposed=mapping.transposed and (mapping.stacked > 0 or name.endswith(".weight")),
             groups=mapping.groups,
             rotary_pairs=mapping.rotary_pairs,
+            stacked=mapping.stacked,
         )
 
 
