@@ -1,5 +1,7 @@
 """The suites of ops, linear methods, models and weight loaders detect faulty plugins."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from conformance.subjects import check
@@ -9,6 +11,7 @@ from dovetail_devkit.fakes.linear_method import FakeLinearMethod
 from dovetail_devkit.fakes.model import FakeModel
 from dovetail_devkit.fakes.ops import FakeOps
 from dovetail_devkit.fakes.weight_loader import FakeWeightLoader
+from dovetail_torch.layers import TorchLinearMethod
 from dovetail_torch.weights import SafetensorsLoader
 
 
@@ -81,6 +84,65 @@ class ReturnsFloat32(FakeOps):
 
     def silu_and_mul(self, x_T2D):
         return super().silu_and_mul(x_T2D).float()
+
+
+class NeverRenormalizes(FakeOps):
+    """A router whose weights never have the sum 1."""
+
+    def select_experts(self, x_TD, router, routing):
+        return super().select_experts(x_TD, router, replace(routing, renormalize=False))
+
+
+class WeighsWithTheCorrection(FakeOps):
+    """A router that adds the correction to the weights too."""
+
+    def select_experts(self, x_TD, router, routing):
+        experts_TK, weights_TK = super().select_experts(x_TD, router, routing)
+        if router.correction_E is not None:
+            weights_TK = weights_TK + router.correction_E[experts_TK]
+        return experts_TK, weights_TK
+
+
+class IgnoresGroups(FakeOps):
+    """A router that selects experts of all groups."""
+
+    def select_experts(self, x_TD, router, routing):
+        whole = replace(routing, num_groups=1, top_groups=1)
+        return super().select_experts(x_TD, router, whole)
+
+
+class DropsTokens(FakeOps):
+    """Experts with a capacity: the first expert drops its last tokens."""
+
+    def fused_experts(self, x_TD, experts_TK, weights_TK, layer):
+        is_first = experts_TK == 0
+        kept = is_first.flatten().cumsum(0).view(is_first.shape) <= max(4, len(x_TD) // 2)
+        weights_TK = weights_TK * (kept | ~is_first)
+        return super().fused_experts(x_TD, experts_TK, weights_TK, layer)
+
+
+class MixesTokens(FakeOps):
+    """Experts whose result has a part of all other tokens."""
+
+    def fused_experts(self, x_TD, experts_TK, weights_TK, layer):
+        y_TD = super().fused_experts(x_TD, experts_TK, weights_TK, layer)
+        return y_TD + 0 * y_TD.sum(0)
+
+
+class NoBiasesOfExperts(FakeOps):
+    """Experts without their biases."""
+
+    def fused_experts(self, x_TD, experts_TK, weights_TK, layer):
+        layer = replace(layer, gate_up_bias_EG=None, down_bias_ED=None)
+        return super().fused_experts(x_TD, experts_TK, weights_TK, layer)
+
+
+class NextExpert(TorchLinearMethod):
+    """A linear method that computes the next expert."""
+
+    def apply_experts(self, layers, x_TD, experts_TK, weights_TK):
+        experts_TK = (experts_TK + 1) % layers.gate_up.shape.num_experts
+        return super().apply_experts(layers, x_TD, experts_TK, weights_TK)
 
 
 class NoBias(FakeLinearMethod):
@@ -256,6 +318,12 @@ MUTANTS = {
         IgnoresPositionsInRope,
         SwapsGateAndUp,
         ReturnsFloat32,
+        NeverRenormalizes,
+        WeighsWithTheCorrection,
+        IgnoresGroups,
+        DropsTokens,
+        MixesTokens,
+        NoBiasesOfExperts,
     ],
     "linear_method": [
         NoBias,
@@ -265,6 +333,7 @@ MUTANTS = {
         SumsInBfloat,
         ScalesItsInput,
         ReturnsAView,
+        NextExpert,
     ],
     "model": [
         LooksAhead,

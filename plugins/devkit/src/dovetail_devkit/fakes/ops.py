@@ -11,8 +11,16 @@ from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
+from dovetail.interfaces.ops import (
+    DrawColumns,
+    ExpertRouting,
+    ExpertWeights,
+    Ops,
+    RouterWeights,
+    StepColumns,
+)
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
+from dovetail_devkit.ops.experts import expert_sums, select
 
 if TYPE_CHECKING:
     import torch
@@ -49,6 +57,32 @@ class FakeOps(Ops):
         """Return silu(first half of the last dimension) · second half."""
         gate_TD, up_TD = x_T2D.double().chunk(2, dim=-1)
         return (gate_TD * gate_TD.sigmoid() * up_TD).to(x_T2D.dtype)
+
+    def select_experts(
+        self, x_TD: torch.Tensor, router: RouterWeights, routing: ExpertRouting
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the experts of each token and their weights, one token at a time."""
+        logits_TE = x_TD.double() @ router.weight_ED.double().T
+        if router.bias_E is not None:
+            logits_TE = logits_TE + router.bias_E.double()
+        chosen = [select(logits_E, router, routing) for logits_E in logits_TE.cpu()]
+        shape = (len(chosen), routing.top_k)
+        experts_TK = x_TD.new_empty(shape).long()
+        weights_TK = x_TD.new_empty(shape).float()
+        for token, (experts, weights_K) in enumerate(chosen):
+            experts_TK[token] = experts_TK.new_tensor(experts)
+            weights_TK[token] = weights_K
+        return experts_TK, weights_TK
+
+    def fused_experts(
+        self,
+        x_TD: torch.Tensor,
+        experts_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        layer: ExpertWeights,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts."""
+        return expert_sums(x_TD, experts_TK, weights_TK, layer).to(x_TD)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the row of the table for each id."""

@@ -9,41 +9,23 @@ Dimensions: T tokens, I input features, O output features of all parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.linear_method import LinearMethod, LinearShape
+from dovetail.interfaces.linear_method import EXPERTS, LinearMethod, LinearShape
 from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail_devkit.expectation import checking, expect
+from dovetail_devkit.linear_experts import Fill, check_experts, fill_plainly
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-
-Fill = Callable[["nn.Module", "torch.Tensor", "torch.Tensor | None"], None]
-"""A function that copies a weight [O, I] and a bias ([O] or None) to a layer's parameters."""
 
 _SHAPES = ((16, (8,)), (33, (7, 3, 3)), (64, (48, 48)), (128, (256,)), (1, (1,)))
 _NUM_TOKENS = (1, 2, 7, 40)
 SLACK = 4.0
 """Factor for the tolerances, because results are sums of up to 128 products."""
-
-
-def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-    """Copy to the parameters `weight` and `bias`, which most methods register."""
-    import torch
-
-    parameters = dict(layer.named_parameters(recurse=False))
-    want = {"weight"} if bias_O is None else {"weight", "bias"}
-    expect(
-        set(parameters) == want, f"create() registers {sorted(parameters)}; expected {sorted(want)}"
-    )
-    with torch.no_grad():
-        parameters["weight"].copy_(weight_OI)
-        if bias_O is not None:
-            parameters["bias"].copy_(bias_O)
 
 
 @checking("linear_method")
@@ -92,6 +74,9 @@ def linear_method_cases(
 
     for dtype in tuple(dtypes) or sorted(method_cls.dtypes or TOLERANCES):
         yield Case(name=f"layers in {dtype}", run=partial(check_layers, dtype))
+        if EXPERTS in method_cls.provides:
+            run = partial(check_experts, method_cls, device, dtype, fill)
+            yield Case(name=f"experts in {dtype}", run=run)
 
 
 class _Layer:

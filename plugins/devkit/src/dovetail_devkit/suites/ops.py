@@ -2,7 +2,7 @@
 
 Compares every operation that the class overrides with a float64 reference, for typical shapes: one
 token, many tokens, sizes that are not powers of two, leading dimensions, views into a fused
-projection. The cases of `draw_tokens` and `prepare_inputs` are in `dovetail_devkit.ops`. torch is
+projection. The cases of sampling, step inputs and experts are in `dovetail_devkit.ops`. torch is
 imported within functions.
 
 Dimensions: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half
@@ -20,6 +20,7 @@ from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.ops.draw import NUM_DRAWS, draw_cases
+from dovetail_devkit.ops.experts import expert_cases
 from dovetail_devkit.ops.inputs import input_cases
 from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
 
@@ -75,6 +76,7 @@ def ops_cases(
             yield Case(name=f"{name} in {dtype}", run=partial(check_shapes, check, shapes, dtype))
     yield from draw_cases(ops_cls, device, dtypes=dtypes, num_draws=num_draws)
     yield from input_cases(ops_cls, device)
+    yield from expert_cases(ops_cls, device, dtypes=dtypes)
 
 
 class _Maker:
