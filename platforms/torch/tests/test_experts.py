@@ -147,9 +147,7 @@ def test_stacked_weights_of_another_number_of_experts_are_rejected(tmp_path, wei
         },
         tmp_path / "model.safetensors",
     )
-    with pytest.raises(
-        WeightError, match=r"gate_up_proj has the shape \[4, 12, 12\].*\[5, 12, 12\]"
-    ):
+    with pytest.raises(WeightError, match=r"gate_up_proj .*\[4, 12, 12\].*\[5, 12, 12\]"):
         load(Layer(), tmp_path)
 
 

@@ -122,7 +122,8 @@ def select(
     groups = [range(first, first + size) for first in range(0, len(ranks), size)]
 
     def worth(group: range) -> float:
-        return sum(sorted((ranks[e] for e in group), reverse=True)[: 2 if corrected else 1])
+        best_first = sorted((float(ranks[e]) for e in group), reverse=True)
+        return sum(best_first[: 2 if corrected else 1])
 
     kept = sorted(groups, key=worth, reverse=True)[: routing.top_groups]
     allowed = [expert for group in kept for expert in group]
