@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 from dovetail.interfaces.model import WeightMapping
 from dovetail.interfaces.ops import ExpertRouting
@@ -29,6 +29,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
     """Mistral with experts in each layer; the weights of a token's experts have the sum 1."""
 
     architectures: ClassVar[tuple[str, ...]] = ("MixtralForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {"num_local_experts": 4}
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from dovetail.interfaces.model import WeightMapping
 from dovetail.interfaces.ops import ExpertRouting
@@ -27,6 +27,7 @@ class OlmoeForCausalLM(DecoderForCausalLM):
     """Llama with experts, and norms over all heads of queries and keys."""
 
     architectures: ClassVar[tuple[str, ...]] = ("OlmoeForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {"num_experts": 6, "num_experts_per_tok": 3}
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:

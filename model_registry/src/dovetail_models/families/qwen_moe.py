@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from dovetail.interfaces.model import WeightMapping
@@ -33,6 +33,14 @@ from dovetail_models.decoder.names import stacked_experts
 from dovetail_models.sliding_windows import DEFAULT_MAX_WINDOW_LAYERS, read_qwen_windows
 
 
+EXAMPLE_CONFIG: Mapping[str, int] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+}
+"""The fields of a small example configuration."""
+
+
 class _QwenMoe(DecoderForCausalLM):
     """Qwen with experts in some layers, and dense MLPs in the others."""
 
@@ -45,6 +53,10 @@ class Qwen2MoeForCausalLM(_QwenMoe):
     """Qwen 2 with experts, and a shared expert with a gate."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen2MoeForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {
+        **EXAMPLE_CONFIG,
+        "shared_expert_intermediate_size": 40,
+    }
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
@@ -62,6 +74,7 @@ class Qwen3MoeForCausalLM(_QwenMoe):
     """Qwen 3 with experts."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen3MoeForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = EXAMPLE_CONFIG
 
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
