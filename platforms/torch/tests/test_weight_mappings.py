@@ -174,3 +174,20 @@ def test_weight_names_map_in_both_directions_and_the_first_matching_mapping_appl
     assert names.to_checkpoint("h.3.k_proj.bias") == "h.3.c_attn.bias"
     assert names.to_checkpoint("h.3.up.weight") == "h.3.fc.weight"
     assert names.to_checkpoint("other") == "other"
+
+
+def test_the_source_of_a_target_is_found_among_thousands_with_the_same_form():
+    targets = tuple(f"layers.{{}}.experts.{expert}.up.weight" for expert in range(5000))
+    names = WeightNames(
+        [
+            WeightMapping(source="stacked.{}", targets=targets, stacked=5000),
+            WeightMapping(source="block{}.norm", targets=("layers.{}.norm",)),
+            WeightMapping(source="h{}.out", targets=("h_{}.out",)),
+            WeightMapping(source="later.{}", targets=("layers.{}.norm",)),
+        ]
+    )
+    assert names.to_checkpoint("layers.7.experts.4321.up.weight") == "stacked.7"
+    assert names.to_checkpoint("layers.7.experts.5001.up.weight").startswith("layers.7")
+    assert names.to_checkpoint("layers.7.norm.bias") == "block7.norm.bias"
+    assert names.to_checkpoint("h_3.out.weight") == "h3.out.weight"
+    assert names.to_checkpoint("h3.out.weight") == "h3.out.weight"

@@ -7,7 +7,7 @@ or files.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dovetail.errors import ModelError
@@ -18,11 +18,10 @@ _ANY = "{}"
 
 @dataclass(frozen=True, kw_only=True)
 class _Rule:
-    """A compiled mapping. source, targets: patterns of a name, or of its start up to a dot."""
+    """A compiled mapping. source: pattern of a name, or of its start up to a dot."""
 
     mapping: WeightMapping
     source: re.Pattern[str]
-    targets: tuple[re.Pattern[str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +54,7 @@ class WeightNames:
     def __init__(self, mappings: Sequence[WeightMapping] = (), *, owner: str = "the model") -> None:
         """Compile `mappings`. Raise ModelError, naming `owner`, for an invalid one."""
         self._rules = tuple(_compile(mapping, owner) for mapping in mappings)
+        self._targets = _TargetIndex(mappings)
 
     @classmethod
     def of(cls, model: object) -> WeightNames:
@@ -76,12 +76,45 @@ class WeightNames:
 
     def to_checkpoint(self, name: str) -> str:
         """Return the name in the checkpoint of a weight of the model."""
-        for rule in self._rules:
-            for target in rule.targets:
-                if match := target.fullmatch(name):
-                    *numbers, rest = match.groups()
-                    return rule.mapping.source.format(*numbers) + rest
+        for mapping, target in self._targets.find(name):
+            if match := _pattern(target).fullmatch(name):
+                *numbers, rest = match.groups()
+                return mapping.source.format(*numbers) + rest
         return name
+
+
+class _TargetIndex:
+    """Finds the targets that may match a name: a layer with experts has thousands of targets.
+
+    The key of a target: the number of its parts between dots, the places of parts with `{}`, and
+    the other parts.
+    """
+
+    def __init__(self, mappings: Sequence[WeightMapping]) -> None:
+        self._forms: set[_Form] = set()
+        self._found: dict[tuple[_Form, tuple[str, ...]], list[_Target]] = {}
+        pairs = ((mapping, target) for mapping in mappings for target in mapping.targets)
+        for order, (owner, target) in enumerate(pairs):
+            parts = target.split(".")
+            form = (len(parts), tuple(i for i, part in enumerate(parts) if _ANY in part))
+            self._forms.add(form)
+            self._found.setdefault(_key(form, parts), []).append((order, owner, target))
+
+    def find(self, name: str) -> Iterator[tuple[WeightMapping, str]]:
+        """Yield the mappings and targets that may match, in the order of the mappings."""
+        parts = name.split(".")
+        found = [item for form in self._forms for item in self._found.get(_key(form, parts), ())]
+        for _, mapping, target in sorted(found, key=lambda item: item[0]):
+            yield mapping, target
+
+
+_Form = tuple[int, tuple[int, ...]]
+_Target = tuple[int, WeightMapping, str]
+
+
+def _key(form: _Form, parts: Sequence[str]) -> tuple[_Form, tuple[str, ...]]:
+    length, wild = form
+    return form, tuple(part for i, part in enumerate(parts[:length]) if i not in wild)
 
 
 def _compile(mapping: WeightMapping, owner: str) -> _Rule:
@@ -96,11 +129,7 @@ def _compile(mapping: WeightMapping, owner: str) -> _Rule:
                 f"weight_mappings of {owner}: {target!r} and the source {mapping.source!r} must "
                 f"contain the same number of {_ANY}."
             )
-    return _Rule(
-        mapping=mapping,
-        source=_pattern(mapping.source),
-        targets=tuple(map(_pattern, mapping.targets)),
-    )
+    return _Rule(mapping=mapping, source=_pattern(mapping.source))
 
 
 def _pattern(name: str) -> re.Pattern[str]:
