@@ -32,7 +32,6 @@ from dovetail_models.decoder import (
 from dovetail_models.decoder.names import stacked_experts
 from dovetail_models.sliding_windows import DEFAULT_MAX_WINDOW_LAYERS, read_qwen_windows
 
-
 EXAMPLE_CONFIG: Mapping[str, int] = {
     "num_experts": 6,
     "num_experts_per_tok": 3,
