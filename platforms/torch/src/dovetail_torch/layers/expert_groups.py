@@ -4,7 +4,8 @@ On the CPU the tokens are sorted by expert, and each expert computes only its ow
 and while torch traces the model, the number of tokens of an expert is not known without waiting for
 the device, so that every expert computes all tokens.
 In both cases no token is dropped, and a token's outputs are added in a fixed order, so that a token
-depends on no other token. (The bits of torch's matrix products may depend on the number of rows.)
+does not depend on other tokens. (The bits of torch's matrix products may depend on the number of
+rows.)
 Dimensions: T tokens, D hidden size, E experts, K experts of a token, G gate and up features,
 I intermediate features, N tokens of an expert.
 """
@@ -18,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from dovetail.interfaces.ops import ExpertRouting, ExpertWeights, RouterWeights
+from dovetail_torch.lazy_memory import is_host_memory
 
 
 class TokenGroups(ABC):
@@ -99,7 +101,7 @@ def group_tokens(
     x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor, num_experts: int
 ) -> TokenGroups:
     """Return the tokens of each expert."""
-    is_sorted = x_TD.device.type == "cpu" and not torch.compiler.is_compiling()
+    is_sorted = not torch.compiler.is_compiling() and is_host_memory(x_TD.device)
     kind = _SortedGroups if is_sorted else _AllTokens
     return kind(x_TD, experts_TK, weights_TK, num_experts)
 
