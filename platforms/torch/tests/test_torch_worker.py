@@ -88,7 +88,7 @@ class Somewhere(Platform):
 class Tiny(nn.Module):
     """A model of an embedding, one attention layer and a fused head. Stores its inputs."""
 
-    CONTRACT, CONTRACT_VERSION = "model", "0.7"
+    CONTRACT, CONTRACT_VERSION = "model", "0.8"
     architectures = ("Tiny",)
     soft_cap, sliding_window = 0.0, 0
 

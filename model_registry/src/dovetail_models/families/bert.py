@@ -76,7 +76,7 @@ class BertModel(nn.Module):
     """A bidirectional encoder with learned positions and token types; norms follow each branch."""
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
     provides: ClassVar[frozenset[str]] = frozenset({"pooling", "token_types", "whole_prompts"})
     lacks: ClassVar[frozenset[str]] = frozenset({"final_norm"})
     architectures: ClassVar[tuple[str, ...]] = ("BertModel",)
