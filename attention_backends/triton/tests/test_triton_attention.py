@@ -225,13 +225,13 @@ def test_unknown_options_are_rejected():
 @pytest.mark.parametrize(
     ("lengths", "max_splits", "plan"),
     [
-        ([1], 64, (1, 128)),
-        ([4096], 64, (32, 128)),  # one row: the maximum number of programs
-        ([4096], 8, (8, 128)),
+        ([1], 64, (1, 64)),
+        ([4096], 64, (64, 64)),  # one row: the maximum number of programs
+        ([4096], 8, (8, 64)),
         ([4096] * 40, 64, (3, 1664)),  # 960 programs, more than the 792 that keep the device busy
         ([4096] * 256, 64, (1, 10624)),  # there are enough programs without splits
         ([32768] + [500] * 255, 64, (20, 1664)),  # only the long row is split
-        ([], 64, (1, 128)),
+        ([], 64, (1, 64)),
     ],
 )
 def test_splits_distribute_the_work_evenly(lengths, max_splits, plan):

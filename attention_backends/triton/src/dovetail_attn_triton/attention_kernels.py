@@ -7,9 +7,10 @@ that its tokens see. If there are few tiles, each is cut along its positions int
 Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; splits: Dao et al. 2023,
 Flash-Decoding).
 
-Factors are first converted to COMPUTE: the model's dtype on a GPU, for its matrix units, and
-float32 in the interpreter, which has no bfloat16 arithmetic. A program reads only memory of its
-row.
+Factors are first converted to COMPUTE. On a GPU, COMPUTE is a dtype of its matrix units: the
+model's, or float16 for fp8 caches, because fp8 is converted to it in one instruction. Queries and
+scales of values that exceed the range of float16 are limited to it. In the interpreter, which has
+no bfloat16 arithmetic, COMPUTE is float32. A program reads only memory of its row.
 The cache layout is that of cache_kernel.py. Does not depend on torch; layer.py launches the
 kernels.
 
@@ -26,6 +27,7 @@ from dovetail_attn_triton.cache_kernel import FP8_MAX
 from dovetail_attn_triton.work_kernels import item_of, reach_of, span_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+FP16_MAX = tl.constexpr(65504.0)
 
 # Arguments that change from step to step must not cause a compilation: small integers, and index
 # tensors of any alignment.
@@ -117,7 +119,8 @@ def _advance(
         p_MP = tl.exp2(scores_MP - base_M[:, None])
         sum_M = sum_M * fade_M + tl.sum(p_MP, 1)
         if scales_ptr is not None:
-            p_MP *= (v_scale_P * FP8_MAX)[None]  # keeps the product in the range of float16
+            # Keeps the product in the range of float16.
+            p_MP *= tl.minimum(v_scale_P * FP8_MAX, FP16_MAX)[None]
         acc_MD = acc_MD * fade_M[:, None]
         acc_MD = tl.dot(p_MP.to(COMPUTE), v_PD.to(COMPUTE), acc_MD, input_precision="ieee")
         max_M = new_max_M
@@ -192,7 +195,11 @@ def attend(
     mask_MD = is_row_M[:, None] & (d_D < HEAD_SIZE)[None]
     places_M = (start + tokens_M).to(tl.int64)
     q_ptrs_M = q_ptr + places_M * q_token_stride + heads_M * q_head_stride
-    q_MD = tl.load(q_ptrs_M[:, None] + d_D[None], mask=mask_MD, other=0.0).to(COMPUTE)
+    q_MD = tl.load(q_ptrs_M[:, None] + d_D[None], mask=mask_MD, other=0.0)
+    if cache_ptr.dtype.element_ty.is_fp8():  # NaN stays NaN
+        q_MD = q_MD.to(tl.float32)
+        q_MD = tl.where(q_MD > FP16_MAX, FP16_MAX, tl.where(q_MD < -FP16_MAX, -FP16_MAX, q_MD))
+    q_MD = q_MD.to(COMPUTE)
 
     acc_MD = tl.zeros((ROWS, PADDED_SIZE), dtype=tl.float32)
     max_M = tl.full((ROWS,), float("-inf"), dtype=tl.float32)

@@ -99,7 +99,8 @@ def _attend(
 ) -> KernelCase:
     """Return a case of `attend`. given: names of the optional arguments that are not None."""
     heads = (_GROUP * _NUM_KV_HEADS, _NUM_KV_HEADS, head_size)
-    shape = attention_shape(heads, wide=dtype == "*fp32", memory=memory)
+    is_fp8 = cache in _FP8_DTYPES
+    shape = attention_shape(heads, wide=dtype == "*fp32", memory=memory, is_fp8=is_fp8)
     tile = shape.long if what.startswith("prefill") else shape.short
     types = {
         "q_ptr": dtype,
@@ -131,7 +132,7 @@ def _attend(
             "ROWS": tile.rows,
             "TILE": tile.positions,
             "WINDOW": 1024 if "cap" in given else 0,
-            "COMPUTE": _COMPUTE[dtype],
+            "COMPUTE": tl.float16 if is_fp8 and dtype == "*bf16" else _COMPUTE[dtype],
         },
         unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES, "table_ptr", "table_stride"}),
         num_warps=tile.num_warps,

@@ -27,11 +27,11 @@ from dovetail_attn_triton.attention_kernels import attend, combine
 from dovetail_attn_triton.cache_kernel import write_cache
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.metadata import Pass, TritonAttentionMetadata
-from dovetail_attn_triton.tiles import attention_shape, padded
+from dovetail_attn_triton.tiles import AttentionShape, attention_shape, padded
 from dovetail_ops_triton.availability import INTERPRETED
 
 COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-"""The dtype of a GPU's matrix products, by the dtype of the model."""
+"""The dtype of a GPU's matrix products, by the dtype of the model and of its cache."""
 
 LARGEST = {
     name: torch.finfo(dtype).max
@@ -48,9 +48,14 @@ COMBINE_CHUNK = 16
 COMBINE_WARPS = 4
 
 
-def compute_type(dtype: torch.dtype) -> tl.dtype:
-    """Return the dtype of the kernels' matrix products: float32 in the interpreter."""
-    return tl.float32 if INTERPRETED else COMPUTE[dtype]
+def compute_type(dtype: torch.dtype, *, is_fp8: bool = False) -> tl.dtype:
+    """Return the dtype of the kernels' matrix products: float32 in the interpreter.
+
+    is_fp8: whether the elements of the cache are fp8.
+    """
+    if INTERPRETED:
+        return tl.float32
+    return tl.float16 if is_fp8 and dtype == torch.bfloat16 else COMPUTE[dtype]
 
 
 class TritonAttentionLayer(AttentionLayer):
@@ -63,10 +68,8 @@ class TritonAttentionLayer(AttentionLayer):
         self._kv_cache: torch.Tensor | None = None
         self._scales: torch.Tensor | None = None
         self._layer_scales: torch.Tensor | None = None
-        heads = (context.num_heads, context.num_kv_heads, context.head_size)
-        # The interpreter also uses the tiles of a GPU's matrix units.
-        wide = context.dtype == torch.float32 and not INTERPRETED
-        self._shape = attention_shape(heads, wide=wide, memory=device.memory)
+        self._memory = device.memory
+        self._shape = self._make_shape(is_fp8=False)
         self._factor = context.scale * log2(e)
         self._cap: float | None = None
         if context.soft_cap:
@@ -79,7 +82,7 @@ class TritonAttentionLayer(AttentionLayer):
         }
         reach = sizes | {"GROUP": self._shape.group, "WINDOW": context.sliding_window}
         self._write_constants: dict[str, Any] = sizes | {"TILE": WRITE_TILE}
-        self._attend_constants: dict[str, Any] = reach | {"COMPUTE": compute_type(context.dtype)}
+        self._attend_constants: dict[str, Any] = dict(reach)
         self._combine_constants: dict[str, Any] = reach | {
             "MAX_SPLITS": padded(max(max_splits, COMBINE_CHUNK)),
             "CHUNK": COMBINE_CHUNK,
@@ -111,6 +114,13 @@ class TritonAttentionLayer(AttentionLayer):
         for item in metadata.passes(self._shape):
             self._attend(q_THD, out_THD, metadata, item)
 
+    def _make_shape(self, *, is_fp8: bool) -> AttentionShape:
+        context = self._context
+        heads = (context.num_heads, context.num_kv_heads, context.head_size)
+        # The interpreter also uses the tiles of a GPU's matrix units.
+        wide = context.dtype == torch.float32 and not INTERPRETED
+        return attention_shape(heads, wide=wide, memory=self._memory, is_fp8=is_fp8)
+
     def _bind(self, kv_cache: torch.Tensor, metadata: TritonAttentionMetadata) -> None:
         """Store the layer's cache, which is never replaced, and find its scales."""
         context, spec = self._context, metadata.spec
@@ -126,8 +136,11 @@ class TritonAttentionLayer(AttentionLayer):
         if spec.scale_bytes:
             num_elements = 2 * spec.num_kv_heads * spec.block_size * spec.head_size
             self._scales = kv_cache[:, num_elements:].view(torch.float32)
+        is_fp8 = spec.dtype in LARGEST
+        self._shape = self._make_shape(is_fp8=is_fp8)
+        self._attend_constants["COMPUTE"] = compute_type(context.dtype, is_fp8=is_fp8)
         self._write_constants["LARGEST"] = LARGEST.get(spec.dtype, 0.0)
-        if spec.dtype in LARGEST and not spec.scale_bytes:
+        if is_fp8 and not spec.scale_bytes:
             given = context.kv_scales
             self._layer_scales = torch.ones(2, device=context.device) if given is None else given
         self._strides = (

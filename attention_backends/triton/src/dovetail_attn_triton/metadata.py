@@ -29,8 +29,15 @@ from dovetail_attn_triton.work_kernels import list_work
 # processors busy until the end.
 PROGRAMS_PER_PROCESSOR = 6
 
+# Programs per processor if few rows are split into equal parts, all of which run at the same time:
+# more programs would wait for the first ones.
+PROGRAMS_OF_FEW_ROWS = 2
+
+# Largest number of programs per processor, without splits, that counts as few rows.
+FEW_PROGRAMS = 0.25
+
 # Splits with fewer positions are not worth combining.
-LEAST_SPAN = 128
+LEAST_SPAN = 64
 
 # Runs or tiles that a program of `list_work` processes together.
 CHUNK = 128
@@ -104,7 +111,7 @@ class TritonAttentionMetadata:
     def _make_for_graph(self, shape: AttentionShape) -> tuple[Pass, ...]:
         """Return a launch with enough splits for the longest rows. Short rows use few of them."""
         num_items = self.batch.num_requests
-        num_programs = PROGRAMS_PER_PROCESSOR * self.workspace.num_processors
+        num_programs = self._num_programs(num_items * shape.num_kv_heads)
         wanted = -(-num_programs // (num_items * shape.num_kv_heads))
         useful = -(-max(self._seen_lens()) // LEAST_SPAN)
         return (
@@ -117,6 +124,12 @@ class TritonAttentionMetadata:
                 least_span=LEAST_SPAN,
             ),
         )
+
+    def _num_programs(self, num_unsplit: int) -> int:
+        """Return the number of programs of a launch. num_unsplit: the number without splits."""
+        num_processors = self.workspace.num_processors
+        is_few = num_unsplit <= FEW_PROGRAMS * num_processors
+        return num_processors * (PROGRAMS_OF_FEW_ROWS if is_few else PROGRAMS_PER_PROCESSOR)
 
     def _max_splits(self, shape: AttentionShape, num_rows: int) -> int:
         """Return how many splits of `num_rows` tokens fit into the workspace."""
@@ -170,7 +183,7 @@ class TritonAttentionMetadata:
             lengths,
             num_heads=shape.num_kv_heads,
             tile=tile.positions,
-            num_programs=PROGRAMS_PER_PROCESSOR * self.workspace.num_processors,
+            num_programs=self._num_programs(num_items * shape.num_kv_heads),
             max_splits=self._max_splits(shape, num_items * item_tokens),
         )
         return Pass(

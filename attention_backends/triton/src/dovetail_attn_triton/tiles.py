@@ -72,7 +72,7 @@ _NARROW = {
         Tile(rows=128, positions=64, num_warps=8, num_stages=5),
     ),
     128: (
-        Tile(rows=16, positions=64, num_warps=4, num_stages=5),
+        Tile(rows=16, positions=32, num_warps=4, num_stages=6),
         Tile(rows=128, positions=64, num_warps=8, num_stages=5),
     ),
     256: (
@@ -85,6 +85,10 @@ _NARROW = {
 Five pipeline stages result in two buffers of keys and values: Triton loads the block table, which
 contains their addresses, as a separate stage before them.
 """
+
+_NARROW_FP8 = {128: Tile(rows=16, positions=64, num_warps=2, num_stages=5)}
+"""Tiles of short runs for fp8 caches, where they differ from those of two bytes. On an H200, fewer
+warps read 1.7 times as fast, because each converts more elements per instruction."""
 
 _WIDE = {
     64: (
@@ -107,21 +111,26 @@ _FEW_STAGES = 2
 
 
 def attention_shape(
-    heads: tuple[int, int, int], *, wide: bool, memory: SharedMemory
+    heads: tuple[int, int, int], *, wide: bool, memory: SharedMemory, is_fp8: bool = False
 ) -> AttentionShape:
     """Return the tiles of a layer.
 
     heads: numbers of query and key-value heads, and the head size, at most 256. wide: whether
     matrix products are float32. memory: the shared memory of a thread block of the device.
+    is_fp8: whether the elements of the cache have one byte.
     """
     num_heads, num_kv_heads, head_size = heads
     table = _WIDE if wide else _NARROW
-    tiles = table[max(64, padded(head_size))]
+    size = max(64, padded(head_size))
+    tiles = table[size]
     if memory is not SharedMemory.LARGE:
+        limit = max(16, table[size][1].positions // 2)
         tiles = tuple(
-            replace(tile, rows=min(tile.rows, 64), positions=max(16, tile.positions // 2))
+            replace(tile, rows=min(tile.rows, 64), positions=min(tile.positions, limit))
             for tile in tiles
         )
+    elif is_fp8 and not wide and size in _NARROW_FP8:
+        tiles = (_NARROW_FP8[size], tiles[1])
     if memory is SharedMemory.SMALL:
         tiles = tuple(replace(tile, num_stages=min(tile.num_stages, _FEW_STAGES)) for tile in tiles)
     least_rows = padded(num_heads // num_kv_heads)
