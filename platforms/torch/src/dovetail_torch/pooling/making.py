@@ -82,7 +82,7 @@ def make_head(
 
 def pooling_info(info: ModelInfo, head: PoolerHead | None, model: Any) -> ModelInfo:
     """Return `info` with the tasks and rules of a model that pools. head: None to generate."""
-    if not isinstance(head, PoolerHead):
+    if head is None:
         return info
     is_whole = WHOLE_PROMPTS in getattr(model, "provides", ())
     return replace(
