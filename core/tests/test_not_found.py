@@ -113,3 +113,14 @@ def test_suggestions_for_module_attributes_exclude_imported_names(site):
 def test_suggestions_for_long_names_are_computed_quickly():
     assert nearest("x" * 10_000_000, ["x" * 30]) == ""
     assert nearest("a_b", ["ba", "A-B"]) == " Did you mean 'A-B'?"
+
+
+def test_many_installed_models_give_a_message_of_bounded_length(plugin_site):
+    names = [f"Family{number}{task}" for number in range(300) for task in ("Model", "ForCausalLM")]
+    entries = {"model": {name: ".parts:LlamaForCausalLM" for name in names}}
+    plugin_site.add("acme", entries, parts=PARTS)
+    message = rejection(plugin_site, "model", "NewForCausalLM")
+    listed = message.split("Installed models: ")[1]
+    assert len(message) < 1000 and "Family0ForCausalLM, Family100ForCausalLM" in listed
+    named = listed.count("ForCausalLM")
+    assert f"and {len(names) - named} others (dovetail plugins list model)" in listed

@@ -65,7 +65,7 @@ class Recording(TorchWorker):
         """Load the model and wrap its methods."""
         super().load_model()
         model = self._model
-        forward, self._head = model.forward, model.compute_logits
+        forward, self._compute_logits = model.forward, model.compute_logits
 
         def listen_to_forward(
             input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
@@ -77,7 +77,7 @@ class Recording(TorchWorker):
             return hidden
 
         def listen_to_head(hidden_SD: torch.Tensor) -> torch.Tensor:
-            logits_SV = self._head(hidden_SD)
+            logits_SV = self._compute_logits(hidden_SD)
             if (
                 self._logits_SV is None
             ):  # logits for the sampler come first; the sampler may write to them
@@ -118,7 +118,7 @@ class Recording(TorchWorker):
 
     @torch.inference_mode()
     def _remember(self, plan: SchedulerOutput) -> None:
-        runs_NV = self._head(self._hidden_TD).split(list(plan.num_tokens))
+        runs_NV = self._compute_logits(self._hidden_TD).split(list(plan.num_tokens))
         num_sampled = 0
         for run, logits_NV in enumerate(runs_NV):
             if plan.samples[run]:

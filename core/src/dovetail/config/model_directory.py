@@ -22,6 +22,7 @@ from dovetail.interfaces.model_format import ModelDescription, ModelFormat
 from dovetail.model_files import file_exists, list_model_files, read_json_object
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import call_plugin, construct
+from dovetail.plugins.resolving.refusals import listed_models
 from dovetail.plugins.working_directory import check_working_directory
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import shorten
@@ -339,11 +340,10 @@ def _check_plain_names(file: Path, names: Sequence[str], plugins: PluginRegistry
     """
     for name in names:
         if _PLAIN_NAME.fullmatch(name) is None:
-            installed = [candidate.name for candidate in plugins.candidates("model")]
             raise ModelError(
                 f"{file} has architectures={_shown(names)}. A model "
                 "directory can only name an installed model, not a class, file or distribution.\n"
-                f"Installed: {', '.join(installed) or 'none'}.\n"
+                f"Installed: {listed_models(plugins.candidates('model')) or 'none'}.\n"
                 'To use a class, pass hf_overrides={"architectures": [...]}.'
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
 from dovetail.plugin_kinds import get_kind
@@ -12,6 +13,8 @@ from dovetail.plugins.metadata.first_party import normalize_distribution
 from dovetail.plugins.resolving.reference import FORMS, NamedReference
 
 _DIGITS = re.compile(r"\d+")
+_MAX_MODEL_NAMES = 480
+"""Maximum length of the list of models in a message."""
 
 
 def not_found(
@@ -38,11 +41,23 @@ def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFo
     """Return the error for an architecture without a model. Hint at a probable spelling mistake."""
     meant = [model.name for model in models if is_misspelled(name, model.name)]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
-    installed = f"Installed models: {listed(models)}." if models else "No model is installed."
+    installed = (
+        f"Installed models: {listed_models(models)}." if models else "No model is installed."
+    )
     return PluginNotFoundError(
         f"No installed plugin has a model of the architecture {name!r}.{hint}\n{installed}\n"
         "Install a plugin for this architecture, or write one: dovetail plugins new model NAME."
     )
+
+
+def listed_models(models: Iterable[Candidate]) -> str:
+    """Return a list of models of bounded length; models that generate text come first."""
+    ordered = sorted(models, key=lambda model: (not model.name.endswith("ForCausalLM"), model.name))
+    lengths = accumulate(len(model.name) + len(", ") for model in ordered)
+    num_named = sum(length <= _MAX_MODEL_NAMES for length in lengths)
+    num_others = len(ordered) - num_named
+    others = f" and {num_others} others (dovetail plugins list model)" if num_others else ""
+    return listed(ordered[:num_named]) + others
 
 
 def is_misspelled(name: str, known: str) -> bool:
