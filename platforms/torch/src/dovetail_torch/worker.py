@@ -173,9 +173,7 @@ class TorchWorker(WorkerBase):
         self._invariance.add_ranks(self._ranks)
         if self._context.rank == 0:
             self._invariance.report()
-        self._pooler_head = make_head(
-            self._model, self._context.config, self._limits, len(self._layers)
-        )
+        self._pooler = make_head(self._model, self._context.config, self._limits, len(self._layers))
         self._loaded = LoadedModel(
             model=self._model,
             num_layers=len(self._layers),
@@ -183,7 +181,7 @@ class TorchWorker(WorkerBase):
             limits=self._limits,
             tables=PositionTables(self._model),
             device_parts=self._device_parts(),
-            head=self._pooler_head,
+            head=self._pooler,
         )
         self._extensions = make_extensions(self._context, self._loaded)
 
@@ -232,7 +230,7 @@ class TorchWorker(WorkerBase):
         """Return the properties of the loaded model."""
         maximum = getattr(self._model, "max_positions", None) or 0
         info = ModelInfo(vocab_size=self._vocab_size(), max_model_len=maximum)
-        return pooling_info(info, self._pooler_head, self._model)
+        return pooling_info(info, self._pooler, self._model)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
         """Return the KV-cache spec of each attention layer."""
@@ -283,8 +281,8 @@ class TorchWorker(WorkerBase):
         if self._compilation is not None:
             loaded = replace(loaded, model=self._compilation.model)
         arguments = loaded, attention, self._extensions
-        if self._pooler_head is not None:
-            self._runner = PoolingRunner(loaded, attention, self._pooler_head)
+        if self._pooler is not None:
+            self._runner = PoolingRunner(loaded, attention, self._pooler)
         elif self._context.config.kv_connector is None:
             self._runner = ModelRunner(*arguments)
         else:
