@@ -64,7 +64,7 @@ def page_block(run: Run | None) -> str:
     for spec in SECTIONS:
         section = {} if run is None else run["sections"].get(spec.name, {})
         state = section.get("state", NEVER)
-        result = state if state == NEVER else f"{state}, {section['seconds']:.0f} s"
+        result = state if state == NEVER else _how_it_ran(section)
         lines.append(f"| **{spec.name}** | {spec.question} | | {result} |")
         lines += [f"| | {line} |" for line in _figure_cells(spec, section)]
         lines += [
@@ -72,6 +72,12 @@ def page_block(run: Run | None) -> str:
             for plugin, counts in section.get("plugins", {}).items()
         ]
     return "\n".join(lines)
+
+
+def _how_it_ran(section: Run) -> str:
+    """Return state and time of a section, and its commit if the rest of the run has another."""
+    commit = f", commit {section['commit']}" if "commit" in section else ""
+    return f"{section['state']}, {section['seconds']:.0f} s{commit}"
 
 
 def plugins_block(runs: Mapping[str, Run]) -> str:
@@ -92,10 +98,15 @@ def verified_text(runs: Mapping[str, Run], plugin: str) -> str:
 
 def _verified_on(run: Run, plugin: str) -> str:
     counts = run["sections"].get("conformance", {}).get("plugins", {}).get(plugin)
-    if counts is None or run["small"]:
+    if counts is None or run["small"] or _is_mostly_skipped(counts):
         return ""
     where = f"{run['device']['name']}, {run['date'][:10]}, commit {run['commit']}"
     return where if is_sound(counts) else f"fails on {where}"
+
+
+def _is_mostly_skipped(counts: Mapping[str, int]) -> bool:
+    """Return whether most cases could not run, for example because a package is missing."""
+    return counts.get("skipped", 0) > sum(counts.values()) / 2
 
 
 def is_sound(counts: Mapping[str, int]) -> bool:

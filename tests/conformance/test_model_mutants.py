@@ -196,7 +196,7 @@ class Encoder(FakeModel):
     pooling_type, num_labels = "mean", 0
 
     def compute_logits(self, hidden_SD):
-        raise AssertionError("a model that pools has no logits")
+        raise AssertionError("a pooling model has no logits")
 
 
 class Labels(Encoder):

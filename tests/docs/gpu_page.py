@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,27 @@ def keep_run(run: dict[str, Any]) -> None:
     runs = read_runs() | {device: run}
     text = json.dumps({"format": 1, "runs": runs}, indent=1, ensure_ascii=False)
     RESULTS.write_text(f"{text}\n", "utf-8")
+
+
+def merge_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one run that contains the sections of several runs on the same device.
+
+    The last run with a section determines its result. A section of another commit than the last
+    run names its commit. Raise ValueError for different devices or versions.
+    """
+    *earlier, last = parts
+    sections: dict[str, Any] = {}
+    for run in parts:
+        for key in ("device", "versions", "small"):
+            if run[key] != last[key]:
+                raise ValueError(f"the runs to merge have different values of {key}.")
+        other = {} if run["commit"] == last["commit"] else {"commit": run["commit"]}
+        sections |= {name: section | other for name, section in run["sections"].items()}
+    if not earlier:
+        return last
+    seconds = sum(section["seconds"] for section in sections.values())
+    command = f"{last['command'].split(maxsplit=2)[0]} bench/gpu/check.py, in several commands"
+    return last | {"sections": sections, "seconds": round(seconds, 1), "command": command}
 
 
 def blocks(runs: dict[str, Any]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from docs.gpu_page import (
     blocks,
     keep_run,
     manifests,
+    merge_runs,
     outdated,
     read_runs,
     with_verified,
@@ -134,6 +135,8 @@ def test_a_plugin_is_verified_on_devices_where_its_suite_passed():
     both = verified_text({"cuda": RUN, "xpu": other}, "attention:triton")
     assert both == f"{HERE}; A slate, 2026-11-30, commit 0123456789"
     assert verified_text({"cuda": {**RUN, "small": True}}, "attention:triton") == UNVERIFIED
+    absent = {"conformance": {"plugins": {"attention:triton": {"passed": 6, "skipped": 105}}}}
+    assert verified_text({"cuda": {**RUN, "sections": absent}}, "attention:triton") == UNVERIFIED
 
 
 def test_an_update_changes_only_the_field_verified_of_a_manifest():
@@ -177,6 +180,19 @@ def test_the_last_run_of_each_device_is_kept(tmp_path, monkeypatch):
     assert json.loads(copy.read_text("utf-8"))["runs"]["cuda"]["seconds"] == 470.0
     shown = blocks(read_runs())
     assert "A chip; 2026-11-30" in shown["runs"] and "### A chip" in shown["figures"]
+
+
+def test_runs_of_single_sections_are_merged():
+    sections = RUN["sections"]
+    earlier = RUN | {"commit": "9876543210", "sections": {"conformance": sections["conformance"]}}
+    later = RUN | {"sections": {"small_model": sections["small_model"]}}
+    merged = merge_runs([earlier, later])
+    assert merged["commit"] == RUN["commit"] and merged["seconds"] == 130.0
+    block = page_block(merged)
+    assert "failed, 90 s, commit 9876543210 |" in block and "ok, 40 s |" in block
+    assert merge_runs([RUN]) == RUN
+    with pytest.raises(ValueError, match="different values of device"):
+        merge_runs([RUN | {"device": {"type": "xpu"}}, RUN])
 
 
 def test_each_proof_names_existing_tests_sections_and_plugins():

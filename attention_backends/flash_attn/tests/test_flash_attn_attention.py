@@ -29,7 +29,7 @@ MIN_CASES = {"vllm": 400, "fa3": 170, "flash_attn": 65, "torch": 55}
 @pytest.mark.timeout(400)
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("provider", NAMES)
-def test_a_provider_passes_its_tests_over_reference_kernels(provider):
+def test_a_provider_passes_its_tests_with_reference_kernels(provider):
     """Runs the contract suite, the limits, and this commit's sample of the error matrix."""
     check_registered(provider, MIN_CASES[provider], 380)
 
@@ -37,7 +37,7 @@ def test_a_provider_passes_its_tests_over_reference_kernels(provider):
 @pytest.mark.soak
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize("provider", NAMES)
-def test_a_provider_passes_all_cases_over_reference_kernels(provider):
+def test_a_provider_passes_all_cases_with_reference_kernels(provider):
     check_registered(provider, 10 * MIN_CASES[provider], 3900, "-m", "")
 
 

@@ -30,7 +30,7 @@ needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason=NO
 
 @needs_flashinfer
 @pytest.mark.timeout(400)
-def test_flashinfer_passes_its_tests_over_reference_kernels(tmp_path):
+def test_flashinfer_passes_its_tests_with_reference_kernels(tmp_path):
     """Runs the contract suite, the signatures, and this commit's sample of the error matrix."""
     check_patched(tmp_path, LEAST_CASES)
 
@@ -38,7 +38,7 @@ def test_flashinfer_passes_its_tests_over_reference_kernels(tmp_path):
 @needs_flashinfer
 @pytest.mark.soak
 @pytest.mark.timeout(2000)
-def test_flashinfer_passes_all_cases_over_reference_kernels(tmp_path):
+def test_flashinfer_passes_all_cases_with_reference_kernels(tmp_path):
     check_patched(tmp_path, 10 * LEAST_CASES, "-m", "")
 
 

@@ -123,10 +123,10 @@ def test_a_run_that_fails_is_marked_and_the_sweep_goes_on(policy, message, tmp_p
 
 
 def test_a_run_that_hangs_is_ended_at_its_time_limit(tmp_path):
-    spec = spec_of(("fcfs", "hangs", "shortest"), seeds=2, loads=(0.5,), time_limit_s=3)
+    spec = spec_of(("fcfs", "hangs", "shortest"), seeds=2, loads=(0.5,), time_limit_s=6)
     results = run(spec, tmp_path)
     assert [one.key.policy for one in results.failures] == ["hangs"] * 2
-    assert "time limit of 3 s" in results.failures[0].error
+    assert "time limit of 6 s" in results.failures[0].error
     assert len(results.values(Cell(engine="sim", policy="shortest", load=0.5), "e2e_mean")) == 2
 
 

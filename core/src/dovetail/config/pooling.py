@@ -78,4 +78,4 @@ def _check_options(values: Mapping[str, Any], architecture: str) -> None:
         )
     for name in ("kv_connector", "logits_processors", "step_extensions", "num_lookahead_tokens"):
         if values[name]:
-            raise ConfigError(f"{name} has no effect on a model that pools; leave it out.")
+            raise ConfigError(f"{name} has no effect on a pooling model; leave it out.")

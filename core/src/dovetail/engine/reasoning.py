@@ -79,7 +79,7 @@ class ReasoningMatcher:
             self._count(-1)
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Set bit 1 for each allowed token."""
+        """Set the bit of each allowed token to 1."""
         if self._phase is Phase.ENDING:
             _allow(words, self._end_ids[self._num_forced])
             return

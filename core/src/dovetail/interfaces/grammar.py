@@ -52,7 +52,7 @@ class GrammarMatcher(Protocol):
         """Undo the last `num_tokens` accepted tokens, which were rejected drafts."""
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Set bit 1 for each allowed token.
+        """Set the bit of each allowed token to 1.
 
         words: ceil(vocab_size / 32) little-endian uint32 words as bytes (format "B"), all zero;
         bit t % 8 of byte t // 8 is token t. At least one token must be allowed. If the text may end

@@ -66,7 +66,7 @@ class AttentionWork(ctypes.Structure):
     """The struct `dk_attention_work`: how a call would be distributed over the team's threads.
 
     num_items: items that threads claim. num_waves: parts that run one after the other. cost: of all
-    items. longest_cost: the cost that a thread has to do at least, if all others are as fast.
+    items. longest_cost: the minimum cost of the busiest thread, if all threads are equally fast.
     """
 
     _fields_ = (

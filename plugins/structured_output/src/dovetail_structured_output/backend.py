@@ -61,7 +61,7 @@ class Matcher:
             raise ValueError(f"llguidance cannot undo {num_tokens} tokens")
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Set bit 1 for each allowed token."""
+        """Set the bit of each allowed token to 1."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(words))
         if not self.is_finished():
             self.inner.unsafe_compute_mask_ptr(address, words.nbytes)

@@ -72,7 +72,7 @@ class Matcher:
             self.inner.rollback(num_tokens - ends)
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Set bit 1 for each allowed token."""
+        """Set the bit of each allowed token to 1."""
         import numpy as np
 
         if not self._num_ends:

@@ -199,7 +199,7 @@ class _Parser:
             raise self._error(f"{self._peek()!r} has nothing to repeat")
         times = max(minimum, 1 if maximum is None else maximum)
         if times > 1 and atom.size * times > MAX_REPEATED:
-            raise self._error(f"the repetitions stand for more than {MAX_REPEATED} characters")
+            raise self._error(f"the repetitions expand to more than {MAX_REPEATED} characters")
         if not atom.text or maximum == 0:
             return Pattern("", 0, True)
         short = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}

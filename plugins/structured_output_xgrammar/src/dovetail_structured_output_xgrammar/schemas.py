@@ -285,7 +285,7 @@ class _Translation:
         self._pattern_size += size
         if self._pattern_size > MAX_PATTERN_SIZE:
             raise ValueError(
-                f"the patterns and lengths stand for more than {MAX_PATTERN_SIZE} characters"
+                f"the patterns and lengths expand to more than {MAX_PATTERN_SIZE} characters"
             )
 
 

@@ -74,7 +74,8 @@ class OnTimePolicy(Policy):
     ) -> list[RequestView]:
         """Return the prompts that can be on time, by deadline, then the others, by arrival.
 
-        Whenever the prompts by deadline do not fit, the one with the most work is late.
+        Prompts are added by deadline. If not all added prompts can meet their deadlines, the one
+        with the most work becomes late.
         """
         token_ns = self._estimate.token_ns + self._estimate.decode_ns / max(1, chunk)
         end_ns, on_time, late = float(view.now_ns), [], set()

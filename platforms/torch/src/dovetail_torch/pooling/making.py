@@ -81,7 +81,7 @@ def make_head(
 
 
 def pooling_info(info: ModelInfo, head: PoolerHead | None, model: Any) -> ModelInfo:
-    """Return `info` with the tasks and rules of a model that pools. head: None to generate."""
+    """Return `info` with the tasks and rules of a pooling model. head: None to generate."""
     if head is None:
         return info
     is_whole = WHOLE_PROMPTS in getattr(model, "provides", ())

@@ -1,4 +1,4 @@
-"""The model runner of a model that pools: it computes the pooled results of a plan.
+"""The model runner of a pooling model: it computes the pooled results of a plan.
 
 It gathers inputs like `ModelRunner`, but samples no tokens. Does not depend on the scheduler.
 """

@@ -116,7 +116,7 @@ def _finish(
 def _pooled_output(
     plan: SchedulerOutput, reports: StepReports, tensors: Sequence[torch.Tensor]
 ) -> ModelRunnerOutput:
-    """Return the result of a model that pools. tensors: the pooled results, on the host."""
+    """Return the result of a pooling model. tensors: the pooled results, on the host."""
     results = {
         run: pooled_result(tensor)
         for run, tensor in zip(reports.pooled or {}, tensors, strict=True)

@@ -83,11 +83,10 @@ def _judge(name: str, check: Callable[[], None]) -> None:
 def _check_claim(
     check: Check, backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Run `check` unless the backend rejects the cache of the case."""
-    if case.cache_dtype:
-        reasons = backend.refusals(case.requirements(device.type))
-        if reasons:
-            raise SkipCase("; ".join(reasons))
+    """Run `check` unless the backend rejects the case on this machine."""
+    reasons = backend.refusals(case.requirements(device.type))
+    if reasons:
+        raise SkipCase("; ".join(reasons))
     check(backend, case, device)
 
 

@@ -87,7 +87,7 @@ def sweep(
     """Run the candidates against the baseline of `spec`, at its first load.
 
     on_round: called before each round with the numbers of candidates and seeds. Raises UserError if
-    the metric is unknown or has no better direction.
+    the metric is unknown or neither low nor high values are better.
     """
     if metric not in METRICS or not METRICS[metric].better:
         known = ", ".join(name for name, one in METRICS.items() if one.better)

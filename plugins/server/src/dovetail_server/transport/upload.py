@@ -74,7 +74,10 @@ class Upload:
     def finish(self) -> None:
         """Check that the form is complete and has a file that is not empty."""
         if not self._is_complete:
-            raise APIError("The form has no end.", code="invalid_form")
+            raise APIError(
+                "The multipart/form-data body is incomplete: the closing boundary is missing.",
+                code="invalid_form",
+            )
         if not self._has_file:
             raise APIError(
                 "The field file is missing.", code="missing_required_parameter", param=FILE_FIELD
