@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from gpu.tables import headline, page_block, plugins_block, verified_text
 
 PAGE = ROOT / "docs" / "gpu.md"
 RESULTS = ROOT / "docs" / "gpu.json"
+MAX_COLUMNS = 120
 NOTHING = "The check was never run on a GPU."
 
 _TABLE = re.compile(r"^\[\[plugin\]\]\n(?:(?!\[\[plugin\]\]).*\n?)*", re.MULTILINE)
@@ -68,7 +70,12 @@ def merge_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def blocks(runs: dict[str, Any]) -> dict[str, str]:
     """Return the text of each recorded part of the page."""
-    lines = [f"- {headline(run)}: {run['seconds']:.0f} s" for run in runs.values()]
+    lines = [
+        textwrap.fill(
+            f"- {headline(run)}: {run['seconds']:.0f} s", MAX_COLUMNS, subsequent_indent="  "
+        )
+        for run in runs.values()
+    ]
     figures = [f"### {run['device']['name']}\n\n{page_block(run)}" for run in runs.values()]
     return {
         "runs": "\n".join(lines) or NOTHING,

@@ -113,6 +113,7 @@ def test_a_large_request_blocks_the_event_loop_only_for_milliseconds(front_end, 
         assert front_end.loop.run_until_complete(longest_turn(leave_early())) < MAX_CPU_S
 
 
+@pytest.mark.clock
 def test_many_small_requests_are_spread_over_event_loop_iterations(front_end):
     params = SamplingParams(max_tokens=1)
 
