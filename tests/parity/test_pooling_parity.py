@@ -27,6 +27,12 @@ SIZES = {
     "max_position_embeddings": 160,
     "pad_token_id": 1,
 }
+ENCODERS = ("BertModel", "RobertaModel", "XLMRobertaModel")
+CLASSIFIERS = (
+    "BertForSequenceClassification",
+    "RobertaForSequenceClassification",
+    "XLMRobertaForSequenceClassification",
+)
 PROMPT_LENS = (17, 1, 130, 17, 64, 3)
 TOLERANCE = 1e-5
 RAW = PoolingParams(task="embed", normalize=False)
@@ -82,7 +88,7 @@ def vectors(outputs: list[Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("pooling", POOLING)
-@pytest.mark.parametrize("name", ["BertModel", "RobertaModel", "XLMRobertaModel"])
+@pytest.mark.parametrize("name", ENCODERS)
 def test_embeddings_of_encoders_agree_with_transformers(tmp_path, name, pooling):
     oracle, prompts = make_oracle(name, tmp_path), make_prompts()
     expected = torch.stack([POOLING[pooling](states_of(oracle, prompt)) for prompt in prompts])
@@ -119,9 +125,7 @@ def test_embeddings_of_a_decoder_agree_whole_and_in_chunks(tmp_path, pooling, bu
     assert len(each[0].outputs.data) == len(prompts[2])
 
 
-@pytest.mark.parametrize(
-    "name", ["BertForSequenceClassification", "RobertaForSequenceClassification"]
-)
+@pytest.mark.parametrize("name", CLASSIFIERS)
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_classes_and_scores_agree_with_transformers(tmp_path, name, num_labels):
     oracle = make_oracle(name, tmp_path, num_labels=num_labels)

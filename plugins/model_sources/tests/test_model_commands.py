@@ -133,3 +133,23 @@ def test_on_a_terminal_each_line_of_progress_replaces_the_previous_line(monkeypa
     downloads.info("after the command")
     up = "\x1b[1A\x1b[K"
     assert sys.stderr.getvalue() == f"first\n{up}second [####    ] 4.5 of 9.0 \n"
+
+
+def test_architectures_are_listed_with_their_tasks_without_imports(capsys):
+    assert main(["models", "--architectures", "--json"]) == 0
+    rows = {row["architecture"]: row for row in json.loads(capsys.readouterr().out)}
+    if not rows:
+        pytest.skip("no plugin with models is installed")
+    assert rows["LlamaForCausalLM"]["tasks"] == ["generate", "embed"]
+    assert rows["BertModel"]["tasks"] == ["embed", "score"]
+    assert rows["BertForSequenceClassification"]["tasks"] == ["classify", "score"]
+    assert rows["LlamaForCausalLM"]["distribution"].startswith("dovetail-models ")
+    assert "TransformersForCausalLM" not in rows
+    assert main(["models", "--architectures"]) == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--verify"], ["--remove", "demo"]])
+def test_options_about_files_cannot_be_combined_with_architectures(option, capsys):
+    assert main(["models", "--architectures", *option]) == 2
+    assert "--architectures cannot be combined" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`dovetail models`: list, verify and remove the models on this machine."""
+"""`dovetail models`: list, verify and remove the models on this machine, or list architectures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_json, print_line, print_table
 from dovetail.config.model_sources import local_models, model_cache_dir
-from dovetail.errors import ModelError, nearest
+from dovetail.errors import ModelError, UserError, nearest
 from dovetail.plugins import PluginRegistry
 from dovetail.value_checks import shorten
 from dovetail_model_sources import hub_cache
+from dovetail_model_sources.architectures import print_architectures
 from dovetail_model_sources.store import Entry, Store, find_changes
 
 _VERIFY_HELP = "Compare the files of downloaded models with their recorded checksums."
 _JSON_HELP = "Print JSON instead of a table."
 _REMOVE_HELP = "Delete a downloaded model; NAME is its name in the list."
+_ARCHITECTURES_HELP = (
+    "List the model architectures that the installed plugins support, instead of models."
+)
 _MAX_FILES = 1000
 _NO_CHECKSUM = "no checksum"
 
@@ -41,8 +45,14 @@ def models(
     verify: Annotated[bool, Parameter(negative="", help=_VERIFY_HELP)] = False,
     json: Annotated[bool, Parameter(negative="", help=_JSON_HELP)] = False,
     remove: Annotated[str, Parameter(help=_REMOVE_HELP)] = "",
+    architectures: Annotated[bool, Parameter(negative="", help=_ARCHITECTURES_HELP)] = False,
 ) -> int:
     """List the models on this machine. The exit code is 1 if one is damaged."""
+    if architectures:
+        if verify or remove:
+            raise UserError("--architectures cannot be combined with --verify or --remove.")
+        print_architectures(as_json=json)
+        return 0
     store = Store(model_cache_dir())
     downloaded = {entry.path: entry for entry in store.entries()}
     listed = list(_listed(downloaded, verify=verify))

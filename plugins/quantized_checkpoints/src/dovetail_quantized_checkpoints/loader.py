@@ -21,6 +21,7 @@ from dovetail.config.quantized_checkpoints import capability_of
 from dovetail.errors import ModelError, WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
 from dovetail.model_files import read_json_object
+from dovetail_quantized_checkpoints.exclusions import Exclusions, check_modules
 from dovetail_quantized_checkpoints.formats.awq import AWQ
 from dovetail_quantized_checkpoints.formats.base import Format, ModuleTensors
 from dovetail_quantized_checkpoints.formats.compressed_tensors import CompressedTensors
@@ -122,6 +123,21 @@ class _Checkpoint:
         }
         self._plain = {name: entry for name, entry in entries.items() if name not in owned}
 
+    def check(self, model_dir: Path, exclusions: Exclusions) -> None:
+        """Raise WeightError if other modules are quantized than the configuration states."""
+        if not self.modules and self._form.quantizes_all:
+            raise WeightError(
+                f"{model_dir}: config.json states a quantization, but no weight is quantized: no "
+                f"name ends with {' or '.join(self._form.marks)}. Remove quantization_config from "
+                "config.json, or use another checkpoint"
+            )
+        quantized = {
+            module.prefix.removesuffix("."): next(iter(module.entries.values()))
+            for module in self.modules.values()
+        }
+        is_all = self._form.quantizes_all
+        check_modules(exclusions, quantized, self._plain.values(), are_all=is_all)
+
     def read(self, name: str) -> torch.Tensor:
         """Return a mapped tensor."""
         tensor: torch.Tensor = self._handles[self._entries[name].path].get_tensor(name)
@@ -178,28 +194,32 @@ class _Checkpoint:
 @contextmanager
 def _opened(model_dir: Path) -> Iterator[_Checkpoint]:
     """Yield the checkpoint. The files are closed at the end; mapped tensors stay valid."""
-    form = _read_format(model_dir)
+    form, exclusions = _read_format(model_dir)
     files = find_weight_files(model_dir)
     entries = read_headers(files)
     with ExitStack() as stack:
         handles = {path: stack.enter_context(open_weights(path)) for path in files}
-        yield _Checkpoint(form, entries, handles)
+        checkpoint = _Checkpoint(form, entries, handles)
+        checkpoint.check(model_dir, exclusions)
+        yield checkpoint
 
 
-def _read_format(model_dir: Path) -> Format:
-    """Return the format that the JSON files of a model directory state."""
+def _read_format(model_dir: Path) -> tuple[Format, Exclusions]:
+    """Return the format that the JSON files of a model directory state, and excluded modules."""
     try:
         config = read_json_object(model_dir / CONFIG_FILE)
         quantization = read_quantization(model_dir, config)
     except ModelError as error:
         raise WeightError(str(error)) from None
-    form = FORMATS.get(quantization.get("method", ""))
+    method = quantization.get("method", "")
+    form = FORMATS.get(method)
     if form is None:
         raise WeightError(
             f"{model_dir}: the checkpoint is not quantized with one of {', '.join(FORMATS)}; "
             "use load_format='safetensors'"
         )
-    return form(quantization["config"])
+    table = quantization["config"]
+    return form(table), Exclusions(method, table)
 
 
 def _quantized_modules(

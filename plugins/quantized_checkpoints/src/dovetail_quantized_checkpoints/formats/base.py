@@ -73,10 +73,12 @@ class ModuleTensors:
 class Format(ABC):
     """Reads the quantized weights of one method. Created from its table in config.json.
 
-    marks: endings of tensor names that occur in quantized modules only.
+    marks: endings of tensor names that occur in quantized modules only. quantizes_all: whether the
+    configuration quantizes every linear layer that it does not exclude by name.
     """
 
     marks: ClassVar[tuple[str, ...]]
+    quantizes_all: bool = True
     leaves: ClassVar[frozenset[str]]
     """The last parts of the names of all tensors that belong to a quantized weight."""
 

@@ -79,6 +79,9 @@ class CompressedTensors(Format):
                     f"quantization_config: {field} is {shorten(table[field])}; it is not supported"
                 )
         self._schemes = read_schemes(table)
+        self.quantizes_all = bool(self._schemes) and all(
+            group.get("targets") == ["Linear"] for group in table["config_groups"].values()
+        )
 
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         """Return (O, I)."""

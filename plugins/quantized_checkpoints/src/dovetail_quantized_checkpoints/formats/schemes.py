@@ -17,7 +17,7 @@ STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How the weights of some layers are quantized. Legend as in `stored_weight`.
+    """How the weights of some layers are quantized. Dimensions as in `stored_weight`.
 
     bits: of a code. block: rows and columns of one scale; 0 stands for all rows, or all columns.
     """

@@ -72,7 +72,7 @@ class _Open:
 
 
 class Asker:
-    """A process that sends and responses queries, as seen by the main process."""
+    """A process that sends queries and responds to those of others, as the main process sees it."""
 
     def send(self, message: Message) -> None:
         """Send it a message."""

@@ -1,0 +1,155 @@
+"""Compares the modules of a checkpoint with those that its quantization configuration excludes.
+
+Two contradictions are errors: a quantized module that the configuration excludes, and a module that
+is neither quantized nor excluded although other layers of the same name are quantized.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from dovetail.errors import WeightError
+from dovetail.value_checks import shorten
+from dovetail_torch.weights.checkpoint_files import WeightEntry
+
+MAX_ENTRIES = 100_000
+_FIELDS = {
+    "awq": ("modules_to_not_convert",),
+    "compressed-tensors": ("ignore",),
+    "fp8": ("modules_to_not_convert", "ignored_layers", "ignore"),
+    "gptq": ("dynamic",),
+}
+"""Keys of `quantization_config` that exclude modules, by method; the first one is the usual one."""
+_REGEX, _EXCLUDES = "re:", "-:"
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_SIMPLE = re.compile(r"(?:(?:\\[.dw]|\[[\w^-]+\]|[\w.-])[*+?]?|\(\?:|[()|^$])*")
+_MAX_PATTERN, _MAX_UNBOUNDED, _MAX_MATCHES = 300, 2, 20_000
+"""Patterns come from the checkpoint. Those that might need long, or more matches, match all."""
+
+
+class Exclusions:
+    """The modules that `quantization_config` excludes from quantization."""
+
+    def __init__(self, method: str, table: Mapping[str, Any]) -> None:
+        """Read the keys. Raise WeightError for values of a wrong type."""
+        self.field = next((name for name in _FIELDS[method] if table.get(name)), _FIELDS[method][0])
+        entries = _strings(self.field, table.get(self.field))
+        if method == "gptq":  # "-:" excludes modules; "+:" and no prefix change their settings
+            entries = [
+                f"{_REGEX}{entry.removeprefix(_EXCLUDES)}"
+                for entry in entries
+                if entry.startswith(_EXCLUDES)
+            ]
+        self._whole_names = method == "compressed-tensors"
+        self._parts = {entry for entry in entries if not entry.startswith(_REGEX)}
+        self._regexes = [
+            (entry, _compiled(entry.removeprefix(_REGEX)))
+            for entry in entries
+            if entry.startswith(_REGEX)
+        ]
+        self._num_matches = 0
+
+    def entry_for(self, module: str) -> str | None:
+        """Return the entry that certainly excludes a module, or None."""
+        for name in _spellings(module):
+            if self._whole_names and name in self._parts:
+                return name
+        if not self._whole_names:
+            for part in _part_sequences(module):
+                if part in self._parts:
+                    return part
+        return next((entry for entry, regex in self._regexes if self._matches(regex, module)), None)
+
+    def may_exclude(self, module: str) -> bool:
+        """Return whether an entry excludes a module, or has a pattern that is not evaluated."""
+        if any(part in self._parts for part in _part_sequences(module)):
+            return True
+        return any(
+            regex is None or self._matches(regex, module) or self._num_matches >= _MAX_MATCHES
+            for _, regex in self._regexes
+        )
+
+    def _matches(self, regex: re.Pattern[str] | None, module: str) -> bool:
+        if regex is None or self._num_matches >= _MAX_MATCHES:
+            return False
+        self._num_matches += 1
+        return any(regex.match(name) is not None for name in _spellings(module[-_MAX_PATTERN:]))
+
+
+def check_modules(
+    exclusions: Exclusions,
+    quantized: Mapping[str, WeightEntry],
+    plain: Iterable[WeightEntry],
+    *,
+    are_all: bool,
+) -> None:
+    """Raise WeightError if the checkpoint contradicts its configuration.
+
+    quantized: one tensor of each quantized module, by the module's name. plain: all other tensors.
+    are_all: whether the configuration quantizes every linear layer that it does not exclude.
+    """
+    for module, entry in quantized.items():
+        if (excluded := exclusions.entry_for(module)) is not None:
+            raise WeightError(
+                f"{entry.path}: weight {entry.name} is quantized, but quantization_config."
+                f"{exclusions.field} excludes the module with {shorten(excluded)}. Correct the "
+                "configuration, or use another checkpoint"
+            )
+    if not are_all:
+        return
+    known = {_NUMBER.sub("*", module): entry for module, entry in quantized.items()}
+    for entry in plain:
+        module, _, leaf = entry.name.rpartition(".")
+        other = known.get(_NUMBER.sub("*", module))
+        if leaf != "weight" or other is None or exclusions.may_exclude(module):
+            continue
+        raise WeightError(
+            f"{entry.path}: weight {entry.name} is not quantized, but {other.name} is, and "
+            f"quantization_config.{exclusions.field} does not exclude it: only a part of the "
+            "checkpoint is quantized"
+        )
+
+
+def _strings(field: str, value: Any) -> Collection[str]:
+    if value is None:
+        return ()
+    items = list(value) if isinstance(value, (list, tuple, Mapping)) else None
+    if items is None or len(items) > MAX_ENTRIES or not all(isinstance(x, str) for x in items):
+        raise WeightError(
+            f"quantization_config: {field} is {shorten(value)}; it must have up to {MAX_ENTRIES:,} "
+            "names of modules"
+        )
+    return items
+
+
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """Return a pattern that matches in a bounded time, or None for any other."""
+    num_unbounded = pattern.count("*") + pattern.count("+")
+    if len(pattern) > _MAX_PATTERN or num_unbounded > _MAX_UNBOUNDED:
+        return None
+    if not _SIMPLE.fullmatch(pattern):
+        return None
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return None
+
+
+def _spellings(module: str) -> Iterable[str]:
+    """Yield the name of a module, then without the prefixes that other wrappers lack."""
+    parts = module.split(".")
+    yield module
+    first = next((index for index, part in enumerate(parts) if part.isdecimal()), 0)
+    if first > 1:
+        tail = ".".join(parts[first - 1 :])
+        yield from (tail, f"model.{tail}")
+
+
+def _part_sequences(module: str) -> Iterable[str]:
+    """Yield all sequences of consecutive parts of a name, such as "mlp.gate" of "x.mlp.gate"."""
+    parts = module.split(".")[:64]
+    for start in range(len(parts)):
+        for end in range(start + 1, len(parts) + 1):
+            yield ".".join(parts[start:end])
