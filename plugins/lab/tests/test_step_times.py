@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from lab_builders import Recorded, random_workload, setup
+from lab_builders import TIMES, Recorded, random_workload, setup
 
 from dovetail.cli import main
 from dovetail.errors import UserError
@@ -14,6 +14,7 @@ from dovetail_lab.simulation.step_times import StepFeatures
 from dovetail_lab.step_times import references
 from dovetail_lab.step_times.calibrated import CalibratedStepTimes
 from dovetail_lab.step_times.calibration import MeasuredEngine, MeasuredModel, read_calibration
+from dovetail_lab.step_times.design import design
 from dovetail_lab.step_times.fitting import (
     TERMS,
     feature_values,
@@ -129,6 +130,103 @@ def test_the_table_of_residuals_corrects_sizes_that_the_terms_cannot_describe():
     assert errors[1] < errors[0] / 2
 
 
+def cache_effect(rows, context):
+    """Return the time of a decode step: cached tokens beyond 1500 take 20 times as long."""
+    tokens = rows * context
+    return 200_000 + 20_000 * rows + 40 * min(tokens, 1500) + 800 * max(0, tokens - 1500)
+
+
+def prefill_samples():
+    return [one for one in samples() if one.features.num_prefills]
+
+
+def decode_samples(all_rows, contexts, noise=0.0):
+    rng = random.Random(1)
+    return [
+        StepSample(
+            features=StepFeatures(0, 0, rows, rows * (context + step), 0, 0, 0),
+            duration_ns=round(cache_effect(rows, context + step) * rng.lognormvariate(0, noise)),
+            gap_ns=100_000,
+        )
+        for rows in all_rows
+        for context in contexts
+        for step in range(10)
+    ]
+
+
+def test_a_jump_of_the_time_per_cached_token_is_fitted_between_the_measured_contexts():
+    steps = decode_samples(range(1, 17), (24, 60, 96, 140, 190, 280, 370, 460), noise=0.05)
+    jump = calibration([*steps, *prefill_samples()])
+    linear = jump.model_copy(update={"decode_factors": ()})
+    held_out = decode_samples((3, 7, 10, 16), (40, 120, 230, 320, 430))
+    terms, tables = (model_quality(held_out, CalibratedStepTimes(one)) for one in (linear, jump))
+    assert terms.bias < -0.2 and terms.mape > 0.25
+    assert tables.mape < 0.06 and abs(tables.bias) < 0.03
+
+
+def test_rows_that_were_not_measured_are_between_their_neighbours():
+    contexts = (20, 60, 140, 300, 480)
+    steps = decode_samples((1, 2, 4, 8, 16), contexts)
+    model = CalibratedStepTimes(calibration([*steps, *prefill_samples()]))
+    held_out = decode_samples((3, 6, 12), contexts)
+    assert model_quality(held_out, model).mape < 0.15
+    # Outside the measured contexts, the outer factors continue.
+    (last,), (beyond,) = (model.decode_times_ns(16, 16 * one, 1) for one in (490, 980))
+    assert last < beyond < 2.5 * last
+
+
+def test_consecutive_decode_steps_have_the_times_of_single_steps():
+    steps = decode_samples(range(1, 17, 3), (20, 60, 140, 300), noise=0.3)
+    made = calibration([*steps, *prefill_samples()])
+    slow = {name: value * 10**5 for name, value in made.step_ps.items()}
+    for one in (made, made.model_copy(update={"step_ps": slow})):
+        model = CalibratedStepTimes(one)
+        for rows, first in ((1, 0), (5, 77), (16, 16 * 10), (31, 31 * 200)):
+            features = (StepFeatures(0, 0, rows, first + rows * n, 0, 0, 0) for n in range(400))
+            times = model.decode_times_ns(rows, first, 400)
+            assert times.tolist() == [model.time_ns(each) for each in features]
+
+
+# --- the grid -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "num_tokens"),
+    [
+        ({"max_num_seqs": 16}, 9600),
+        ({"max_num_seqs": 32}, 16384),
+        ({"max_num_seqs": 32}, 4096),
+        ({"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 48}, 96),
+        ({"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}, 16),
+        ({"max_num_seqs": 300, "max_num_batched_tokens": 300, "max_model_len": 4000}, 10**5),
+    ],
+)
+def test_the_requests_of_the_grid_fit_the_model_and_the_cache(limits, num_tokens):
+    limits = setup(**{"max_model_len": 512} | limits).limits
+    for one in design(limits, num_tokens, 0):
+        for each in one.requests:
+            assert each.num_prompt_tokens >= 1 and each.num_output_tokens >= 1
+            assert each.num_prompt_tokens + each.num_output_tokens <= limits.max_model_len
+        total = sum(each.num_prompt_tokens + each.num_output_tokens for each in one.requests)
+        assert total <= num_tokens or "decodes" not in one.name
+
+
+def test_the_grid_has_full_batches_of_the_longest_contexts_and_every_number_of_rows():
+    made = setup(max_num_seqs=16, max_model_len=512)
+    longest, rows = 0, set()
+    for one in design(made.limits, 9600, 0):
+        if "decodes" not in one.name:
+            continue
+        engine = Recorded(one.requests, made, TIMES, macro_steps=False)
+        assert not engine.run(RunLimits()).error
+        for _, starts, num_tokens, *_ in engine.plans.values():
+            if set(num_tokens) == {1}:
+                rows.add(len(starts))
+                longest = max(longest, sum(starts) * (len(starts) == 16))
+    assert rows >= set(range(1, 17))
+    assert longest > 0.9 * 16 * 512
+
+
 def test_too_few_steps_are_an_error():
     with pytest.raises(UserError, match="only 49 steps"):
         fit_steps(samples(49))
@@ -216,8 +314,8 @@ def test_the_linear_step_times_have_named_constants():
         ("{", "not a calibration file"),
         ("[" * 100_000, "not a calibration file"),
         ("[]", "not a calibration file"),
-        (' {"format": "dovetail-step-times", "version": 2}', "version 2; this lab reads version 1"),
-        (' {"format": "dovetail-step-times", "version": 1}', "model: Field required"),
+        (' {"format": "dovetail-step-times", "version": 1}', "version 1; this lab reads version 2"),
+        (' {"format": "dovetail-step-times", "version": 2}', "model: Field required"),
         (" " * 2_000_000, "larger than"),
     ],
 )
@@ -233,8 +331,11 @@ def test_a_file_that_is_not_a_calibration_is_rejected(text, message, tmp_path):
     [
         ({"step_ps": {"step": -1}}, "step_ps.step"),
         ({"step_ps": {"step": 1}}, "must have the terms"),
-        ({"decode_factors": [[2, 1.0], [1, 1.0]]}, "must increase"),
-        ({"decode_factors": [[1, 1e9]]}, "decode_factors"),
+        ({"decode_factors": [[2, [[0, 1.0]]], [1, [[0, 1.0]]]]}, "must increase"),
+        ({"decode_factors": [[1, [[9, 1.0], [9, 1.0]]]]}, "must increase"),
+        ({"prefill_factors": [[2, 1.0], [1, 1.0]]}, "must increase"),
+        ({"decode_factors": [[1, [[0, 1e9]]]]}, "decode_factors"),
+        ({"decode_factors": [[1, []]]}, "decode_factors"),
         ({"gap_ps": [1, 10**16]}, "gap_ps"),
     ],
 )

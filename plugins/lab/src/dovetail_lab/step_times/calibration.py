@@ -14,14 +14,16 @@ from dovetail_lab.step_times.fitting import TERMS
 from dovetail_lab.step_times.machine_info import MachineInfo
 
 FORMAT = "dovetail-step-times"
-VERSION = 1
+VERSION = 2
 _MAX_FILE_BYTES = 2**20
 _MAX_PS = 10**15
 
 Picoseconds = Annotated[int, Field(ge=0, le=_MAX_PS)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Knot = tuple[Annotated[int, Field(ge=1, le=10_000_000)], Annotated[float, Field(ge=0.1, le=10.0)]]
+Knot = tuple[Annotated[int, Field(ge=0, le=10_000_000)], Annotated[float, Field(ge=0.1, le=10.0)]]
 Knots = Annotated[tuple[Knot, ...], Field(max_length=1000)]
+RowKnots = tuple[Annotated[int, Field(ge=1, le=1_000_000)], Annotated[Knots, Field(min_length=1)]]
+DecodeKnots = Annotated[tuple[RowKnots, ...], Field(max_length=1000)]
 
 
 class _Model(BaseModel):
@@ -63,7 +65,7 @@ class Calibration(_Model):
     """The contents of a calibration file. Times are in picoseconds; see `Fit` for the terms."""
 
     format: Literal["dovetail-step-times"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     model: MeasuredModel
     machine: MachineInfo
     engine: MeasuredEngine
@@ -71,7 +73,7 @@ class Calibration(_Model):
     commit: str
     step_ps: dict[str, Picoseconds]
     gap_ps: tuple[Picoseconds, Picoseconds]
-    decode_factors: Knots
+    decode_factors: DecodeKnots
     prefill_factors: Knots
     quality: FitQuality
 
@@ -79,10 +81,10 @@ class Calibration(_Model):
     def _check_terms(self) -> Self:
         if set(self.step_ps) != set(TERMS):
             raise ValueError(f"step_ps must have the terms {', '.join(TERMS)}")
-        for knots in (self.decode_factors, self.prefill_factors):
-            tokens = [knot[0] for knot in knots]
-            if sorted(set(tokens)) != tokens:
-                raise ValueError("the tokens of a table of factors must increase")
+        tables = [self.prefill_factors, *(knots for _, knots in self.decode_factors)]
+        for positions in ([rows for rows, _ in self.decode_factors], *map(_positions, tables)):
+            if sorted(set(positions)) != positions:
+                raise ValueError("the tokens and rows of a table of factors must increase")
         return self
 
     def write(self, path: Path) -> None:
@@ -93,6 +95,10 @@ class Calibration(_Model):
             path.write_text(text + "\n", "utf-8")
         except OSError as error:
             raise UserError(f"{str(path)!r} cannot be written: {error.strerror}.") from error
+
+
+def _positions(knots: Sequence[tuple[int, float]]) -> list[int]:
+    return [position for position, _ in knots]
 
 
 def read_calibration(path: Path) -> Calibration:

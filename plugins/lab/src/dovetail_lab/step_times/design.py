@@ -1,6 +1,7 @@
 """The designed grid of `dovetail lab profile`: workloads that produce steps of every shape.
 
-- decodes: batches of 1 up to all rows, with short and long contexts;
+- decodes: batches that shrink from all rows to one, with contexts up to the longest; a batch of
+  every size would compute the prompts of all these rows again;
 - prompts: single prompts of all lengths with pauses, so that each begins after an idle time;
 - mixes: random lengths at once, and random arrivals, so that prompts and decodes share steps.
 """
@@ -8,7 +9,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 from dovetail.interfaces import SchedulerLimits
@@ -16,7 +17,9 @@ from dovetail_lab.workloads.workload import Workload, WorkloadRequest
 
 _MS = 1_000_000
 _PAUSE_NS = 4 * _MS
-_DECODE_STEPS = 24
+_CONTEXT_PARTS = 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0
+_EVERY_SIZE = 32
+_LADDER_STEPS, _MIN_RUNG, _SINGLE_STEPS = 96, 4, 24
 _MAX_MIXED, _MIXED_PER_ROW = 48, 8
 _MIXED_GAPS_NS = (0, 2 * _MS, 20 * _MS)
 """Mean times between arrivals; 0 for all at the start."""
@@ -44,15 +47,40 @@ def sizes_up_to(maximum: int) -> Sequence[int]:
 
 
 def _decode_batches(limits: SchedulerLimits, num_tokens: int) -> Iterator[Workload]:
-    longest = limits.max_model_len - _DECODE_STEPS - 1
-    contexts = sorted({max(1, longest // part) for part in (16, 4, 2)})
-    for batch in sizes_up_to(limits.max_num_seqs):
-        for context in contexts:
-            if batch * (context + _DECODE_STEPS) <= num_tokens:
-                yield _workload(
-                    f"{batch} decodes of {context} tokens",
-                    [_request(n, 0, context, _DECODE_STEPS) for n in range(batch)],
-                )
+    """Yield batches that shrink from all rows to one, and full batches of the longest requests."""
+    sizes = _batch_sizes(limits.max_num_seqs)
+    num_steps = [max(_MIN_RUNG, _LADDER_STEPS // len(sizes))] * len(sizes)
+    num_steps[0] = max(num_steps[0], _SINGLE_STEPS)
+    for part in _CONTEXT_PARTS:
+        yield _ladder(limits, num_tokens, part, dict(zip(sizes, num_steps, strict=True)))
+    yield _ladder(limits, num_tokens, 1.0, {limits.max_num_seqs: _SINGLE_STEPS})
+
+
+def _batch_sizes(maximum: int) -> Sequence[int]:
+    """Return every size up to `_EVERY_SIZE`, because odd ones may take other kernels; then some."""
+    return sorted({*range(1, min(maximum, _EVERY_SIZE) + 1), *sizes_up_to(maximum)})
+
+
+def _ladder(
+    limits: SchedulerLimits, num_tokens: int, part: float, rungs: Mapping[int, int]
+) -> Workload:
+    """Return requests of which, after their prompts, `size` decode for `rungs[size]` steps.
+
+    part: of the longest prompt with which the requests still fit the model and the cache. The
+    requests whose prompts are computed first wait for the others, so they decode longer.
+    """
+    batch = max(rungs)
+    tail, longest = sum(rungs.values()), min(limits.max_model_len, num_tokens // batch) - 1
+    per_step = max(1, limits.max_num_batched_tokens - batch)
+    joining = min(longest // 2, math.ceil(batch * part * longest / per_step))
+    context = max(1, round(part * (longest - joining - tail)))
+    requests = []
+    for number in range(batch):
+        decodes = sum(steps for size, steps in rungs.items() if size > number)
+        output = joining * (batch - number) // batch + decodes
+        output = max(1, min(output, longest - context))
+        requests.append(_request(number, 0, context, output))
+    return _workload(f"{batch} decodes of {context} tokens, {tail} steps", requests)
 
 
 def _prompts(limits: SchedulerLimits) -> Workload:

@@ -2,7 +2,9 @@
 
 The errors are relative: a step of 1 ms counts as much as a step of 100 ms. The table of residuals
 corrects what a sum of terms cannot describe, such as a matrix product whose time does not grow
-evenly with the number of tokens. It keeps the sum of the times.
+evenly with the number of tokens. It keeps the sum of the times. Steps without prefills have a table
+of two dimensions, because the time of a cached token depends on the level of the processor's cache
+that holds the keys and values of all rows.
 """
 
 from __future__ import annotations
@@ -30,13 +32,18 @@ TERMS = (
 """The terms of a step's time; each is multiplied with a feature of the step."""
 MIN_SAMPLES = 50
 _MIN_PER_BIN = 8
+_MAX_EXACT = 32
+_CONTEXT_RATIO, _MIN_CONTEXT = 1.25, 16
+"""Contexts of one bin differ by at most this factor; all contexts up to the minimum are equal."""
 _FACTOR_LIMITS = 0.25, 4.0
 _PS_PER_NS = 1000
 
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 Vector = np.ndarray[tuple[int], np.dtype[np.float64]]
 Knots = tuple[tuple[int, float], ...]
-"""Pairs of (tokens in the step, factor), with increasing tokens."""
+"""Pairs of (tokens, factor), with increasing tokens."""
+DecodeKnots = tuple[tuple[int, Knots], ...]
+"""Pairs of (rows, factors by cached tokens per row), with increasing rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +51,13 @@ class Fit:
     """The result of a fit.
 
     step_ps: picoseconds per unit of each term of `TERMS`. gap_ps: of the gap after a step, constant
-    and per run. decode_factors, prefill_factors: residuals of steps without and with prefills.
+    and per run. decode_factors: residuals of steps without prefills, by rows and cached tokens per
+    row. prefill_factors: of steps with prefills, by tokens in the step.
     """
 
     step_ps: Mapping[str, int]
     gap_ps: tuple[int, int]
-    decode_factors: Knots
+    decode_factors: DecodeKnots
     prefill_factors: Knots
 
 
@@ -76,7 +84,7 @@ def fit_steps(samples: Sequence[StepSample]) -> Fit:
     matrix = np.array([feature_values(one.features) for one in samples], dtype=np.float64)
     times = np.array([one.duration_ns for one in samples], dtype=np.float64) * _PS_PER_NS
     step_ps = np.round(nonnegative_least_squares(matrix / times[:, None], np.ones(len(times))))
-    ratios = matrix @ step_ps, times
+    predicted = matrix @ step_ps
     is_decode = matrix[:, TERMS.index("prefill")] == 0
     tokens = matrix[:, TERMS.index("prefill_token")] + matrix[:, TERMS.index("decode")]
     runs = matrix[:, TERMS.index("prefill")] + matrix[:, TERMS.index("decode")]
@@ -84,8 +92,8 @@ def fit_steps(samples: Sequence[StepSample]) -> Fit:
     return Fit(
         step_ps={name: int(value) for name, value in zip(TERMS, step_ps, strict=True)},
         gap_ps=_fit_gaps(runs, gaps),
-        decode_factors=_residuals(tokens, *ratios, is_decode, exact=True),
-        prefill_factors=_residuals(tokens, *ratios, ~is_decode, exact=False),
+        decode_factors=_decode_residuals(matrix[is_decode], predicted[is_decode], times[is_decode]),
+        prefill_factors=_residuals(tokens[~is_decode], predicted[~is_decode], times[~is_decode]),
     )
 
 
@@ -124,33 +132,51 @@ def _fit_gaps(runs: Vector, gaps: Vector) -> tuple[int, int]:
     return int(constant), int(per_run)
 
 
-def _residuals(
-    tokens: Vector,
-    predicted: Vector,
-    measured: Vector,
-    mask: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    *,
-    exact: bool,
-) -> Knots:
-    """Return the ratio of the sums of measured and predicted times, by tokens in the step.
-
-    exact: whether small numbers of tokens have bins of their own; larger bins grow by a quarter.
-    """
-    if not mask.any():
-        return ()
-    tokens, predicted, measured = tokens[mask], predicted[mask], measured[mask]
+def _residuals(tokens: Vector, predicted: Vector, measured: Vector) -> Knots:
+    """Return the residuals by tokens in the step. Bins grow by a quarter of an octave."""
     bins = np.floor(4 * np.log2(np.maximum(tokens, 1)))
-    if exact:
-        bins = np.where(tokens <= 32, tokens - 1e6, bins)
-    knots = []
+    chosen = (bins == number for number in np.unique(bins))
+    knots = (_knot(tokens[one], predicted[one], measured[one]) for one in chosen)
+    return tuple(dict(knot for knot in knots if knot is not None).items())
+
+
+def _decode_residuals(matrix: Matrix, predicted: Vector, measured: Vector) -> DecodeKnots:
+    """Return the residuals by rows and cached tokens per row.
+
+    Each number of rows up to `_MAX_EXACT` has a table of its own.
+    """
+    rows = matrix[:, TERMS.index("decode")]
+    contexts = matrix[:, TERMS.index("kv_token")] / np.maximum(rows, 1)
+    bins = np.where(rows <= _MAX_EXACT, rows - 1e6, np.floor(4 * np.log2(np.maximum(rows, 1))))
+    tables = {}
     for number in np.unique(bins):
-        chosen = bins == number
-        if chosen.sum() >= _MIN_PER_BIN and predicted[chosen].sum() > 0:
-            ratio = float(measured[chosen].sum() / predicted[chosen].sum())
-            knots.append(
-                (
-                    round(float(tokens[chosen].mean())),
-                    round(min(max(ratio, _FACTOR_LIMITS[0]), _FACTOR_LIMITS[1]), 5),
-                )
-            )
-    return tuple(dict(sorted(knots)).items())
+        (steps,) = np.nonzero(bins == number)
+        steps = steps[np.argsort(contexts[steps], kind="stable")]
+        parts = np.split(steps, _bin_starts(contexts[steps])[1:])
+        knots = [_knot(contexts[part], predicted[part], measured[part]) for part in parts]
+        table = dict(knot for knot in knots if knot is not None)
+        if table:
+            tables[round(float(rows[steps].mean()))] = tuple(sorted(table.items()))
+    return tuple(sorted(tables.items()))
+
+
+def _bin_starts(contexts: Vector) -> list[int]:
+    """Return where the bins of sorted contexts begin. Each has at least `_MIN_PER_BIN` steps."""
+    starts, edge = [0], 0.0
+    for index, context in enumerate(contexts):
+        if index == starts[-1]:
+            edge = _CONTEXT_RATIO * max(float(context), _MIN_CONTEXT)
+        full = index - starts[-1] >= _MIN_PER_BIN and len(contexts) - index >= _MIN_PER_BIN
+        if full and context > edge:
+            starts.append(index)
+            edge = _CONTEXT_RATIO * max(float(context), _MIN_CONTEXT)
+    return starts
+
+
+def _knot(tokens: Vector, predicted: Vector, measured: Vector) -> tuple[int, float] | None:
+    """Return the mean of the tokens and the ratio of the sums; None for too few steps."""
+    if len(tokens) < _MIN_PER_BIN or predicted.sum() <= 0:
+        return None
+    ratio = float(measured.sum() / predicted.sum())
+    factor = round(min(max(ratio, _FACTOR_LIMITS[0]), _FACTOR_LIMITS[1]), 5)
+    return round(float(tokens.mean())), factor

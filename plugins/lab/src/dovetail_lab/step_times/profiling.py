@@ -36,7 +36,7 @@ from dovetail_lab.workloads.workload import Workload
 MIN_PASSES = 2
 _NS = 1_000_000_000
 _BURST_MARK = "decodes"
-_MIN_WORKLOADS = 8
+_MIN_WORKLOADS = 6
 """A pass measures at least this many workloads."""
 
 OnProgress = Callable[[int, int, float], None]
