@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from lab_builders import TIMES, Recorded, random_workload, setup
+from lab_builders import Recorded, random_workload, setup
 
 from dovetail.cli import main
 from dovetail.errors import UserError
@@ -14,7 +14,6 @@ from dovetail_lab.simulation.step_times import StepFeatures
 from dovetail_lab.step_times import references
 from dovetail_lab.step_times.calibrated import CalibratedStepTimes
 from dovetail_lab.step_times.calibration import MeasuredEngine, MeasuredModel, read_calibration
-from dovetail_lab.step_times.design import design
 from dovetail_lab.step_times.fitting import (
     TERMS,
     feature_values,
@@ -185,46 +184,6 @@ def test_consecutive_decode_steps_have_the_times_of_single_steps():
             features = (StepFeatures(0, 0, rows, first + rows * n, 0, 0, 0) for n in range(400))
             times = model.decode_times_ns(rows, first, 400)
             assert times.tolist() == [model.time_ns(each) for each in features]
-
-
-# --- the grid -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("limits", "num_tokens"),
-    [
-        ({"max_num_seqs": 16}, 9600),
-        ({"max_num_seqs": 32}, 16384),
-        ({"max_num_seqs": 32}, 4096),
-        ({"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 48}, 96),
-        ({"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_model_len": 2}, 16),
-        ({"max_num_seqs": 300, "max_num_batched_tokens": 300, "max_model_len": 4000}, 10**5),
-    ],
-)
-def test_the_requests_of_the_grid_fit_the_model_and_the_cache(limits, num_tokens):
-    limits = setup(**{"max_model_len": 512} | limits).limits
-    for one in design(limits, num_tokens, 0):
-        for each in one.requests:
-            assert each.num_prompt_tokens >= 1 and each.num_output_tokens >= 1
-            assert each.num_prompt_tokens + each.num_output_tokens <= limits.max_model_len
-        total = sum(each.num_prompt_tokens + each.num_output_tokens for each in one.requests)
-        assert total <= num_tokens or "decodes" not in one.name
-
-
-def test_the_grid_has_full_batches_of_the_longest_contexts_and_every_number_of_rows():
-    made = setup(max_num_seqs=16, max_model_len=512)
-    longest, rows = 0, set()
-    for one in design(made.limits, 9600, 0):
-        if "decodes" not in one.name:
-            continue
-        engine = Recorded(one.requests, made, TIMES, macro_steps=False)
-        assert not engine.run(RunLimits()).error
-        for _, starts, num_tokens, *_ in engine.plans.values():
-            if set(num_tokens) == {1}:
-                rows.add(len(starts))
-                longest = max(longest, sum(starts) * (len(starts) == 16))
-    assert rows >= set(range(1, 17))
-    assert longest > 0.9 * 16 * 512
 
 
 def test_too_few_steps_are_an_error():
