@@ -28,7 +28,7 @@ def installed(*, for_devices):
 INSTALLED, FOR_DEVICES = installed(for_devices=False), installed(for_devices=True)
 
 
-@pytest.mark.sampled(6)  # `make soak` and `make wheels` run more of them
+@pytest.mark.sampled(12)  # `make soak` and `make wheels` run more of them
 @pytest.mark.parametrize(("kind", "reference"), INSTALLED)
 def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):
     check(kind, REGISTRY.load(kind, reference), tmp_path)
@@ -42,7 +42,7 @@ def test_a_plugin_with_a_device_requirement_meets_its_contract_on_that_device(
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", FAKES)
 def test_a_fake_meets_its_contract(kind, tmp_path):
     loaded = REGISTRY.load(kind, load_fake(kind))

@@ -355,6 +355,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "mutant"), [(kind, mutant) for kind, actual in MUTANTS.items() for mutant in actual]
 )

@@ -41,7 +41,7 @@ def declarations(first):
     return tomllib.loads(project)["project"]["entry-points"], manifests[0] if manifests else None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("first", PAGES)
 def test_the_plugin_of_a_page_loads_and_passes_its_tests(first, install, tmp_path):
     plugin, tests, *_ = first.blocks("python")

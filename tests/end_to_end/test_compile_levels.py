@@ -78,6 +78,7 @@ def num_traced():
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_compiled_engine_generates_the_tokens_of_an_eager_one_without_compiling_in_steps(
     checkpoint, expected, level
@@ -270,7 +271,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("fault", "error", "message"), FAULTS)
 def test_a_faulty_backend_or_pass_is_an_error_that_names_the_option(
     checkpoint, fault, error, message

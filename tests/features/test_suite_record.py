@@ -74,6 +74,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A git checkout of a few files, which replaces the repository in these tests."""
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "RECORD", tmp_path / "cache" / "suite.json")
+    monkeypatch.setitem(suite.PARTS, "--clock=without", ("-n", "1", "--dist", "loadfile"))
     (tmp_path / ".gitignore").write_text("cache\n__pycache__\nfailed_*\n")
     (tmp_path / "code.py").write_text("x = 1\n")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
@@ -142,6 +143,7 @@ def test_the_outcomes_of_all_tests_are_recorded(
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_files", [1, 2])
 def test_failed_tests_are_repeated_alone_and_printed_if_they_are_in_few_files(
     num_files: int,

@@ -209,7 +209,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(name, situation, budget, id=label, marks=marks)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("checkpoint", "situation", "budget"), list(cases()), indirect=["checkpoint"]
 )

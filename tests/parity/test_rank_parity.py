@@ -127,6 +127,7 @@ def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], tor
     }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), CASES, indirect=["checkpoint"])
 def test_several_ranks_agree_with_one_rank(
     checkpoint: Checkpoint, num_ranks: int, record_property
@@ -166,6 +167,7 @@ def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
     return torch.cat(divergences).mean().item(), torch.cat(equal).float().mean().item()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), BF16_CASES, indirect=["checkpoint"])
 def test_bfloat16_ranks_are_as_close_to_float32_as_one_rank(
     checkpoint: Checkpoint, num_ranks: int, note: Callable[[str], None]

@@ -32,7 +32,7 @@ from dovetail.interfaces.sampling_support import FULL_SAMPLING
 from dovetail_devkit.fakes.worker import FakeWorker
 
 SEED = 20261122
-NUM_CALLS = 2_000
+NUM_CALLS = 1_000
 NUM_CALLS_SOAK = 50_000
 MAX_CPU_S = 0.05
 TYPED = (UserError, CapacityError)
@@ -355,7 +355,7 @@ def test_the_random_calls_detect_a_planted_fault(front, changes, tmp_path, monke
         monkeypatch.setattr(f"dovetail.{index}", instead)
     noticed = None
     try:
-        FUZZERS[front](tmp_path, NUM_CALLS)
+        FUZZERS[front](tmp_path, 2 * NUM_CALLS)
     except BaseException as error:
         noticed = error
     assert noticed is not None and not isinstance(noticed, TYPED)

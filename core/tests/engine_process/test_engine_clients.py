@@ -120,6 +120,7 @@ def test_engine_calls_return_their_results(client_of, kind, traffic):
     assert client.reset_prefix_cache()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_an_aborted_request_gets_no_more_outputs(client_of, kind, traffic):
     """An id can be reused immediately. No token of the first request reaches the second."""

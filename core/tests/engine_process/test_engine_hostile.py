@@ -106,6 +106,7 @@ def num_rejected(contents):
     return count
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_ten_thousand_malformed_messages_affect_no_request(client_of, traffic, tmp_path, ahead):
     class Bomb:

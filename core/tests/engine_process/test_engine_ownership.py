@@ -52,6 +52,7 @@ def observed(process):
     return result["observed"]
 
 
+@pytest.mark.sampled(3)
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_an_engine_is_shut_down_when_its_last_reference_is_dropped(run, kind):
     assert observed(run(kind, "drop")) < 5
@@ -76,6 +77,7 @@ def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, ki
     assert observed(run(kind, "use_in_a_finalizer")) == ["EngineDeadError"]
 
 
+@pytest.mark.sampled(3)
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
     result = observed(run(kind, "fork"))

@@ -200,6 +200,7 @@ def test_a_request_that_ran_with_a_crashing_request_is_served_eventually(supervi
     assert served >= 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "victim"),
     [

@@ -50,6 +50,7 @@ def watch(client):
     return num_news
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("blocker", "ahead"), [("gate", False), ("load", True)])
 def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, blocker, ahead):
     client = waiting(blocker, ahead=ahead)

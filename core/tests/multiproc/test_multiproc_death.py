@@ -144,6 +144,7 @@ def test_a_step_that_exceeds_its_deadline_ends_the_engine(make):
     assert wait_until(lambda: not any(map(is_running, pids)), NOTICE_S)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [

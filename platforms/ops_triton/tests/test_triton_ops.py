@@ -48,7 +48,7 @@ def cases():
     ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("case", "target"), cases())
 def test_the_kernels_compile_for_gpus(case, target):
     check_kernel(case, target)

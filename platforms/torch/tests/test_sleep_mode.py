@@ -75,6 +75,7 @@ class Packing(LinearMethod):
         return nn.functional.linear(x_TI, layer.packed_IO)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("linear_method", ["torch", Packing], ids=["torch", "packing"])
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("tied", [False, True])
@@ -116,6 +117,7 @@ def test_an_engine_with_async_scheduling_sleeps_between_calls(checkpoint):
     DEVICE.check()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("linear_method", ["torch", Packing], ids=["torch", "packing"])
 def test_weights_that_cannot_be_loaded_again_leave_the_engine_asleep(checkpoint, linear_method):
     file = checkpoint / "model.safetensors"
@@ -131,6 +133,7 @@ def test_weights_that_cannot_be_loaded_again_leave_the_engine_asleep(checkpoint,
         assert tokens(llm) == expected
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "error", [MemoryError("cannot pin"), RuntimeError("CUDA error: out of memory")]
 )

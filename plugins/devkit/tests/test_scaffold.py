@@ -203,7 +203,7 @@ def check_installed(packages, kinds, folder, *selection):
 QUICK = ("-k", "not float16")
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - {COMMAND}))
 def test_a_new_plugin_passes_its_suite_and_its_tests(packages, tmp_path, kind):
     threads = check_installed(packages, [kind], tmp_path, *QUICK)

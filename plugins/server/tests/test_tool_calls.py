@@ -88,6 +88,7 @@ def check_calls(choice):
     return calls
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("temperature", [0, 1.5])
 @pytest.mark.parametrize("tool_choice", ["required", NAMED], ids=["required", "named"])
 def test_a_forced_call_is_valid_streamed_and_whole(tools_server, tool_choice, temperature):

@@ -18,7 +18,7 @@ from dovetail_devkit.suites.attention import attention_cases
 LONG_CONTEXT = 21
 """Blocks of the longest context in the suite. Its dense reference needs the square of the tokens:
 7 GB for blocks of 512 tokens."""
-NUM_SAMPLED = 4 if HAS_LARGE_BLOCKS else 1
+NUM_SAMPLED = 8 if HAS_LARGE_BLOCKS else 2
 
 
 def with_shorter_contexts(shapes):

@@ -22,7 +22,7 @@ FP8 = "fp8_e4m3"
 HEADS = ((4, 4), (8, 2), (6, 1))
 BLOCK_SIZES = (BLOCK_SIZE, 128) if IS_FA3 else (BLOCK_SIZE,)
 """With 128, FlashAttention 3 loads whole blocks."""
-NUM_SAMPLED = 128 if HAS_LARGE_BLOCKS else 64
+NUM_SAMPLED = 256 if HAS_LARGE_BLOCKS else 128
 
 
 def runs_of(block_size):

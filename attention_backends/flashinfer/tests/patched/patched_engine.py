@@ -15,7 +15,7 @@ from dovetail_devkit.tiny_model import write_tiny_llama
 
 PROMPTS = [[1, 2, 3, 5, 7], list(range(3, 40)), [9] * 20, [4]]
 NUM_TOKENS = 20
-NUM_SAMPLED = 5
+NUM_SAMPLED = 10
 HEAD_SIZE = 32
 """Smaller than all head sizes of the kernels, so that heads are padded."""
 

@@ -39,7 +39,7 @@ MATRIX = list(
         RUNS,
     )
 )
-NUM_SAMPLED = 12
+NUM_SAMPLED = 48
 
 
 @pytest.fixture(autouse=True)

@@ -88,21 +88,34 @@ def marker_of(index: int) -> str:
     return MARKERS[index % len(MARKERS)]
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write NAME.png and NAME.svg; return the paths."""
+def save_figure(figure: Figure, folder: Path, name: str) -> tuple[list[Path], str]:
+    """Write NAME.png and NAME.svg. Return the paths, and the chart as in `inline_svg`.
+
+    The layout is computed once: for a chart with many labels it takes longer than drawing.
+    """
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
+    text = _render_svg(figure, name)
+    paths[1].write_text(text, "utf-8")
+    figure.set_layout_engine("none")
     with chart_style(name):
         figure.savefig(paths[0], dpi=DPI)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    return paths, _as_element(text)
 
 
 def inline_svg(figure: Figure, name: str) -> str:
     """Return the chart as an <svg> element without a fixed size, for an HTML page."""
+    return _as_element(_render_svg(figure, name))
+
+
+def _render_svg(figure: Figure, name: str) -> str:
     stream = io.StringIO()
     with chart_style(name):
-        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    text = stream.getvalue()
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue()
+
+
+def _as_element(text: str) -> str:
+    """Return the <svg> element of an SVG file, without metadata and fixed size."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, count=1, flags=re.DOTALL)
     # The page sets the width; the viewBox keeps the proportions.

@@ -12,7 +12,7 @@ from dovetail.errors import UserError
 from dovetail_lab.experiments.job import built_workload
 from dovetail_lab.experiments.metric_table import METRICS
 from dovetail_lab.experiments.results import Cell, Results
-from dovetail_lab.reports.figures import chart_style, inline_svg, save_figure
+from dovetail_lab.reports.figures import chart_style, save_figure
 from dovetail_lab.reports.html_page import Section, render_page
 from dovetail_lab.reports.load_charts import draw_curves, draw_differences
 from dovetail_lab.reports.perfetto import write_trace
@@ -86,8 +86,9 @@ def _engine_sections(results: Results, engine: str, out: Path, files: ReportFile
         with chart_style(full):
             figure = draw()
         if figure is not None:
-            files.charts += save_figure(figure, out / "figures", full)
-            sections.append(Section(title=title, charts=[(inline_svg(figure, full), caption)]))
+            paths, element = save_figure(figure, out / "figures", full)
+            files.charts += paths
+            sections.append(Section(title=title, charts=[(element, caption)]))
     sections.append(Section(title="Runs", tables=[count_table(results, engine)]))
     if len(results.spec.engines) > 1:
         sections = [replace(item, title=f"{item.title} ({engine})") for item in sections]
