@@ -19,7 +19,7 @@ from parity.checkpoints import CHECKPOINTS
 from parity.fallback_checkpoints import REJECTED, SERVED
 from parity.family_checkpoints import FAMILIES
 from parity.test_family_parity import SITUATIONS
-from parity.test_pooling_parity import CLASSIFIERS, ENCODERS
+from parity.test_pooling_parity import CLASSIFIERS, DECODER_CLASSIFIERS, ENCODERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 MAX_COLUMNS = 120
@@ -84,7 +84,7 @@ def _proof(name: str) -> str:
     dense = [prefix for prefix, _ in CHECKPOINTS.values() if f"{prefix}ForCausalLM" in names]
     if dense:
         return f"{DENSE_TEST}: {_checkpoints(len(dense))}"
-    if name in (*ENCODERS, *CLASSIFIERS):
+    if name in (*ENCODERS, *CLASSIFIERS, *DECODER_CLASSIFIERS):
         return POOLING_TEST
     return ""
 

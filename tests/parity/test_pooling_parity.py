@@ -27,12 +27,37 @@ SIZES = {
     "max_position_embeddings": 160,
     "pad_token_id": 1,
 }
-ENCODERS = ("BertModel", "RobertaModel", "XLMRobertaModel")
+ENCODERS = ("BertModel", "ModernBertModel", "RobertaModel", "XLMRobertaModel")
 CLASSIFIERS = (
     "BertForSequenceClassification",
+    "ModernBertForSequenceClassification",
     "RobertaForSequenceClassification",
     "XLMRobertaForSequenceClassification",
 )
+DECODER_CLASSIFIERS = (
+    "Gemma2ForSequenceClassification",
+    "LlamaForSequenceClassification",
+    "MistralForSequenceClassification",
+    "Phi3ForSequenceClassification",
+    "Qwen2ForSequenceClassification",
+    "Qwen3ForSequenceClassification",
+)
+_MODERN = {
+    "bos_token_id": 0,
+    "cls_token_id": 0,
+    "eos_token_id": 2,
+    "sep_token_id": 2,
+    "local_attention": 24,
+    "num_hidden_layers": 4,
+}
+_DECODER = {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 2}
+FIELDS = {
+    **{name: _DECODER for name in DECODER_CLASSIFIERS},
+    "ModernBertModel": _MODERN,
+    "ModernBertForSequenceClassification": _MODERN
+    | {"attention_bias": True, "classifier_pooling": "mean", "mlp_bias": True, "norm_bias": True},
+}
+"""Fields of config.json besides `SIZES` and `_DECODER`."""
 PROMPT_LENS = (17, 1, 130, 17, 64, 3)
 TOLERANCE = 1e-5
 RAW = PoolingParams(task="embed", normalize=False)
@@ -50,7 +75,7 @@ def one_thread():
 def make_oracle(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
     """Create and save a model of transformers with random weights, also of norms and biases."""
     cls = getattr(transformers, name)
-    oracle = cls(cls.config_class(**SIZES | fields)).eval()
+    oracle = cls(cls.config_class(**SIZES | FIELDS.get(name, {}) | fields)).eval()
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in oracle.parameters():
@@ -125,14 +150,16 @@ def test_embeddings_of_a_decoder_agree_whole_and_in_chunks(tmp_path, pooling, bu
     assert len(each[0].outputs.data) == len(prompts[2])
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", CLASSIFIERS + DECODER_CLASSIFIERS)
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_classes_and_scores_agree_with_transformers(tmp_path, name, num_labels):
     oracle = make_oracle(name, tmp_path, num_labels=num_labels)
     prompts = make_prompts()
     with torch.no_grad():
         expected = torch.stack([oracle(torch.tensor([ids])).logits[0] for ids in prompts])
-    with open_model(tmp_path) as llm:
+    options = {"max_num_batched_tokens": 24} if name in DECODER_CLASSIFIERS else {}
+    with open_model(tmp_path, **options) as llm:
         raw = vectors(llm.reward(prompts, use_tqdm=False))
         probs = vectors(llm.classify(prompts, use_tqdm=False))
         tasks = llm.llm_engine.supported_tasks

@@ -13,7 +13,12 @@ from dovetail_models.decoder.blocks import (
     SandwichBlock,
     TwoNormParallelBlock,
 )
-from dovetail_models.decoder.causal_lm import Decoder, DecoderForCausalLM, PositionDecoder
+from dovetail_models.decoder.causal_lm import (
+    Decoder,
+    DecoderForCausalLM,
+    EmbeddingNormDecoder,
+    PositionDecoder,
+)
 from dovetail_models.decoder.experts import (
     ExpertOptions,
     SparseMLP,
@@ -46,6 +51,7 @@ __all__ = [
     "Decoder",
     "DecoderForCausalLM",
     "DecoderShape",
+    "EmbeddingNormDecoder",
     "ExpertOptions",
     "GatedMLP",
     "ParallelBlock",

@@ -55,6 +55,18 @@ class Decoder(nn.Module):
         return hidden_TD
 
 
+class EmbeddingNormDecoder(Decoder):
+    """A decoder with a norm after the embedding."""
+
+    def __init__(self, context: ModelContext, shape: DecoderShape) -> None:
+        super().__init__(context, shape)
+        self.embed_norm = shape.norm(context, shape.hidden_size)
+
+    def embed(self, input_ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
+        """Return the input of the first layer, a new tensor [T, D]."""
+        return self.embed_norm(super().embed(input_ids_T, positions_T))
+
+
 class PositionDecoder(Decoder):
     """A decoder with a table of learned positions, which are added to the embeddings.
 

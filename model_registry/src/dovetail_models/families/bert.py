@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import (
@@ -30,6 +29,7 @@ from dovetail_models.decoder import (
     read_decoder_shape,
 )
 from dovetail_models.decoder.attention import SelfAttention
+from dovetail_models.encoder import ClassHead, Encoder, read_num_labels
 from dovetail_torch.layers import VocabParallelEmbedding
 
 _PREFIXES = ("", "bert.", "roberta.")
@@ -72,16 +72,12 @@ def _read_shape(config: Config) -> DecoderShape:
     )
 
 
-class BertModel(nn.Module):
+class BertModel(Encoder):
     """A bidirectional encoder with learned positions and token types; norms follow each branch."""
 
-    CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.8"
     provides: ClassVar[frozenset[str]] = frozenset({"pooling", "token_types", "whole_prompts"})
     lacks: ClassVar[frozenset[str]] = frozenset({"final_norm"})
     architectures: ClassVar[tuple[str, ...]] = ("BertModel",)
-    pooling_type: ClassVar[str] = "cls"
-    num_labels: int = 0
     offset: int = 0
 
     def __init__(self, context: ModelContext) -> None:
@@ -144,14 +140,6 @@ class BertModel(nn.Module):
             x_TD, residual_TD = layer(x_TD, residual_TD, positions_T, attention)
         return x_TD
 
-    def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
-        """Raise ModelError: the model has no language-model head."""
-        raise ModelError(f"{type(self).__name__} does not generate")
-
-    def classify(self, pooled_RD: torch.Tensor) -> torch.Tensor:
-        """Raise ModelError: the model has no classification head."""
-        raise ModelError(f"{type(self).__name__} has no classification head")
-
 
 class RobertaModel(BertModel):
     """RoBERTa and XLM-R: the rows of positions begin after the row of padding."""
@@ -164,29 +152,6 @@ class RobertaModel(BertModel):
         return read_count(config, "pad_token_id", 1, minimum=0) + 1
 
 
-class _ClassHead(nn.Module):
-    """activation(W · x + b), replicated on all ranks."""
-
-    def __init__(self, context: ModelContext, in_features: int, out_features: int) -> None:
-        super().__init__()
-        factory_kwargs = {"dtype": context.dtype, "device": context.device}
-        weight_OD = torch.empty(out_features, in_features, **factory_kwargs)
-        self.weight = nn.Parameter(weight_OD, requires_grad=False)
-        bias_O = torch.empty(out_features, **factory_kwargs)
-        self.bias = nn.Parameter(bias_O, requires_grad=False)
-
-    def forward(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Return the output features."""
-        return functional.linear(x_RD, self.weight, self.bias)
-
-
-def read_num_labels(config: Config) -> int:
-    """Return the number of labels: of `id2label`, or `num_labels`, or 2."""
-    labels = config.get("id2label")
-    default = len(labels) if isinstance(labels, dict) and labels else 2
-    return read_count(config, "num_labels", default)
-
-
 class BertForSequenceClassification(BertModel):
     """BERT with a head of two layers on the first token."""
 
@@ -197,8 +162,8 @@ class BertForSequenceClassification(BertModel):
         super().__init__(context)
         size = self.embed_tokens.weight.shape[1]
         self.num_labels = read_num_labels(context.hf_config)
-        self.dense = _ClassHead(context, size, size)
-        self.out_proj = _ClassHead(context, size, self.num_labels)
+        self.dense = ClassHead(context, size, size)
+        self.out_proj = ClassHead(context, size, self.num_labels)
         first, second = self.head_names
         self.weight_mappings = (
             WeightMapping(source=first, targets=("dense",)),

@@ -1,14 +1,9 @@
-"""BLOOM. Source: BigScience workshop 2022, arXiv:2211.05100.
-
-Dimensions: T tokens, D hidden size.
-"""
+"""BLOOM. Source: BigScience workshop 2022, arXiv:2211.05100."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
-
-import torch
 
 from dovetail.interfaces.model import ModelContext, WeightMapping
 from dovetail_models.config_reader import (
@@ -21,9 +16,9 @@ from dovetail_models.config_reader import (
 )
 from dovetail_models.decoder import (
     AttentionOptions,
-    Decoder,
     DecoderForCausalLM,
     DecoderShape,
+    EmbeddingNormDecoder,
     PlainMLP,
     layer_norm,
     read_decoder_shape,
@@ -31,18 +26,6 @@ from dovetail_models.decoder import (
 )
 from dovetail_models.decoder.alibi import alibi_slopes
 from dovetail_models.decoder.names import at_layer, at_root, fused_qkv
-
-
-class BloomDecoder(Decoder):
-    """A decoder with a norm after the embedding."""
-
-    def __init__(self, context: ModelContext, shape: DecoderShape) -> None:
-        super().__init__(context, shape)
-        self.embed_norm = shape.norm(context, shape.hidden_size)
-
-    def embed(self, input_ids_T: torch.Tensor, positions_T: torch.Tensor) -> torch.Tensor:
-        """Return the input of the first layer, a new tensor [T, D]."""
-        return self.embed_norm(super().embed(input_ids_T, positions_T))
 
 
 class BloomForCausalLM(DecoderForCausalLM):
@@ -73,9 +56,9 @@ class BloomForCausalLM(DecoderForCausalLM):
             ),
         )
 
-    def make_decoder(self, context: ModelContext, shape: DecoderShape) -> BloomDecoder:
+    def make_decoder(self, context: ModelContext, shape: DecoderShape) -> EmbeddingNormDecoder:
         """Return the decoder with its first norm."""
-        return BloomDecoder(context, shape)
+        return EmbeddingNormDecoder(context, shape)
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
         """Return the names and layouts. Published checkpoints have names without a prefix."""
