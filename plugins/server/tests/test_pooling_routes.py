@@ -76,6 +76,9 @@ def test_scores_and_ranks_are_cosines(pooling, expected):
     assert [item["score"] for item in reply["data"]] == near(cosines)
     ranks = {"query": query, "documents": [documents[0], {"text": documents[1]}, documents[2]]}
     reply = pooling.post("/v1/rerank", {**ranks, "top_n": 2}).json
+    for path in ("/v2/rerank", "/rerank"):
+        same = pooling.post(path, {**ranks, "top_n": 2, "max_tokens_per_doc": 4096}).json
+        assert same["results"] == reply["results"]
     order = sorted(range(3), key=lambda index: -cosines[index])[:2]
     assert [item["index"] for item in reply["results"]] == order
     assert [item["document"]["text"] for item in reply["results"]] == [

@@ -51,6 +51,7 @@ PATHS = [
     ("POST", "/v1/embeddings"),
     ("POST", "/v1/score"),
     ("POST", "/v1/rerank"),
+    ("POST", "/v2/rerank"),
     ("POST", "/classify"),
     ("POST", "/pooling"),
     ("POST", "/tokenize"),

@@ -59,7 +59,7 @@ def test_the_error_of_a_tokenizer_route_names_the_wrong_field(server, path, body
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/embeddings", "/v1/score", "/v1/rerank", "/classify", "/pooling"]
+    "path", ["/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/classify", "/pooling"]
 )
 def test_a_route_of_pooling_models_names_the_tasks_of_the_model(server, path):
     reply = server.post(path, {"input": "a", "model": "demo"})

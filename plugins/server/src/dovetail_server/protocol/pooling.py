@@ -57,7 +57,7 @@ class ScoreRequest(SharedFields, kw_only=True):
 
 
 class RerankRequest(SharedFields, kw_only=True):
-    """The body of /v1/rerank and /rerank. documents: texts, or objects with the key "text"."""
+    """The body of the rerank routes. documents: texts, or objects with the key "text"."""
 
     query: str
     documents: list[str | dict[str, Any]]

@@ -36,6 +36,7 @@ BODIES: Mapping[str, tuple[type, ...]] = {
     "/v1/score": (ScoreRequest,),
     "/score": (ScoreRequest,),
     "/v1/rerank": (RerankRequest,),
+    "/v2/rerank": (RerankRequest,),
     "/rerank": (RerankRequest,),
     "/classify": (ClassifyRequest,),
     "/pooling": (PoolingRequest,),

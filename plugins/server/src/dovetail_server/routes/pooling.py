@@ -66,6 +66,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "/v1/score": SCORING,
     "/score": SCORING,
     "/v1/rerank": SCORING,
+    "/v2/rerank": SCORING,
     "/rerank": SCORING,
     "/classify": (CLASSIFY,),
     "/pooling": POOLING_TASKS,
@@ -83,6 +84,7 @@ def pooling_routes(state: ServerState) -> list[Route]:
         "/v1/score": routes.score,
         "/score": routes.score,
         "/v1/rerank": routes.rerank,
+        "/v2/rerank": routes.rerank,
         "/rerank": routes.rerank,
     }
     return [Route(method="POST", path=path, handler=handlers[path]) for path in TASKS]
@@ -137,7 +139,7 @@ class PoolingRoutes:
             await self._respond(exchange, outputs, partial(score_items, outputs))
 
     async def rerank(self, exchange: Exchange) -> None:
-        """Serve /v1/rerank and /rerank."""
+        """Serve /v1/rerank, /v2/rerank and /rerank."""
         llm = self._state.slot.for_new_request()
         with self._state.admit(llm):
             request = await self._read(exchange, RerankRequest)
