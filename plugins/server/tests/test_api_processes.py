@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import openai
 import pytest
 
 from dovetail_devkit.harnesses.process_tree import (
@@ -209,6 +210,69 @@ def test_the_load_of_a_server_counts_the_requests_of_all_processes(shared):
     assert all(item.read().endswith(b"data: [DONE]\n\n") for item in held)
     assert loads == {len(held)}
     wait_until(lambda: load_of(shared)["server_load"] == 0)
+
+
+def found_by_all(server, path, status=200):
+    """Request a path over many connections, which reach all processes. Return the last reply."""
+    replies = [server.get(path) for _ in range(16 * NUM_PROCESSES)]
+    assert {reply.status for reply in replies} == {status}
+    return replies[-1].json
+
+
+def test_stored_responses_are_found_continued_and_deleted_by_all_processes(shared):
+    asked = {"input": "reverse: robot", "max_output_tokens": 8, "temperature": 0}
+    path = f"/v1/responses/{(first := shared.post('/v1/responses', asked).json)['id']}"
+    assert found_by_all(shared, path)["output"] == first["output"]
+    followed = [
+        shared.post("/v1/responses", asked | {"previous_response_id": first["id"]})
+        for _ in range(8)
+    ]
+    assert {reply.status for reply in followed} == {200}
+    assert len({reply.json["usage"]["input_tokens"] for reply in followed}) == 1
+    assert followed[0].json["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+    assert shared.send("DELETE", path).status == 200
+    found_by_all(shared, path, status=404)
+
+
+def test_files_and_batches_are_found_by_all_processes_and_executed_once(shared):
+    address = f"http://{shared.host}:{shared.port}/v1"
+    body = {"messages": [{"role": "user", "content": "reverse: robot"}], "max_tokens": 4}
+    request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    lines = [json.dumps({"custom_id": f"line {number}", **request}) for number in range(6)]
+    with openai.OpenAI(base_url=address, api_key="none", max_retries=0) as client:
+        file = client.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
+        batch = client.batches.create(
+            input_file_id=file.id, endpoint=request["url"], completion_window="24h"
+        )
+    assert found_by_all(shared, f"/v1/files/{file.id}")["bytes"] == file.bytes
+    path = f"/v1/batches/{batch.id}"
+    wait_until(lambda: shared.get(path).json["status"] == "completed")
+    ended = found_by_all(shared, path)
+    assert ended["request_counts"] == {"total": 6, "completed": 6, "failed": 0}
+    output = shared.get(f"/v1/files/{ended['output_file_id']}/content").content.decode()
+    names = [json.loads(line)["custom_id"] for line in output.splitlines()]
+    assert sorted(names) == [f"line {number}" for number in range(6)]
+
+
+def test_a_running_response_is_cancelled_by_any_process(shared):
+    slow = {"input": "Anna", "max_output_tokens": 400, "stream": True}
+    statuses = set()
+    for _ in range(4):
+        connection = http.client.HTTPConnection(shared.host, shared.port, timeout=WAIT_S)
+        try:
+            connection.request(
+                "POST", "/v1/responses", json.dumps(slow), {"Content-Type": "application/json"}
+            )
+            reader = connection.getresponse()
+            event = next(line for line in reader if line.startswith(b"data:"))
+            response_id = json.loads(event.removeprefix(b"data:"))["response"]["id"]
+            ended = shared.post(f"/v1/responses/{response_id}/cancel", {})
+            assert ended.status == 200
+            statuses.add(ended.json["status"])
+            reader.read()
+        finally:
+            connection.close()
+    assert "cancelled" in statuses <= {"cancelled", "completed"}
 
 
 @pytest.mark.parametrize("by_id", [True, False])
