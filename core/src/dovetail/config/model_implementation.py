@@ -61,12 +61,14 @@ def choose_implementation(
 def _has_native(architecture: str, directory: ModelDirectory, plugins: PluginRegistry) -> bool:
     """Return whether a plugin has the architecture, or its error is better than the fallback's.
 
-    The name of an architecture of transformers starts with its model_type. Any other name is the
-    class of a plugin, or a misspelled name.
+    The name of an architecture of transformers starts with the first part of its model_type, and
+    has the other parts in any order, as HunYuanMoEV1ForCausalLM of hunyuan_v1_moe. Any other name
+    is the class of a plugin, or a misspelled name.
     """
     model_type = directory.config.get("model_type")
     if not isinstance(model_type, str):
         return True
-    family = re.sub("[^a-z0-9]", "", model_type.casefold())
-    starts = architecture.casefold().replace("_", "").startswith(family)
-    return not starts or plugins.has_model(architecture, similar=False)
+    first, *others = re.findall("[a-z0-9]+", model_type.casefold()) or [""]
+    name = architecture.casefold().replace("_", "")
+    is_family = bool(first) and name.startswith(first) and all(part in name for part in others)
+    return not is_family or plugins.has_model(architecture, similar=False)
