@@ -18,6 +18,7 @@ import pytest
 
 NUM_NAMES_SHOWN = 30
 CLOCK_PARTS = ("without", "only")
+NEVER_SAMPLED = ("slow", "soak", "gpu")
 _deselected: list[str] = []
 
 
@@ -85,10 +86,13 @@ def _sample(items: list[pytest.Item]) -> None:
     """Keep one in `n` cases of a test with the mark `sampled(n)`. `make soak` runs all of them.
 
     A hash of the commit selects the cases, so every case is selected at some commit, and a failing
-    case cannot be avoided by choice.
+    case cannot be avoided by choice. Cases that `make test` never runs are not selected, so it runs
+    at least one case of each test.
     """
     cases: defaultdict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
+        if any(item.get_closest_marker(name) for name in NEVER_SAMPLED):
+            continue
         if (mark := item.get_closest_marker("sampled")) is not None:
             cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
     commit = _commit() if cases else b""

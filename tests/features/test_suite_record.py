@@ -60,6 +60,13 @@ import pytest
 @pytest.mark.parametrize("number", range(8))
 def test_some(number):
     pass
+
+SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9)]
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("number", [0, *SLOW])
+def test_one_quick_case(number):
+    pass
 """
 SETTINGS = """
 [tool.pytest.ini_options]
@@ -232,7 +239,9 @@ def test_the_commit_hash_selects_a_part_of_the_cases_of_a_sampled_test(tree: Pat
         (tree / "code.py").write_text(f"x = {number}\n")
         commit(tree)
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
-        chosen.append({line for line in done.stdout.splitlines() if "::test_some[" in line})
+        lines = done.stdout.splitlines()
+        chosen.append({line for line in lines if "::test_some[" in line})
+        assert "test_it.py::test_one_quick_case[0]" in lines
     assert [len(item) for item in chosen] == [3] * 4
     assert len(set.union(*chosen)) > 3
 

@@ -18,6 +18,7 @@ def device(request):
     with torch.inference_mode(request.param):
         yield torch.device(NAME, 0)
     DEVICE.check()
+    DEVICE.reset()
 
 
 def test_the_fake_device_has_a_separate_device_type(device):

@@ -60,6 +60,7 @@ def generate(checkpoint, attention=GraphAttentionBackend, **options):
 @pytest.fixture(scope="module")
 def expected(checkpoint):
     install()
+    DEVICE.reset()
     return generate(checkpoint, enforce_eager=True)[0]
 
 
