@@ -40,6 +40,9 @@ def test_attention_head_counts_are_read_with_their_defaults():
     assert nested.head_size == 16
     assert read_attention_facts({**HEADS, "attn_logit_softcapping": 50.0}).soft_cap
     assert read_attention_facts({"vocab_size": 7}) is None
+    latent = read_attention_facts({**HEADS, "kv_lora_rank": 512, "qk_rope_head_dim": 64})
+    assert (latent.head_size, latent.num_heads, latent.num_kv_heads) == (576, 4, 1)
+    assert latent.mla and not info.mla
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from dovetail.interfaces import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroup,
+    LatentAttentionSpec,
     PauseScope,
     Policy,
     SchedulerContext,
@@ -55,9 +56,13 @@ def make_context(**arguments):
     window = FullAttentionSpec(
         block_size=4, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=6
     )
+    latent = LatentAttentionSpec(
+        block_size=4, num_kv_heads=1, head_size=3, dtype="float32", value_size=2
+    )
     groups = (
         KVCacheGroup(layer_names=("a",), spec=window),
         KVCacheGroup(layer_names=("b",), spec=StateSpec(block_size=4, num_bytes=8, snapshots=True)),
+        KVCacheGroup(layer_names=("c",), spec=latent),
     )
     fields = {
         "limits": SchedulerLimits(

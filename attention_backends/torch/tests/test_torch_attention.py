@@ -52,6 +52,40 @@ def test_random_batches_are_computed_correctly(seed):
     check_case(TorchAttentionBackend, case, CPU)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_random_batches_of_latent_attention_are_computed_correctly(seed):
+    rng = random.Random(seed)
+    runs = [(rng.randrange(90), rng.choice([1, 1, rng.randrange(1, 30)])) for _ in range(12)]
+    size = rng.choice([2, 20, 64, 96])
+    case = AttentionCase(
+        runs=tuple(runs),
+        dtype=rng.choice(["float32", "bfloat16", "float16"]),
+        num_heads=rng.choice([1, 3, 8]),
+        num_kv_heads=1,
+        head_size=size,
+        value_size=rng.randrange(1, size + 1),
+        block_size=rng.choice([1, 2, 7, 16, 32]),
+        soft_cap=rng.choice([0.0, 0.0, 0.7]),
+        sliding_window=rng.choice([0, 0, rng.randrange(1, 60)]),
+        seed=seed,
+    )
+    check_case(TorchAttentionBackend, case, CPU)
+
+
+def test_the_heads_of_deepseek_v3_are_computed_correctly():
+    runs = ((40, 1), (0, 9), (33, 3), (7, 1))
+    case = AttentionCase(
+        runs=runs, num_heads=128, num_kv_heads=1, head_size=576, value_size=512, scale_factor=0.5
+    )
+    check_case(TorchAttentionBackend, case, CPU)
+
+
+def test_the_cache_of_latent_attention_has_one_vector_per_token():
+    case = AttentionCase(runs=((1, 1),), num_kv_heads=1, head_size=576, value_size=512)
+    assert case.spec.page_size_bytes == 16 * 576 * 4
+    assert TorchAttentionBackend.kv_cache_shape(5, case.spec) == (5, 16, 1, 1, 576)
+
+
 def test_many_long_decodes_are_computed_in_several_batches():
     # 8 KiB per token: 4 MiB hold 512 tokens, fewer than the 1,140 visible ones.
     runs = tuple((91 + row, 1) for row in range(12))

@@ -20,6 +20,7 @@ from dovetail.interfaces.kv_cache import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroup,
+    LatentAttentionSpec,
     NoCacheSpec,
     StateSpec,
 )
@@ -44,9 +45,12 @@ from dovetail.transport.wire_types import decode, encode
 
 SEED = 20261121
 FULL = FullAttentionSpec(block_size=4, num_kv_heads=2, head_size=8, dtype="float32")
+LATENT = LatentAttentionSpec(
+    block_size=4, num_kv_heads=1, head_size=8, dtype="float32", value_size=5
+)
 RECORDS = [
     ModelInfo(vocab_size=7, max_model_len=5, supported_tasks=("generate", "embed")),
-    {"layers.0": FULL, "layers.1": NoCacheSpec(block_size=4)},
+    {"layers.0": FULL, "layers.1": NoCacheSpec(block_size=4), "layers.2": LATENT},
     KVCacheConfig(
         num_blocks=9,
         groups=(

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
+    MLA,
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
@@ -17,7 +18,7 @@ from dovetail.interfaces.attention import (
     AttentionLayerContext,
     AttentionMetadataBuilder,
 )
-from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.interfaces.kv_cache import FullAttentionSpec, LatentAttentionSpec
 from dovetail_attn_torch.bidirectional import BidirectionalBuilder, BidirectionalLayer
 from dovetail_attn_torch.layer import TorchAttentionLayer
 from dovetail_attn_torch.metadata import TORCH_DTYPES, TorchMetadataBuilder
@@ -32,17 +33,18 @@ class TorchAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "torch"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset(TORCH_DTYPES),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "bidirectional"}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "bidirectional", MLA}),
     )
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, B, 2, K, D]: a token's key and value are adjacent.
+        """Return [N, B, 2, K, D]: a token's key and value are adjacent. [N, B, 1, K, D] for MLA.
 
         One slot number addresses both: one copy writes a step's keys, another its values, and one
         gather reads a row's keys and values.
         """
-        return (num_blocks, spec.block_size, 2, spec.num_kv_heads, spec.head_size)
+        num_vectors = 1 if isinstance(spec, LatentAttentionSpec) else 2
+        return (num_blocks, spec.block_size, num_vectors, spec.num_kv_heads, spec.head_size)
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:

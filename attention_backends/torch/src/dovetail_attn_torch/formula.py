@@ -40,7 +40,7 @@ class ExplicitAttention:
         v_GXLD: torch.Tensor,
         batch: GatheredBatch | None,
     ) -> torch.Tensor:
-        """Return the outputs, of the shape and dtype of q.
+        """Return the outputs, in the dtype of q, with the heads of q and the features of v.
 
         The dimensions X and Q of q are either heads and tokens, or key-value heads and query heads.
         Query tokens are processed in tiles, so that the scores stay within `MAX_SCORES`.
@@ -52,7 +52,7 @@ class ExplicitAttention:
         positions_L = torch.arange(length, device=q_GXQD.device)
         positions_GL = positions_L.unsqueeze(0) if batch is None else batch.positions_GL
         seen_from_GQ = positions_GL if batch is None else batch.query_positions_GQ
-        out_GXQD = torch.empty_like(q_GXQD)
+        out_GXQD = q_GXQD.new_empty((*q_GXQD.shape[:-1], v_GXLD.shape[-1]))
         tile = max(1, MAX_SCORES // (num_rows * num_heads * length))
         for start in range(0, query_len, tile):
             end = min(start + tile, query_len)

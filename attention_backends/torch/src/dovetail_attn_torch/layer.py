@@ -1,11 +1,13 @@
 """Attention of one layer: write the step's keys and values, then attend, batch by batch.
 
-Everything that is the same for all layers is part of the metadata. With a soft cap, sinks or ALiBi
-the explicit float32 formula is used, otherwise torch's `scaled_dot_product_attention`. Does not
-depend on blocks, rows or positions.
+Everything that is the same for all layers is part of the metadata. With a soft cap, sinks, ALiBi or
+values that are parts of keys, the explicit float32 formula is used, otherwise torch's
+`scaled_dot_product_attention`, which would repeat such keys for each query head. Does not depend on
+blocks, rows or positions.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
-B block size; within a batch G rows, Q query tokens per row and head, L positions, X query or
+B block size, C cached vectors per token and head: key and value, or only the key; within a batch
+G rows, Q query tokens per row and head, L positions, X query or
 key-value heads.
 """
 
@@ -29,7 +31,7 @@ batch: None for the whole prompt of one row, with causal attention.
 
 
 class TorchAttentionLayer(AttentionLayer):
-    """Attention of one layer over a cache of shape [N, B, 2, K, D]."""
+    """Attention of one layer over a cache of shape [N, B, C, K, D]."""
 
     def __init__(self, context: AttentionLayerContext) -> None:
         self._name = context.layer_name
@@ -38,7 +40,8 @@ class TorchAttentionLayer(AttentionLayer):
         self._scale = context.scale
         self._attend: Attend = self._attend_plain
         added = (context.sinks, context.alibi_slopes)
-        if context.soft_cap or any(values_H is not None for values_H in added):
+        is_added = any(values_H is not None for values_H in added)
+        if context.soft_cap or context.value_size or is_added:
             self._attend = ExplicitAttention(
                 scale=context.scale,
                 soft_cap=context.soft_cap,
@@ -66,13 +69,14 @@ class TorchAttentionLayer(AttentionLayer):
                 f"{self._name} has a sliding window of {self._window}, but its KV-cache group has "
                 f"{metadata.sliding_window}; put these layers into different groups"
             )
-        slots_S2KD = kv_cache.view(-1, *kv_cache.shape[2:])
-        slots_S2KD.select(1, 0).index_copy_(0, metadata.slots_T, k_TKD)
-        slots_S2KD.select(1, 1).index_copy_(0, metadata.slots_T, v_TKD)
+        slots_SCKD = kv_cache.view(-1, *kv_cache.shape[2:])
+        slots_SCKD.select(1, 0).index_copy_(0, metadata.slots_T, k_TKD)
+        if slots_SCKD.shape[1] == 2:
+            slots_SCKD.select(1, 1).index_copy_(0, metadata.slots_T, v_TKD)
         for batch in metadata.decodes:
-            self._decode(q_THD, slots_S2KD, batch, out_THD)
+            self._decode(q_THD, slots_SCKD, batch, out_THD)
         for batch in metadata.chunks:
-            _gather(slots_S2KD, batch)
+            _gather(slots_SCKD, batch)
             out_1HQD = self._attend(
                 _as_one_row(q_THD[batch.tokens]), batch.keys_GKLD, batch.values_GKLD, batch
             )
@@ -85,7 +89,7 @@ class TorchAttentionLayer(AttentionLayer):
     def _decode(
         self,
         q_THD: torch.Tensor,
-        slots_S2KD: torch.Tensor,
+        slots_SCKD: torch.Tensor,
         batch: GatheredBatch,
         out_THD: torch.Tensor,
     ) -> None:
@@ -94,7 +98,7 @@ class TorchAttentionLayer(AttentionLayer):
         Query heads that share a key-value head are treated as tokens of one head: keys and values
         are not repeated, and one matrix product replaces a vector product per query head.
         """
-        _gather(slots_S2KD, batch)
+        _gather(slots_SCKD, batch)
         q_GKQD = take(q_THD, batch.tokens).unflatten(1, self._groups)
         out_GKQD = self._attend(q_GKQD, batch.keys_GKLD, batch.values_GKLD, batch)
         _put(out_THD, batch.tokens, out_GKQD.flatten(1, 2))
@@ -117,8 +121,8 @@ class TorchAttentionLayer(AttentionLayer):
         )
 
 
-def _gather(slots_S2KD: torch.Tensor, batch: GatheredBatch) -> None:
-    torch.index_select(slots_S2KD, 0, batch.slots_S, out=batch.keys_values_S2KD)
+def _gather(slots_SCKD: torch.Tensor, batch: GatheredBatch) -> None:
+    torch.index_select(slots_SCKD, 0, batch.slots_S, out=batch.keys_values_SCKD)
 
 
 def _as_one_row(x_QXD: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@ gathered first. The builder depends on the group's cache, but not on the query h
 cap of a layer.
 
 Dimensions: T tokens, R requests, M block-table width, B block size, K key-value heads,
-D head size; within a gathered batch G rows, L positions each, Q query tokens, S = G · L slots.
+D head size, C cached vectors per token and head: key and value, or only the key, of which the value
+is a part; within a gathered batch G rows, L positions each, Q query tokens, S = G · L slots.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dovetail.interfaces.attention import (
     AttentionGroupContext,
     AttentionMetadataBuilder,
 )
+from dovetail.interfaces.kv_cache import LatentAttentionSpec
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -48,7 +50,7 @@ class GatheredBatch:
     tokens: indices of the G · Q query tokens in the step.
     slots_S: int64; row g's L slots, from the first visible position. Beyond a row's end its
         last slot is repeated, so that only memory of that row is read.
-    keys_values_S2KD: scratch memory for the gathered keys and values, shared by all layers.
+    keys_values_SCKD: scratch memory for the gathered keys and values, shared by all layers.
     keys_GKLD, values_GKLD: views of it.
     positions_GL, query_positions_GQ: int64; the positions of the keys and of the query tokens.
     mask_G1QL: added to the scores, 0 or -inf, in the cache's dtype, broadcast along
@@ -57,7 +59,7 @@ class GatheredBatch:
 
     tokens: Tokens
     slots_S: torch.Tensor
-    keys_values_S2KD: torch.Tensor
+    keys_values_SCKD: torch.Tensor
     keys_GKLD: torch.Tensor
     values_GKLD: torch.Tensor
     positions_GL: torch.Tensor
@@ -91,10 +93,14 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         self._window = spec.sliding_window
         self._device = context.device
         self._dtype = TORCH_DTYPES[spec.dtype]
+        self._value_size = spec.head_size
         self._token_shape = (2, spec.num_kv_heads, spec.head_size)
+        if isinstance(spec, LatentAttentionSpec):
+            self._value_size = spec.value_size
+            self._token_shape = (1, spec.num_kv_heads, spec.head_size)
         token_bytes = spec.page_size_bytes // spec.block_size
         self._max_decode_slots = max(1, SCRATCH_BYTES // token_bytes)
-        self._scratch_S2KD = torch.empty(
+        self._scratch_SCKD = torch.empty(
             (0, *self._token_shape), dtype=self._dtype, device=self._device
         )
 
@@ -189,14 +195,14 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         mask_G1QL: torch.Tensor | None,
     ) -> GatheredBatch:
         num_rows, length = slots_GL.shape
-        keys_values_S2KD = self._scratch_S2KD[: num_rows * length]
-        keys_values_2GKLD = keys_values_S2KD.unflatten(0, (num_rows, length)).permute(2, 0, 3, 1, 4)
+        keys_values_SCKD = self._scratch_SCKD[: num_rows * length]
+        keys_values_CGKLD = keys_values_SCKD.unflatten(0, (num_rows, length)).permute(2, 0, 3, 1, 4)
         return GatheredBatch(
             tokens=tokens,
             slots_S=slots_GL.flatten(),
-            keys_values_S2KD=keys_values_S2KD,
-            keys_GKLD=keys_values_2GKLD[0],
-            values_GKLD=keys_values_2GKLD[1],
+            keys_values_SCKD=keys_values_SCKD,
+            keys_GKLD=keys_values_CGKLD[0],
+            values_GKLD=keys_values_CGKLD[-1, ..., : self._value_size],
             positions_GL=positions_GL,
             query_positions_GQ=query_positions_GQ,
             mask_G1QL=mask_G1QL,
@@ -221,11 +227,11 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def _grow_scratch(self, num_slots: int) -> None:
-        if num_slots <= self._scratch_S2KD.shape[0]:
+        if num_slots <= self._scratch_SCKD.shape[0]:
             return
         # Not an inference tensor: a later step may run outside of inference mode.
         with torch.inference_mode(False):
-            self._scratch_S2KD = torch.empty(
+            self._scratch_SCKD = torch.empty(
                 (num_slots, *self._token_shape), dtype=self._dtype, device=self._device
             )
 

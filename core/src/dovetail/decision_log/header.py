@@ -112,8 +112,11 @@ def reference(cls: type) -> str:
 
 
 def _make_spec(record: dict[str, Any]) -> KVCacheSpec:
-    kind: type[KVCacheSpec] = {
-        item.__name__: item
-        for item in (specs.FullAttentionSpec, specs.StateSpec, specs.NoCacheSpec)
-    }[record.pop("kind")]
+    kinds: tuple[type[KVCacheSpec], ...] = (
+        specs.FullAttentionSpec,
+        specs.LatentAttentionSpec,
+        specs.StateSpec,
+        specs.NoCacheSpec,
+    )
+    kind = {item.__name__: item for item in kinds}[record.pop("kind")]
     return kind(**record)

@@ -45,6 +45,7 @@ from dovetail.interfaces.kv_cache import (
     KVCacheConfig,
     KVCacheGroup,
     KVCacheSpec,
+    LatentAttentionSpec,
     NoCacheSpec,
     StateSpec,
 )
@@ -201,6 +202,7 @@ __all__ = [
     "KVSchedulerSide",
     "KVTransfer",
     "KVWorkerSide",
+    "LatentAttentionSpec",
     "LinearMethod",
     "LinearShape",
     "LocalModel",

@@ -29,6 +29,9 @@ ROTARY = "rotary"
 KV_LAYER_SCALES = "kv_layer_scales"
 """The feature of a backend that reads `AttentionLayerContext.kv_scales`."""
 
+MLA = "mla"
+"""The feature of a backend that supports `AttentionLayerContext.value_size`."""
+
 SMALL_HEAD_SIZE = 32
 """Heads may always be padded to this size, even if padding more than doubles their size."""
 
@@ -38,6 +41,7 @@ class AttentionFacts:
     """The attention of a model.
 
     sliding_window, soft_cap, sinks, alibi, bidirectional: whether any layer uses this feature.
+    mla: whether the values of any layer are parts of its keys (`AttentionLayerContext.value_size`).
     """
 
     head_size: int
@@ -48,6 +52,7 @@ class AttentionFacts:
     sinks: bool = False
     alibi: bool = False
     bidirectional: bool = False
+    mla: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +64,7 @@ class AttentionRequirements:
     features: ids of the required features beyond plain causal attention over a paged cache:
         "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "alibi" (scores
         have a bias that is linear in the distance), "bidirectional" (tokens attend to later tokens,
-        without a cache), "cascade",
+        without a cache), "mla" (values are parts of keys), "cascade",
         "batch_invariant" (a token's result is bit-identical for any batch and any chunking of its
         prompt), … A backend must declare every id, so an unknown requirement is rejected.
     """
@@ -161,6 +166,7 @@ class AttentionGroupContext:
         layer. All builders of the worker share it; it is zero before its first use. None: allocate
         memory for this builder.
     bidirectional: as for `AttentionLayerContext`; slots and block tables have no meaning then.
+    spec: a `LatentAttentionSpec` only for a backend that declares `MLA`.
     """
 
     spec: FullAttentionSpec
@@ -192,6 +198,11 @@ class AttentionLayerContext:
     bidirectional: each token attends to all tokens of its run, which is a whole prompt; with a
         sliding window, to those at a distance below it. The layer has no cache: `kv_cache` is empty
         and must not be used. Only for a backend that declares "bidirectional".
+    value_size: 0 for values of `head_size` features. Otherwise the value of a token is the first
+        `value_size` features of its key, as in multi-head latent attention. The cache, whose spec
+        is a `LatentAttentionSpec`, contains only keys. `v_TKD` is a view of `k_TKD`, and `out_THD`
+        has `value_size` features. Such a layer never gets `rotary_args`. Only for a backend that
+        declares `MLA`. Source: DeepSeek-AI 2024, arXiv:2405.04434.
     options: validated options of the backend plugin.
     """
 
@@ -208,6 +219,7 @@ class AttentionLayerContext:
     alibi_slopes: torch.Tensor | None = None
     kv_scales: torch.Tensor | None = None
     bidirectional: bool = False
+    value_size: int = 0
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -277,7 +289,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.10"
+    CONTRACT_VERSION: ClassVar[str] = "0.11"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

@@ -66,6 +66,24 @@ class FullAttentionSpec(KVCacheSpec):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttentionSpec(FullAttentionSpec):
+    """Keys of all tokens, which contain their values: multi-head latent attention.
+
+    Each token has one vector of `head_size` features in each key-value head; normally there is one
+    head. Source: DeepSeek-AI 2024, arXiv:2405.04434.
+    value_size: the value is the first `value_size` features of the key.
+    """
+
+    value_size: int
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of the keys of one block, with their scales."""
+        head_bytes = self.head_size * DTYPE_BYTES[self.dtype] + self.scale_bytes
+        return self.block_size * self.num_kv_heads * head_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec(KVCacheSpec):
     """A state of fixed size that summarizes all previous tokens, as in linear attention.
 

@@ -233,7 +233,7 @@ class SchedulerInterface(ABC):
     """
 
     CONTRACT: ClassVar[str] = "scheduler"
-    CONTRACT_VERSION: ClassVar[str] = "0.5"
+    CONTRACT_VERSION: ClassVar[str] = "0.6"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

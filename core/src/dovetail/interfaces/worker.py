@@ -131,7 +131,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.11"
+    CONTRACT_VERSION: ClassVar[str] = "0.12"
     provides: ClassVar[frozenset[str]] = frozenset()
     device_types: ClassVar[frozenset[str]] = frozenset()
 

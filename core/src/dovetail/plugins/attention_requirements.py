@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dovetail.interfaces.attention import KV_LAYER_SCALES, AttentionFacts, AttentionRequirements
+from dovetail.interfaces.attention import (
+    KV_LAYER_SCALES,
+    MLA,
+    AttentionFacts,
+    AttentionRequirements,
+)
 
 if TYPE_CHECKING:
     from dovetail.interfaces.engine_config import WorkerConfig
@@ -31,6 +36,7 @@ def attention_requirements(
         "sinks": attention.sinks,
         "alibi": attention.alibi,
         "bidirectional": attention.bidirectional,
+        MLA: attention.mla,
         "batch_invariant": config.compute.batch_invariant,
         KV_LAYER_SCALES: config.cache.kv_cache_scales == "layer",
     }
@@ -61,6 +67,11 @@ def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
     head_size = _count(config, "head_dim") or hidden_size // (num_heads or 1)
     if not num_heads or not head_size:
         return None
+    rank, rotary_size = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
+    if rank and rotary_size:
+        return AttentionFacts(
+            head_size=rank + rotary_size, num_heads=num_heads, num_kv_heads=1, mla=True
+        )
     return AttentionFacts(
         head_size=head_size,
         num_heads=num_heads,

@@ -19,6 +19,7 @@ from dovetail.interfaces.kv_cache import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroup,
+    LatentAttentionSpec,
     NoCacheSpec,
     StateSpec,
 )
@@ -36,6 +37,7 @@ _RECORDS: dict[str, type[Any]] = {
         FullAttentionSpec,
         KVCacheConfig,
         KVCacheGroup,
+        LatentAttentionSpec,
         ModelInfo,
         NoCacheSpec,
         StateSpec,

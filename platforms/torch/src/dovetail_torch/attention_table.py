@@ -97,7 +97,10 @@ class AttentionTable:
         v_TKD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Write k and v to the layer's cache and return its attention, contiguous [T, H, D]."""
+        """Write k and v to the layer's cache and return its attention, contiguous [T, H, D].
+
+        D is the number of features of v.
+        """
         compiles = torch.compiler.is_compiling()
         if rotary_args is not None and (compiles or not self._rotates):
             # The custom operator does not support rotation, and compilers fuse torch's rotation
@@ -128,7 +131,7 @@ class AttentionTable:
         """Run the attention of `attend`. rotary_args: only for layers that rotate."""
         if self.capture is not None:
             return self.capture.attend(index, q_THD, k_TKD, v_TKD, rotary_args)
-        out_THD = q_THD.new_empty(q_THD.shape)
+        out_THD = new_result(q_THD, v_TKD)
         self.run_into(index, (q_THD, k_TKD, v_TKD, out_THD), rotary_args)
         return out_THD
 
@@ -196,11 +199,16 @@ class NoAttention:
             )
         # This needs as much memory as a step with a backend that does not rotate.
         turned = (q_THD, k_TKD) if rotary_args is None else rotary_args.apply(q_THD, k_TKD)
-        return turned[0].new_zeros(q_THD.shape)
+        return turned[0].new_zeros((*q_THD.shape[:-1], v_TKD.shape[-1]))
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""
         return x_TD
+
+
+def new_result(q_THD: torch.Tensor, v_TKD: torch.Tensor) -> torch.Tensor:
+    """Return memory for the result of attention: the heads of q with the features of v."""
+    return q_THD.new_empty((*q_THD.shape[:-1], v_TKD.shape[-1]))
 
 
 def run_attend(
@@ -219,4 +227,4 @@ _attend = torch.library.custom_op("dovetail::attend", run_attend, mutates_args=(
 def _attend_shape(
     q_THD: torch.Tensor, k_TKD: torch.Tensor, v_TKD: torch.Tensor, slot: int, index: int
 ) -> torch.Tensor:
-    return q_THD.new_empty(q_THD.shape)
+    return new_result(q_THD, v_TKD)

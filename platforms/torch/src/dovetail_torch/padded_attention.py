@@ -21,10 +21,14 @@ class PaddedAttention(AttentionLayer):
     Does not apply rotary embedding.
     """
 
-    def __init__(self, layer: AttentionLayer, num_added: int) -> None:
-        """num_added: number of features that are added to each head."""
+    def __init__(self, layer: AttentionLayer, num_added: int, *, pads_values: bool = True) -> None:
+        """num_added: number of features that are added to each head.
+
+        pads_values: False if the values are parts of the keys.
+        """
         self._layer = layer
         self._padding = (0, num_added)
+        self._pads_values = pads_values
 
     def forward(
         self,
@@ -37,7 +41,12 @@ class PaddedAttention(AttentionLayer):
         rotary_args: RotaryArgs | None = None,
     ) -> None:
         """Compute attention with padded heads. `kv_cache` has the larger heads."""
-        q, k, v = (pad(x, self._padding) for x in (q_THD, k_TKD, v_TKD))
+        q, k = pad(q_THD, self._padding), pad(k_TKD, self._padding)
+        if not self._pads_values:
+            v_TKD = k[..., : v_TKD.shape[-1]]
+            self._layer.forward(q, k, v_TKD, kv_cache, metadata, out_THD)
+            return
+        v = pad(v_TKD, self._padding)
         out = q.new_empty(q.shape)
         self._layer.forward(q, k, v, kv_cache, metadata, out)
         out_THD.copy_(out[..., : out_THD.shape[-1]])

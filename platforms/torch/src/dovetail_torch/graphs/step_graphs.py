@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 
 from dovetail.interfaces import AttentionBatch, Model, RotaryArgs
-from dovetail_torch.attention_table import AttentionTable
+from dovetail_torch.attention_table import AttentionTable, new_result
 from dovetail_torch.graph_dispatcher import GraphCounts, Outputs
 from dovetail_torch.graphs.capture import GraphCapture, ReplayableGraph
 from dovetail_torch.graphs.plan import GraphPlan, plan_graphs
@@ -94,7 +94,7 @@ class _PiecewiseCapture:
 
         The call keeps its tensors, so that later pieces do not reuse their memory.
         """
-        out_THD = q_THD.new_empty(q_THD.shape)
+        out_THD = new_result(q_THD, v_TKD)
         self.pieces.append(self._capture.end())
         call = _AttentionCall(
             index=index,

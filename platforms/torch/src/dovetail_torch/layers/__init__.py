@@ -10,6 +10,7 @@ from dovetail_torch.layers.activation import (
 from dovetail_torch.layers.attention import (
     Attention,
     BidirectionalAttention,
+    LatentAttention,
     attention_layers,
     share_heads,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "FusedExperts",
     "GatedActivation",
     "HeadShape",
+    "LatentAttention",
     "LayerNorm",
     "MergedColumnParallelLinear",
     "Norm",

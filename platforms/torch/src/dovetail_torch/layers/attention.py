@@ -31,11 +31,13 @@ class Attention(nn.Module):
     key - position of the query); () for none. Source: Press et al. 2022, arXiv:2108.12409.
     sinks: float32 [H], an additional logit for each query head, or None; the layer's only
     parameter. Raises ContractError for another shape or dtype.
+    value_size: see `LatentAttention`; 0 for values of head_size features.
     kv_scales: float32 [2], the scales of the keys and of the values in the cache; None without
     scales of layers. A weight loader fills it if the checkpoint has them.
     """
 
     bidirectional: ClassVar[bool] = False
+    value_size: int = 0
     kv_scales: torch.Tensor | None
 
     def __init__(
@@ -93,13 +95,34 @@ class Attention(nn.Module):
         attention: AttentionContext,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Return the attention of the tokens, [T, H·D].
+        """Return the attention of the tokens, [T, H·D], with the number of features D of values.
 
         Inputs may be views that are not contiguous.
 
         rotary_args: rotates q and k (`RotaryEmbedding.at`); None for no rotation.
         """
         return attention.attend(self.index, q_THD, k_TKD, v_TKD, rotary_args).flatten(-2)
+
+
+class LatentAttention(Attention):
+    """Attention over keys that contain their values: multi-head latent attention.
+
+    A token's value is the first `value_size` features of its key, and only keys are cached. The
+    model passes the values as views of the keys, which already have their positions.
+    Source: DeepSeek-AI 2024, arXiv:2405.04434.
+    """
+
+    def __init__(
+        self, heads: HeadShape, index: int, *, value_size: int, scale: float = 0.0
+    ) -> None:
+        """Create the layer. Raise ContractError if the values are not parts of the keys."""
+        super().__init__(heads, index, scale=scale)
+        if not 0 < value_size <= heads.head_size:
+            raise ContractError(
+                f"attention layer {index} has values of {value_size} features in keys of "
+                f"{heads.head_size}; a value must be a part of its key"
+            )
+        self.value_size = value_size
 
 
 class BidirectionalAttention(Attention):
@@ -145,6 +168,7 @@ def attention_facts(layers: Collection[Attention]) -> AttentionFacts:
         sinks=any(other.sinks is not None for other in layers),
         alibi=any(other.alibi_slopes for other in layers),
         bidirectional=any(other.bidirectional for other in layers),
+        mla=any(other.value_size for other in layers),
     )
 
 

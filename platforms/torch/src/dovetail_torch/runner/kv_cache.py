@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -16,6 +16,7 @@ from dovetail.interfaces import (
     AttentionMetadataBuilder,
     FullAttentionSpec,
     KVCacheConfig,
+    LatentAttentionSpec,
 )
 from dovetail.interfaces.attention import ROTARY
 from dovetail_torch.attention.workspace import AttentionWorkspace
@@ -62,17 +63,26 @@ def kv_cache_specs(
 ) -> dict[str, FullAttentionSpec]:
     """Return each layer's KV-cache spec, with the head size that the backend stores."""
     return {
-        name: FullAttentionSpec(
-            block_size=block_size,
-            num_kv_heads=layer.num_kv_heads,
-            head_size=_stored_head_size(backend, layer),
-            dtype=limits.kv_cache_dtype,
-            sliding_window=layer.sliding_window,
-            scale_bytes=limits.scale_bytes,
-        )
+        name: _spec(backend, layer, block_size, limits)
         for name, layer in layers.items()
         if not layer.bidirectional
     }
+
+
+def _spec(
+    backend: type[AttentionBackend] | None, layer: Attention, block_size: int, limits: StepLimits
+) -> FullAttentionSpec:
+    spec = FullAttentionSpec(
+        block_size=block_size,
+        num_kv_heads=layer.num_kv_heads,
+        head_size=_stored_head_size(backend, layer),
+        dtype=limits.kv_cache_dtype,
+        sliding_window=layer.sliding_window,
+        scale_bytes=limits.scale_bytes,
+    )
+    if not layer.value_size:
+        return spec
+    return LatentAttentionSpec(**asdict(spec), value_size=layer.value_size)
 
 
 def make_attention(
@@ -111,8 +121,7 @@ def make_attention(
     for name, layer in layers.items():
         head_size = specs[name].head_size
         own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
-        num_added = head_size - layer.head_size
-        created.append(PaddedAttention(own, num_added) if num_added else own)
+        created.append(_with_heads_of(own, layer, head_size))
         builder_of.append(builders.setdefault((specs[name], group_of[name]), len(builders)))
     return AttentionState(
         buffers=buffers,
@@ -159,8 +168,7 @@ def _without_cache(
             sliding_window=layer.sliding_window,
         )
         own = backend.create_layer(_layer_context(name, layer, spec.head_size, limits, options))
-        num_added = spec.head_size - layer.head_size
-        created.append(PaddedAttention(own, num_added) if num_added else own)
+        created.append(_with_heads_of(own, layer, spec.head_size))
         builder_of.append(builders.setdefault(spec, len(builders)))
     empty = torch.empty(0, dtype=limits.dtype, device=limits.device)
     contexts = (_group_context(spec, limits, options, workspace) for spec in builders)
@@ -199,6 +207,14 @@ def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) 
     return size if backend is None else backend.capabilities.stored_head_size(size) or size
 
 
+def _with_heads_of(own: AttentionLayer, layer: Attention, head_size: int) -> AttentionLayer:
+    """Return the backend's layer of heads of `head_size`, for the model's heads."""
+    num_added = head_size - layer.head_size
+    if not num_added:
+        return own
+    return PaddedAttention(own, num_added, pads_values=not layer.value_size)
+
+
 def _layer_context(
     name: str,
     layer: Attention,
@@ -220,6 +236,7 @@ def _layer_context(
         alibi_slopes=_slopes(layer, limits.device),
         kv_scales=layer.kv_scales,
         bidirectional=layer.bidirectional,
+        value_size=layer.value_size,
         options=options,
     )
 

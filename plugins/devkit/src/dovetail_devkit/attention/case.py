@@ -5,16 +5,18 @@ Dimensions: H query heads, K key-value heads, D head size, B block size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 
 from dovetail.interfaces.attention import (
     KV_LAYER_SCALES,
+    MLA,
     ROTARY,
     AttentionCapabilities,
     AttentionRequirements,
 )
-from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
+from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec, LatentAttentionSpec
 from dovetail_devkit.comparison import TOLERANCES
 
 CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
@@ -38,6 +40,7 @@ class AttentionCase:
     cache_dtype: element type of the cache; "" for the model's dtype.
     has_layer_scales: whether the cache has scales of the layer instead of scales of tokens.
     padding: unused bytes at the end of each block.
+    value_size: the values are the first features of the keys; 0 for separate values.
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -55,6 +58,7 @@ class AttentionCase:
     cache_dtype: str = ""
     has_layer_scales: bool = False
     padding: int = 0
+    value_size: int = 0
     seed: int = 0
 
     def __str__(self) -> str:
@@ -69,6 +73,7 @@ class AttentionCase:
         rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
         rest += ", scales of the layer" if self.has_layer_scales else ""
         rest += f", padding {self.padding}" if self.padding else ""
+        rest += f", values of {self.value_size} in the keys" if self.value_size else ""
         blocks = f"blocks of {self.block_size}"
         return f"{self.dtype}, {shape}, {blocks}, {heads}{window}{cap}{rest}, seed {self.seed}"
 
@@ -80,7 +85,7 @@ class AttentionCase:
     @property
     def spec(self) -> FullAttentionSpec:
         """The KV-cache spec of the layer."""
-        return FullAttentionSpec(
+        spec = FullAttentionSpec(
             block_size=self.block_size,
             num_kv_heads=self.num_kv_heads,
             head_size=self.head_size,
@@ -88,6 +93,9 @@ class AttentionCase:
             sliding_window=self.sliding_window,
             scale_bytes=0 if self.has_layer_scales else SCALE_BYTES.get(self.cache_dtype, 0),
         )
+        if not self.value_size:
+            return spec
+        return LatentAttentionSpec(**asdict(spec), value_size=self.value_size)
 
     @property
     def layer_scales(self) -> list[float]:
@@ -104,6 +112,7 @@ class AttentionCase:
             "alibi": self.alibi,
             "padded_pages": self.padding > 0,
             KV_LAYER_SCALES: self.has_layer_scales,
+            MLA: self.value_size > 0,
         }
         return frozenset(name for name, is_used in used.items() if is_used)
 
@@ -136,8 +145,8 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
     boundaries, for several block sizes; with 1, 4 or all query heads for each key-value head; with
     the claimed head sizes, or 64, 128, 80 and 33 if every size is claimed. Claimed windows, soft
     caps, sinks and ALiBi are tested separately and together. Fully and partly rotated heads and
-    padded pages are tested if they are claimed. Each cache dtype that is not a model dtype is
-    tested with chunks, decodes and mixed batches.
+    padded pages are tested if they are claimed, and keys that contain their values. Each cache
+    dtype that is not a model dtype is tested with chunks, decodes and mixed batches.
     """
     multiple = capabilities.block_size_multiple
     block_size = multiple * ceil(16 / multiple)
@@ -179,9 +188,25 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
             cases += [_turning(replace(base, head_size=size)) for size in head_sizes[1:]]
         if "padded_pages" in capabilities.features:
             cases += [replace(base, padding=64), replace(base, padding=192, runs=shapes["decodes"])]
+        if MLA in capabilities.features:
+            cases += _latent(base, shapes, head_sizes)
     for cache_dtype in sorted(capabilities.kv_cache_dtypes - capabilities.dtypes):
         cases += _of_cache(capabilities, cache_dtype)
     return [replace(case, seed=seed) for seed, case in enumerate(cases)]
+
+
+def _latent(
+    base: AttentionCase, shapes: Mapping[str, tuple[tuple[int, int], ...]], head_sizes: list[int]
+) -> list[AttentionCase]:
+    """Return cases of multi-head latent attention, also with one query head."""
+    size = head_sizes[0]
+    latent = replace(base, num_kv_heads=1, head_size=size, value_size=size - size // 4)
+    return [
+        *(replace(latent, runs=runs) for runs in shapes.values()),
+        replace(latent, num_heads=1, value_size=1),
+        replace(latent, num_heads=5, value_size=size),
+        replace(latent, num_heads=3, head_size=head_sizes[-1], value_size=head_sizes[-1] - 7),
+    ]
 
 
 def other_cache_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:

@@ -44,6 +44,7 @@ EXERCISED = frozenset(
         "supports_advance",
         "graphs",
         "kv_layer_scales",
+        "mla",
     }
 )
 """The features for which the suite has cases."""

@@ -27,6 +27,7 @@ def reference_attention(
 ) -> torch.Tensor:
     """Return the causal attention of one sequence, float64 [Q, H, D], computed densely.
 
+    Values may have another number of features than keys; the result has that of the values.
     The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
     Window, soft cap, sinks and ALiBi slopes are those of `AttentionLayerContext`. The arguments are
     only read.
@@ -53,4 +54,4 @@ def reference_attention(
         scores = torch.cat([scores, sinks_KG11.expand(*scores.shape[:3], 1)], -1)
     weights = scores.softmax(-1)[..., :length]
     out_QKGD = torch.einsum("kgql,lkd->qkgd", weights, v_LKD.double())
-    return out_QKGD.reshape(num_queries, num_heads, head_size)
+    return out_QKGD.reshape(num_queries, num_heads, v_LKD.shape[-1])

@@ -66,7 +66,7 @@ class AttentionRows:
         self.slopes: torch.Tensor | None = None
         if case.alibi:  # different for every head, and as steep as those of trained models
             self.slopes = torch.rand(case.num_heads, generator=generator)
-        num_heads = case.num_heads + 2 * case.num_kv_heads
+        num_heads = case.num_heads + (1 if case.value_size else 2) * case.num_kv_heads
         self.qkv = [
             torch.randn((n, num_heads, case.head_size), generator=generator).to(self.dtype)
             for n in lengths
@@ -135,6 +135,7 @@ class AttentionRows:
                     if case.has_layer_scales
                     else None
                 ),
+                value_size=case.value_size,
             )
         )
 
@@ -163,6 +164,9 @@ class AttentionRows:
     def _split(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return views of q, k and v with the strides of a fused projection."""
         num_heads, num_kv_heads = self.case.num_heads, self.case.num_kv_heads
+        if self.case.value_size:
+            q, k = qkv.split([num_heads, num_kv_heads], dim=1)
+            return q, k, k[..., : self.case.value_size]
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         return q, k, v
 
@@ -218,7 +222,8 @@ class AttentionRows:
         ]
         copies = [tensor.clone() for tensor in tensors]
         q, k, v = self._split(tensors[-1])
-        out_THD = torch.full(q.shape, float("nan"), dtype=self.dtype, device=self.device)
+        shape = (*q.shape[:-1], v.shape[-1])
+        out_THD = torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
         before = self.memory.clone()
         self.layer.forward(q, k, v, self.cache, metadata, out_THD, *self._rotary_args(runs))
         for label, tensor, copy in zip(

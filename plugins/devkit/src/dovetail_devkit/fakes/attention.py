@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from dovetail.interfaces.attention import (
+    MLA,
     ROTARY,
     AttentionBackend,
     AttentionBatch,
@@ -25,7 +26,7 @@ from dovetail.interfaces.attention import (
     AttentionMetadataBuilder,
     RotaryArgs,
 )
-from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.interfaces.kv_cache import FullAttentionSpec, LatentAttentionSpec
 from dovetail_devkit.attention.batch import check_batch
 from dovetail_devkit.attention.reference import reference_attention
 
@@ -68,7 +69,10 @@ class FakeAttentionBuilder(AttentionMetadataBuilder):
 
 
 class FakeAttentionLayer(AttentionLayer):
-    """Attention of one layer, row by row, over a cache of shape [2, N, B, K, D]."""
+    """Attention of one layer, row by row, over a cache of shape [2, N, B, K, D].
+
+    [1, N, B, K, D] if values are parts of keys.
+    """
 
     def __init__(self, context: AttentionLayerContext) -> None:
         self.context = context
@@ -86,12 +90,13 @@ class FakeAttentionLayer(AttentionLayer):
         """Write k and v to the cache, attend causally, and write the result to `out_THD`."""
         if rotary_args is not None:
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
-        slots_2SKD = kv_cache.view(2, -1, *kv_cache.shape[3:])
+        slots_2SKD = kv_cache.view(len(kv_cache), -1, *kv_cache.shape[3:])
         self.write(slots_2SKD, metadata.slots_T, k_TKD, v_TKD)
+        values_SKD = slots_2SKD[-1][..., : v_TKD.shape[-1]]
         start = 0
         for query_len, slots in metadata.runs:
             end = start + query_len
-            out_QHD = self.attend(q_THD[start:end], slots_2SKD[0][slots], slots_2SKD[1][slots])
+            out_QHD = self.attend(q_THD[start:end], slots_2SKD[0][slots], values_SKD[slots])
             out_THD[start:end] = out_QHD.to(out_THD.dtype)
             start = end
 
@@ -104,7 +109,8 @@ class FakeAttentionLayer(AttentionLayer):
     ) -> None:
         """Write the keys and values of the step to their slots."""
         slots_2SKD[0, slots_T] = k_TKD
-        slots_2SKD[1, slots_T] = v_TKD
+        if len(slots_2SKD) == 2:
+            slots_2SKD[1, slots_T] = v_TKD
 
     def attend(self, q_QHD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor) -> torch.Tensor:
         """Return the attention of one row, [Q, H, D]. Its queries are the last Q positions."""
@@ -130,13 +136,14 @@ class FakeAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", ROTARY}),
+        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", ROTARY, MLA}),
     )
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [2, N, B, K, D]."""
-        return (2, num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+        """Return [2, N, B, K, D], or [1, N, B, K, D] if values are parts of keys."""
+        num_vectors = 1 if isinstance(spec, LatentAttentionSpec) else 2
+        return (num_vectors, num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
 
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:

@@ -54,7 +54,9 @@ class DenseAttention:
             f"layer {index} passes {lengths} tokens to attention; expected {total}",
         )
         expect(
-            k_TKD.shape == v_TKD.shape, f"layer {index}: keys and values must have the same shape"
+            k_TKD.shape == v_TKD.shape or torch.equal(k_TKD[..., : v_TKD.shape[-1]], v_TKD),
+            f"layer {index}: keys and values must have the same shape, or the values must be the "
+            "first features of the keys",
         )
         expect(
             q_THD.shape[1] % k_TKD.shape[1] == 0,
