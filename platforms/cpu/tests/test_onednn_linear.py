@@ -1,4 +1,4 @@
-"""The linear method `onednn`: matrix products equal those of unpacked weights, which are freed."""
+"""The linear method `onednn`: its contract, products of packed weights, freed unpacked weights."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from dovetail.interfaces import LinearShape
 from dovetail_cpu import onednn_linear
 from dovetail_cpu.onednn_linear import OneDNNLinearMethod, packs
+from dovetail_devkit.suites.linear_method import check_linear_method
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if packs(dtype)]
 
@@ -26,6 +27,10 @@ def make_layer(dtype, *, bias=True, out_features=40, in_features=24):
     for parameter in layer.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator))
     return method, layer
+
+
+def test_the_linear_method_meets_its_contract():
+    check_linear_method(OneDNNLinearMethod, torch.device("cpu"))
 
 
 @torch.inference_mode()

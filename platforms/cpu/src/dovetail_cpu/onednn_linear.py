@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from dovetail.interfaces.linear_method import LinearShape
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 
 _TOKENS_HINT = 16
@@ -22,10 +23,15 @@ class OneDNNLinearMethod(TorchLinearMethod):
     """Parameters as in the checkpoint. After `pack`, only the packed weight exists.
 
     If oneDNN cannot multiply in the model's dtype on this processor, the unpacked weight is kept
-    and used.
+    and used. The weights of stacked experts are always kept: oneDNN packs whole weights only.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
+
+    def create(self, layer: nn.Module, shape: LinearShape) -> None:
+        """Register `weight` and `bias` as in the checkpoint."""
+        super().create(layer, shape)
+        layer.is_stacked = shape.num_experts > 1
 
     def pack(self, layer: nn.Module) -> None:
         """Reorder the weight and free the unpacked weight.
@@ -33,7 +39,7 @@ class OneDNNLinearMethod(TorchLinearMethod):
         A head tied to an embedding only drops its reference; the embedding owns the weight.
         """
         weight_OI = layer.weight
-        if not packs(weight_OI.dtype):
+        if layer.is_stacked or not packs(weight_OI.dtype):
             return
         packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach(), _TOKENS_HINT)
         layer.packed_weight = packed
