@@ -25,6 +25,29 @@ _LONG = {
     "rope_theta": 10000.0,
     "partial_rotary_factor": 0.75,
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 22,
+    "kv_lora_rank": 26,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 18,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 256,
+        "mscale": 0.7,
+        "mscale_all_dim": 1.1,
+    },
+}
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 _USUAL = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -98,6 +121,25 @@ FAMILIES: Mapping[str, Family] = {
         moe_intermediate_size=26,
         mlp_only_layers=[0],
         attention_bias=True,
+    ),
+    "deepseek_v2": usual_family("DeepseekV2", **_LATENT | {"topk_method": "group_limited_greedy"}),
+    "deepseek_v2, lite": usual_family(
+        "DeepseekV2", **_LATENT | {"q_lora_rank": None, "mlp_bias": True, "attention_bias": True}
+    ),
+    "deepseek_v3": usual_family("DeepseekV3", **_LATENT),
+    "deepseek_v3, halves": usual_family(
+        "DeepseekV3",
+        **_LATENT
+        | {
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "rope_parameters": _PLAIN_ROPE,
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "n_shared_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+        },
     ),
     "olmoe": usual_family("Olmoe", num_experts=8, num_experts_per_tok=3, clip_qkv=1.5),
     "gemma": usual_family("Gemma", head_dim=20),
@@ -284,6 +326,9 @@ def fill(model: torch.nn.Module, generator: torch.Generator) -> None:
             is_transposed = "c_" in name and "conv1d" in _owner(model, name)
             noise *= parameter.shape[0 if is_transposed else -1] ** -0.5
         parameter.copy_(noise)
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     _scale_logits(model, generator)
 
 

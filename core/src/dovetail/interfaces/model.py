@@ -136,6 +136,7 @@ class WeightMapping:
         the first head, then q, k and v of the second.
     rotary_pairs: (head size, rotary size) if the first features of each head are stored as pairs
         (0, 1), (2, 3), … that are rotated together; the model has them in halves. (0, 0) if not.
+    rotary_last: whether these features are the last of each head instead of the first.
     stacked: number of equal parts of the output features that are the checkpoint's first dimension:
         the weights of that many experts in one tensor, [stacked, out, in]. 0 for a matrix.
     """
@@ -145,6 +146,7 @@ class WeightMapping:
     transposed: bool = False
     groups: int = 1
     rotary_pairs: tuple[int, int] = (0, 0)
+    rotary_last: bool = False
     stacked: int = 0
 
 
@@ -198,7 +200,7 @@ class Model(Protocol):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.8"
+    CONTRACT_VERSION: ClassVar[str] = "0.9"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

@@ -1,7 +1,7 @@
 """The parts that dense decoders share. A family is a choice among them; see docs/plugins/model.md.
 
-shape.py: what config.json defines. norms.py, attention.py, mlp.py, experts.py: the parts of a
-layer. blocks.py: where the norms of a layer are. causal_lm.py: the model.
+shape.py: what config.json defines. norms.py, attention.py, latent_attention.py, mlp.py, experts.py:
+the parts of a layer. blocks.py: where the norms of a layer are. causal_lm.py: the model.
 """
 
 from dovetail_models.decoder.blocks import (
@@ -26,6 +26,11 @@ from dovetail_models.decoder.experts import (
     read_sparse_layers,
     read_top_k,
     sparse_mlp,
+)
+from dovetail_models.decoder.latent_attention import (
+    LatentOptions,
+    LatentSelfAttention,
+    latent_attention,
 )
 from dovetail_models.decoder.mlp import GatedMLP, PlainMLP
 from dovetail_models.decoder.norms import (
@@ -54,6 +59,8 @@ __all__ = [
     "EmbeddingNormDecoder",
     "ExpertOptions",
     "GatedMLP",
+    "LatentOptions",
+    "LatentSelfAttention",
     "ParallelBlock",
     "PlainMLP",
     "PositionDecoder",
@@ -63,6 +70,7 @@ __all__ = [
     "SandwichBlock",
     "SparseMLP",
     "TwoNormParallelBlock",
+    "latent_attention",
     "layer_norm",
     "norm_of_all_heads",
     "norm_of_each_head",

@@ -6,6 +6,8 @@ heads, S head size.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import nn
 
@@ -20,7 +22,20 @@ from dovetail_torch.layers import (
 )
 
 
-class SelfAttention(nn.Module):
+class AttentionBranch(nn.Module):
+    """The base of the attention of a layer. attn: its attention. o_proj: the last projection."""
+
+    attn: Attention
+    o_proj: RowParallelLinear
+
+    @abstractmethod
+    def forward(
+        self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the attention of the heads, [T, O], before `o_proj`."""
+
+
+class SelfAttention(AttentionBranch):
     """Grouped-query attention with the options of the shape.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245.

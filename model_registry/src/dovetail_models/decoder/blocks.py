@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.model import AttentionContext, ModelContext
-from dovetail_models.decoder.attention import SelfAttention
+from dovetail_models.decoder.attention import AttentionBranch
 from dovetail_models.decoder.mlp import GatedMLP
 from dovetail_models.decoder.shape import DecoderShape
 from dovetail_torch.layers import Norm
@@ -28,7 +28,7 @@ class Block(nn.Module):
     norm_names: tuple[str, ...] = ()
 
     def __init__(
-        self, context: ModelContext, name: str, shape: DecoderShape, self_attn: SelfAttention
+        self, context: ModelContext, name: str, shape: DecoderShape, self_attn: AttentionBranch
     ) -> None:
         super().__init__()
         self.self_attn = self_attn

@@ -34,7 +34,8 @@ class Decoder(nn.Module):
         rotaries = make_rotaries(context, shape)
         for index in range(shape.num_layers):
             name = f"model.layers.{index}"
-            self_attn = SelfAttention(context, f"{name}.self_attn", shape, rotaries[index], index)
+            make = shape.make_attention or SelfAttention
+            self_attn = make(context, f"{name}.self_attn", shape, rotaries[index], index)
             block_cls = shape.block or PreNormBlock
             self.layers.append(block_cls(context, name, shape, self_attn))
         self.norm = shape.norm(context, shape.hidden_size)
@@ -115,7 +116,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.8"
+    CONTRACT_VERSION: ClassVar[str] = "0.9"
     provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     architectures: ClassVar[tuple[str, ...]]
 
@@ -138,7 +139,7 @@ class DecoderForCausalLM(nn.Module, ABC):
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
         """Return the names and layouts of the checkpoint that differ from the modules'."""
-        return ()
+        return shape.mappings
 
     def make_decoder(self, context: ModelContext, shape: DecoderShape) -> Decoder:
         """Return the decoder; a family with other inputs than token embeddings overrides it."""

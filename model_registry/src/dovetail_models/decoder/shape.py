@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from dovetail.errors import ModelError
-from dovetail.interfaces.model import ModelContext
+from dovetail.interfaces.model import ModelContext, WeightMapping
 from dovetail_models.config_reader import (
     Config,
     read_choice,
@@ -26,7 +26,9 @@ from dovetail_torch.layers import HeadShape
 from dovetail_torch.layers.rope_frequencies import DEFAULT_THETA, read_rope_parameters
 
 if TYPE_CHECKING:
+    from dovetail_models.decoder.attention import AttentionBranch
     from dovetail_models.decoder.blocks import Block
+    from dovetail_torch.layers import RotaryEmbedding
 
 MAX_HEAD_SIZE = 2**13
 """The maximum head size. The largest heads of known models have 512 features, so a larger size is
@@ -39,6 +41,11 @@ GELU_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 MakeMLP = Callable[[ModelContext, str, "DecoderShape"], nn.Module]
 """Makes the MLP of a layer from its path in the model and the shape."""
+
+MakeAttention = Callable[
+    [ModelContext, str, "DecoderShape", "RotaryEmbedding | None", int], "AttentionBranch"
+]
+"""Makes the attention of a layer from its path, the shape, the rotary embedding and the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +86,9 @@ class DecoderShape:
     attention. ropes: the rotary positions of each layer, None for none. norm: makes a norm of a
     number of features. activation: its name in `ACTIVATIONS`. block, mlp: classes of a layer's
     parts; None for the defaults, `PreNormBlock` and `GatedMLP`. mlps: the makers of each layer's
-    MLP instead of `mlp`, if they differ; () if not. num_experts: of a layer; 0 for none.
+    MLP instead of `mlp`, if they differ; () if not. make_attention: makes the attention of a layer;
+    None for `SelfAttention`. mappings: names and layouts of weights that config.json defines.
+    num_experts: of a layer; 0 for none.
     embedding_scale: factor on the embeddings. logit_scale: factor on the logits. logit_cap: c in
     c·tanh(logit / c), 0 for none. branch_scale: factor on the output of attention and of the MLP.
     """
@@ -99,6 +108,8 @@ class DecoderShape:
     block: type[Block] | None = None
     mlp: MakeMLP | None = None
     mlps: tuple[MakeMLP, ...] = ()
+    make_attention: MakeAttention | None = None
+    mappings: tuple[WeightMapping, ...] = ()
     num_experts: int = 0
     embedding_scale: float = 1.0
     branch_scale: float = 1.0

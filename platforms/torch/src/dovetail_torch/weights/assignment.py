@@ -151,9 +151,9 @@ class MappedAssignment:
 
         rows: [O, ...]; values, or the bytes of quantized blocks.
         """
-        groups, (head_size, rotary_size) = self.layout.groups, self.layout.rotary_pairs
-        if rotary_size:
-            rows = split_rotary_pairs(rows, head_size, rotary_size, self.parts[0].feature_dim)
+        groups = self.layout.groups
+        if self.layout.rotary_pairs[1]:
+            rows = split_rotary_pairs(rows, self.layout, self.parts[0].feature_dim)
         if groups == 1:
             return rows.split([part.shape[0] for part in self.parts])
         # The groups of stacked experts alternate within each expert.
@@ -174,19 +174,18 @@ class MappedAssignment:
         return self.layout.transposed and len(shape) == (3 if self.layout.stacked else 2)
 
 
-def split_rotary_pairs(
-    rows: torch.Tensor, head_size: int, rotary_size: int, dim: int = 0
-) -> torch.Tensor:
+def split_rotary_pairs(rows: torch.Tensor, layout: StoredLayout, dim: int = 0) -> torch.Tensor:
     """Return a copy of `rows` with the rotary features of each head in halves instead of pairs.
 
-    dim: the dimension of the features of one or more heads. Features beyond rotary_size stay in
-    place.
+    dim: the dimension of the features of one or more heads. Other features stay in place.
     """
-    heads = rows.unflatten(dim, (-1, head_size))
-    rotary, rest = heads.split([rotary_size, head_size - rotary_size], dim=dim + 1)
+    head_size, rotary_size = layout.rotary_pairs
+    start = head_size - rotary_size if layout.rotary_last else 0
+    sizes = [start, rotary_size, head_size - rotary_size - start]
+    first, rotary, rest = rows.unflatten(dim, (-1, head_size)).split(sizes, dim=dim + 1)
     pairs = rotary.unflatten(dim + 1, (-1, 2))
     halves = pairs.transpose(dim + 1, dim + 2).flatten(dim + 1, dim + 2)
-    return torch.cat((halves, rest), dim=dim + 1).flatten(dim, dim + 1)
+    return torch.cat((first, halves, rest), dim=dim + 1).flatten(dim, dim + 1)
 
 
 Target = Assignment | MappedAssignment | ScaleAssignment

@@ -31,6 +31,7 @@ class StoredLayout:
     transposed: bool = False
     groups: int = 1
     rotary_pairs: tuple[int, int] = (0, 0)
+    rotary_last: bool = False
     stacked: int = 0
 
     @classmethod
@@ -40,6 +41,7 @@ class StoredLayout:
             transposed=mapping.transposed and (mapping.stacked > 0 or name.endswith(".weight")),
             groups=mapping.groups,
             rotary_pairs=mapping.rotary_pairs,
+            rotary_last=mapping.rotary_last,
             stacked=mapping.stacked,
         )
 

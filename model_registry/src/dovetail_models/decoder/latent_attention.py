@@ -1,0 +1,193 @@
+"""Multi-head latent attention of a decoder layer.
+
+Keys and values of all heads are products of one latent vector per token, which is what the cache
+contains, with the rotary features of the keys. The weights of the keys are multiplied into the
+queries, and the weights of the values into the result, so that attention itself reads the latent
+vectors only. Source: DeepSeek-AI 2024, arXiv:2405.04434.
+Dimensions: T tokens, D hidden size, H query heads, N features of a head without position, P rotary
+features, V features of a value, L latent features, O = H · V.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dovetail.interfaces.model import AttentionContext, ModelContext
+from dovetail_models.decoder.attention import AttentionBranch
+from dovetail_models.decoder.norms import rms_norm
+from dovetail_models.decoder.shape import DecoderShape, MakeAttention
+from dovetail_torch.distributed.shard import Shard, undivided
+from dovetail_torch.layers import (
+    ColumnParallelLinear,
+    HeadShape,
+    LatentAttention,
+    ParallelLinear,
+    RotaryEmbedding,
+    RowParallelLinear,
+)
+
+_NORM = rms_norm(1e-6)
+"""The norms of latent vectors do not read the epsilon of config.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentOptions:
+    """The sizes of latent attention.
+
+    num_heads: of the queries. query_rank: features of the latent vector of queries; 0 if queries
+    are projected directly. rank: L. plain_size: N. rotary_size: P. value_size: V.
+    scale: factor on the scores. bias: whether the first projections and the last one have a bias.
+    """
+
+    num_heads: int
+    query_rank: int
+    rank: int
+    plain_size: int
+    rotary_size: int
+    value_size: int
+    scale: float
+    bias: bool = False
+
+    @property
+    def heads(self) -> HeadShape:
+        """The heads of attention: one key of L + P features per token."""
+        size = self.rank + self.rotary_size
+        return HeadShape(num_heads=self.num_heads, num_kv_heads=1, head_size=size)
+
+
+class LatentSelfAttention(AttentionBranch):
+    """Attention over latent vectors. Several ranks divide the heads; each has all latent vectors.
+
+    rotary: the rotary embedding, shared by all layers. index: the number of the layer.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        shape: DecoderShape,
+        rotary: RotaryEmbedding,
+        place: tuple[int, LatentOptions],
+    ) -> None:
+        """place: the number of the layer, and the options."""
+        super().__init__()
+        index, options = place
+        self.options, self.rotary = options, rotary
+        num_heads, hidden_size = options.num_heads, shape.hidden_size
+        latent_size = options.rank + options.rotary_size
+        query_size = num_heads * (options.plain_size + options.rotary_size)
+        self.kv_b_proj = LatentHeads(context, f"{name}.kv_b_proj", options)
+        if options.query_rank:
+            # Both projections have the same input, and no rank has a part of them.
+            sizes = {"q_a_proj": options.query_rank, "kv_a_proj_with_mqa": latent_size}
+            self.qkv_a_proj = ParallelLinear(
+                context, f"{name}.qkv_a_proj", hidden_size, sizes, bias=options.bias
+            )
+            self.q_a_layernorm = _NORM(context, options.query_rank)
+            self.q_b_proj = ColumnParallelLinear(
+                context, f"{name}.q_b_proj", options.query_rank, query_size
+            )
+        else:
+            self.kv_a_proj_with_mqa = ParallelLinear(
+                context,
+                f"{name}.kv_a_proj_with_mqa",
+                undivided(hidden_size),
+                {"kv_a_proj_with_mqa": latent_size},
+                bias=options.bias,
+            )
+            self.q_proj = ColumnParallelLinear(context, f"{name}.q_proj", hidden_size, query_size)
+        self.kv_a_layernorm = _NORM(context, options.rank)
+        self.o_proj = RowParallelLinear(
+            context,
+            f"{name}.o_proj",
+            num_heads * options.value_size,
+            hidden_size,
+            bias=options.bias,
+        )
+        self.attn = LatentAttention(
+            options.heads, index, value_size=options.rank, scale=options.scale
+        )
+
+    def forward(
+        self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the attention of the heads, [T, O], before `o_proj`."""
+        options = self.options
+        q_THS, latent_TS = self.project(x_TD)
+        q_THN, q_THP = q_THS.split([options.plain_size, options.rotary_size], dim=-1)
+        latent_TL, k_TP = latent_TS.split([options.rank, options.rotary_size], dim=-1)
+        latent_TL = self.kv_a_layernorm(latent_TL.contiguous())
+        q_THP, k_T1P = self.rotary(q_THP, k_TP.unsqueeze(1), positions_T)
+        k_T1S = torch.cat((latent_TL.unsqueeze(1), k_T1P), dim=-1)
+        q_THS = torch.cat((self.kv_b_proj.absorb(q_THN), q_THP), dim=-1)
+        attended = self.attn(q_THS, k_T1S, k_T1S[..., : options.rank], attention)
+        return self.kv_b_proj.values(attended.unflatten(-1, (-1, options.rank))).flatten(1)
+
+    def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the queries of this rank, [T, H, N + P], and the latent vectors, [T, L + P]."""
+        options = self.options
+        latent_size = options.rank + options.rotary_size
+        if options.query_rank:
+            both_TS = self.qkv_a_proj(x_TD)
+            q_TS, latent_TS = both_TS.split([options.query_rank, latent_size], dim=-1)
+            q_TS = self.q_b_proj(self.q_a_layernorm(q_TS.contiguous()))
+        else:
+            q_TS, latent_TS = self.q_proj(x_TD), self.kv_a_proj_with_mqa(x_TD)
+        return q_TS.unflatten(-1, (-1, options.plain_size + options.rotary_size)), latent_TS
+
+
+class LatentHeads(nn.Module):
+    """The weights of the keys and of the values of each head. Never quantized.
+
+    weight: [H · (N + V), L], of this rank's heads. shards: this rank's part of it; read by the
+    weight loader. Raises ConfigError if the heads cannot be divided evenly.
+    """
+
+    def __init__(self, context: ModelContext, name: str, options: LatentOptions) -> None:
+        super().__init__()
+        self.sizes = (options.plain_size, options.value_size)
+        num_features = sum(self.sizes)
+        own = options.heads.share(context.ranks, name).num_heads
+        shard = Shard(
+            start=context.ranks.rank * own * num_features,
+            size=own * num_features,
+            whole=options.num_heads * num_features,
+        )
+        self.shards = {"weight": shard}
+        weight = torch.empty(shard.size, options.rank, dtype=context.dtype, device=context.device)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def absorb(self, q_THN: torch.Tensor) -> torch.Tensor:
+        """Return the queries, multiplied by the weights of the keys, [T, H, L]."""
+        key_HNL, _ = self._heads()
+        return torch.bmm(q_THN.transpose(0, 1), key_HNL).transpose(0, 1)
+
+    def values(self, latent_THL: torch.Tensor) -> torch.Tensor:
+        """Return sums of latent vectors, multiplied by the weights of the values, [T, H, V]."""
+        _, value_HVL = self._heads()
+        return torch.bmm(latent_THL.transpose(0, 1), value_HVL.mT).transpose(0, 1)
+
+    def _heads(self) -> tuple[torch.Tensor, torch.Tensor]:
+        key_HNL, value_HVL = self.weight.unflatten(0, (-1, sum(self.sizes))).split(
+            self.sizes, dim=1
+        )
+        return key_HNL, value_HVL
+
+
+def latent_attention(options: LatentOptions) -> MakeAttention:
+    """Return a maker of `LatentSelfAttention` for `DecoderShape.make_attention`."""
+
+    def make(
+        context: ModelContext,
+        name: str,
+        shape: DecoderShape,
+        rotary: RotaryEmbedding | None,
+        index: int,
+    ) -> LatentSelfAttention:
+        assert rotary is not None, "latent attention has rotary positions"
+        return LatentSelfAttention(context, name, shape, rotary, (index, options))
+
+    return make
