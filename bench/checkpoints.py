@@ -43,6 +43,27 @@ SHAPES = {
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
     },
+    "qwen3-moe-1b-shape": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 1024,
+        "num_hidden_layers": 20,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": 256,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "vocab_size": 32000,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
 }
 _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
 
@@ -76,7 +97,7 @@ def make_checkpoint(name: str, folder: Path, num_layers: int = 0) -> Path:
 
 
 def _weights(config: dict) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden = config["hidden_size"]
     q = config["num_attention_heads"] * config["head_dim"]
     kv = config["num_key_value_heads"] * config["head_dim"]
     shapes: dict[str, tuple[int, ...]] = {
@@ -90,14 +111,27 @@ def _weights(config: dict) -> dict[str, tuple[int, ...]]:
             "self_attn.v_proj": (kv, hidden),
             "self_attn.o_proj": (hidden, q),
             "post_attention_layernorm": (hidden,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
+            **_mlp(config),
         }
-        if config["model_type"] == "qwen3":
+        if config["model_type"].startswith("qwen3"):
             layer["self_attn.q_norm"] = layer["self_attn.k_norm"] = (config["head_dim"],)
         shapes |= {f"model.layers.{number}.{part}.weight": s for part, s in layer.items()}
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return shapes
+
+
+def _mlp(config: dict) -> dict[str, tuple[int, ...]]:
+    """Return the weights of a layer's MLP, or of its router and experts."""
+    hidden, num_experts = config["hidden_size"], config.get("num_experts", 0)
+    inner = config["moe_intermediate_size" if num_experts else "intermediate_size"]
+    parts = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if not num_experts:
+        return {f"mlp.{part}": shape for part, shape in parts.items()}
+    experts = {
+        f"mlp.experts.{expert}.{part}": shape
+        for expert in range(num_experts)
+        for part, shape in parts.items()
+    }
+    return {"mlp.gate": (num_experts, hidden), **experts}

@@ -6,7 +6,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dovetail_devkit.tiny_model import TINY_LLAMA, llama_shapes
+from dovetail_devkit.tiny_model import (
+    TINY_EXPERTS,
+    TINY_LLAMA,
+    llama_shapes,
+    qwen3_moe_shapes,
+)
 
 V, D, INNER = 97, 64, 96
 SHAPE = TINY_LLAMA | {
@@ -16,7 +21,8 @@ SHAPE = TINY_LLAMA | {
     "vocab_size": V,
     "torch_dtype": "bfloat16",
 }
-OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+EXPERTS = "Qwen3MoeForCausalLM"
+OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM", EXPERTS)
 OUTSIDE_SHAPES = {
     "table.weight": (V, D),
     "q_proj.weight": (128, D),
@@ -49,9 +55,10 @@ def write_bf16(tmp_path):
     """
 
     def write(architecture):
-        config = SHAPE | {"architectures": [architecture]}
-        shapes = llama_shapes(config)
-        if architecture.startswith("Qwen3"):
+        config = SHAPE | (TINY_EXPERTS if architecture == EXPERTS else {})
+        config["architectures"] = [architecture]
+        shapes = (qwen3_moe_shapes if architecture == EXPERTS else llama_shapes)(config)
+        if architecture == "Qwen3ForCausalLM":
             for number in range(config["num_hidden_layers"]):
                 for norm in ("q_norm", "k_norm"):
                     shapes[f"model.layers.{number}.self_attn.{norm}.weight"] = (config["head_dim"],)

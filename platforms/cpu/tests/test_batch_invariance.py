@@ -14,7 +14,12 @@ from safetensors.torch import save_file
 from dovetail import LLM, SamplingParams
 from dovetail.errors import DovetailError
 from dovetail_cpu.native_library import probe_fast
-from dovetail_devkit.tiny_model import TINY_LLAMA, llama_shapes
+from dovetail_devkit.tiny_model import (
+    TINY_EXPERTS,
+    TINY_LLAMA,
+    llama_shapes,
+    qwen3_moe_shapes,
+)
 
 pytest.importorskip("dovetail_attn_cpu")
 pytest.importorskip("dovetail_models")
@@ -31,17 +36,20 @@ SHAPE = TINY_LLAMA | {
 BATCHES = [(size, threads) for size in (1, 2, 3, 7, 16, 32) for threads in (1, 2)]
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    path = tmp_path_factory.mktemp("invariant")
+def write(path, config, shapes):
     generator = torch.Generator().manual_seed(9)
     weights = {
         name: (torch.randn(shape, generator=generator) * 0.1 + (len(shape) == 1)).bfloat16()
-        for name, shape in llama_shapes(SHAPE).items()
+        for name, shape in shapes.items()
     }
-    (path / "config.json").write_text(json.dumps(SHAPE))
+    (path / "config.json").write_text(json.dumps(config))
     save_file(weights, path / "model.safetensors")
     return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("invariant"), SHAPE, llama_shapes(SHAPE))
 
 
 def start(path, **options):
@@ -109,6 +117,13 @@ def test_outputs_do_not_depend_on_the_batch(checkpoint):
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_outputs_of_quantized_models_do_not_depend_on_the_batch(checkpoint, quantization):
     hold(checkpoint, 17, 4, batches=[(1, 1), (3, 2), (16, 2)], quantization=quantization)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_outputs_of_experts_do_not_depend_on_the_batch(tmp_path, quantization):
+    config = SHAPE | TINY_EXPERTS
+    write(tmp_path, config, qwen3_moe_shapes(config))
+    hold(tmp_path, 17, 4, batches=[(1, 1), (3, 2), (16, 2)], quantization=quantization)
 
 
 @pytest.mark.soak

@@ -13,6 +13,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail_cpu.native_library import find_library, probe_fast
+from dovetail_cpu_kernels.linear import INT8
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 from dovetail_torch.layers.torch_ops import TorchOps
 
@@ -46,6 +47,21 @@ PER_STEP = {
     },
 }
 PER_STEP["Qwen3ForCausalLM"] = PER_STEP["LlamaForCausalLM"] | {"rms_norm": 1 + 2 * NUM_LAYERS}
+PER_STEP["Qwen3MoeForCausalLM"] = PER_STEP["Qwen3ForCausalLM"] | {
+    "linear_bf16": 2 * NUM_LAYERS + 1,
+    "select_experts": NUM_LAYERS,
+    "experts": NUM_LAYERS,
+}
+del PER_STEP["Qwen3MoeForCausalLM"]["silu_mul"]
+
+NATIVE_OPS = (
+    "rms_norm",
+    "add_rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "select_experts",
+    "best_tokens",
+)
 
 
 class Counted:
@@ -80,7 +96,7 @@ def forbid(*_, **__):
 def outside_class(path):
     """Return the `hf_overrides` for a class of outside_decoder.py, or None otherwise."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
-    if name in ("LlamaForCausalLM", "Qwen3ForCausalLM"):
+    if name != "Stranger":
         return None
     return {"architectures": [f"{Path(__file__).with_name('outside_decoder.py')}:{name}"]}
 
@@ -108,9 +124,10 @@ def generate(llm):
 @pytest.mark.parametrize("architecture", PER_STEP)
 def test_every_operation_of_a_model_is_native(architecture, write_bf16, calls, monkeypatch):
     llm = start(write_bf16(architecture))
-    for name in ("rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul", "best_tokens"):
+    for name in NATIVE_OPS:
         monkeypatch.setattr(TorchOps, name, forbid)
     monkeypatch.setattr(TorchLinearMethod, "apply", forbid)
+    monkeypatch.setattr(TorchLinearMethod, "apply_experts", forbid)
     monkeypatch.setattr(torch.nn.functional, "linear", forbid)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", forbid)
     calls.clear()
@@ -125,6 +142,23 @@ def test_a_quantized_model_uses_quantized_matrix_products(write_bf16, calls):
     generate(llm)
     assert calls["linear_int8"] == NUM_STEPS * (4 * NUM_LAYERS + 1)
     assert not calls["linear_bf16"]
+
+
+def test_quantized_experts_are_computed_in_one_call(write_bf16, calls, monkeypatch):
+    from dovetail_cpu.linear_kernel import ExpertKernel
+
+    kinds, initialize = set(), ExpertKernel.__init__
+
+    def record(kernel, gate_up, down, **activation):
+        kinds.update((gate_up.spec.kind, down.spec.kind))
+        initialize(kernel, gate_up, down, **activation)
+
+    monkeypatch.setattr(ExpertKernel, "__init__", record)
+    llm = start(write_bf16("Qwen3MoeForCausalLM"), quantization="int8")
+    calls.clear()
+    generate(llm)
+    assert calls["experts"] == NUM_STEPS * NUM_LAYERS
+    assert kinds == {INT8}
 
 
 def test_the_call_counter_detects_operations_without_native_calls(write_bf16, calls):

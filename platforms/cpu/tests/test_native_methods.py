@@ -9,6 +9,7 @@ from torch import nn
 
 from dovetail.errors import ConfigError, WeightError
 from dovetail.interfaces import LinearShape, ModelContext, WeightLoaderContext
+from dovetail.interfaces.linear_method import ExpertLayers
 from dovetail_cpu.native_library import probe_any
 from dovetail_devkit.suites.linear_method import check_linear_method
 from dovetail_torch.layers import (
@@ -37,6 +38,27 @@ def make(name, **options):
 
     classes = {"native": NativeLinearMethod, "int8": Int8LinearMethod, "int4": Int4LinearMethod}
     return classes[name](options) if options else classes[name]()
+
+
+def make_experts(method, in_features, part_size, parts, *, num_experts=5):
+    """Return the loaded layer of all experts, which is not packed yet."""
+    layer = nn.Module()
+    names = tuple(f"{expert}.{part}_proj" for expert in range(num_experts) for part in parts)
+    layer.shape = LinearShape(
+        name="model.layers.3.mlp.experts.fused",
+        in_features=in_features,
+        part_names=names,
+        part_sizes=(part_size,) * len(names),
+        bias=False,
+        dtype=torch.bfloat16,
+        device=CPU,
+        num_experts=num_experts,
+    )
+    method.create(layer, layer.shape)
+    generator = torch.Generator().manual_seed(in_features)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator))
+    return layer
 
 
 def make_layer(method, in_features, part_sizes, *, bias=False, dtype=torch.bfloat16, seed=0):
@@ -195,6 +217,45 @@ def test_restored_packed_weights_give_the_same_matrix_products(name):
     assert not hasattr(again, "weight")
     x_TI = torch.randn(7, 96).bfloat16()
     assert torch.equal(other.apply(again, x_TI), method.apply(layer, x_TI))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", LIMITS)
+def test_restored_packed_experts_give_the_same_sums(name):
+    def load(method):
+        gate_up = make_experts(method, 48, 40, ("gate", "up"))
+        return gate_up, make_experts(method, 40, 48, ("down",))
+
+    def apply(method, layers):
+        both = ExpertLayers(gate_up=layers[0], down=layers[1], ops=TorchOps())
+        return method.apply_experts(both, x_TD, experts_TK, weights_TK)
+
+    x_TD = torch.randn(7, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    experts_TK, weights_TK = torch.tensor([[4, 0]] * 7), torch.full((7, 2), 0.5)
+    method = make(name)
+    layers = load(method)
+    for layer in layers:
+        method.pack(layer)
+        assert not hasattr(layer, "weight")
+        assert len(method.packed_form(layer)) == method.packed_bytes(layer)
+    other = make(name)
+    again = load(other)
+    for old, new in zip(layers, again, strict=True):
+        other.restore(new, method.packed_form(old))
+        other.pack(new)
+    assert torch.equal(apply(other, again), apply(method, layers))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", LIMITS)
+def test_the_error_for_a_weight_with_nan_names_the_expert(name):
+    method = make(name)
+    layer = make_experts(method, 48, 40, ("gate", "up"))
+    layer.weight[3 * 80 + 45, 7] = torch.nan
+    with pytest.raises(
+        WeightError, match=r"1 values of model\.layers\.3\.mlp\.experts\.3\.up_proj\.weight are"
+    ):
+        method.pack(layer)
 
 
 def test_packed_formats_differ_by_method_and_option():

@@ -27,7 +27,7 @@ if probe_fast().usable:
     from dovetail_torch.graph_provider import BatchDescriptor
 
 V = 97
-OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
 def outside_class(path):
@@ -81,9 +81,12 @@ def test_replays_give_the_same_bits_as_eager_steps(architecture, num_threads, wr
     assert "runs eagerly" not in caplog.text
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_quantized_models_are_replayed_too(quantization, write_bf16):
-    path = write_bf16("LlamaForCausalLM")
+@pytest.mark.parametrize(
+    ("architecture", "quantization"),
+    [("LlamaForCausalLM", "int8"), ("LlamaForCausalLM", "int4"), ("Qwen3MoeForCausalLM", "int4")],
+)
+def test_quantized_models_are_replayed_too(architecture, quantization, write_bf16):
+    path = write_bf16(architecture)
     replayed, counts = answers(path, quantization=quantization)
     assert replayed == answers(path, quantization=quantization, enforce_eager=True)[0]
     assert counts.replayed > 10

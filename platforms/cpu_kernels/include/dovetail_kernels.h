@@ -19,7 +19,7 @@
 #endif
 
 /* Incremented whenever a struct or a function changes. */
-#define DK_ABI_VERSION 6
+#define DK_ABI_VERSION 7
 /* Incremented whenever packed weights have other bytes: files of packed weights have its number. */
 #define DK_PACK_VERSION 3
 
@@ -107,7 +107,7 @@ enum {
 
 /* Flags of packing and of the operation; DK_GATE_UP must be the same in both. */
 enum {
-  DK_GATE_UP = 1,       /* rows 0 .. N/2-1 are gates, the rest ups: y[M, N/2] = silu(gate) * up */
+  DK_GATE_UP = 1,       /* rows 0 .. N/2-1 are gates, the rest ups: y[M, N/2] = act(gate, up) */
   DK_OUT_F32 = 2,       /* y is float32, not bf16 */
   DK_BATCH_INVARIANT = 4, /* accepted, and always true: see linear.cpp */
   DK_ROUND = 8          /* packing of Q4_1 and Q4_K: the weight is bf16 and is rounded */
@@ -132,9 +132,11 @@ DK_API int64_t dk_pack_linear_int8(const dk_pack_linear_args* args);
 DK_API int64_t dk_pack_linear_int4(const dk_pack_linear_args* args);
 DK_API int64_t dk_pack_linear_blocks(const dk_pack_linear_args* args);
 
-/* y = epilogue(x W^T): plus bias, then silu(gate) * up with DK_GATE_UP, then plus residual;
+/* y = epilogue(x W^T): plus bias, then act(gate, up) with DK_GATE_UP, then plus residual;
  * summed in float32 (groups: exact integers, then float32), rounded once to y's type. If a row
- * of x has a NaN or an infinity, its row of y has no finite number. y may be the residual. */
+ * of x has a NaN or an infinity, its row of y has no finite number. y may be the residual.
+ * act(gate, up) = silu(gate) * up if limit is 0. Otherwise gate is at most limit, up is within
+ * +-limit, and act(gate, up) = gate * sigmoid(alpha * gate) * (up + 1). */
 typedef struct dk_linear_args {
   const void* x;        /* bf16 [M, K] */
   const void* packed;   /* by dk_pack_linear_* for the same N, K, group, kind, DK_GATE_UP */
@@ -146,6 +148,7 @@ typedef struct dk_linear_args {
   int64_t group; /* int4 */
   int64_t flags;
   int64_t kind;  /* dk_linear_blocks */
+  float limit, alpha; /* DK_GATE_UP */
 } dk_linear_args;
 DK_API int64_t dk_linear_bf16(const dk_linear_args* args);
 DK_API int64_t dk_linear_int8(const dk_linear_args* args);

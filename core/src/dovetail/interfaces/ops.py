@@ -266,5 +266,7 @@ class Ops:
         raise NotImplementedError
 
 
-ROUNDED = frozenset({"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul"})
+ROUNDED = frozenset(
+    {"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul", "select_experts"}
+)
 """Operations with rounded results. In torch, their bits may depend on the batch."""

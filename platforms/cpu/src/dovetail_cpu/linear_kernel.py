@@ -1,7 +1,8 @@
-"""The packed weights of one layer: their memory, and the native call that multiplies by them.
+"""The packed weights of one layer: their memory, and the native call that computes with them.
 
 Does not depend on layers, models or the packing format.
-Dimensions: T tokens, I input features, O output features.
+Dimensions: T tokens, I input features, O output features; of experts: D hidden size, K experts of
+a token.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import torch
 
 from dovetail.errors import CapacityError
 from dovetail_cpu_kernels import library
+from dovetail_cpu_kernels.experts import ExpertsArgs
 from dovetail_cpu_kernels.linear import PackedLinear, new_args, operation
 from dovetail_cpu_kernels.linear import pack as pack_linear
+from dovetail_cpu_kernels.ops import op
 
 _GIB = 1 << 30
 _Y_BYTES = 2  # of a bfloat16 output
@@ -109,6 +112,65 @@ class LinearKernel:
         return y_TO
 
 
+class PackedExperts:
+    """One of the two stacked linear layers of all experts.
+
+    spec: the packed weight of one expert. form: the packed weights of all experts as bytes; kept
+    alive. bias_O: bfloat16, of all experts, or None; kept alive.
+    """
+
+    def __init__(self, spec: PackedLinear, form: memoryview, bias_O: torch.Tensor | None) -> None:
+        self.spec, self.form, self.bias_O = spec, form, bias_O
+        self.num_experts = len(form) // spec.num_bytes
+
+
+class ExpertKernel:
+    """Computes the experts of a layer. Its argument struct is reused for each call.
+
+    limit, alpha: see `dovetail.interfaces.ops.ExpertWeights`.
+    """
+
+    def __init__(
+        self, gate_up: PackedExperts, down: PackedExperts, *, limit: float, alpha: float
+    ) -> None:
+        self._layers = gate_up, down
+        self._call = op("experts")
+        self._args = ExpertsArgs(
+            gate_up=address_of(gate_up.form),
+            gate_up_bias=pointer_to(gate_up.bias_O),
+            down=address_of(down.form),
+            down_bias=pointer_to(down.bias_O),
+            num_experts=gate_up.num_experts,
+            size=gate_up.spec.K,
+            inner=down.spec.K,
+            y_stride=gate_up.spec.K,
+            gate_up_kind=gate_up.spec.kind,
+            gate_up_group=gate_up.spec.group,
+            down_kind=down.spec.kind,
+            down_group=down.spec.group,
+            limit=limit,
+            alpha=alpha,
+        )
+
+    def __call__(
+        self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts, a new tensor [T, D].
+
+        x is bfloat16; its rows may be strided. experts: int64; weights: float32; both contiguous,
+        as routers return them.
+        """
+        if x_TD.stride(1) != 1:
+            x_TD = x_TD.contiguous()
+        y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
+        args = self._args
+        args.x, args.y, args.x_stride = x_TD.data_ptr(), y_TD.data_ptr(), x_TD.stride(0)
+        args.experts, args.weights = experts_TK.data_ptr(), weights_TK.data_ptr()
+        args.num_tokens, args.top_k = experts_TK.shape
+        self._call(ctypes.addressof(args))
+        return y_TD
+
+
 def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview) -> int:
     """Fill `form` from bfloat16 weights [O, I] or rows of quantized blocks, stacked along O.
 
@@ -123,6 +185,11 @@ def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview)
         num_nonfinite += pack_linear(part, rows_OI.data_ptr(), address, ld=rows_OI.stride(0))
         address += part.num_bytes
     return num_nonfinite
+
+
+def pointer_to(values: torch.Tensor | None) -> int | None:
+    """Return the address of a tensor's values, or None."""
+    return None if values is None else values.data_ptr()
 
 
 def address_of(form: memoryview) -> int:

@@ -2,8 +2,10 @@
 
 Weights are packed after loading, layer by layer, by the thread team; the unpacked weights are then
 freed. For other dtypes the method falls back to its base class. It is the base class of the
-quantized methods, which pack the same weights into fewer bits.
-Dimensions: T tokens, I input features, O output features.
+quantized methods, which pack the same weights into fewer bits. The experts of a layer are packed
+one after the other, and one native call computes all of them.
+Dimensions: T tokens, I input features, O output features; of experts: D hidden size, K experts of
+a token.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from torch import nn
 
 from dovetail.errors import WeightError
 from dovetail.interfaces import LinearShape
-from dovetail_cpu.linear_kernel import PANEL_FEATURES, Arena, LinearKernel, pack
+from dovetail.interfaces.linear_method import EXPERTS, ExpertLayers
+from dovetail_cpu.linear_kernel import (
+    PANEL_FEATURES,
+    Arena,
+    ExpertKernel,
+    LinearKernel,
+    PackedExperts,
+    pack,
+)
 from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.onednn_linear import OneDNNLinearMethod
 from dovetail_cpu.packed_cache import PACKED_FORM
@@ -41,7 +51,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
     rows are read, so a mapped table needs almost no memory.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM})
+    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, EXPERTS})
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
 
     def __init__(self) -> None:
@@ -52,7 +62,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         """Register `weight` and `bias` as in the checkpoint."""
         super().create(layer, shape)
         layer.kernel = None
-        layer.packed_shape, layer.packed_spec = shape, self._spec(layer, shape)
+        layer.packed_shape, layer.packed_spec = shape, self._packed_spec(layer, shape)
         if layer.packed_spec is not None:
             layer.borrows = frozenset({"weight"})
             self._unpacked.add(layer)
@@ -80,6 +90,9 @@ class NativeLinearMethod(OneDNNLinearMethod):
         self._unpacked.clear()
 
     def _use(self, layer: nn.Module, form: memoryview) -> None:
+        if layer.packed_shape.num_experts > 1:
+            layer.kernel = PackedExperts(layer.packed_spec, form, layer.bias)
+            return
         specs = [run.spec for run in self._runs(layer)]
         layer.kernel = LinearKernel(specs, form, layer.bias)
 
@@ -90,7 +103,8 @@ class NativeLinearMethod(OneDNNLinearMethod):
         for run in self._runs(layer):
             parts = [weights[number] for number in run.parts]
             shares_panels = any(len(part) % PANEL_FEATURES for part in parts[:-1])
-            whole = [torch.cat(parts)] if shares_panels else parts
+            is_one = shares_panels or run.spec.gate_up
+            whole = [torch.cat(parts)] if is_one else parts
             num_nonfinite = pack(run.spec, whole, form[start : start + run.spec.num_bytes])
             if num_nonfinite:
                 numbers = "scales" if run.spec.is_blocks else "values"
@@ -122,6 +136,25 @@ class NativeLinearMethod(OneDNNLinearMethod):
         product_TO: torch.Tensor = kernel(x_TI)
         return product_TO
 
+    def apply_experts(
+        self,
+        layers: ExpertLayers,
+        x_TD: torch.Tensor,
+        experts_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts, a new tensor [T, D]."""
+        gate_up, down = layers.gate_up, layers.down
+        if gate_up.kernel is None:
+            return super().apply_experts(layers, x_TD, experts_TK, weights_TK)
+        kernel: ExpertKernel | None = down.__dict__.get("expert_kernel")
+        if kernel is None:
+            kernel = ExpertKernel(
+                gate_up.kernel, down.kernel, limit=layers.limit, alpha=layers.alpha
+            )
+            down.expert_kernel = kernel
+        return kernel(x_TD, experts_TK, weights_TK)
+
     def packed_format(self) -> str:
         """Return the name of the format and the version of its bytes."""
         return f"{type(self).__name__}/{PACK_VERSION}"
@@ -144,8 +177,18 @@ class NativeLinearMethod(OneDNNLinearMethod):
 
     def _runs(self, layer: nn.Module) -> list[Run]:
         """Return how the layer's parts are packed, in order."""
-        parts = range(len(layer.packed_shape.part_sizes))
-        return [Run(spec=layer.packed_spec, parts=parts)]
+        shape: LinearShape = layer.packed_shape
+        count = len(shape.part_names) // shape.num_experts
+        starts = range(0, len(shape.part_names), count)
+        return [Run(spec=layer.packed_spec, parts=range(first, first + count)) for first in starts]
+
+    def _packed_spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
+        """Return how the weight of the layer, or of one expert, is packed; None: it is not."""
+        spec = self._spec(layer, shape)
+        if spec is None or shape.num_experts == 1:
+            return spec
+        gate_up = len(shape.part_names) == 2 * shape.num_experts
+        return replace(spec, N=spec.N // shape.num_experts, gate_up=gate_up)
 
     def _spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
         """Return how the layer's weight is packed, or None for a dtype without kernels."""
@@ -159,7 +202,7 @@ def _not_finite(run: Run, weights: Sequence[torch.Tensor], shape: LinearShape) -
     parent, dot, _ = shape.name.rpartition(".")
     names = []
     for number in run.parts:
-        alone = replace(run.spec, N=shape.part_sizes[number])
+        alone = replace(run.spec, N=shape.part_sizes[number], gate_up=False)
         if pack(alone, [weights[number]], Arena().take(alone.num_bytes)):
             names.append(f"{parent}{dot}{shape.part_names[number]}.weight")
     return ", ".join(names)

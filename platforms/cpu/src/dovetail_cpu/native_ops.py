@@ -1,10 +1,11 @@
-"""The op provider `native`: norms, rotary embedding and activation by the native kernels.
+"""The op provider `native`: norms, rotary embedding, routers and others by the native kernels.
 
 They compute in bfloat16 on rows with contiguous features and any stride between rows. Other cases
 use torch. The argument structs are reused for each call, so an instance serves one model that one
 thread runs.
 Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
-P positions, N query and key-value heads together; R rows and V width of logits or of a table.
+P positions, N query and key-value heads together; R rows and V width of logits or of a table;
+of routers: K experts of a token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import ClassVar
 
 import torch
 
-from dovetail.interfaces.ops import Ops
+from dovetail.interfaces.ops import ExpertRouting, Ops, RouterWeights
+from dovetail_cpu.linear_kernel import pointer_to
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_torch.layers.torch_ops import TorchOps
 
@@ -36,6 +38,7 @@ class NativeOps(Ops):
         self._embedding, self._call_embedding = OPS["embedding"](), op("embedding")
         self._argmax, self._call_argmax = OPS["argmax"](), op("argmax")
         self._mask, self._call_mask = OPS["mask"](), op("mask")
+        self._router, self._call_router = OPS["select_experts"](), op("select_experts")
 
     def rms_norm(self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
         """Return x / sqrt(mean(x²) + eps) · weight, a new tensor with any leading dimensions."""
@@ -112,6 +115,30 @@ class NativeOps(Ops):
         args.x_stride, args.y_stride = x_T2D.stride(0), size
         self._call_silu(ctypes.addressof(args))
         return y_TD
+
+    def select_experts(
+        self, x_TD: torch.Tensor, router: RouterWeights, routing: ExpertRouting
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the experts of each token, int64 [T, K], best first, and their weights, float32.
+
+        Equal experts are ordered by number.
+        """
+        if not (_is_served(x_TD) and _is_served(router.weight_ED)):
+            return _TORCH.select_experts(x_TD, router, routing)
+        args, shape_TK = self._router, (x_TD.shape[0], routing.top_k)
+        experts_TK = torch.empty(shape_TK, dtype=torch.int64)
+        weights_TK = torch.empty(shape_TK, dtype=torch.float32)
+        args.x, args.weight = x_TD.data_ptr(), router.weight_ED.data_ptr()
+        args.bias, args.correction = pointer_to(router.bias_E), pointer_to(router.correction_E)
+        args.experts, args.weights = experts_TK.data_ptr(), weights_TK.data_ptr()
+        args.num_tokens, args.size = x_TD.shape
+        args.num_experts = router.weight_ED.shape[0]
+        args.x_stride, args.weight_stride = x_TD.stride(0), router.weight_ED.stride(0)
+        args.top_k, args.scale = routing.top_k, routing.scale
+        args.num_groups, args.top_groups = routing.num_groups, routing.top_groups
+        args.sigmoid, args.renormalize = routing.scores == "sigmoid", routing.renormalize
+        self._call_router(ctypes.addressof(args))
+        return experts_TK, weights_TK
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the rows of the table with these ids, a new tensor."""

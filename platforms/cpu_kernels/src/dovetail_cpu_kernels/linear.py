@@ -65,6 +65,8 @@ class LinearArgs(ctypes.Structure):
         ("group", ctypes.c_int64),
         ("flags", ctypes.c_int64),
         ("kind", ctypes.c_int64),
+        ("limit", ctypes.c_float),
+        ("alpha", ctypes.c_float),
     )
 
 

@@ -1,6 +1,7 @@
 """The ctypes structs of norms, rotary embedding, activation and other small operations.
 
-The headers `dovetail_ops.h` and `dovetail_sampling.h` define the structs.
+The headers `dovetail_ops.h` and `dovetail_sampling.h` define the structs. `OPS` also contains those
+of `dovetail_experts.h`.
 
 A struct is filled once and reused; between calls only changed fields are set. Addresses are
 integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 
+from dovetail_cpu_kernels.experts import ExpertsArgs, SelectExpertsArgs
 from dovetail_cpu_kernels.library import native_operation
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -143,6 +145,8 @@ OPS: dict[str, type[ctypes.Structure]] = {
     "embedding": EmbeddingArgs,
     "argmax": ArgmaxArgs,
     "mask": MaskArgs,
+    "select_experts": SelectExpertsArgs,
+    "experts": ExpertsArgs,
 }
 """The struct of each operation, by the operation's name."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 from dovetail_cpu_kernels.attention import AttentionArgs, AttentionBatchSize, AttentionWork
+from dovetail_cpu_kernels.experts import ExpertsArgs, SelectExpertsArgs
 from dovetail_cpu_kernels.linear import LinearArgs, PackLinearArgs
 from dovetail_cpu_kernels.ops import (
     AddRMSNormArgs,
@@ -32,5 +33,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_embedding_args": EmbeddingArgs,
     "dk_argmax_args": ArgmaxArgs,
     "dk_mask_args": MaskArgs,
+    "dk_select_experts_args": SelectExpertsArgs,
+    "dk_experts_args": ExpertsArgs,
 }
 """The structs, by the names that `dk_struct_bytes` expects."""

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "dovetail_attention.h"
+#include "dovetail_experts.h"
 #include "dovetail_kernels.h"
 #include "dovetail_ops.h"
 #include "dovetail_sampling.h"
@@ -23,6 +24,8 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_embedding_args);
   DK_SIZE(dk_argmax_args);
   DK_SIZE(dk_mask_args);
+  DK_SIZE(dk_select_experts_args);
+  DK_SIZE(dk_experts_args);
 #undef DK_SIZE
   return 0;
 }

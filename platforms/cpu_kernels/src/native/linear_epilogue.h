@@ -1,4 +1,4 @@
-// The end of a packed linear, for one tile of rows and one panel: bias, silu(gate) * up, residual,
+// The end of a packed linear, for one tile of rows and one panel: bias, act(gate, up), residual,
 // rounding, and the store into rows of any stride. Independent of the kind of weights: sums are
 // floats.
 #pragma once
@@ -25,7 +25,18 @@ DK_INLINE PanelOutput panel_output(const dk_linear_args& args, int64_t panel) {
   return out;
 }
 
-DK_INLINE VF silu(VF x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
+// x * sigmoid(alpha * x).
+DK_INLINE VF gated_linear(VF x, VF alpha) {
+  return div(x, add(set1(1.0f), exp(sub(zero(), mul(alpha, x)))));
+}
+
+DK_INLINE VF activate(VF gate, VF up, float limit, float alpha) {
+  if (limit == 0.0f) return mul(gated_linear(gate, set1(1.0f)), up);
+  // This order preserves a NaN.
+  gate = min(set1(limit), gate);
+  up = max(set1(-limit), min(set1(limit), up));
+  return mul(gated_linear(gate, set1(alpha)), add(up, set1(1.0f)));
+}
 
 DK_INLINE void store_output(const dk_linear_args& args, int64_t row, int64_t column, VF v,
                             int64_t n) {
@@ -75,7 +86,7 @@ DK_INLINE void finish_tile(const dk_linear_args& args, const PanelOutput& out, i
       if (gated) {
         VF up = sum(r, v + vectors);
         if (out.bias) up = add(up, load_bf16_n(out.up_bias + offset, left));
-        value = mul(silu(value), up);
+        value = activate(value, up, args.limit, args.alpha);
       }
       store_output(args, first_row + r, out.first_column + offset, value, left);
     }

@@ -47,6 +47,17 @@ def write_tiny_llama(directory: Path, *, seed: int = 0, **fields: Any) -> Path:
     return directory
 
 
+TINY_EXPERTS: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+}
+"""Fields that make a Qwen3-MoE of `TINY_LLAMA`."""
+
+
 def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the weights of a Llama, by checkpoint name."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
@@ -71,6 +82,22 @@ def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (config["vocab_size"], hidden)
+    return shapes
+
+
+def qwen3_moe_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the weights of a Qwen3-MoE with experts in all layers, by checkpoint name."""
+    shapes = {name: size for name, size in llama_shapes(config).items() if ".mlp." not in name}
+    hidden, inner = config["hidden_size"], config["moe_intermediate_size"]
+    num_experts, norm = config["num_experts"], (config["head_dim"],)
+    layer: dict[str, tuple[int, ...]] = {"mlp.gate": (num_experts, hidden)}
+    for expert in range(num_experts):
+        name = f"mlp.experts.{expert}"
+        layer |= {f"{name}.gate_proj": (inner, hidden), f"{name}.up_proj": (inner, hidden)}
+        layer[f"{name}.down_proj"] = (hidden, inner)
+    layer |= {"self_attn.q_norm": norm, "self_attn.k_norm": norm}
+    for index in range(config["num_hidden_layers"]):
+        shapes |= {f"model.layers.{index}.{name}.weight": size for name, size in layer.items()}
     return shapes
 
 
