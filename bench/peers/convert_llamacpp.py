@@ -2,16 +2,16 @@
 
     PEER_PYTHON bench/peers/convert_llamacpp.py MODEL_DIR OUT_PREFIX
 
-creates OUT_PREFIX-bf16.gguf and two quantized copies with llama.cpp's own quantizer. Llama and
-Qwen3 checkpoints in bfloat16 only. No tokenizer is included, because the benchmarks send token ids.
-Needs `gguf`, `numpy` and `llama-cpp-python`.
+creates OUT_PREFIX-bf16.gguf and two quantized copies with llama.cpp's own quantizer. Llama, Qwen3
+and Qwen3-MoE checkpoints in bfloat16 only. No tokenizer is included, because the benchmarks send
+token ids. Needs `gguf`, `numpy` and `llama-cpp-python`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ import llama_cpp.llama_cpp as native
 import numpy
 
 QUANTISED = {"int8": native.LLAMA_FTYPE_MOSTLY_Q8_0, "int4": native.LLAMA_FTYPE_MOSTLY_Q4_0}
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
+ARCHITECTURES = {
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+}
 
 
 def write_gguf(model: Path, out: Path) -> None:
@@ -31,7 +35,7 @@ def write_gguf(model: Path, out: Path) -> None:
     _add_sizes(writer, config)
     names = gguf.get_tensor_name_map(kind, config["num_hidden_layers"])
     for path in sorted(model.glob("*.safetensors")):
-        for name, bits in _tensors(path):
+        for name, bits in _stacked(_tensors(path), config.get("num_experts", 0)):
             target = names.get_name(name, try_suffixes=(".weight",))
             if target is None:
                 raise ValueError(f"llama.cpp has no tensor for the weight {name}")
@@ -58,6 +62,10 @@ def _add_sizes(writer: Any, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
+    if num_experts := config.get("num_experts"):
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
     writer.add_key_length(head_size)
@@ -84,6 +92,25 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
             raise ValueError(f"{name} is {entry['dtype']}; only bfloat16 checkpoints are converted")
         begin, end = entry["data_offsets"]
         yield name, data[begin:end].view(numpy.uint16).reshape(entry["shape"])
+
+
+def _stacked(tensors: Iterable[tuple[str, Any]], num_experts: int) -> Iterator[tuple[str, Any]]:
+    """Yield the weights of a layer's experts as one tensor [E, …], and other weights as they are.
+
+    Without its number, the name of an expert's weight is the name that llama.cpp's table contains.
+    """
+    experts: dict[str, dict[int, Any]] = {}
+    for name, bits in tensors:
+        before, found, after = name.partition(".experts.")
+        if not found:
+            yield name, bits
+            continue
+        number, part = after.split(".", 1)
+        stack = experts.setdefault(f"{before}{found}{part}", {})
+        stack[int(number)] = bits
+        if len(stack) == num_experts:
+            yield f"{before}{found}{part}", numpy.stack([stack[i] for i in range(num_experts)])
+            stack.clear()
 
 
 def _in_their_order(name: str, bits: Any, config: dict[str, Any]) -> Any:

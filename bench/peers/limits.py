@@ -27,10 +27,16 @@ CACHE_BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a model. layer_weights, head_weights: numbers of weights used per token."""
+    """Sizes of a model.
+
+    layer_weights, head_weights: numbers of weights, without those of experts. expert_weights: of
+    all experts of all layers. expert_share: the share of a layer's experts that a token uses.
+    """
 
     layer_weights: int
     head_weights: int
+    expert_weights: int = 0
+    expert_share: float = 1.0
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -46,19 +52,32 @@ class ModelShape:
         matrices = {name: rows[0] * rows[1] for name, rows in shapes.items() if len(rows) == 2}
         embedding = next(size for name, size in matrices.items() if "embed_tokens" in name)
         head = next((size for name, size in matrices.items() if "lm_head" in name), 0)
+        experts = sum(size for name, size in matrices.items() if ".experts." in name)
         heads = config["num_attention_heads"]
         return cls(
-            layer_weights=sum(matrices.values()) - embedding - head,
+            layer_weights=sum(matrices.values()) - embedding - head - experts,
             head_weights=head or embedding,
+            expert_weights=experts,
+            expert_share=config["num_experts_per_tok"] / config["num_experts"] if experts else 1.0,
             num_layers=config["num_hidden_layers"],
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_size=config.get("head_dim") or config["hidden_size"] // heads,
         )
 
-    def step_bytes(self, weights: str) -> float:
-        """Return the bytes of weights that one step reads in a format."""
-        return (self.layer_weights + self.head_weights) * BITS_OF[weights] / 8
+    def step_bytes(self, weights: str, num_tokens: int = 1) -> float:
+        """Return the bytes of weights that a step of so many tokens reads in a format.
+
+        The tokens select their experts independently of each other.
+        """
+        share = 1 - (1 - self.expert_share) ** num_tokens
+        num_weights = self.layer_weights + self.head_weights + share * self.expert_weights
+        return num_weights * BITS_OF[weights] / 8
+
+    @property
+    def token_weights(self) -> float:
+        """Return the number of layer weights that one token uses."""
+        return self.layer_weights + self.expert_share * self.expert_weights
 
     @property
     def token_cache_bytes(self) -> int:
@@ -84,17 +103,17 @@ class MachineLimits:
 def prompt_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineLimits) -> float:
     """Return the minimum time for all prompts of a case, including the first token of each."""
     num_tokens, num_requests = sum(case.prompt_lens), len(case.prompt_lens)
-    products = 2 * (shape.layer_weights * num_tokens + shape.head_weights * num_requests)
+    products = 2 * (shape.token_weights * num_tokens + shape.head_weights * num_requests)
     # Causal attention: length² / 2 products for the scores and for the values, 2 operations each.
     pairs = sum(length * length for length in case.prompt_lens)
     attention = 2 * pairs * shape.num_layers * shape.num_heads * shape.head_size
-    reading = shape.step_bytes(weights) / limits.read_bytes_s
+    reading = shape.step_bytes(weights, num_tokens) / limits.read_bytes_s
     return max(reading, (products + attention) / limits.flops_s)
 
 
 def decode_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineLimits) -> float:
     """Return the minimum time for all tokens after the first of each request."""
-    num_weights = shape.layer_weights + shape.head_weights
+    num_weights = shape.token_weights + shape.head_weights
     total = 0.0
     for step in range(1, max(case.output_lens)):
         running = [
@@ -102,7 +121,7 @@ def decode_seconds(case: Case, shape: ModelShape, weights: str, limits: MachineL
             for prompt, length in zip(case.prompt_lens, case.output_lens, strict=True)
             if length > step
         ]
-        num_bytes = shape.step_bytes(weights) + sum(running) * shape.token_cache_bytes
+        num_bytes = shape.step_bytes(weights, len(running)) + sum(running) * shape.token_cache_bytes
         num_flops = 2 * num_weights * len(running)
         total += max(num_bytes / limits.read_bytes_s, num_flops / limits.flops_s)
     return total
