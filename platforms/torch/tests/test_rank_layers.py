@@ -281,6 +281,14 @@ def test_shards_cover_each_entry_of_a_dimension_once() -> None:
     assert divide(12, OneRank(rank=2, size=3), "it") == Shard(start=8, size=4, whole=12)
 
 
+def test_each_rank_has_the_sinks_of_its_heads() -> None:
+    layers = nn.ModuleList([Attention(HEADS, 0, sinks=nn.Parameter(torch.arange(8.0)))])
+    share_heads(layers, OneRank(rank=1, size=2))
+    (layer,) = layers
+    assert layer.sinks.tolist() == [4.0, 5.0, 6.0, 7.0]
+    assert layer.shards == {"sinks": Shard(start=4, size=4, whole=8)}
+
+
 REFUSED = {
     "heads": (
         lambda c: QKVParallelLinear(c, "a.qkv", D, HEADS),
@@ -295,12 +303,6 @@ REFUSED = {
     "attention": (
         lambda c: share_heads(nn.ModuleList([Attention(HEADS, 0)]), c.ranks),
         "8 query heads .* of 0 cannot",
-    ),
-    "sinks": (
-        lambda c: share_heads(
-            nn.ModuleList([Attention(HEADS, 0, sinks=nn.Parameter(torch.zeros(8)))]), c.ranks
-        ),
-        "0 has sinks",
     ),
 }
 

@@ -71,6 +71,10 @@ class SelfAttention(AttentionBranch):
             self.k_norm = options.qk_norm(context, k_shard, heads.head_size)
         self.clip, self.clips_normal = options.clip, options.clips_normal
         self.rotary = rotary
+        sinks_H = None
+        if options.sinks:
+            empty_H = torch.empty(heads.num_heads, dtype=torch.float32, device=context.device)
+            sinks_H = nn.Parameter(empty_H, requires_grad=False)
         attention_cls = BidirectionalAttention if options.bidirectional else Attention
         self.attn = attention_cls(
             heads,
@@ -79,6 +83,7 @@ class SelfAttention(AttentionBranch):
             sliding_window=shape.windows[index],
             soft_cap=options.soft_cap,
             alibi_slopes=options.alibi_slopes,
+            sinks=sinks_H,
         )
 
     def forward(

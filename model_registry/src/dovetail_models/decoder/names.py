@@ -49,6 +49,28 @@ def stacked_experts(source: str, num_experts: int) -> Iterator[WeightMapping]:
         yield WeightMapping(source=f"{source}.{name}", targets=targets, stacked=num_experts)
 
 
+def alternating_experts(
+    source: str, num_experts: int, intermediate_size: int
+) -> Iterator[WeightMapping]:
+    """Yield the mappings of stacked, transposed experts with biases, as in gpt-oss.
+
+    source: the experts in the checkpoint. The features of gate and up alternate.
+    """
+    experts = [f"{LAYER}.mlp.experts.{expert}" for expert in range(num_experts)]
+    groups = {"gate_up_proj": (intermediate_size, "gate", "up"), "down_proj": (1, "down")}
+    for name, (num_groups, *parts) in groups.items():
+        for ending, leaf in (("", "weight"), ("_bias", "bias")):
+            yield WeightMapping(
+                source=f"{source}.{name}{ending}",
+                targets=tuple(
+                    f"{expert}.{part}_proj.{leaf}" for expert in experts for part in parts
+                ),
+                groups=num_groups,
+                stacked=num_experts,
+                transposed=True,
+            )
+
+
 def rotary_pairs(
     head_size: int, rotary_size: int, names: tuple[str, ...] = ("q_proj", "k_proj")
 ) -> Iterator[WeightMapping]:

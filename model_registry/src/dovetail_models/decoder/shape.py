@@ -64,7 +64,8 @@ class AttentionOptions:
     none. clip: the projected q, k and v are limited to ±clip; 0 for none. clips_normal: whether q
     and k are limited after their norms. qk_norm: makes the norms of queries and keys; None for
     none. alibi_slopes: one for each query head; () for none.
-    bidirectional: whether tokens attend to later tokens.
+    bidirectional: whether tokens attend to later tokens. sinks: whether each head has a learned
+    logit without a value (Xiao et al. 2023, arXiv:2309.17453).
     """
 
     qkv_bias: bool = False
@@ -76,6 +77,7 @@ class AttentionOptions:
     alibi_slopes: tuple[float, ...] = ()
     bidirectional: bool = False
     clips_normal: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

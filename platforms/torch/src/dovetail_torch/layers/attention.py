@@ -8,15 +8,16 @@ Dimensions: T tokens, H query heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import nn
 
-from dovetail.errors import ConfigError, ContractError
+from dovetail.errors import ContractError
 from dovetail.interfaces.attention import AttentionFacts, RotaryArgs
 from dovetail.interfaces.model import AttentionContext, RankGroup
+from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers.linear import HeadShape
 
 
@@ -34,8 +35,10 @@ class Attention(nn.Module):
     value_size: see `LatentAttention`; 0 for values of head_size features.
     kv_scales: float32 [2], the scales of the keys and of the values in the cache; None without
     scales of layers. A weight loader fills it if the checkpoint has them.
+    shards: this rank's part of the sinks, for weight loaders; {} for all.
     """
 
+    shards: Mapping[str, Shard]
     bidirectional: ClassVar[bool] = False
     value_size: int = 0
     kv_scales: torch.Tensor | None
@@ -70,6 +73,7 @@ class Attention(nn.Module):
             )
         self.alibi_slopes = tuple(alibi_slopes)
         self.sinks = sinks
+        self.shards = {}
         self.register_buffer("kv_scales", None, persistent=False)
 
     @property
@@ -175,15 +179,14 @@ def attention_facts(layers: Collection[Attention]) -> AttentionFacts:
 def share_heads(model: nn.Module, ranks: RankGroup) -> None:
     """Reduce each attention layer of `model` to the heads of this rank.
 
-    Call it once, after creation.
-    Raises ConfigError if the heads cannot be divided evenly, or if a layer has sinks.
+    Call it once, after creation and before weights are loaded.
+    Raises ConfigError if the heads cannot be divided evenly.
     """
     for name, layer in attention_layers(model):
-        if layer.sinks is not None and ranks.size > 1:
-            raise ConfigError(
-                f"tensor_parallel_size={ranks.size} was requested, but {name} has sinks, which "
-                "cannot be divided. Set tensor_parallel_size=1"
-            )
+        num_heads = layer.num_heads
         layer.heads = layer.heads.share(ranks, name)
-        first = ranks.rank * layer.num_heads
-        layer.alibi_slopes = layer.alibi_slopes[first : first + layer.num_heads]
+        shard = Shard(start=ranks.rank * layer.num_heads, size=layer.num_heads, whole=num_heads)
+        layer.alibi_slopes = layer.alibi_slopes[shard.slice]
+        if layer.sinks is not None and not shard.is_whole:
+            layer.sinks = nn.Parameter(layer.sinks[shard.slice].clone(), requires_grad=False)
+            layer.shards = {"sinks": shard}
