@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+import dovetail_cpu_kernels as native
 from dovetail import LLM
 from dovetail.errors import DovetailError
 from end_to_end.checkpoints import OPTIONS
@@ -36,6 +37,7 @@ SIZES = {
     "max_position_embeddings": 512,
 }
 BFLOAT16 = OPTIONS | {"dtype": "bfloat16", "load_format": "auto", "skip_tokenizer_init": True}
+BFLOAT16 |= {"block_size": 16}
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +56,37 @@ def test_fp8_weights_of_latent_attention_give_the_outputs_of_their_values(plain,
     tokens, rows, loader = outputs(quantized, **options)
     expected, expected_rows, _ = outputs(values, **options)
     assert "quantized_safetensors" in str(loader)
-    assert (tokens, rows) == (expected, expected_rows)
+    assert tokens == expected
+    for row, expected_row in zip(rows, expected_rows, strict=True):
+        assert row == pytest.approx(expected_row, abs=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}, {"async_scheduling": True}])
-def test_the_default_backend_serves_latent_attention(plain, options):
+def tokens_of(plain, **options):
     with LLM(plain, **BFLOAT16 | options) as llm:
         done = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
-    assert [len(output.outputs[0].token_ids) for output in done] == [6, 6]
+    return [list(output.outputs[0].token_ids) for output in done]
 
 
-def test_a_backend_without_latent_attention_is_rejected_and_the_error_names_the_feature(plain):
-    with pytest.raises(DovetailError, match="mla is required but not declared"):
-        LLM(plain, **BFLOAT16 | {"attention_backend": "cpu"})
+@pytest.mark.parametrize(
+    "options", [{}, {"quantization": "int8"}, {"async_scheduling": True}, {"max_num_seqs": 1}]
+)
+def test_the_default_backend_serves_latent_attention(plain, options, caplog):
+    with caplog.at_level("INFO", "dovetail_torch"):
+        tokens = tokens_of(plain, **options)
+    assert [len(row) for row in tokens] == [6, 6]
+    backend = "cpu" if native.status().available else "torch"
+    assert f"attention backend: {backend}." in caplog.text
+
+
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+def test_native_latent_attention_gives_the_first_tokens_of_torch(plain, cache):
+    if not native.status().available:
+        pytest.skip(native.status().reason)
+    expected = tokens_of(plain, attention_backend="torch")
+    tokens = tokens_of(plain, attention_backend="cpu", kv_cache_dtype=cache)
+    assert [row[0] for row in tokens] == [row[0] for row in expected]
+
+
+def test_batch_invariance_of_latent_attention_is_rejected(plain):
+    with pytest.raises(DovetailError, match="batch_invariant=True is not supported for models"):
+        LLM(plain, **BFLOAT16 | {"batch_invariant": True})

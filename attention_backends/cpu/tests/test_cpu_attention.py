@@ -51,12 +51,14 @@ class Rows:
         self.case = AttentionCase(runs=(), **{"dtype": "bfloat16", "block_size": 32} | shape)
         case, generator = self.case, torch.Generator().manual_seed(seed)
         self.cache_dtype = torch.bfloat16
-        self.kv = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
+        num_values = 0 if case.value_size else case.num_kv_heads
+        self.kv = (case.num_heads, case.num_kv_heads, num_values)
         self.qkv = [
             torch.randn((n, sum(self.kv), case.head_size), generator=generator) for n in lengths
         ]
         self.qkv = [x.bfloat16() for x in self.qkv]
-        self.out = [torch.zeros_like(x[:, : case.num_heads]) for x in self.qkv]
+        size = case.value_size or case.head_size
+        self.out = [torch.zeros_like(x[:, : case.num_heads, :size]) for x in self.qkv]
         self.done = [0] * len(lengths)
         counts = [-(-n // case.block_size) for n in lengths]
         order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
@@ -80,15 +82,17 @@ class Rows:
         """Run the given number of tokens of each row, all in one call."""
         runs = [(row, self.done[row], n) for row, n in enumerate(counts) if n]
         tokens = torch.cat([self.qkv[row][first : first + n] for row, first, n in runs])
-        out = torch.full(
-            (len(tokens), self.case.num_heads, self.case.head_size), torch.nan
-        ).bfloat16()
-        q, k, v = tokens.split(self.kv, dim=1)
+        q, k, v = self.parts(tokens)
+        out = torch.full((*q.shape[:2], v.shape[2]), torch.nan).bfloat16()
         self.layer.forward(q, k, v, self.cache, self.builder.build(self.batch(runs)), out)
         for (row, first, n), part in zip(runs, out.split([n for *_, n in runs]), strict=True):
             self.out[row][first : first + n] = part
             self.done[row] += n
         return self
+
+    def parts(self, qkv):
+        q, k, v = qkv.split(self.kv, dim=1)
+        return q, k, k[..., : self.case.value_size] if self.case.value_size else v
 
     def batch(self, runs):
         size = self.case.block_size
@@ -114,9 +118,10 @@ class Rows:
         """Return the maximum error against the float64 reference, relative for values above 1."""
         case, worst = self.case, 0.0
         for qkv, out in zip(self.qkv, self.out, strict=True):
-            q, k, v = qkv.split(self.kv, dim=1)
+            q, k, v = self.parts(qkv)
             if self.cache_dtype == torch.int8:
                 k, v = rounded(k), rounded(v)
+                v = k[..., : case.value_size] if case.value_size else v
             want = reference_attention(
                 q,
                 k,
@@ -157,6 +162,7 @@ def layer_context(case, **changes):
         "device": CPU,
         "sliding_window": case.sliding_window,
         "soft_cap": case.soft_cap,
+        "value_size": case.value_size,
     }
     return AttentionLayerContext(**(values | changes))
 
@@ -206,13 +212,15 @@ SHAPES = [
     {"num_heads": 9, "num_kv_heads": 9, "head_size": 48},
     {"num_heads": 6, "num_kv_heads": 2, "head_size": 80, "sliding_window": 90},
     {"num_heads": 14, "num_kv_heads": 1, "head_size": 32, "soft_cap": 1.5},
+    {"num_heads": 5, "num_kv_heads": 1, "head_size": 48, "value_size": 30},
 ]
+SHAPE_NAMES = ["grouped", "not grouped", "window", "capped", "latent"]
 
 
 @needs_library
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize("shape", SHAPES, ids=["grouped", "not grouped", "window", "capped"])
+@pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 def test_the_exact_attention_output_of_a_row_does_not_depend_on_other_rows(level, shape, dtype):
     lengths = (530, 3, 270)
     native.set_num_threads(1)
@@ -242,6 +250,7 @@ def test_the_number_of_threads_does_not_change_attention_over_long_contexts(leve
 
 SPLIT_SHAPES = {
     "multi-query": ({"num_heads": 26, "num_kv_heads": 1, "head_size": 16}, (1, 3)),
+    "latent": ({"num_heads": 40, "num_kv_heads": 1, "head_size": 80, "value_size": 64}, (1, 3)),
     "draft": ({"num_heads": 8, "num_kv_heads": 2, "head_size": 32}, (2, 8)),
     "window": (
         {"num_heads": 5, "num_kv_heads": 1, "head_size": 48, "sliding_window": 600, "soft_cap": 2},

@@ -9,6 +9,9 @@
  * in bf16; or in int8, followed by float32 scales: keys [K][block_size], then values. A number is
  * its int8 times the scale of its token and head. Slots that no token has been written to may
  * contain anything, including NaN.
+ *
+ * With a value_size a block has only the keys, and their scales: the value of a token is the first
+ * value_size features of its key, which are rearranged when they are read.
  */
 #ifndef DOVETAIL_ATTENTION_H
 #define DOVETAIL_ATTENTION_H
@@ -34,8 +37,8 @@ typedef struct dk_attention_batch {
 typedef struct dk_attention_args {
   const void* q; /* bf16 [T, H, D] */
   const void* k; /* bf16 [T, K, D] */
-  const void* v; /* bf16 [T, K, D] */
-  void* out;     /* bf16 [T, H, D] */
+  const void* v; /* bf16 [T, K, D]; not read with a value_size */
+  void* out;     /* bf16 [T, H, D], or [T, H, value_size] */
   int64_t q_token_stride, q_head_stride;
   int64_t k_token_stride, k_head_stride;
   int64_t v_token_stride, v_head_stride;
@@ -50,7 +53,8 @@ typedef struct dk_attention_args {
   int64_t block_table_stride;
   float* workspace; /* results of chunks of long contexts; its size changes speed only */
   int64_t workspace_floats;
-  int64_t num_heads, num_kv_heads, head_size; /* H a multiple of K; D of 16, 16 <= D <= 512 */
+  int64_t num_heads, num_kv_heads, head_size; /* H a multiple of K; D of 16, 16 <= D <= 640 */
+  int64_t value_size; /* 0 for separate values; otherwise 1 <= value_size <= D */
   int64_t block_size;
   int64_t cache_kind; /* DK_CACHE_BF16 or DK_CACHE_INT8 */
   int64_t window;     /* tokens that a token sees, including itself; 0 for all */
@@ -71,6 +75,6 @@ DK_API int64_t dk_attention_plan(const dk_attention_args* args, dk_attention_wor
 
 /* Bytes of one block of one layer. */
 DK_API int64_t dk_attention_block_bytes(int64_t num_kv_heads, int64_t head_size, int64_t block_size,
-                                        int64_t cache_kind);
+                                        int64_t cache_kind, int64_t value_size);
 
 #endif

@@ -79,7 +79,7 @@ class Step {
     a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = s_.size;
     a.out_token_stride = s_.heads() * s_.size;
     a.cache = cache.data();
-    a.block_stride = dk_attention_block_bytes(s_.kv_heads, s_.size, s_.block_size, s_.kind);
+    a.block_stride = dk_attention_block_bytes(s_.kv_heads, s_.size, s_.block_size, s_.kind, 0);
     a.batch = &batch;
     a.query_start = start_.data();
     a.seq_lens = lens_.data();
@@ -162,7 +162,7 @@ DK_CASE(attention) {
     for (int64_t b = 0; b < num_blocks; ++b) row.blocks.push_back(next++);
     if (num_blocks > s.width) s.width = num_blocks;
   }
-  Buffer<char> cache(next * dk_attention_block_bytes(s.kv_heads, s.size, s.block_size, s.kind));
+  Buffer<char> cache(next * dk_attention_block_bytes(s.kv_heads, s.size, s.block_size, s.kind, 0));
   memset(cache.data(), 0xff, cache.size());  // NaN in bf16 and float32
   Step(random, s, rows, cache);
   Step(random, s, rows, cache);

@@ -63,7 +63,7 @@ if name == "attention":
     args = attention.AttentionArgs(
         q, k, v, out, H * D, D, K * D, D, K * D, D, H * D, D, memory(6 * block), block,
         ctypes.addressof(size), ctypes.addressof(start), ctypes.addressof(lens),
-        ctypes.addressof(table), ctypes.addressof(slots), 6, None, 0, H, K, D, 16,
+        ctypes.addressof(table), ctypes.addressof(slots), 6, None, 0, H, K, D, 0, 16,
         attention.CACHE_BF16, 0, 0.1, 0.0)
     function, num_outputs = attention.attention_operation(), T * H * D
 else:

@@ -12,13 +12,14 @@ from typing import ClassVar
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
+    MLA,
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
     AttentionLayerContext,
     AttentionRequirements,
 )
-from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec
+from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec, LatentAttentionSpec
 from dovetail_attn_cpu.availability import probe
 from dovetail_attn_cpu.layer import CPUAttentionLayer
 from dovetail_attn_cpu.metadata import CACHE_KINDS, CPUMetadataBuilder
@@ -37,10 +38,17 @@ class CPUAttentionBackend(AttentionBackend):
         dtypes=frozenset({"bfloat16"}),
         device_types=frozenset({"cpu"}),
         kv_cache_dtypes=frozenset(CACHE_KINDS),
-        head_sizes=frozenset(range(16, 257, 16)),
+        head_sizes=frozenset({*range(16, 257, 16), *range(320, 577, 64)}),
         block_size_multiple=BLOCK_MULTIPLE,
         features=frozenset(
-            {"sliding_window", "soft_cap", "padded_pages", "batch_invariant", "supports_advance"}
+            {
+                "sliding_window",
+                "soft_cap",
+                "padded_pages",
+                "batch_invariant",
+                "supports_advance",
+                MLA,
+            }
         ),
     )
 
@@ -64,7 +72,11 @@ class CPUAttentionBackend(AttentionBackend):
                 f"supports only {', '.join(CACHE_KINDS)}. Choose kv_cache_dtype='auto'"
             )
         block_bytes = attention_block_bytes(
-            spec.num_kv_heads, spec.head_size, spec.block_size, CACHE_KINDS[spec.dtype]
+            spec.num_kv_heads,
+            spec.head_size,
+            spec.block_size,
+            CACHE_KINDS[spec.dtype],
+            spec.value_size if isinstance(spec, LatentAttentionSpec) else 0,
         )
         if block_bytes != spec.page_size_bytes:
             raise ConfigError(

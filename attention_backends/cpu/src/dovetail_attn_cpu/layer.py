@@ -36,6 +36,7 @@ class CPUAttentionLayer(AttentionLayer):
             num_heads=context.num_heads,
             num_kv_heads=context.num_kv_heads,
             head_size=context.head_size,
+            value_size=context.value_size,
             window=context.sliding_window,
             scale=context.scale,
             soft_cap=context.soft_cap,

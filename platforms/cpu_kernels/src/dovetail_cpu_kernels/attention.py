@@ -13,7 +13,7 @@ from dovetail_cpu_kernels.library import check_result, library, native_operation
 CACHE_BF16, CACHE_INT8 = 0, 1
 BLOCK_MULTIPLE = 16
 """Block sizes and head sizes are multiples of this number."""
-MAX_HEAD_SIZE = 512
+MAX_HEAD_SIZE = 640
 
 
 class AttentionBatchSize(ctypes.Structure):
@@ -54,6 +54,7 @@ class AttentionArgs(ctypes.Structure):
         ("num_heads", ctypes.c_int64),
         ("num_kv_heads", ctypes.c_int64),
         ("head_size", ctypes.c_int64),
+        ("value_size", ctypes.c_int64),
         ("block_size", ctypes.c_int64),
         ("cache_kind", ctypes.c_int64),
         ("window", ctypes.c_int64),
@@ -92,9 +93,9 @@ def attention_operation() -> ctypes._NamedFuncPointer:
 
 
 def attention_block_bytes(
-    num_kv_heads: int, head_size: int, block_size: int, cache_kind: int
+    num_kv_heads: int, head_size: int, block_size: int, cache_kind: int, value_size: int = 0
 ) -> int:
-    """Return the size of one block of one layer's cache."""
+    """Return the size of one block of one layer's cache. value_size: 0 for separate values."""
     function = library().dk_attention_block_bytes
-    function.argtypes, function.restype = [ctypes.c_int64] * 4, ctypes.c_int64
-    return int(function(num_kv_heads, head_size, block_size, cache_kind))
+    function.argtypes, function.restype = [ctypes.c_int64] * 5, ctypes.c_int64
+    return int(function(num_kv_heads, head_size, block_size, cache_kind, value_size))

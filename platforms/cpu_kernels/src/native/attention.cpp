@@ -57,11 +57,12 @@ int64_t dk_attention(const dk_attention_args* args) {
 }
 
 int64_t dk_attention_block_bytes(int64_t num_kv_heads, int64_t head_size, int64_t block_size,
-                                 int64_t cache_kind) {
+                                 int64_t cache_kind, int64_t value_size) {
   dk_attention_args a{};
   a.num_heads = a.num_kv_heads = num_kv_heads;
   a.head_size = head_size;
   a.block_size = block_size;
   a.cache_kind = cache_kind;
+  a.value_size = value_size;
   return dk::AttentionShape(a).block_bytes;
 }

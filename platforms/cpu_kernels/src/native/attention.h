@@ -15,24 +15,31 @@ namespace dk {
 
 constexpr int kChunk = 256;  // positions; multiple of 32
 constexpr int kPanel = 16;   // tokens of a panel of keys
-constexpr int kMaxHeadSize = 512;
+constexpr int kMaxHeadSize = 640;
 
 // Sizes that follow from the arguments. Bytes of a block: keys, values, then scales.
 struct AttentionShape {
   int64_t group;            // query heads of a key-value head
   int64_t element_bytes;    // of the cache
+  bool latent;              // values are the first features of keys
+  int64_t value_size;       // features of a value
+  int64_t width;            // the same, rounded up to 16: those that are computed
   int64_t head_bytes;       // keys (or values) of one head in a block
-  int64_t values_offset;
+  int64_t values_offset;    // 0 without separate values
   int64_t key_scales_offset, value_scales_offset;
   int64_t block_bytes;      // of the used part of a block
 
   DK_INLINE explicit AttentionShape(const dk_attention_args& a)
-      : group(a.num_heads / a.num_kv_heads), element_bytes(a.cache_kind == DK_CACHE_INT8 ? 1 : 2) {
+      : group(a.num_heads / a.num_kv_heads),
+        element_bytes(a.cache_kind == DK_CACHE_INT8 ? 1 : 2),
+        latent(a.value_size > 0),
+        value_size(latent ? a.value_size : a.head_size),
+        width((value_size + 15) / 16 * 16) {
     head_bytes = a.block_size * a.head_size * element_bytes;
-    values_offset = a.num_kv_heads * head_bytes;
-    key_scales_offset = 2 * values_offset;
+    values_offset = latent ? 0 : a.num_kv_heads * head_bytes;
+    key_scales_offset = a.num_kv_heads * head_bytes + values_offset;
     const int64_t scales = a.cache_kind == DK_CACHE_INT8 ? a.num_kv_heads * a.block_size * 4 : 0;
-    value_scales_offset = key_scales_offset + scales;
+    value_scales_offset = key_scales_offset + (latent ? 0 : scales);
     block_bytes = value_scales_offset + scales;
   }
 };
@@ -51,7 +58,7 @@ struct AttentionItem {
 };
 
 // Results of consecutive chunks of the same rows, before they are combined: for a chunk and a row
-// (head, token, query head of the group): maximum, sum and D weighted values.
+// (head, token, query head of the group): maximum, sum and `width` weighted values.
 struct AttentionSplit {
   int32_t run;
   int32_t first_token, num_tokens;
@@ -64,7 +71,7 @@ struct AttentionSplit {
     return shape.group * num_tokens * num_heads;
   }
 };
-DK_INLINE int64_t partial_row_floats(const dk_attention_args& a) { return a.head_size + 2; }
+DK_INLINE int64_t partial_row_floats(const AttentionShape& shape) { return shape.width + 2; }
 
 struct AttentionTable {
   int64_t (*scratch_bytes)(const dk_attention_args& a, const AttentionItem& item);

@@ -52,6 +52,55 @@ static DK_INLINE void widen(const int8_t* from, uint16_t* to, int64_t n, const c
   }
 }
 
+// 16 features of 16 tokens: from 8 rows of keys (pairs of features; a word per token) to 8 rows of
+// values (pairs of tokens; a word per feature). In a word pair the middle halves change places.
+static DK_INLINE void swap_pairs(const uint32_t* keys, uint32_t* values) {
+#if DK_LEVEL >= 2
+  __m512i row[8], half[8], quarter[8];
+  const __m512i middle = _mm512_set4_epi32(0x0f0e0b0a, 0x0d0c0908, 0x07060302, 0x05040100);
+  DK_UNROLL for (int j = 0; j < 8; ++j) {
+    row[j] = _mm512_shuffle_epi8(_mm512_loadu_si512(keys + j * kLanes), middle);
+  }
+  DK_UNROLL for (int j = 0; j < 8; j += 2) {
+    half[j] = _mm512_unpacklo_epi64(row[j], row[j + 1]);      // pairs 0, 2, 4 and 6 of tokens
+    half[j + 1] = _mm512_unpackhi_epi64(row[j], row[j + 1]);  // pairs 1, 3, 5 and 7
+  }
+  DK_UNROLL for (int j = 0; j < 2; ++j) {
+    DK_UNROLL for (int k = 0; k < 2; ++k) {
+      quarter[4 * j + k] = _mm512_shuffle_i64x2(half[4 * k + j], half[4 * k + 2 + j], 0x88);
+      quarter[4 * j + 2 + k] = _mm512_shuffle_i64x2(half[4 * k + j], half[4 * k + 2 + j], 0xdd);
+    }
+    const __m512i *const even = quarter + 4 * j, *const odd = even + 2;
+    _mm512_storeu_si512(values + j * kLanes, _mm512_shuffle_i64x2(even[0], even[1], 0x88));
+    _mm512_storeu_si512(values + (j + 4) * kLanes, _mm512_shuffle_i64x2(even[0], even[1], 0xdd));
+    _mm512_storeu_si512(values + (j + 2) * kLanes, _mm512_shuffle_i64x2(odd[0], odd[1], 0x88));
+    _mm512_storeu_si512(values + (j + 6) * kLanes, _mm512_shuffle_i64x2(odd[0], odd[1], 0xdd));
+  }
+#else
+  for (int p = 0; p < kPanel / 2; ++p) {
+    for (int j = 0; j < kLanes / 2; ++j) {
+      const uint32_t first = keys[j * kLanes + 2 * p], second = keys[j * kLanes + 2 * p + 1];
+      values[p * kLanes + 2 * j] = (first & 0xffffu) | second << 16;
+      values[p * kLanes + 2 * j + 1] = first >> 16 | (second & 0xffff0000u);
+    }
+  }
+#endif
+}
+
+// Rearrange the first features of some panels of keys, in bf16: [D / 2][16 tokens][2] each, as
+// values; return the stride of 16 features in words.
+static DK_INLINE int64_t values_of_keys(const dk_attention_args& a, const AttentionShape& shape,
+                                        const uint32_t* keys, int num_tokens, uint32_t* values) {
+  const int num_panels = (num_tokens + kPanel - 1) / kPanel;
+  const int64_t block = kPanel / 2 * kLanes, stride = num_panels * block;
+  for (int p = 0; p < num_panels; ++p, keys += a.head_size / 2 * kPanel, values += block) {
+    for (int64_t i = 0; i < shape.width / kLanes; ++i) {
+      swap_pairs(keys + i * block, values + i * stride);
+    }
+  }
+  return stride;
+}
+
 // One token's features: quantized, and the scale that restores them. If a feature is not finite,
 // neither are the scale and the result.
 static DK_INLINE float quantise(const uint16_t* from, int64_t n, int8_t* to) {
@@ -120,6 +169,7 @@ static void write_key(const dk_attention_args& a, const AttentionShape& shape, i
 
 static void write_value(const dk_attention_args& a, const AttentionShape& shape, int64_t token,
                         int64_t head) {
+  if (shape.latent) return;
   const Slot slot = slot_of(a, token);
   const uint16_t* const v = row_of(a.v, token, a.v_token_stride, head, a.v_head_stride);
   char* const values = slot.block + shape.values_offset + head * shape.head_bytes;
@@ -145,12 +195,13 @@ static void write_panel(const dk_attention_args& a, const AttentionShape& shape,
   const uint16_t* from_v = row_of(a.v, token, a.v_token_stride, head, a.v_head_stride);
   for (int t = 0; t < kPanel; ++t, from_k += a.k_token_stride, from_v += a.v_token_stride) {
     memcpy(k[t], from_k, size * 2);
-    memcpy(v[t], from_v, size * 2);
+    if (!shape.latent) memcpy(v[t], from_v, size * 2);
   }
   char* key = slot.block + head * shape.head_bytes + slot.offset * size * 2;
   for (int64_t d = 0; d < size; d += 2, key += kPanel * 4) {
     for (int t = 0; t < kPanel; ++t) memcpy(key + t * 4, k[t] + d, 4);
   }
+  if (shape.latent) return;
   char* values = slot.block + shape.values_offset + head * shape.head_bytes;
   values += slot.offset * kLanes * 2;
   for (int64_t d = 0; d < size; d += kLanes, values += a.block_size * kLanes * 2) {

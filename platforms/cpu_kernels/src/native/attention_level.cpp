@@ -39,14 +39,14 @@ struct Work {
   uint16_t* weights;  // the same
   float* max;         // [heads, rows]
   float* sum;         // the same
-  float* out;         // [heads, rows, D]
-  float* chunk_max;   // of the current chunk: [heads, rows], [heads, rows], [heads, rows, D]
+  float* out;         // [heads, rows, width]
+  float* chunk_max;   // of the current chunk: [heads, rows], [heads, rows], [heads, rows, width]
   float* chunk_sum;
   float* chunk_out;
-  uint16_t* wide;  // int8: keys and values of a chunk (or a block) of a head, widened
+  uint16_t* wide;  // keys and values of a chunk (or a block) of a head, widened or rearranged
   float* key_scales;
   float* value_scales;
-  uint32_t* tail;  // the last pairs, padded with zeros: [D / 16][kPairsAtOnce][16]
+  uint32_t* tail;  // the last pairs, padded with zeros: [width / 16][kPairsAtOnce][16]
   mutable ProductState state;
 
   Work(const dk_attention_args& args, const AttentionItem& its, Carver& carver)
@@ -59,14 +59,15 @@ struct Work {
     weights = carver.take<uint16_t>(at_once * kChunk);
     max = carver.take<float>(all);
     sum = carver.take<float>(all);
-    out = carver.take<float>(all * args.head_size);
+    out = carver.take<float>(all * shape.width);
     chunk_max = carver.take<float>(its.streams ? all : kMaxRows);
     chunk_sum = carver.take<float>(its.streams ? all : kMaxRows);
-    chunk_out = carver.take<float>(its.streams ? all * args.head_size : 0);
-    wide = carver.take<uint16_t>(integers ? 2 * wide_tokens * args.head_size : 0);
+    chunk_out = carver.take<float>(its.streams ? all * shape.width : 0);
+    wide = carver.take<uint16_t>((integers + (integers || shape.latent)) * wide_tokens *
+                                 args.head_size);
     key_scales = carver.take<float>(integers ? its.num_heads * kChunk : 0);
     value_scales = carver.take<float>(integers ? its.num_heads * kChunk : 0);
-    tail = carver.take<uint32_t>(kPairsAtOnce * args.head_size);
+    tail = carver.take<uint32_t>(kPairsAtOnce * shape.width);
   }
 
   int64_t token_of(int64_t row) const { return row / shape.group; }
@@ -120,6 +121,20 @@ int64_t widen_values(const Work& w, const Segment& s, int64_t head, uint16_t* to
   return n / 2;
 }
 
+// Rearrange the values of a segment whose keys contain them; integers are widened first.
+Place latent_values(const Work& w, const Segment& s, int64_t head, uint16_t* to) {
+  Place place = place_of(w, s, head);
+  if (w.a.cache_kind == DK_CACHE_INT8) {
+    widen_keys(w, s, head, to, s.block);
+    place.keys = reinterpret_cast<const uint32_t*>(to);
+    to += (s.num_tokens + kPanel - 1) / kPanel * kPanel * w.a.head_size;
+  }
+  uint32_t* const values = reinterpret_cast<uint32_t*>(to);
+  place.panel_stride = values_of_keys(w.a, w.shape, place.keys, s.num_tokens, values);
+  place.values = values;
+  return place;
+}
+
 // Append the segment's values to a tile's segments. The last tokens, if they do not fill a step of
 // kPairsAtOnce, get a separate segment with zeros after them: the slots after them may contain NaN.
 int add_values(const Work& w, const Place& place, int first_token, int num_tokens,
@@ -131,7 +146,7 @@ int add_values(const Work& w, const Place& place, int first_token, int num_token
   if (!rest) return n;
   const uint32_t* from = place.values + pairs * kLanes;
   uint32_t* to = w.tail;
-  for (int64_t d = 0; d < w.a.head_size; d += kLanes, from += place.panel_stride) {
+  for (int64_t d = 0; d < w.shape.width; d += kLanes, from += place.panel_stride) {
     for (int p = 0; p < kPairsAtOnce; ++p, to += kLanes) {
       const uint32_t kept = 2 * p + 1 < rest ? ~0u : 2 * p < rest ? 0xffffu : 0u;
       for (int i = 0; i < kLanes; ++i) to[i] = kept ? from[p * kLanes + i] & kept : 0u;
@@ -186,7 +201,7 @@ void load_scales(const Work& w, const Segment* segments, int n) {
 // Where the results of a row of the item in a chunk are stored: maximum, sum and values.
 float* partial_row(const Work& w, int64_t chunk, int64_t row) {
   const int64_t slot = (chunk - w.item.first_chunk) * w.item.partial_rows;
-  return w.item.partial + (slot + row) * partial_row_floats(w.a);
+  return w.item.partial + (slot + row) * partial_row_floats(w.shape);
 }
 
 // --- streaming: few rows, block by block --------------------------------------------------------
@@ -240,7 +255,7 @@ void stream_keys(const Work& w, const Segment* segments, int n, bool writes) {
 
 void stream_values(const Work& w, const Segment* segments, int n, bool writes, const char* after) {
   const bool integers = w.a.cache_kind == DK_CACHE_INT8;
-  const int64_t heads = w.item.num_heads, head_bytes = w.shape.head_bytes, size = w.a.head_size;
+  const int64_t heads = w.item.num_heads, head_bytes = w.shape.head_bytes, size = w.shape.width;
   const Tiling tiling(w.rows);
   for (int s = 0; s < n; ++s) {
     const Segment& segment = segments[s];
@@ -253,7 +268,10 @@ void stream_values(const Work& w, const Segment* segments, int n, bool writes, c
       }
       Place place = place_of(w, segment, head);
       if (writes && s + 1 == n) write_value(w.a, w.shape, w.token, head);
-      if (integers) {
+      if (w.shape.latent) {
+        place = latent_values(w, segment, head, w.wide);
+        ahead = reinterpret_cast<const char*>(w.wide);
+      } else if (integers) {
         place.panel_stride = widen_values(w, segment, head, w.wide, ahead);
         place.values = reinterpret_cast<const uint32_t*>(w.wide);
         ahead = reinterpret_cast<const char*>(w.wide);
@@ -280,7 +298,7 @@ void stream_values(const Work& w, const Segment* segments, int n, bool writes, c
 
 // Merge a chunk's results into the previous ones.
 void merge_chunk(const Work& w) {
-  const int64_t all = w.item.num_heads * w.rows, size = w.a.head_size;
+  const int64_t all = w.item.num_heads * w.rows, size = w.shape.width;
   for (int64_t row = 0; row < all; row += kLanes) {
     const int n = static_cast<int>(min64(kLanes, all - row));
     float keep[kLanes], take[kLanes];
@@ -296,7 +314,7 @@ void merge_chunk(const Work& w) {
 }
 
 void keep_chunk(const Work& w, int64_t chunk) {
-  const int64_t all = w.item.num_heads * w.rows, size = w.a.head_size;
+  const int64_t all = w.item.num_heads * w.rows, size = w.shape.width;
   for (int64_t r = 0; r < all; ++r) {
     float* const to = partial_row(w, chunk, r);
     to[0] = w.chunk_max[r];
@@ -344,9 +362,15 @@ void stream_chunk(const Work& w, int64_t chunk) {
 void locate(const Work& w, const Segment* segments, int n, int64_t head, Place* places) {
   uint16_t* to = w.wide;
   for (int s = 0; s < n; ++s) {
-    places[s] = place_of(w, segments[s], head);
-    if (w.a.cache_kind != DK_CACHE_INT8) continue;
+    const bool integers = w.a.cache_kind == DK_CACHE_INT8;
     const int64_t tokens = (segments[s].num_tokens + kPanel - 1) / kPanel * kPanel;
+    if (w.shape.latent) {
+      places[s] = latent_values(w, segments[s], head, to);
+      to += (integers + 1) * tokens * w.a.head_size;
+      continue;
+    }
+    places[s] = place_of(w, segments[s], head);
+    if (!integers) continue;
     widen_keys(w, segments[s], head, to, segments[s].block);
     places[s].keys = reinterpret_cast<const uint32_t*>(to);
     to += tokens * w.a.head_size;
@@ -385,20 +409,20 @@ void keep_nothing(const Work& w, int64_t chunk, int64_t first_row, int64_t end_r
   for (int64_t r = first_row; r < end_row; ++r) {
     float* const to = partial_row(w, chunk, r);
     to[0] = kLowest;
-    memset(to + 1, 0, (w.a.head_size + 1) * sizeof(float));
+    memset(to + 1, 0, (w.shape.width + 1) * sizeof(float));
   }
 }
 
 void attend_tile(const Work& w, int64_t chunk, const Segment* segments, int num_segments,
                  const Place* places, int64_t head, int64_t first_row, int64_t end_row) {
   const Part part = part_of(w, chunk, first_row, end_row);
-  const int64_t row = head * w.rows + first_row, size = w.a.head_size;
+  const int64_t row = head * w.rows + first_row, size = w.shape.width;
   if (part.empty()) {
     if (w.item.partial) keep_nothing(w, chunk, row, row + end_row - first_row);
     return;
   }
   const int rows = static_cast<int>(end_row - first_row);
-  score_part(w, part, segments, places, w.queries + row * size, rows);
+  score_part(w, part, segments, places, w.queries + row * w.a.head_size, rows);
   weigh(w, part, first_row, rows, head, w.scores, w.weights, w.chunk_max, w.chunk_sum);
   ValueSegment pieces[kMaxSegments + 1];
   int n = 0;
@@ -425,7 +449,7 @@ void attend_tile(const Work& w, int64_t chunk, const Segment* segments, int num_
     float* const to = partial_row(w, chunk, row);
     t.fresh = true;
     t.out = to + 2;
-    t.out_stride = partial_row_floats(w.a);
+    t.out_stride = partial_row_floats(w.shape);
     for (int r = 0; r < rows; ++r) {
       to[r * t.out_stride] = w.chunk_max[r];
       to[r * t.out_stride + 1] = w.chunk_sum[r];
@@ -473,11 +497,12 @@ void gather_queries(const Work& w) {
   }
 }
 
-void write_row(const dk_attention_args& a, const float* from, float sum, uint16_t* to) {
-  const Vec inverse = set(1.f / sum);
-  for (int64_t d = 0; d < a.head_size; d += kLanes) {
-    store_bf16(to + d, mul(load(from + d), inverse));
+void write_row(const AttentionShape& shape, const float* from, float sum, uint16_t* to) {
+  uint16_t rounded[kMaxHeadSize];
+  for (int64_t d = 0; d < shape.width; d += kLanes) {
+    store_bf16(rounded + d, mul(load(from + d), set(1.f / sum)));
   }
+  memcpy(to, rounded, shape.value_size * 2);
 }
 
 void write_out(const Work& w) {
@@ -488,7 +513,7 @@ void write_out(const Work& w) {
       const int64_t query_head = (w.item.first_head + h) * w.shape.group + r % w.shape.group;
       uint16_t* const to = out + (w.token + w.token_of(r)) * w.a.out_token_stride +
                            query_head * w.a.out_head_stride;
-      write_row(w.a, w.out + row * w.a.head_size, w.sum[row], to);
+      write_row(w.shape, w.out + row * w.shape.width, w.sum[row], to);
     }
   }
 }
@@ -499,7 +524,7 @@ void forget(const Work& w) {
     w.max[r] = kLowest;
     w.sum[r] = 0.f;
   }
-  memset(w.out, 0, all * w.a.head_size * sizeof(float));
+  memset(w.out, 0, all * w.shape.width * sizeof(float));
 }
 
 int64_t scratch_bytes(const dk_attention_args& a, const AttentionItem& item) {
@@ -535,7 +560,7 @@ void attend(const dk_attention_args& a, const AttentionItem& item, char* scratch
 void combine(const dk_attention_args& a, const AttentionSplit& split, int64_t first_row,
              int64_t end_row) {
   const AttentionShape shape(a);
-  const int64_t group = shape.group, size = a.head_size, row_floats = partial_row_floats(a);
+  const int64_t group = shape.group, size = shape.width, row_floats = partial_row_floats(shape);
   const int64_t rows = split.rows(shape), head_rows = split.num_tokens * group;
   for (int64_t r = first_row; r < end_row; ++r) {
     float out[kMaxHeadSize] = {}, max = kLowest, sum = 0.f;
@@ -562,7 +587,7 @@ void combine(const dk_attention_args& a, const AttentionSplit& split, int64_t fi
     const int64_t token = a.query_start[split.run] + split.first_token + r % head_rows / group;
     const int64_t head = (split.first_head + r / head_rows) * group + r % group;
     uint16_t* const to = static_cast<uint16_t*>(a.out);
-    write_row(a, out, sum, to + token * a.out_token_stride + head * a.out_head_stride);
+    write_row(shape, out, sum, to + token * a.out_token_stride + head * a.out_head_stride);
   }
 }
 

@@ -175,7 +175,7 @@ class Planner {
   }
 
   int64_t slot_floats(const AttentionItem& unit) const {
-    return unit.num_heads * unit.num_tokens * shape_.group * partial_row_floats(a_);
+    return unit.num_heads * unit.num_tokens * shape_.group * partial_row_floats(shape_);
   }
 
   bool is_worth_splitting(const AttentionItem& unit, int64_t chunks_each) const {
@@ -196,7 +196,7 @@ class Planner {
       most_slots = ceil_div(chunks - 1, num_waves) + 1;
     }
     AttentionItem part = unit;
-    part.partial_rows = static_cast<int32_t>(floats / partial_row_floats(a_));
+    part.partial_rows = static_cast<int32_t>(floats / partial_row_floats(shape_));
     for (int64_t c = unit.first_chunk; c < unit.end_chunk; c = part.end_chunk) {
       const bool continues = c > unit.first_chunk;
       if (continues) end_wave();

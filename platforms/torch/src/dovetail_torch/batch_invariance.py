@@ -7,10 +7,12 @@ plugin lacks the guarantee, a seeded request may get other tokens in another bat
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import AttentionBackend, LinearMethod, Ops, RankGroup
 from dovetail.plugins.contracts.declared import promises_equal_bits
+from dovetail_torch.layers.attention import Attention
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +43,24 @@ class BatchInvariance:
             )
         self._without.append(f"{kind.replace('_', ' ')} {cls.__name__}")
 
-    def add_attention(self, backend: type[AttentionBackend] | None) -> None:
-        """Add the attention backend. Its selection has checked the requirement."""
+    def add_attention(
+        self, backend: type[AttentionBackend] | None, layers: Iterable[Attention]
+    ) -> None:
+        """Add the attention backend and the layers. The backend's selection has checked it.
+
+        Raise ConfigError if the guarantee is required and a layer has latent attention: torch
+        multiplies its queries and results by weights.
+        """
         if backend is not None and not promises_equal_bits("attention", backend, self._dtype):
             self._without.append(f"attention backend {backend.name}")
+        if not any(layer.value_size for layer in layers):
+            return
+        if self._required:
+            raise ConfigError(
+                "batch_invariant=True is not supported for models with multi-head latent "
+                "attention. Remove batch_invariant."
+            )
+        self._without.append("multi-head latent attention of the model")
 
     def add_ranks(self, ranks: RankGroup) -> None:
         """Record whether sums over ranks depend on the batch.

@@ -164,12 +164,12 @@ class TorchWorker(WorkerBase):
         # The backend is selected before loading, so that an unsuitable backend is rejected
         # immediately.
         self._backend = self._choose_attention() if self._layers else None
+        self._invariance.add_attention(self._backend, self._layers.values())
         num_bytes = self.load_weights(self._model, self._make_loader())
         self._model.eval()
         check_last_position(self._model, self._limits, len(self._layers))
         attention = self._backend.name if self._backend else "none"
         logger.info("Loaded %.2f GiB; attention backend: %s.", num_bytes / _GIB, attention)
-        self._invariance.add_attention(self._backend)
         self._invariance.add_ranks(self._ranks)
         if self._context.rank == 0:
             self._invariance.report()

@@ -22,6 +22,9 @@ from dovetail_devkit.comparison import TOLERANCES
 CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
 """Largest allowed error of results near 1, by element type of the cache."""
 
+LARGEST_ROUNDED = 256
+"""The largest head size for which these errors apply."""
+
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 """The largest number of each element type of caches with scales of the layer."""
 LIMITS = (2.0, 1.5)
@@ -234,7 +237,12 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
             head_size=sizes[0],
         )
         cases += [replace(base, runs=shapes[name]) for name in ("mixed", "chunks", "decodes")]
-        cases += [replace(base, head_size=sizes[-1], num_heads=6, num_kv_heads=1)]
+        # The scale of a token grows with its number of features, and with it the rounding error.
+        largest = max((size for size in sizes if size <= LARGEST_ROUNDED), default=sizes[0])
+        cases += [replace(base, head_size=largest, num_heads=6, num_kv_heads=1)]
+        if MLA in capabilities.features:
+            latent = replace(base, num_kv_heads=1, value_size=sizes[0] - sizes[0] // 4)
+            cases += [replace(latent, runs=shapes[name]) for name in ("mixed", "decodes")]
         if "sliding_window" in capabilities.features:
             cases.append(replace(base, sliding_window=5))
         if ROTARY in capabilities.features:
