@@ -12,8 +12,10 @@ using cases::Random;
 
 struct Shape {
   int64_t runs, kv_heads, group, size, block_size, kind, window, num_blocks, width;
+  int64_t value_size;  // 0 for separate values
   float scale, soft_cap;
   int64_t heads() const { return kv_heads * group; }
+  int64_t values() const { return value_size ? value_size : size; }
 };
 
 // The expected contents of a row: all its keys and values, in the order of positions.
@@ -31,12 +33,17 @@ Shape random_shape(Random& random) {
   s.kv_heads = random.coin() ? random.between(1, 3) : random.between(1, 6);
   s.group = random.coin() ? random.between(1, 4) : random.between(1, s.kv_heads == 1 ? 40 : 13);
   s.size = sizes[random.below(8)];
+  s.value_size = random.below(3) ? 0 : random.between(1, s.size);
   s.block_size = block_sizes[random.below(4)];
   s.kind = random.coin() ? DK_CACHE_BF16 : DK_CACHE_INT8;
   s.window = random.coin() ? 0 : random.between(1, 400);
   s.scale = 1.0f / std::sqrt(static_cast<float>(s.size));
   s.soft_cap = random.coin() ? 0.0f : 2.0f;
   return s;
+}
+
+int64_t block_bytes(const Shape& s) {
+  return dk_attention_block_bytes(s.kv_heads, s.size, s.block_size, s.kind, s.value_size);
 }
 
 // One step over a cache, with exactly sized memory.
@@ -63,7 +70,7 @@ class Step {
     const int64_t tokens = start_[s_.runs], all = s_.heads() + 2 * s_.kv_heads;
     const int64_t token_stride = all * s_.size + random.below(5);
     Buffer<uint16_t> qkv(tokens * token_stride, random.below(8));
-    Buffer<uint16_t> out(tokens * s_.heads() * s_.size, random.below(8));
+    Buffer<uint16_t> out(tokens * s_.heads() * s_.values(), random.below(8));
     Buffer<int64_t> slots(tokens);
     const int64_t sizes[] = {0, 15000, 40000, 400000};  // the small ones are filled several times
     Buffer<float> workspace(sizes[random.below(4)]);
@@ -73,13 +80,14 @@ class Step {
     dk_attention_args a{};
     a.q = qkv.data();
     a.k = qkv.data() + s_.heads() * s_.size;
-    a.v = qkv.data() + (s_.heads() + s_.kv_heads) * s_.size;
+    a.v = s_.value_size ? nullptr : qkv.data() + (s_.heads() + s_.kv_heads) * s_.size;
     a.out = out.data();
     a.q_token_stride = a.k_token_stride = a.v_token_stride = token_stride;
-    a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = s_.size;
-    a.out_token_stride = s_.heads() * s_.size;
+    a.q_head_stride = a.k_head_stride = a.v_head_stride = s_.size;
+    a.out_head_stride = s_.values();
+    a.out_token_stride = s_.heads() * s_.values();
     a.cache = cache.data();
-    a.block_stride = dk_attention_block_bytes(s_.kv_heads, s_.size, s_.block_size, s_.kind, 0);
+    a.block_stride = block_bytes(s_);
     a.batch = &batch;
     a.query_start = start_.data();
     a.seq_lens = lens_.data();
@@ -91,6 +99,7 @@ class Step {
     a.num_heads = s_.heads();
     a.num_kv_heads = s_.kv_heads;
     a.head_size = s_.size;
+    a.value_size = s_.value_size;
     a.block_size = s_.block_size;
     a.cache_kind = s_.kind;
     a.window = s_.window;
@@ -108,7 +117,8 @@ class Step {
       for (int64_t i = 0; i < s_.kv_heads * s_.size; ++i) {
         const int64_t at = t * token_stride + s_.heads() * s_.size + i;
         row.keys.push_back(cases::from_bf16(qkv[at]));
-        row.values.push_back(cases::from_bf16(qkv[at + s_.kv_heads * s_.size]));
+        const int64_t value = s_.value_size ? at : at + s_.kv_heads * s_.size;
+        row.values.push_back(cases::from_bf16(qkv[value]));
       }
     }
   }
@@ -134,12 +144,12 @@ class Step {
       weights.push_back(std::exp(score));
       sum += weights.back();
     }
-    for (int64_t d = 0; d < s_.size; ++d) {
+    for (int64_t d = 0; d < s_.values(); ++d) {
       double want = 0;
       for (int64_t p = first; p <= position; ++p) {
         want += weights[p - first] / sum * row.values[(p * s_.kv_heads + kv_head) * s_.size + d];
       }
-      const double got = cases::from_bf16(out[(t * s_.heads() + head) * s_.size + d]);
+      const double got = cases::from_bf16(out[(t * s_.heads() + head) * s_.values() + d]);
       const double tolerance = s_.kind == DK_CACHE_INT8 ? 0.03 : 0.012;
       cases::check(std::fabs(got - want) < tolerance, "attention is wrong");
     }
@@ -162,7 +172,7 @@ DK_CASE(attention) {
     for (int64_t b = 0; b < num_blocks; ++b) row.blocks.push_back(next++);
     if (num_blocks > s.width) s.width = num_blocks;
   }
-  Buffer<char> cache(next * dk_attention_block_bytes(s.kv_heads, s.size, s.block_size, s.kind, 0));
+  Buffer<char> cache(next * block_bytes(s));
   memset(cache.data(), 0xff, cache.size());  // NaN in bf16 and float32
   Step(random, s, rows, cache);
   Step(random, s, rows, cache);
