@@ -43,4 +43,7 @@ def test_quantized_experts_give_the_outputs_of_their_values(name, plain, tmp_pat
     tokens, rows, loader = outputs(quantized, **options)
     expected, expected_rows, _ = outputs(values, **options)
     assert "quantized_safetensors" in str(loader)
-    assert (tokens, rows) == (expected, expected_rows)
+    assert tokens == expected
+    # One of the linear methods computes all experts in one call: other sums, other last bits.
+    for row, expected_row in zip(rows, expected_rows, strict=True):
+        assert row == pytest.approx(expected_row, abs=1e-5)
