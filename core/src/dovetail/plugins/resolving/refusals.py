@@ -13,7 +13,7 @@ from dovetail.plugins.metadata.first_party import normalize_distribution
 from dovetail.plugins.resolving.reference import FORMS, NamedReference
 
 _DIGITS = re.compile(r"\d+")
-_MAX_MODEL_NAMES = 720
+_MAX_MODEL_NAMES = 560
 """Maximum length of the list of models in a message."""
 
 
