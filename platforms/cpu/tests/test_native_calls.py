@@ -149,9 +149,9 @@ def test_quantized_experts_are_computed_in_one_call(write_bf16, calls, monkeypat
 
     kinds, initialize = set(), ExpertKernel.__init__
 
-    def record(kernel, gate_up, down, **activation):
-        kinds.update((gate_up.spec.kind, down.spec.kind))
-        initialize(kernel, gate_up, down, **activation)
+    def record(kernel, gate_up, down, specs, **activation):
+        kinds.update(spec.kind for spec in specs)
+        initialize(kernel, gate_up, down, specs, **activation)
 
     monkeypatch.setattr(ExpertKernel, "__init__", record)
     llm = start(write_bf16("Qwen3MoeForCausalLM"), quantization="int8")

@@ -20,6 +20,7 @@ from dovetail_cpu_kernels.experts import ExpertsArgs
 from dovetail_cpu_kernels.linear import PackedLinear, new_args, operation
 from dovetail_cpu_kernels.linear import pack as pack_linear
 from dovetail_cpu_kernels.ops import op
+from dovetail_torch.layers.expert_groups import activate, group_tokens
 
 _GIB = 1 << 30
 _Y_BYTES = 2  # of a bfloat16 output
@@ -76,11 +77,18 @@ class LinearKernel:
     """Multiplies by one layer's packed weights.
 
     specs: descriptions of the packed weights that are stacked along O, in the order of `form`.
-    form: the packed weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None.
+    form: the packed weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None. limit,
+    alpha: of the activation of a weight with gate and up (`dovetail.interfaces.ops.ExpertWeights`).
     """
 
     def __init__(
-        self, specs: Sequence[PackedLinear], form: memoryview, bias_O: torch.Tensor | None
+        self,
+        specs: Sequence[PackedLinear],
+        form: memoryview,
+        bias_O: torch.Tensor | None,
+        *,
+        limit: float = 0.0,
+        alpha: float = 0.0,
     ) -> None:
         self.form = form
         self._bias_O = bias_O
@@ -90,6 +98,7 @@ class LinearKernel:
         for spec in specs:
             args = new_args(spec, address)
             args.ldy = self._out_features
+            args.limit, args.alpha = limit, alpha
             if bias_O is not None:
                 args.bias = bias_O[column:].data_ptr()
             self._calls.append((operation(spec.kind), args, column * _Y_BYTES))
@@ -115,39 +124,67 @@ class LinearKernel:
 class PackedExperts:
     """One of the two stacked linear layers of all experts.
 
-    spec: the packed weight of one expert. form: the packed weights of all experts as bytes; kept
-    alive. bias_O: bfloat16, of all experts, or None; kept alive.
+    specs: the packed weights of each expert, in the order of `form`. form: the packed weights as
+    bytes; kept alive. bias_EO: bfloat16, or None; kept alive.
     """
 
-    def __init__(self, spec: PackedLinear, form: memoryview, bias_O: torch.Tensor | None) -> None:
-        self.spec, self.form, self.bias_O = spec, form, bias_O
-        self.num_experts = len(form) // spec.num_bytes
+    def __init__(
+        self,
+        specs: Sequence[Sequence[PackedLinear]],
+        form: memoryview,
+        bias_EO: torch.Tensor | None,
+    ) -> None:
+        self.specs, self.form, self.bias_EO = specs, form, bias_EO
+
+    @property
+    def spec(self) -> PackedLinear | None:
+        """The packed weight of each expert, if it is one weight of the same kind for all."""
+        first = self.specs[0]
+        is_equal = len(first) == 1 and all(specs == first for specs in self.specs)
+        return first[0] if is_equal else None
+
+    def separate(self, limit: float, alpha: float) -> list[LinearKernel]:
+        """Return a kernel for each expert. limit, alpha: see `LinearKernel`."""
+        kernels, start = [], 0
+        for expert, specs in enumerate(self.specs):
+            end = start + sum(spec.num_bytes for spec in specs)
+            bias_O = None if self.bias_EO is None else self.bias_EO[expert]
+            form = self.form[start:end]
+            kernels.append(LinearKernel(specs, form, bias_O, limit=limit, alpha=alpha))
+            start = end
+        return kernels
 
 
 class ExpertKernel:
     """Computes the experts of a layer. Its argument struct is reused for each call.
 
-    limit, alpha: see `dovetail.interfaces.ops.ExpertWeights`.
+    gate_up: with `PackedLinear.gate_up`. limit, alpha: see `LinearKernel`.
     """
 
     def __init__(
-        self, gate_up: PackedExperts, down: PackedExperts, *, limit: float, alpha: float
+        self,
+        gate_up: PackedExperts,
+        down: PackedExperts,
+        specs: tuple[PackedLinear, PackedLinear],
+        *,
+        limit: float,
+        alpha: float,
     ) -> None:
-        self._layers = gate_up, down
+        self._layers, (first, second) = (gate_up, down), specs
         self._call = op("experts")
         self._args = ExpertsArgs(
             gate_up=address_of(gate_up.form),
-            gate_up_bias=pointer_to(gate_up.bias_O),
+            gate_up_bias=pointer_to(gate_up.bias_EO),
             down=address_of(down.form),
-            down_bias=pointer_to(down.bias_O),
-            num_experts=gate_up.num_experts,
-            size=gate_up.spec.K,
-            inner=down.spec.K,
-            y_stride=gate_up.spec.K,
-            gate_up_kind=gate_up.spec.kind,
-            gate_up_group=gate_up.spec.group,
-            down_kind=down.spec.kind,
-            down_group=down.spec.group,
+            down_bias=pointer_to(down.bias_EO),
+            num_experts=len(gate_up.specs),
+            size=first.K,
+            inner=second.K,
+            y_stride=first.K,
+            gate_up_kind=first.kind,
+            gate_up_group=first.group,
+            down_kind=second.kind,
+            down_group=second.group,
             limit=limit,
             alpha=alpha,
         )
@@ -169,6 +206,40 @@ class ExpertKernel:
         args.num_tokens, args.top_k = experts_TK.shape
         self._call(ctypes.addressof(args))
         return y_TD
+
+
+class SeparateExpertKernels:
+    """Computes the experts of a layer one after the other, for weights of several kinds."""
+
+    def __init__(
+        self, gate_up: PackedExperts, down: PackedExperts, *, limit: float, alpha: float
+    ) -> None:
+        self._gate_up, self._down = gate_up.separate(limit, alpha), down.separate(0.0, 0.0)
+        # A weight with gate and up in one kind is packed for the fused activation.
+        self._is_active = [len(specs) == 1 and specs[0].gate_up for specs in gate_up.specs]
+        self._limit, self._alpha = limit, alpha
+
+    def __call__(
+        self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts, a new tensor [T, D]."""
+        groups = group_tokens(x_TD, experts_TK, weights_TK, len(self._down))
+        for expert, rows_ND in groups:
+            inner_NI = self._gate_up[expert](rows_ND)
+            if not self._is_active[expert]:
+                inner_NI = activate(inner_NI, self._limit, self._alpha)
+            groups.put(expert, self._down[expert](inner_NI))
+        return groups.total()
+
+
+def make_expert_kernel(
+    gate_up: PackedExperts, down: PackedExperts, *, limit: float, alpha: float
+) -> ExpertKernel | SeparateExpertKernels:
+    """Return the kernel of a layer's experts."""
+    first, second = gate_up.spec, down.spec
+    if first is None or second is None or not first.gate_up:
+        return SeparateExpertKernels(gate_up, down, limit=limit, alpha=alpha)
+    return ExpertKernel(gate_up, down, (first, second), limit=limit, alpha=alpha)
 
 
 def pack(spec: PackedLinear, parts_OI: Sequence[torch.Tensor], form: memoryview) -> int:

@@ -24,9 +24,9 @@ from dovetail.interfaces.linear_method import EXPERTS, ExpertLayers
 from dovetail_cpu.linear_kernel import (
     PANEL_FEATURES,
     Arena,
-    ExpertKernel,
     LinearKernel,
     PackedExperts,
+    make_expert_kernel,
     pack,
 )
 from dovetail_cpu.mapped_pages import forget_pages
@@ -90,11 +90,16 @@ class NativeLinearMethod(OneDNNLinearMethod):
         self._unpacked.clear()
 
     def _use(self, layer: nn.Module, form: memoryview) -> None:
-        if layer.packed_shape.num_experts > 1:
-            layer.kernel = PackedExperts(layer.packed_spec, form, layer.bias)
+        runs, num_experts = self._runs(layer), layer.packed_shape.num_experts
+        if num_experts == 1:
+            layer.kernel = LinearKernel([run.spec for run in runs], form, layer.bias)
             return
-        specs = [run.spec for run in self._runs(layer)]
-        layer.kernel = LinearKernel(specs, form, layer.bias)
+        num_parts = len(layer.packed_shape.part_names) // num_experts
+        specs: list[list[PackedLinear]] = [[] for _ in range(num_experts)]
+        for run in runs:
+            specs[run.parts.start // num_parts].append(run.spec)
+        bias_EO = None if layer.bias is None else layer.bias.unflatten(0, (num_experts, -1))
+        layer.kernel = PackedExperts(specs, form, bias_EO)
 
     def _fill(self, layer: nn.Module, form: memoryview) -> None:
         """Pack the parts of the layer in order, and check that their values are finite."""
@@ -147,13 +152,13 @@ class NativeLinearMethod(OneDNNLinearMethod):
         gate_up, down = layers.gate_up, layers.down
         if gate_up.kernel is None:
             return super().apply_experts(layers, x_TD, experts_TK, weights_TK)
-        kernel: ExpertKernel | None = down.__dict__.get("expert_kernel")
+        kernel = down.__dict__.get("expert_kernel")
         if kernel is None:
-            kernel = ExpertKernel(
+            kernel = down.expert_kernel = make_expert_kernel(
                 gate_up.kernel, down.kernel, limit=layers.limit, alpha=layers.alpha
             )
-            down.expert_kernel = kernel
-        return kernel(x_TD, experts_TK, weights_TK)
+        y_TD: torch.Tensor = kernel(x_TD, experts_TK, weights_TK)
+        return y_TD
 
     def packed_format(self) -> str:
         """Return the name of the format and the version of its bytes."""

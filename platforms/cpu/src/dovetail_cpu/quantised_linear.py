@@ -9,6 +9,7 @@ bfloat16.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import LinearShape
+from dovetail.interfaces.linear_method import EXPERTS
 from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.native_linear import NativeLinearMethod, Run
 from dovetail_cpu.options import Int4Options, Int8Options, Q4KOptions
@@ -129,10 +131,11 @@ class GGUFLinearMethod(NativeLinearMethod):
 
     Packing reorders codes, scales and minima and does not round them again. Codes of 5 and 6 bits
     use a byte each. Parts of a layer that the loader does not provide as blocks are packed as
-    bfloat16. For other dtypes, loaders dequantize all blocks.
+    bfloat16. For other dtypes, loaders dequantize all blocks. Experts are computed in one call if
+    all their weights of a layer have the same type, otherwise one after the other.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, "quantization.gguf"})
+    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, EXPERTS, "quantization.gguf"})
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` as in the checkpoint. Rows of blocks are never written."""
@@ -147,11 +150,17 @@ class GGUFLinearMethod(NativeLinearMethod):
         def kind_of(number: int) -> int:
             return KIND_NAMES.index(expected[number]) if number in expected else BF16
 
+        kinds = [kind_of(number) for number in range(len(shape.part_sizes))]
+        if shape.num_experts > 1 and len(set(kinds)) == 1:
+            spec = replace(layer.packed_spec, kind=kinds[0])
+            return [replace(run, spec=spec) for run in super()._runs(layer)]
+        # The parts of different experts are different weights.
+        num_parts = len(kinds) // shape.num_experts
         runs = []
-        for kind, group in groupby(range(len(shape.part_sizes)), key=kind_of):
+        for _, group in groupby(range(len(kinds)), key=lambda n: (n // num_parts, kinds[n])):
             numbers = list(group)
             num_rows = sum(shape.part_sizes[number] for number in numbers)
-            spec = PackedLinear(kind=kind, N=num_rows, K=shape.in_features)
+            spec = PackedLinear(kind=kinds[numbers[0]], N=num_rows, K=shape.in_features)
             runs.append(Run(spec=spec, parts=range(numbers[0], numbers[-1] + 1)))
         return runs
 

@@ -20,6 +20,7 @@ _FIELDS = {
     "compressed-tensors": ("ignore",),
     "fp8": ("modules_to_not_convert", "ignored_layers", "ignore"),
     "gptq": ("dynamic",),
+    "mxfp4": ("modules_to_not_convert",),
 }
 """Keys of `quantization_config` that exclude modules, by method; the first one is the usual one."""
 _REGEX, _EXCLUDES = "re:", "-:"

@@ -27,11 +27,13 @@ from dovetail_quantized_checkpoints.formats.base import Format, ModuleTensors
 from dovetail_quantized_checkpoints.formats.compressed_tensors import CompressedTensors
 from dovetail_quantized_checkpoints.formats.fp8 import FP8
 from dovetail_quantized_checkpoints.formats.gptq import GPTQ
-from dovetail_quantized_checkpoints.stored_weight import StoredWeight
+from dovetail_quantized_checkpoints.formats.mxfp4 import MXFP4
+from dovetail_quantized_checkpoints.stored_weight import StoredExperts, StoredWeight
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
 from dovetail_torch.weights import (
     Assignment,
+    MappedAssignment,
     Target,
     WeightTable,
     build_weight_table,
@@ -54,6 +56,7 @@ FORMATS: dict[str, type[Format]] = {
     "compressed-tensors": CompressedTensors,
     "fp8": FP8,
     "gptq": GPTQ,
+    "mxfp4": MXFP4,
 }
 """The formats by the `quant_method` of a checkpoint."""
 CONFIG_FILE = "config.json"
@@ -143,7 +146,7 @@ class _Checkpoint:
         tensor: torch.Tensor = self._handles[self._entries[name].path].get_tensor(name)
         return tensor
 
-    def open(self, name: str) -> StoredWeight:
+    def open(self, name: str) -> StoredWeight | StoredExperts:
         """Return the quantized weight `name`."""
         return self._form.open(self.modules[name], self.read)
 
@@ -226,17 +229,17 @@ def _quantized_modules(
     form: Format, entries: Mapping[str, WeightEntry]
 ) -> Iterator[tuple[str, ModuleTensors]]:
     """Yield the quantized modules by the name of their weight."""
-    leaves: defaultdict[str, dict[str, WeightEntry]] = defaultdict(dict)
+    tensors: defaultdict[str, dict[str, WeightEntry]] = defaultdict(dict)
     marked: dict[str, None] = {}
     for name, entry in entries.items():
-        prefix, dot, leaf = name.rpartition(".")
-        if leaf in form.leaves:
-            leaves[f"{prefix}{dot}"][leaf] = entry
+        if (parts := form.split(name)) is None:
+            continue
+        prefix, leaf = parts
+        tensors[prefix][leaf] = entry
         if name.endswith(form.marks):
-            marked[f"{prefix}{dot}"] = None
+            marked[prefix] = None
     for prefix in marked:
-        module = ModuleTensors(prefix=prefix, entries=leaves[prefix])
-        yield module.weight_name, module
+        yield form.weight_name(prefix), ModuleTensors(prefix=prefix, entries=tensors[prefix])
 
 
 def _block_type(stored: StoredWeight, target: Assignment) -> str | None:
@@ -245,8 +248,10 @@ def _block_type(stored: StoredWeight, target: Assignment) -> str | None:
     return name if name is not None and target.takes_blocks(name, 32) else None
 
 
-def _announce(stored: StoredWeight, target: Target) -> None:
+def _announce(stored: StoredWeight | StoredExperts, target: Target) -> None:
     """Announce to the linear layers that they will receive the weight as blocks, if they will."""
+    if isinstance(stored, StoredExperts):
+        return
     if isinstance(target, Assignment) and (name := _block_type(stored, target)) is not None:
         target.expect_blocks(name)
 
@@ -270,8 +275,17 @@ def _fill_all(
     return num_bytes
 
 
-def _fill(stored: StoredWeight, target: Target) -> bool:
+def _fill(stored: StoredWeight | StoredExperts, target: Target) -> bool:
     """Pass a weight as blocks, or dequantized. Return whether no values were dequantized."""
+    if isinstance(stored, StoredExperts):
+        if not isinstance(target, MappedAssignment) or not target.layout.stacked:
+            raise WeightError(
+                f"weight {target.name} contains experts, but the model has no experts there: "
+                "config.json and the weights do not match"
+            )
+        for expert, own in enumerate(target.experts()):
+            own.fill(stored.values_of(expert)[None])
+        return False
     if isinstance(target, Assignment) and (name := _block_type(stored, target)) is not None:
         target.lend_blocks(BlockWeight(type_name=name, rows_OB=stored.blocks(), is_mapped=False))
         if not target.is_table:

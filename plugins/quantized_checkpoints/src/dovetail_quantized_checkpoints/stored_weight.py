@@ -48,6 +48,17 @@ class StoredWeight(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredExperts:
+    """The weights of the experts of a layer, which are dequantized one after the other.
+
+    shape: of the unquantized weight; E is first. values_of: returns the values of one expert.
+    """
+
+    shape: tuple[int, ...]
+    values_of: Callable[[int], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
 class IntegerWeight(StoredWeight):
     """W[o, i] = scale[o, g] · (code[o, i] − zero[o, g]), with g = group[i].
 

@@ -146,6 +146,13 @@ class MappedAssignment:
             for part, piece in zip(self.parts, self.pieces(rows), strict=True)
         )
 
+    def experts(self) -> Iterator[MappedAssignment]:
+        """Yield the assignment of each stacked expert, whose weight is [1, …]."""
+        num_parts = len(self.parts) // self.layout.stacked
+        for first in range(0, len(self.parts), num_parts):
+            parts = self.parts[first : first + num_parts]
+            yield replace(self, parts=parts, layout=replace(self.layout, stacked=1))
+
     def pieces(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the rows of each part, in the order of the model.
 

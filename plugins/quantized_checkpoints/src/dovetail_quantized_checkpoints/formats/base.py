@@ -11,7 +11,7 @@ import torch
 
 from dovetail.errors import WeightError
 from dovetail.value_checks import shorten
-from dovetail_quantized_checkpoints.stored_weight import StoredWeight
+from dovetail_quantized_checkpoints.stored_weight import StoredExperts, StoredWeight
 from dovetail_torch.weights.checkpoint_files import WeightEntry
 
 Read = Callable[[str], torch.Tensor]
@@ -22,17 +22,12 @@ Read = Callable[[str], torch.Tensor]
 class ModuleTensors:
     """The tensors of one linear layer in the checkpoint.
 
-    prefix: the module's name with a dot at the end. entries: the header entries by the last part of
-    the name.
+    prefix: the start of their names, usually the module's name with a dot at the end. entries: the
+    header entries by the rest of the name.
     """
 
     prefix: str
     entries: Mapping[str, WeightEntry]
-
-    @property
-    def weight_name(self) -> str:
-        """The name of the unquantized weight."""
-        return f"{self.prefix}weight"
 
     def entry(
         self, leaf: str, dtypes: Collection[str], *, num_dims: int | None = None
@@ -82,16 +77,25 @@ class Format(ABC):
     leaves: ClassVar[frozenset[str]]
     """The last parts of the names of all tensors that belong to a quantized weight."""
 
+    def split(self, name: str) -> tuple[str, str] | None:
+        """Return prefix and rest of the name of a tensor that may belong to a quantized weight."""
+        prefix, dot, leaf = name.rpartition(".")
+        return (f"{prefix}{dot}", leaf) if leaf in self.leaves else None
+
+    def weight_name(self, prefix: str) -> str:
+        """Return the name of the unquantized weight of a module."""
+        return f"{prefix}weight"
+
     @abstractmethod
-    def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
-        """Return (O, I) of a quantized weight.
+    def shape(self, module: ModuleTensors, read: Read) -> tuple[int, ...]:
+        """Return the shape of the unquantized weight: (O, I) of a linear layer.
 
         Raises WeightError if tensors are missing, have other shapes or dtypes, or contradict the
         configuration.
         """
 
     @abstractmethod
-    def open(self, module: ModuleTensors, read: Read) -> StoredWeight:
+    def open(self, module: ModuleTensors, read: Read) -> StoredWeight | StoredExperts:
         """Return a quantized weight. `shape` was called before."""
 
 
