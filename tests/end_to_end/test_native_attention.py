@@ -10,10 +10,13 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
+from transformers import GptOssConfig, GptOssForCausalLM
 
 import dovetail_cpu_kernels as native
 from dovetail import LLM, SamplingParams
 from dovetail.errors import EngineDeadError, PluginError
+from dovetail_attn_cpu.backend import CPUAttentionBackend
 from dovetail_attn_cpu.layer import CPUAttentionLayer
 from end_to_end.checkpoints import make_checkpoint
 
@@ -68,6 +71,60 @@ def test_tokens_do_not_depend_on_prompt_chunks_batch_or_block_size(tokens_of, op
     """Linear layers of torch depend on the number of rows, so tokens may differ rarely."""
     want = tokens_of(attention_backend="cpu")
     assert tokens_of(attention_backend="cpu", **options) == want
+
+
+@pytest.fixture(scope="module")
+def sink_dir(tmp_path_factory, one_thread):
+    """A small gpt-oss whose sinks take much of the weight."""
+    torch.manual_seed(5)
+    config = GptOssConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        head_dim=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        sliding_window=37,
+    )
+    model, folder = GptOssForCausalLM(config), tmp_path_factory.mktemp("sinks")
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.uniform_(-1, 3)
+    model.save_pretrained(folder)
+    return folder
+
+
+def served(folder, **options):
+    """Return the tokens, and the log-probabilities of the first of them."""
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=1)
+    options = {"dtype": "bfloat16", "skip_tokenizer_init": True} | options
+    with LLM(folder, num_gpu_blocks_override=64, **options) as llm:
+        requests = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        outputs = [output.outputs[0] for output in llm.generate(requests, params, use_tqdm=False)]
+    values = [entry.logprob for output in outputs for entry in output.logprobs[0].values()]
+    return [list(output.token_ids) for output in outputs], torch.tensor(values)
+
+
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+def test_a_model_with_sinks_selects_native_attention(sink_dir, cache, monkeypatch, caplog):
+    create, contexts = CPUAttentionBackend.create_layer, []
+
+    def note(context):
+        contexts.append(context)
+        return create(context)
+
+    monkeypatch.setattr(CPUAttentionBackend, "create_layer", staticmethod(note))
+    tokens, logprobs = served(sink_dir, kv_cache_dtype=cache)
+    assert [context.sinks is None for context in contexts] == [False, False]
+    assert "cannot be replayed" not in caplog.text
+    chunked, chunked_logprobs = served(sink_dir, kv_cache_dtype=cache, max_num_batched_tokens=32)
+    assert chunked == tokens and torch.equal(chunked_logprobs, logprobs)
+    want, want_logprobs = served(sink_dir, attention_backend="torch")
+    assert agreement(tokens, want) >= 0.8
+    assert (logprobs - want_logprobs).abs().max() < 0.05
 
 
 def test_native_attention_is_rejected_for_an_unsupported_dtype_with_the_reason(wide_dir):

@@ -15,15 +15,14 @@ import pytest
 import torch
 
 import dovetail_cpu_kernels as native
-from dovetail.errors import ConfigError, ContractError
+from dovetail.errors import ContractError
 from dovetail.interfaces.attention import (
     AttentionBatch,
     AttentionGroupContext,
     AttentionLayerContext,
-    AttentionRequirements,
 )
-from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
-from dovetail_attn_cpu import availability, metadata
+from dovetail.interfaces.kv_cache import SCALE_BYTES
+from dovetail_attn_cpu import metadata
 from dovetail_attn_cpu.backend import CPUAttentionBackend
 from dovetail_devkit.suites.attention import (
     AttentionCase,
@@ -60,6 +59,7 @@ class Rows:
         size = case.value_size or case.head_size
         self.out = [torch.zeros_like(x[:, : case.num_heads, :size]) for x in self.qkv]
         self.done = [0] * len(lengths)
+        self.sinks = 2 * torch.randn(case.num_heads, generator=generator) if case.sinks else None
         counts = [-(-n // case.block_size) for n in lengths]
         order = (torch.randperm(sum(counts), generator=generator) + 1).tolist()
         self.blocks = [[order.pop() for _ in range(count)] for count in counts]
@@ -75,7 +75,8 @@ class Rows:
         memory.view(torch.uint8).fill_(0xFF)  # 255 is NaN in bf16 and in the scales of int8
         self.cache = memory[:, : shape[1]]
         self.builder = CPUAttentionBackend.create_builder(group_context(spec, len(self.qkv)))
-        self.layer = CPUAttentionBackend.create_layer(layer_context(self.case))
+        context = layer_context(self.case, sinks=self.sinks)
+        self.layer = CPUAttentionBackend.create_layer(context)
         return self
 
     def step(self, counts):
@@ -129,6 +130,7 @@ class Rows:
                 scale=case.scale,
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
+                sinks_H=self.sinks,
             )
             error = (out.double() - want).abs() / want.abs().clamp_min(1)
             worst = max(worst, float(error.nan_to_num(nan=float("inf")).max()))
@@ -192,6 +194,7 @@ def test_random_batches_are_computed_correctly(level, seed):
         block_size=rng.choice([16, 32, 48, 64]),
         sliding_window=rng.choice([0, 0, rng.randrange(1, 500)]),
         soft_cap=rng.choice([0.0, 0.0, 0.7]),
+        sinks=rng.choice([False, True]),
         seed=seed,
     )
     check_case(CPUAttentionBackend, case, CPU)
@@ -213,8 +216,9 @@ SHAPES = [
     {"num_heads": 6, "num_kv_heads": 2, "head_size": 80, "sliding_window": 90},
     {"num_heads": 14, "num_kv_heads": 1, "head_size": 32, "soft_cap": 1.5},
     {"num_heads": 5, "num_kv_heads": 1, "head_size": 48, "value_size": 30},
+    {"num_heads": 8, "num_kv_heads": 1, "head_size": 64, "sliding_window": 128, "sinks": True},
 ]
-SHAPE_NAMES = ["grouped", "not grouped", "window", "capped", "latent"]
+SHAPE_NAMES = ["grouped", "not grouped", "window", "capped", "latent", "sinks"]
 
 
 @needs_library
@@ -256,6 +260,7 @@ SPLIT_SHAPES = {
         {"num_heads": 5, "num_kv_heads": 1, "head_size": 48, "sliding_window": 600, "soft_cap": 2},
         (1, 7),
     ),
+    "sinks": ({"num_heads": 8, "num_kv_heads": 2, "head_size": 32, "sinks": True}, (1, 7)),
 }
 OWN_LEVELS = [
     n
@@ -285,6 +290,36 @@ def test_the_split_of_a_context_does_not_change_the_output(
     assert rows.worst_error() < TOLERANCE
     for out in outs[1:]:
         assert all(map(torch.equal, out, outs[0]))
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_a_sink_takes_its_share_of_the_weights(level, dtype):
+    """The values of the sinks are loaded after the layer is created; one sink is -infinity."""
+    rows = Rows((300, 9), num_heads=6, num_kv_heads=2, sinks=True).with_cache(dtype)
+    rows.sinks.copy_(torch.tensor([-torch.inf, -3.0, 0.0, 1.0, 4.0, 90.0]))
+    rows.step((290, 8)).step((10, 1))
+    assert rows.worst_error() < TOLERANCE
+    assert rows.out[0][:, 5].abs().max() < 1e-30
+
+
+@needs_library
+def test_a_recorded_call_reads_the_current_values_of_the_sinks():
+    rows = Rows((40,), num_heads=4, num_kv_heads=2, sinks=True).with_cache("bfloat16").step((39,))
+    q, k, v = rows.parts(rows.qkv[0][39:])
+    out = torch.zeros_like(q)
+    metadata = rows.builder.build(rows.batch([(0, 39, 1)]))
+    rows.layer.forward(q, k, v, rows.cache, metadata, out)
+    first = out.clone()
+    call = (ctypes.c_void_p * 2)(
+        ctypes.cast(native.library().dk_attention, ctypes.c_void_p).value,
+        ctypes.addressof(rows.layer.args),
+    )
+    native.library().dk_replay(ctypes.addressof(call), 1)
+    assert torch.equal(out, first)
+    rows.sinks.fill_(90.0)
+    native.library().dk_replay(ctypes.addressof(call), 1)
+    assert out.abs().max() < 1e-30
 
 
 @needs_library
@@ -349,46 +384,3 @@ def test_a_layer_rejects_the_metadata_of_another_group():
     rows.layer = CPUAttentionBackend.create_layer(layer_context(rows.case, sliding_window=4))
     with pytest.raises(ContractError, match=r"layers\.3\.attn has \(window"):
         rows.step((4,))
-
-
-@needs_library
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"num_kv_heads": 3}, "8 query heads and 3"), ({"scale": -1.0}, "attention_backend='torch'")],
-)
-def test_unsupported_layers_are_rejected(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        CPUAttentionBackend.create_layer(layer_context(AttentionCase(runs=()), **changes))
-
-
-@needs_library
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"dtype": "int8"}, "scale_bytes=4")],
-)
-def test_unsupported_caches_are_rejected(changes, message):
-    spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype="bfloat16")
-    with pytest.raises(ConfigError, match=message):
-        CPUAttentionBackend.create_builder(group_context(replace(spec, **changes)))
-
-
-def test_a_model_in_float32_is_rejected():
-    requirements = AttentionRequirements(
-        device_type="cpu",
-        dtype="float32",
-        kv_cache_dtype="float32",
-        head_size=64,
-        num_heads=8,
-        num_kv_heads=2,
-        block_size=16,
-    )
-    assert any(
-        "dtype float32" in why for why in CPUAttentionBackend.capabilities.refusals(requirements)
-    )
-
-
-def test_a_missing_kernel_library_is_reported(monkeypatch):
-    missing = native.NativeStatus(available=False, level="", reason="no compiler", compiler="")
-    monkeypatch.setattr(availability, "status", lambda: missing)
-    assert not availability.probe().usable
-    assert "no compiler" in availability.probe().reasons[0]

@@ -29,7 +29,7 @@ typedef struct dk_attention_batch {
 /* Write the step's keys and values to the cache, then attend: token t of run r has position
  * p = seq_lens[r] - query_len + t and sees positions max(0, p - window + 1) .. p of its run.
  * score = scale * q.k, then soft_cap * tanh(score / soft_cap) where soft_cap > 0; softmax in
- * float32.
+ * float32, over these scores and the sink of the query head, which has no value.
  *
  * The bits of a token's output depend only on its query, on the keys and values that it sees and on
  * the level: not on the other requests of the batch, the chunks of a prompt, block_size or
@@ -60,6 +60,7 @@ typedef struct dk_attention_args {
   int64_t window;     /* tokens that a token sees, including itself; 0 for all */
   float scale;        /* above 0 */
   float soft_cap;     /* 0 for none */
+  const float* sinks; /* [H], or NULL: one more logit of each query head, -infinity allowed */
 } dk_attention_args;
 DK_API int64_t dk_attention(const dk_attention_args* args);
 

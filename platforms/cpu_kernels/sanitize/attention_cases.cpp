@@ -14,6 +14,7 @@ struct Shape {
   int64_t runs, kv_heads, group, size, block_size, kind, window, num_blocks, width;
   int64_t value_size;  // 0 for separate values
   float scale, soft_cap;
+  std::vector<float> sinks;  // of the query heads; empty for none
   int64_t heads() const { return kv_heads * group; }
   int64_t values() const { return value_size ? value_size : size; }
 };
@@ -39,6 +40,9 @@ Shape random_shape(Random& random) {
   s.window = random.coin() ? 0 : random.between(1, 400);
   s.scale = 1.0f / std::sqrt(static_cast<float>(s.size));
   s.soft_cap = random.coin() ? 0.0f : 2.0f;
+  for (int64_t h = 0, n = random.coin() ? 0 : s.heads(); h < n; ++h) {
+    s.sinks.push_back(random.below(5) ? 4.0f * random.uniform() : -INFINITY);
+  }
   return s;
 }
 
@@ -105,6 +109,7 @@ class Step {
     a.window = s_.window;
     a.scale = s_.scale;
     a.soft_cap = s_.soft_cap;
+    a.sinks = s_.sinks.empty() ? nullptr : s_.sinks.data();
     dk_attention(&a);
     for (int n = 0; n < 12 && tokens; ++n) check_one(random, qkv, token_stride, out);
   }
@@ -132,7 +137,7 @@ class Step {
     const int64_t position = row.length - start_[r + 1] + t, kv_head = head / s_.group;
     const int64_t first = s_.window && position + 1 > s_.window ? position + 1 - s_.window : 0;
     std::vector<double> weights;
-    double sum = 0;
+    double sum = s_.sinks.empty() ? 0 : std::exp(static_cast<double>(s_.sinks[head]));
     for (int64_t p = first; p <= position; ++p) {
       double score = 0;
       for (int64_t d = 0; d < s_.size; ++d) {

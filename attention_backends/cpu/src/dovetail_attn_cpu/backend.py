@@ -44,6 +44,7 @@ class CPUAttentionBackend(AttentionBackend):
             {
                 "sliding_window",
                 "soft_cap",
+                "sinks",
                 "padded_pages",
                 "batch_invariant",
                 "supports_advance",

@@ -60,6 +60,7 @@ class AttentionArgs(ctypes.Structure):
         ("window", ctypes.c_int64),
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
+        ("sinks", ctypes.c_void_p),
     )
 
 

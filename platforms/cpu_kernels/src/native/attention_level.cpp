@@ -497,14 +497,6 @@ void gather_queries(const Work& w) {
   }
 }
 
-void write_row(const AttentionShape& shape, const float* from, float sum, uint16_t* to) {
-  uint16_t rounded[kMaxHeadSize];
-  for (int64_t d = 0; d < shape.width; d += kLanes) {
-    store_bf16(rounded + d, mul(load(from + d), set(1.f / sum)));
-  }
-  memcpy(to, rounded, shape.value_size * 2);
-}
-
 void write_out(const Work& w) {
   uint16_t* const out = static_cast<uint16_t*>(w.a.out);
   for (int64_t h = 0; h < w.item.num_heads; ++h) {
@@ -513,7 +505,7 @@ void write_out(const Work& w) {
       const int64_t query_head = (w.item.first_head + h) * w.shape.group + r % w.shape.group;
       uint16_t* const to = out + (w.token + w.token_of(r)) * w.a.out_token_stride +
                            query_head * w.a.out_head_stride;
-      write_row(w.shape, w.out + row * w.shape.width, w.sum[row], to);
+      write_row(w.a, w.shape, query_head, w.out + row * w.shape.width, w.max[row], w.sum[row], to);
     }
   }
 }
@@ -587,7 +579,8 @@ void combine(const dk_attention_args& a, const AttentionSplit& split, int64_t fi
     const int64_t token = a.query_start[split.run] + split.first_token + r % head_rows / group;
     const int64_t head = (split.first_head + r / head_rows) * group + r % group;
     uint16_t* const to = static_cast<uint16_t*>(a.out);
-    write_row(shape, out, sum, to + token * a.out_token_stride + head * a.out_head_stride);
+    write_row(a, shape, head, out, max, sum,
+              to + token * a.out_token_stride + head * a.out_head_stride);
   }
 }
 

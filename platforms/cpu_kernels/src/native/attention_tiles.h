@@ -197,4 +197,21 @@ static DK_INLINE void merge_rows(int n, float* max_so_far, float* sum_so_far,
   }
 }
 
+// Write the rounded result of all chunks of a row. The sink joins the softmax here, as a last chunk
+// without values: the bits do not depend on the split of the context.
+static DK_INLINE void write_row(const dk_attention_args& a, const AttentionShape& shape,
+                                int64_t query_head, const float* from, float max, float sum,
+                                uint16_t* to) {
+  uint16_t rounded[kMaxHeadSize];
+  float keep = 1.f, take;
+  if (a.sinks) {
+    const float sink = a.sinks[query_head] * kLog2E, one = 1.f;
+    merge_rows(1, &max, &sum, &sink, &one, &keep, &take);
+  }
+  for (int64_t d = 0; d < shape.width; d += kLanes) {
+    store_bf16(rounded + d, mul(load(from + d), set(keep / sum)));
+  }
+  memcpy(to, rounded, shape.value_size * 2);
+}
+
 }  // namespace dk::DK_LEVEL_NAMESPACE
