@@ -33,7 +33,7 @@ def read_qwen_windows(config: Config) -> tuple[int, ...]:
         first = read_count(config, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, minimum=0)
         has_window = [index >= first for index in range(num_layers)]
     else:
-        _check_layer_types(kinds, num_layers)
+        check_layer_types(kinds, num_layers)
         has_window = [kind == "sliding_attention" for kind in kinds]
     if not read_flag(config, "use_sliding_window"):
         return (0,) * num_layers
@@ -53,7 +53,7 @@ def read_layer_types(config: Config, *, pattern: int) -> tuple[str, ...]:
     num_layers = read_num_layers(config)
     kinds = config.get("layer_types")
     if kinds is not None:
-        _check_layer_types(kinds, num_layers)
+        check_layer_types(kinds, num_layers)
         return tuple(kinds)
     pattern = read_count(config, "sliding_window_pattern", pattern)
     numbers = range(1, num_layers + 1)
@@ -68,11 +68,12 @@ def read_windows_of(config: Config, kinds: Sequence[str]) -> tuple[int, ...]:
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _check_layer_types(kinds: Any, num_layers: int) -> None:
-    known = ("full_attention", "sliding_attention")
+def check_layer_types(kinds: Any, num_layers: int, local: str = "sliding_attention") -> None:
+    """Raise ModelError unless `kinds` is a list of full_attention and `local`, one per layer."""
+    known = ("full_attention", local)
     is_list = isinstance(kinds, list | tuple)
     if not is_list or len(kinds) != num_layers or any(kind not in known for kind in kinds):
         raise ModelError(
             f"config.json: layer_types is {kinds!r}; it must be a list of {num_layers} values, "
-            "each full_attention or sliding_attention"
+            f"each full_attention or {local}"
         )

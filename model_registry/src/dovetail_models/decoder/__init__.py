@@ -4,6 +4,7 @@ shape.py: what config.json defines. norms.py, attention.py, latent_attention.py,
 the parts of a layer. blocks.py: where the norms of a layer are. causal_lm.py: the model.
 """
 
+from dovetail_models.decoder.attention import SelfAttention
 from dovetail_models.decoder.blocks import (
     Block,
     BranchNormBlock,
@@ -47,6 +48,7 @@ from dovetail_models.decoder.shape import (
     read_decoder_shape,
     read_heads,
     read_rope,
+    read_rotary_layers,
 )
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "PreNormBlock",
     "Rope",
     "SandwichBlock",
+    "SelfAttention",
     "SparseMLP",
     "TwoNormParallelBlock",
     "latent_attention",
@@ -79,6 +82,7 @@ __all__ = [
     "read_heads",
     "read_num_experts",
     "read_rope",
+    "read_rotary_layers",
     "read_sparse_layers",
     "read_top_k",
     "rms_norm",

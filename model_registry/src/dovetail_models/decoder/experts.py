@@ -32,6 +32,7 @@ class ExpertOptions:
     experts are selected. router_bias, has_correction: see `Router`. router_name: the module's name.
     shared_size: intermediate size of the shared expert, which all tokens use; 0 for none.
     shared_gate: whether its output is multiplied by a sigmoid of the token.
+    scales_input: whether the weight of an expert multiplies its input instead of its output.
     """
 
     num_experts: int
@@ -45,6 +46,7 @@ class ExpertOptions:
     router_name: str = "gate"
     shared_size: int = 0
     shared_gate: bool = False
+    scales_input: bool = False
 
 
 class SparseMLP(nn.Module):
@@ -64,7 +66,7 @@ class SparseMLP(nn.Module):
             bias=options.router_bias,
             has_correction=options.has_correction,
         )
-        self.router_name = options.router_name
+        self.router_name, self.scales_input = options.router_name, options.scales_input
         self.add_module(options.router_name, router)
         experts = ExpertShape(
             num_experts=options.num_experts,
@@ -86,13 +88,26 @@ class SparseMLP(nn.Module):
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the output of the MLP, [T, D]."""
         experts_TK, weights_TK = self.get_submodule(self.router_name)(x_TD)
-        y_TD: torch.Tensor = self.experts(x_TD, experts_TK, weights_TK)
+        if self.scales_input:
+            y_TD = self._sum_of_scaled(x_TD, experts_TK, weights_TK)
+        else:
+            y_TD = self.experts(x_TD, experts_TK, weights_TK)
         if self.shared_expert is None:
             return y_TD
         shared_TD = self.shared_expert(x_TD)
         if self.shared_expert_gate is not None:
             shared_TD = shared_TD * self.shared_expert_gate(x_TD)
         return y_TD + shared_TD
+
+    def _sum_of_scaled(
+        self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the sum of the experts of weight · x: each pair of token and expert is a row."""
+        scaled_TKD = x_TD.unsqueeze(1) * weights_TK.to(x_TD.dtype).unsqueeze(2)
+        experts_N1, ones_N1 = experts_TK.reshape(-1, 1), torch.ones_like(weights_TK).view(-1, 1)
+        y_ND = self.experts(scaled_TKD.flatten(0, 1), experts_N1, ones_N1)
+        y_TD: torch.Tensor = y_ND.unflatten(0, experts_TK.shape).sum(1)
+        return y_TD
 
 
 class TokenGate(nn.Module):

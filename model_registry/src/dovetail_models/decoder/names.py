@@ -38,15 +38,19 @@ def fused_gate_up(source: str) -> WeightMapping:
     return WeightMapping(source=source, targets=targets)
 
 
-def stacked_experts(source: str, num_experts: int) -> Iterator[WeightMapping]:
+def stacked_experts(
+    source: str, num_experts: int, *, transposed: bool = False
+) -> Iterator[WeightMapping]:
     """Yield the mappings of experts whose weights are stacked, as in transformers' modules.
 
-    source: the experts in the checkpoint.
+    source: the experts in the checkpoint. transposed: see `WeightMapping`.
     """
     experts = [f"{LAYER}.mlp.experts.{expert}" for expert in range(num_experts)]
     for name, parts in {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}.items():
         targets = tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in parts)
-        yield WeightMapping(source=f"{source}.{name}", targets=targets, stacked=num_experts)
+        yield WeightMapping(
+            source=f"{source}.{name}", targets=targets, stacked=num_experts, transposed=transposed
+        )
 
 
 def alternating_experts(

@@ -13,6 +13,7 @@ from torch import nn
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext, WeightMapping
+from dovetail.value_checks import shorten
 from dovetail_models.config_reader import (
     Config,
     read_choice,
@@ -203,3 +204,19 @@ def read_rope(
             "architecture rotates whole heads: remove partial_rotary_factor"
         )
     return Rope(parameters=parameters, rotary_size=rotary_size)
+
+
+def read_rotary_layers(config: Config) -> list[bool]:
+    """Return whether each layer has rotary positions. `no_rope_layers` has 1 where it does."""
+    num_layers = read_num_layers(config)
+    stated = config.get("no_rope_layers")
+    if stated is None:
+        interval = read_count(config, "no_rope_layer_interval", 4)
+        return [number % interval != 0 for number in range(1, num_layers + 1)]
+    is_list = isinstance(stated, list | tuple) and len(stated) == num_layers
+    if not is_list or any(value not in (0, 1) for value in stated):
+        raise ModelError(
+            f"config.json: no_rope_layers is {shorten(stated)}; it must be a list of {num_layers} "
+            "values, each 0 or 1"
+        )
+    return [bool(value) for value in stated]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from dovetail.errors import ModelError
-from dovetail.value_checks import shorten
-from dovetail_models.config_reader import Config, read_count, read_flag, read_num_layers
+from dovetail_models.config_reader import Config, read_flag
 from dovetail_models.decoder import (
     AttentionOptions,
     DecoderForCausalLM,
@@ -14,6 +12,7 @@ from dovetail_models.decoder import (
     read_decoder_shape,
     read_heads,
     read_rope,
+    read_rotary_layers,
 )
 from dovetail_models.sliding_windows import read_windows_of
 
@@ -27,7 +26,7 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
     def read_shape(config: Config) -> DecoderShape:
         """Return the shape defined by config.json."""
         bias = read_flag(config, "attention_bias")
-        is_rotary = _read_rotary_layers(config)
+        is_rotary = read_rotary_layers(config)
         size = read_heads(config).head_size
         rope = read_rope(config, size, theta=2_000_000.0, whole_heads=True)
         return read_decoder_shape(
@@ -38,22 +37,6 @@ class SmolLM3ForCausalLM(DecoderForCausalLM):
             mlp_bias=read_flag(config, "mlp_bias"),
             attention=AttentionOptions(qkv_bias=bias, output_bias=bias),
         )
-
-
-def _read_rotary_layers(config: Config) -> list[bool]:
-    """Return whether each layer has rotary positions. `no_rope_layers` has 1 where it does."""
-    num_layers = read_num_layers(config)
-    stated = config.get("no_rope_layers")
-    if stated is None:
-        interval = read_count(config, "no_rope_layer_interval", 4)
-        return [number % interval != 0 for number in range(1, num_layers + 1)]
-    is_list = isinstance(stated, list | tuple) and len(stated) == num_layers
-    if not is_list or any(value not in (0, 1) for value in stated):
-        raise ModelError(
-            f"config.json: no_rope_layers is {shorten(stated)}; it must be a list of {num_layers} "
-            "values, each 0 or 1"
-        )
-    return [bool(value) for value in stated]
 
 
 def _read_windows(config: Config, is_rotary: list[bool]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from dovetail_torch.layers.activation import (
 from dovetail_torch.layers.attention import (
     Attention,
     BidirectionalAttention,
+    ChunkedAttention,
     LatentAttention,
     attention_layers,
     share_heads,
@@ -44,6 +45,7 @@ __all__ = [
     "Attention",
     "BidirectionalAttention",
     "BlockWeight",
+    "ChunkedAttention",
     "ColumnParallelLinear",
     "CompletedOps",
     "ExpertShape",

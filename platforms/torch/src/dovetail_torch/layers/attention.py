@@ -33,6 +33,7 @@ class Attention(nn.Module):
     sinks: float32 [H], an additional logit for each query head, or None; the layer's only
     parameter. Raises ContractError for another shape or dtype.
     value_size: see `LatentAttention`; 0 for values of head_size features.
+    chunk_size: see `ChunkedAttention`; 0 for none.
     kv_scales: float32 [2], the scales of the keys and of the values in the cache; None without
     scales of layers. A weight loader fills it if the checkpoint has them.
     shards: this rank's part of the sinks, for weight loaders; {} for all.
@@ -41,6 +42,7 @@ class Attention(nn.Module):
     shards: Mapping[str, Shard]
     bidirectional: ClassVar[bool] = False
     value_size: int = 0
+    chunk_size: int = 0
     kv_scales: torch.Tensor | None
 
     def __init__(
@@ -127,6 +129,24 @@ class LatentAttention(Attention):
                 f"{heads.head_size}; a value must be a part of its key"
             )
         self.value_size = value_size
+
+
+class ChunkedAttention(Attention):
+    """Attention within chunks: a token sees the previous tokens of its own chunk, and itself.
+
+    Position p is in chunk p // chunk_size. The cache contains all chunks. The runner divides the
+    runs of a step at the borders of chunks, so every attention backend can compute such a layer.
+    Source: the reference code of Llama 4 (Meta 2025).
+    """
+
+    def __init__(self, heads: HeadShape, index: int, *, chunk_size: int) -> None:
+        """Create the layer. Raise ContractError if `chunk_size` is not positive."""
+        super().__init__(heads, index)
+        if chunk_size < 1:
+            raise ContractError(
+                f"attention layer {index} has chunks of {chunk_size} tokens; use at least 1"
+            )
+        self.chunk_size = chunk_size
 
 
 class BidirectionalAttention(Attention):

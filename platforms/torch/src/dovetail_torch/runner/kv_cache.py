@@ -19,6 +19,7 @@ from dovetail.interfaces import (
     LatentAttentionSpec,
 )
 from dovetail.interfaces.attention import ROTARY
+from dovetail_torch.attention.chunked_runs import ChunkedBuilder
 from dovetail_torch.attention.workspace import AttentionWorkspace
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.graphs.plan import GRAPHS
@@ -107,7 +108,7 @@ def make_attention(
     if any(layer.bidirectional for layer in layers.values()):
         return _without_cache(backend, layers, block_sizes, limits, options)
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
-    builders: dict[tuple[FullAttentionSpec, int], int] = {}
+    builders: dict[tuple[FullAttentionSpec, int, int], int] = {}
     created, builder_of = [], []
     plain = kv_cache_specs(backend, layers, block_size=config.block_size, limits=limits)
     specs = {
@@ -115,6 +116,8 @@ def make_attention(
         for group in config.groups
         for name in group.layer_names
     }
+    features = backend.capabilities.features
+    is_chunked = any(_chunk_size(layer, limits) for layer in layers.values())
     is_padded = any(specs[name].head_size != layer.head_size for name, layer in layers.items())
     buffers = take_buffers(backend, specs, config, zeros)
     workspace = AttentionWorkspace(limits.device)
@@ -122,22 +125,23 @@ def make_attention(
         head_size = specs[name].head_size
         own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
         created.append(_with_heads_of(own, layer, head_size))
-        builder_of.append(builders.setdefault((specs[name], group_of[name]), len(builders)))
+        place = (specs[name], group_of[name], _chunk_size(layer, limits))
+        builder_of.append(builders.setdefault(place, len(builders)))
     return AttentionState(
         buffers=buffers,
         table=AttentionTable(
             created,
             [buffers.caches[name] for name in layers],
             builder_of,
-            rotates=ROTARY in backend.capabilities.features and not is_padded,
+            rotates=ROTARY in features and not is_padded,
         ),
         block_sizes=block_sizes,
         builders=tuple(
-            (backend.create_builder(_group_context(spec, limits, options, workspace)), group)
-            for spec, group in builders
+            (_builder(backend, _group_context(spec, limits, options, workspace), chunk), group)
+            for spec, group, chunk in builders
         ),
-        supports_advance=SUPPORTS_ADVANCE in backend.capabilities.features,
-        supports_graphs=GRAPHS in backend.capabilities.features,
+        supports_advance=SUPPORTS_ADVANCE in features and not is_chunked,
+        supports_graphs=GRAPHS in features and not is_chunked,
         backend_name=backend.name,
     )
 
@@ -199,6 +203,19 @@ def make_builders(
         backend.create_builder(_group_context(spec, limits, options, workspace))
         for spec in set(specs)
     ]
+
+
+def _chunk_size(layer: Attention, limits: StepLimits) -> int:
+    """Return the chunk size of a layer, 0 if no sequence is longer."""
+    return layer.chunk_size if layer.chunk_size < limits.max_model_len else 0
+
+
+def _builder(
+    backend: type[AttentionBackend], context: AttentionGroupContext, chunk_size: int
+) -> AttentionMetadataBuilder:
+    if chunk_size:
+        return ChunkedBuilder(backend, context, chunk_size)
+    return backend.create_builder(context)
 
 
 def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) -> int:

@@ -1,0 +1,95 @@
+"""Chunked attention by any backend: the runs of a step, divided at the borders of chunks.
+
+A token sees only its own chunk (`ChunkedAttention`). The tokens of a run in one chunk are a run of
+a shorter row, which begins at the chunk: its block table is a part of the run's. If a block has
+tokens of one chunk only, that row's first block begins at the chunk, too. So backends need no code
+for chunks, and read only the chunks that tokens see.
+Dimensions: T tokens, R runs, V runs within a chunk, M and W block-table widths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.errors import ConfigError
+from dovetail.interfaces.attention import (
+    AttentionBackend,
+    AttentionBatch,
+    AttentionGroupContext,
+    AttentionMetadataBuilder,
+)
+
+
+class ChunkedBuilder(AttentionMetadataBuilder):
+    """Gives a backend's builder the runs of each step, divided at the borders of chunks."""
+
+    def __init__(
+        self, backend: type[AttentionBackend], context: AttentionGroupContext, chunk_size: int
+    ) -> None:
+        """context: of the undivided runs. Raise ConfigError for an unsupported size or backend."""
+        block_size = context.spec.block_size
+        if chunk_size % block_size:
+            raise ConfigError(
+                f"the model's attention has chunks of {chunk_size} tokens, which is not a multiple "
+                f"of the block size {block_size}. Choose a block_size that divides {chunk_size}"
+            )
+        self._chunk_size, self._block_size = chunk_size, block_size
+        max_tokens, max_runs = context.max_num_batched_tokens, context.max_num_seqs
+        # A run of n tokens has tokens of at most n // chunk_size + 2 chunks, and of at most n.
+        max_parts = min(max_tokens, 2 * max_runs + max_tokens // chunk_size)
+        divided = replace(
+            context,
+            max_num_seqs=max(max_runs, max_parts),
+            max_model_len=min(context.max_model_len, chunk_size),
+        )
+        self._builder = backend.create_builder(divided)
+        if self._builder.reorder_threshold:
+            raise ConfigError(
+                f"the attention backend {backend.name!r} does not support the chunked attention of "
+                "this model, because it needs short runs before long ones. Choose another "
+                "attention_backend, such as 'torch'"
+            )
+
+    def build(self, batch: AttentionBatch) -> Any:
+        """Return the metadata of the divided runs."""
+        return self._builder.build(divide_runs(batch, self._chunk_size, self._block_size))
+
+
+def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
+    """Return the runs of `batch`, divided at the borders of chunks, in the same order of tokens.
+
+    chunk_size: tokens; a multiple of `block_size`. Runs without tokens may be left out.
+    """
+    counts_R = np.asarray(batch.query_lens, np.int64)
+    ends_R = np.asarray(batch.seq_lens, np.int64)
+    starts_R = ends_R - counts_R
+    first_R = starts_R // chunk_size
+    parts_R = (ends_R - 1) // chunk_size - first_R + 1
+    run_V = np.repeat(np.arange(len(counts_R)), parts_R)
+    part_V = np.arange(len(run_V)) - np.repeat(np.cumsum(parts_R) - parts_R, parts_R)
+    chunk_V = first_R[run_V] + part_V
+    origin_V = chunk_V * chunk_size
+    end_V = np.minimum(ends_R[run_V], origin_V + chunk_size)
+    query_lens_V = end_V - np.maximum(starts_R[run_V], origin_V)
+    seq_lens_V = end_V - origin_V
+    query_start = np.concatenate((np.zeros(1, np.int64), np.cumsum(query_lens_V)))
+    num_blocks_V = -(-seq_lens_V // block_size)
+    column_W = np.arange(int(num_blocks_V.max(initial=0)))
+    column_VW = (origin_V // block_size)[:, None] + column_W
+    place_VW = run_V[:, None] * batch.block_table_RM.shape[1] + column_VW
+    place_VW[column_W >= num_blocks_V[:, None]] = -1
+    device = batch.block_table_RM.device
+    place = torch.from_numpy(place_VW).to(device)
+    table_VW = batch.block_table_RM.reshape(-1)[place.clamp(min=0)].masked_fill_(place < 0, 0)
+    return AttentionBatch(
+        query_start_R1=torch.from_numpy(query_start.astype(np.int32)).to(device),
+        seq_lens_R=torch.from_numpy(seq_lens_V.astype(np.int32)).to(device),
+        block_table_RM=table_VW,
+        slot_mapping_T=batch.slot_mapping_T,
+        query_lens=query_lens_V.tolist(),
+        seq_lens=seq_lens_V.tolist(),
+    )
