@@ -134,10 +134,18 @@ def test_a_block_size_that_does_not_divide_the_chunk_is_rejected():
     make_state(chunk_size=12)
 
 
-def test_the_error_for_a_backend_that_needs_an_order_of_runs_names_it():
-    with pytest.raises(ConfigError, match="backend 'fake' does not support the chunked attention"):
-        make_state(DecodesFirst)
-    make_state(DecodesFirst, chunk_size=MAX_LEN)
+def test_the_order_of_runs_that_a_backend_needs_does_not_change_the_results():
+    """The fake builder rejects a batch in which a run of one token follows a longer run."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(20, heads, 16, generator=generator) for heads in (4, 2, 2))
+    batch = make_batch([(0, 0, 9), (1, 0, 11)])  # parts of 8, 1, 8 and 3 tokens
+    results = []
+    for backend in (FakeAttentionBackend, DecodesFirst):
+        state = make_state(backend)
+        state.table.metadata = [builder.build(batch) for builder, _ in state.builders]
+        results.append([state.table.attend(layer, q, k, v) for layer in (0, 1)])
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("size", [0, -8])

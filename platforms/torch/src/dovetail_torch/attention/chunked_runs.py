@@ -4,12 +4,14 @@ A token sees only its own chunk (`ChunkedAttention`). The tokens of a run in one
 a shorter row, which begins at the chunk: its block table is a part of the run's. If a block has
 tokens of one chunk only, that row's first block begins at the chunk, too. So backends need no code
 for chunks, and read only the chunks that tokens see.
+If a backend needs short runs before long ones, the tokens of such a step are put in that order
+for the backend, and the results back in the order of the step.
 Dimensions: T tokens, R runs, V runs within a chunk, M and W block-table widths.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,52 @@ from dovetail.interfaces.attention import (
     AttentionBackend,
     AttentionBatch,
     AttentionGroupContext,
+    AttentionLayer,
     AttentionMetadataBuilder,
+    RotaryArgs,
 )
+from dovetail_torch.attention.run_order import run_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedMetadata:
+    """The metadata of a step for `ChunkedLayer`.
+
+    divided: the backend's metadata of the divided runs. order_T: int64; the tokens of the step in
+    the order of these runs, or None if the order is the same.
+    """
+
+    divided: Any
+    order_T: torch.Tensor | None
+
+
+class ChunkedLayer(AttentionLayer):
+    """Calls a backend's layer with the divided runs."""
+
+    def __init__(self, layer: AttentionLayer) -> None:
+        self._layer = layer
+
+    def forward(
+        self,
+        q_THD: torch.Tensor,
+        k_TKD: torch.Tensor,
+        v_TKD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: ChunkedMetadata,
+        out_THD: torch.Tensor,
+        rotary_args: RotaryArgs | None = None,
+    ) -> None:
+        """Write k and v to the cache, and the attention within chunks to `out_THD`."""
+        if rotary_args is not None:
+            q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
+        order_T = metadata.order_T
+        if order_T is None:
+            self._layer.forward(q_THD, k_TKD, v_TKD, kv_cache, metadata.divided, out_THD)
+            return
+        q, k, v = (x.index_select(0, order_T) for x in (q_THD, k_TKD, v_TKD))
+        out = torch.empty_like(out_THD)
+        self._layer.forward(q, k, v, kv_cache, metadata.divided, out)
+        out_THD.index_copy_(0, order_T, out)
 
 
 class ChunkedBuilder(AttentionMetadataBuilder):
@@ -30,7 +76,7 @@ class ChunkedBuilder(AttentionMetadataBuilder):
     def __init__(
         self, backend: type[AttentionBackend], context: AttentionGroupContext, chunk_size: int
     ) -> None:
-        """context: of the undivided runs. Raise ConfigError for an unsupported size or backend."""
+        """context: of the undivided runs. Raise ConfigError for an unsupported block size."""
         block_size = context.spec.block_size
         if chunk_size % block_size:
             raise ConfigError(
@@ -47,16 +93,14 @@ class ChunkedBuilder(AttentionMetadataBuilder):
             max_model_len=min(context.max_model_len, chunk_size),
         )
         self._builder = backend.create_builder(divided)
-        if self._builder.reorder_threshold:
-            raise ConfigError(
-                f"the attention backend {backend.name!r} does not support the chunked attention of "
-                "this model, because it needs short runs before long ones. Choose another "
-                "attention_backend, such as 'torch'"
-            )
 
-    def build(self, batch: AttentionBatch) -> Any:
+    def build(self, batch: AttentionBatch) -> ChunkedMetadata:
         """Return the metadata of the divided runs."""
-        return self._builder.build(divide_runs(batch, self._chunk_size, self._block_size))
+        divided = divide_runs(batch, self._chunk_size, self._block_size)
+        order_T = None
+        if threshold := self._builder.reorder_threshold:
+            divided, order_T = order_runs(divided, threshold)
+        return ChunkedMetadata(divided=self._builder.build(divided), order_T=order_T)
 
 
 def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
@@ -93,3 +137,31 @@ def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> Atte
         query_lens=query_lens_V.tolist(),
         seq_lens=seq_lens_V.tolist(),
     )
+
+
+def order_runs(batch: AttentionBatch, threshold: int) -> tuple[AttentionBatch, torch.Tensor | None]:
+    """Return `batch` with runs of at most `threshold` tokens first, and its order of tokens.
+
+    The order is int64 [T]; None if the batch already has this order of runs.
+    """
+    counts_R = np.asarray(batch.query_lens, np.int64)
+    order_R = run_order(counts_R, (threshold,))
+    if order_R is None:
+        return batch, None
+    own_counts_R = counts_R[order_R]
+    starts_R = (np.cumsum(counts_R) - counts_R)[order_R]
+    own_starts_R1 = np.concatenate((np.zeros(1, np.int64), np.cumsum(own_counts_R)))
+    shift_R = starts_R - own_starts_R1[:-1]
+    device = batch.block_table_RM.device
+    order = torch.from_numpy(order_R).to(device)
+    order_T = torch.from_numpy(np.arange(counts_R.sum()) + np.repeat(shift_R, own_counts_R))
+    order_T = order_T.to(device)
+    ordered = AttentionBatch(
+        query_start_R1=torch.from_numpy(own_starts_R1.astype(np.int32)).to(device),
+        seq_lens_R=batch.seq_lens_R.index_select(0, order),
+        block_table_RM=batch.block_table_RM.index_select(0, order),
+        slot_mapping_T=batch.slot_mapping_T.index_select(0, order_T),
+        query_lens=own_counts_R.tolist(),
+        seq_lens=[batch.seq_lens[run] for run in order_R.tolist()],
+    )
+    return ordered, order_T

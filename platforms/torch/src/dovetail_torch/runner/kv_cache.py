@@ -19,7 +19,7 @@ from dovetail.interfaces import (
     LatentAttentionSpec,
 )
 from dovetail.interfaces.attention import ROTARY
-from dovetail_torch.attention.chunked_runs import ChunkedBuilder
+from dovetail_torch.attention.chunked_runs import ChunkedBuilder, ChunkedLayer
 from dovetail_torch.attention.workspace import AttentionWorkspace
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.graphs.plan import GRAPHS
@@ -124,8 +124,9 @@ def make_attention(
     for name, layer in layers.items():
         head_size = specs[name].head_size
         own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
-        created.append(_with_heads_of(own, layer, head_size))
-        place = (specs[name], group_of[name], _chunk_size(layer, limits))
+        own, chunk_size = _with_heads_of(own, layer, head_size), _chunk_size(layer, limits)
+        created.append(ChunkedLayer(own) if chunk_size else own)
+        place = (specs[name], group_of[name], chunk_size)
         builder_of.append(builders.setdefault(place, len(builders)))
     return AttentionState(
         buffers=buffers,
