@@ -121,6 +121,9 @@ def test_many_installed_models_give_a_message_of_bounded_length(plugin_site):
     plugin_site.add("acme", entries, parts=PARTS)
     message = rejection(plugin_site, "model", "NewForCausalLM")
     listed = message.split("Installed models: ")[1]
-    assert len(message) < 1000 and "Family0ForCausalLM, Family100ForCausalLM" in listed
+    assert len(message) < 1000 and "Family0ForCausalLM, Family10ForCausalLM" in listed
     named = listed.count("ForCausalLM")
     assert f"and {len(names) - named} others (dovetail plugins list model)" in listed
+    similar = rejection(plugin_site, "model", "Family277NewForCausalLM")
+    assert len(similar) < 1000 and "Family277ForCausalLM" in similar
+    assert "Family277ForCausalLM" not in listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from itertools import accumulate
 
 from dovetail.errors import PluginError, PluginNotFoundError, nearest
@@ -15,6 +16,10 @@ from dovetail.plugins.resolving.reference import FORMS, NamedReference
 _DIGITS = re.compile(r"\d+")
 _MAX_MODEL_NAMES = 560
 """Maximum length of the list of models in a message."""
+_GENERATES = "ForCausalLM"
+"""The ending of architectures that generate text."""
+_MAX_COMPARED = 100
+"""Maximum number of letters of a requested architecture that are compared with models."""
 
 
 def not_found(
@@ -42,7 +47,7 @@ def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFo
     meant = [model.name for model in models if is_misspelled(name, model.name)]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
     installed = (
-        f"Installed models: {listed_models(models)}." if models else "No model is installed."
+        f"Installed models: {listed_models(models, name)}." if models else "No model is installed."
     )
     return PluginNotFoundError(
         f"No installed plugin has a model of the architecture {name!r}.{hint}\n{installed}\n"
@@ -50,14 +55,24 @@ def _unknown_architecture(name: str, models: Sequence[Candidate]) -> PluginNotFo
     )
 
 
-def listed_models(models: Iterable[Candidate]) -> str:
-    """Return a list of models of bounded length; models that generate text come first."""
-    ordered = sorted(models, key=lambda model: (not model.name.endswith("ForCausalLM"), model.name))
+def listed_models(models: Iterable[Candidate], name: str = "") -> str:
+    """Return a list of models of bounded length, in the order of their names.
+
+    If not all fit, it names the models that generate text, and first of all those similar to
+    `name`.
+    """
+    ordered = sorted(models, key=lambda model: _preference(model.name, name))
     lengths = accumulate(len(model.name) + len(", ") for model in ordered)
     num_named = sum(length <= _MAX_MODEL_NAMES for length in lengths)
     num_others = len(ordered) - num_named
     others = f" and {num_others} others (dovetail plugins list model)" if num_others else ""
-    return listed(ordered[:num_named]) + others
+    return listed(sorted(ordered[:num_named], key=lambda model: model.name)) + others
+
+
+def _preference(model: str, name: str) -> tuple[bool, float, str]:
+    """Return the sort key of a model for a list of models for `name`."""
+    similarity = SequenceMatcher(None, name[:_MAX_COMPARED], model).ratio()
+    return not model.endswith(_GENERATES), -similarity, model
 
 
 def is_misspelled(name: str, known: str) -> bool:
