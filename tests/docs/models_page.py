@@ -73,3 +73,8 @@ def replaced(page: str) -> str:
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
     return before + START + render() + END + after
+
+
+def record_section() -> None:
+    """Write the current section to the page."""
+    PAGE.write_text(replaced(PAGE.read_text("utf-8")), "utf-8")
