@@ -1,4 +1,4 @@
-"""Measure an all-reduce over CPU ranks: µs of `RankGroup.all_reduce` between processes, by size.
+"""Measure an all-reduce of CPU ranks: µs of `RankGroup.all_reduce` between processes, by size.
 
 Run `python bench/all_reduce.py --ranks 2`. Method: one process for each rank, with one torch
 thread. "pairwise" is the CPU platform's method over unix sockets, "gloo" the all_reduce of torch's

@@ -23,7 +23,7 @@ DEVICE = torch.device("cpu")
 class Step:
     """A step to measure.
 
-    contexts: number of context tokens of each row. query_len: number of new tokens of each row.
+    contexts: number of context tokens of each request. query_len: number of new tokens of each.
     """
 
     label: str

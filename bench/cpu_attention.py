@@ -100,7 +100,10 @@ def prepare(step: Step, setting: Setting) -> Callable[[], int]:
 
 
 def prepare_torch(step: Step, heads: tuple[int, int, int]) -> Callable[[], int]:
-    """Return a function that computes attention with torch. Rows of equal length are one batch."""
+    """Return a function that computes attention with torch.
+
+    Requests of equal length are one batch.
+    """
     num_heads, num_kv_heads, head_size = heads
     rows, length = len(step.contexts), step.contexts[0] + step.query_len
     q = torch.randn(rows, num_heads, step.query_len, head_size).bfloat16()

@@ -6,11 +6,11 @@ once per weight format, and alternates with the other engines in each round of t
 each time (`cases.py`). Around each repetition, probes measure the machine's read bandwidth and GEMM
 rates (`peers/probe.py`), which give a limit for the case (`peers/limits.py`). Repetitions that
 other processes disturbed are marked and measured again. Prints medians with their spread,
-Dovetail's ratio to the best peer, and its share of the limit (`peers/tables.py`).
+Dovetail's ratio to the best other engine, and its share of the limit (`peers/tables.py`).
 
 `startup` is the time from the start of a process to its first token; in `hog`, another process
-keeps one core busy. Peers are optional: `peers/README.md` describes their set-up. A peer that fails
-or hangs is reported, and the run continues.
+keeps one core busy. Other engines ("peers") are optional: `peers/README.md` describes their set-up.
+A peer that fails or hangs is reported, and the run continues.
 
     python bench/cpu_vs.py [--model DIR …] [--peers auto|a,b] [--peers-file FILE]
         [--formats bf16,int8,int4] [--cases decode1,conc16,varied64,prefill1024,startup,hog]
@@ -19,7 +19,7 @@ or hangs is reported, and the run continues.
     python bench/cpu_vs.py --results FILE … --write-docs docs/performance.md
 
 `--quality` names the JSON file of `bench/quality.py`. Then the tables show the KL divergence of
-each format, and a second ratio uses only peers that are accurate enough (`peers/accuracy.py`).
+each format, and a second ratio uses only engines that are accurate enough (`peers/accuracy.py`).
 """
 
 from __future__ import annotations

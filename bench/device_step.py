@@ -58,7 +58,10 @@ class Submitted:
 
 
 class Counter:
-    """Counts the work that the host submits to the fake device. step: since the last reset."""
+    """Counts the work that the host submits to the fake device.
+
+    step: counts since the last reset.
+    """
 
     def __init__(self) -> None:
         self.step = Submitted()
@@ -102,7 +105,7 @@ def _is_view(func: Any) -> bool:
 
 
 def count_submitted(num_requests: int) -> Submitted:
-    """Return what a decode step of an engine on the fake device submits.
+    """Return the work that a decode step of an engine submits to the fake device.
 
     The number does not depend on the step: a differing step raises RuntimeError.
     """

@@ -119,7 +119,7 @@ def step_cost_us(
 
 
 def _logprobs(ids: list[str], tokens: array[int]) -> dict[str, LogprobColumns]:
-    """Return six log-probabilities per token: of the token and of five neighboring ids."""
+    """Return six log-probabilities per token: those of the token and of five neighboring ids."""
     return {
         name: LogprobColumns(
             counts=array("i", [6]),

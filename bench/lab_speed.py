@@ -1,11 +1,12 @@
 """Measure how fast the lab's simulator is.
 
-Method: one process, one core, the policy fcfs, 256 rows, 2,048 tokens per step, 60,000 blocks, the
-step-time model "linear". Times are CPU times of the process without building the workload; each
-case runs --repeats times, and the best and the median are printed.
+Method: one process, one core, the policy fcfs, `max_num_seqs` 256, 2,048 tokens per step, 60,000
+blocks, the step-time model "linear". Times are CPU times of the process without building the
+workload; each case runs --repeats times, and the best and the median are printed.
 
 - plain: the first requests of the trace azure:conv at 8 requests/s (about 46 requests per step);
-  every step is planned. Request-steps per second: one request in one step.
+  every step is planned. A request-step is one request in one step; the figure is request-steps per
+  second.
 - macro: the same trace at 0.2 requests/s, where stretches of decoding are computed at once.
   Requests per second, with and without prefix caching.
 - million: a million requests with the mean lengths of azure:conv (log-normal) at 0.2 requests/s,

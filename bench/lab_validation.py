@@ -41,7 +41,7 @@ BEGIN, END = "<!-- recorded: {} -->", "<!-- end -->"
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is measured. policies: of T1; 0 for all."""
+    """The sizes of the measurements. policies: number of policies for T1; 0 for all."""
 
     policies: int = 0
     passes: int = 3

@@ -1,11 +1,11 @@
 """Compare the simulator with Vidur: the same trace, the same step times, in one run.
 
-Method: requests of azure:conv at a rate, 128 rows, blocks of 16 tokens and the step-time model
-"linear". Vidur runs its Sarathi scheduler with chunks of 2,048 tokens; that is fcfs with 2,048
-tokens per step in Dovetail. Vidur gets a predictor with the same constants instead of its own, so
-that only scheduling differs; its metrics are off. Printed are requests per second of CPU time
-(without building the workload, imports or metrics), and the mean times to the first token and end
-to end, which show whether the schedules are alike.
+Method: requests of azure:conv at a rate, `max_num_seqs` 128, blocks of 16 tokens and the step-time
+model "linear". Vidur runs its Sarathi scheduler with chunks of 2,048 tokens; that is fcfs with
+2,048 tokens per step in Dovetail. Vidur gets a predictor with the same constants instead of its
+own, so that only scheduling differs; its metrics are disabled. Printed are requests per second of
+CPU time (without building the workload, imports or metrics), and the mean times to the first token
+and end to end, which show whether the schedules are alike.
 
     python bench/lab_vs_vidur.py --vidur CHECKOUT --python INTERPRETER [--repeats 3]
 """

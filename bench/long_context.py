@@ -1,7 +1,7 @@
 """Measure decode steps of one request at long contexts, compared with llama.cpp.
 
-Run `python bench/long_context.py --peer-python PY` with the interpreter of an environment that has
-llama-cpp-python, gguf and numpy (peers/README.md). Without it, only Dovetail is measured.
+Run `python bench/long_context.py --peer-python PY` with the interpreter of an environment that
+contains llama-cpp-python, gguf and numpy (peers/README.md). Without it, only Dovetail is measured.
 
 Method: both engines run in child processes with the same random weights in int8 (GGUF: Q8_0) and
 the same prompt, whose prefill is not measured: both keep it as a cached prefix. A step is the

@@ -3,15 +3,15 @@
 Measures perplexity, KL divergence and the share of equal most likely tokens at every position of
 chunks of 1,024 tokens, compared with Dovetail's float32 and bf16 on the same weights. Weights: a
 GGUF file (default: smollm2), dequantized to bf16 ("published"); and the same weights with noise, so
-that no format can recover the quantization of the file ("off grid", used to compare formats). Each
+that no format can recover the quantization of the file (`off_grid`, used to compare formats). Each
 format runs in a separate process, with the settings of its speed benchmark. Also the errors of
 single layers of all-MiniLM-L6-v2, if its directory is given.
 
     python bench/quality.py [--quick] [--model FILE.gguf] [--minilm DIR] [--out DIR] [--keep]
 
-Peers need interpreters: --llamacpp-python and --openvino-python, or the variables
-DOVETAIL_PEER_LLAMACPP_PYTHON and DOVETAIL_PEER_OPENVINO_PYTHON (see peers/README.md). A peer that
-is absent or fails is reported. Results: DIR/quality.md, quality.json and, with matplotlib,
+Other engines need interpreters: --llamacpp-python and --openvino-python, or the variables
+DOVETAIL_PEER_LLAMACPP_PYTHON and DOVETAIL_PEER_OPENVINO_PYTHON (see peers/README.md). An engine
+that is absent or fails is reported. Results: DIR/quality.md, quality.json and, with matplotlib,
 quality.png; they are written after each format. `--keep` continues an earlier run of the same
 settings: formats with results in DIR are not measured again.
 """

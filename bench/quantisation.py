@@ -70,7 +70,7 @@ class Divergence:
 
 
 class SequenceAttention:
-    """The attention context of one whole sequence: causal, without a cache."""
+    """The attention context of one complete sequence: causal, without a cache."""
 
     def attend(
         self,

@@ -1,11 +1,11 @@
 """Compare HTTP servers: requests/s, goodput, time to the first token, time between tokens.
 
-Method. Dovetail's server and the given peers run at the same time on the same checkpoint, and are
-measured in turn, so that they share the machine's conditions. In each round and for each number of
-clients, every client sends streamed completions one after another, with the same prompts and the
-same number of tokens, to one server. Goodput counts the requests that met both limits (`--ttft-s`,
-`--itl-s`): of the time to the first token (TTFT) and the mean time between tokens (ITL). The
-figures are medians of the rounds. All cells are printed.
+Method. Dovetail's server and the given other servers run at the same time on the same checkpoint,
+and are measured in turn, so that they share the machine's conditions. In each round and for each
+number of clients, every client sends streamed completions one after another, with the same prompts
+and the same number of tokens, to one server. Goodput counts the requests that met both limits:
+`--ttft-s` for the time to the first token (TTFT) and `--itl-s` for the mean time between tokens
+(ITL). The figures are medians of the rounds. All cells are printed.
 
 llama-server gets one slot for each client, and no cache of prompts in memory, since no prompt
 occurs twice.
@@ -41,9 +41,10 @@ _MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
 
 @dataclass(kw_only=True)
 class Load:
-    """What the clients send.
+    """The load that the clients generate.
 
-    min_requests: of all clients together. limits: of TTFT and mean ITL for goodput, in seconds.
+    min_requests: minimum number of requests of all clients. limits: limits of TTFT and mean ITL for
+    goodput, in seconds.
     """
 
     num_tokens: int

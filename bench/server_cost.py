@@ -1,4 +1,4 @@
-"""Measure the CPU time of the server per streamed token, with an engine that responds at once.
+"""Measure the CPU time of the server per streamed token, with an engine that responds immediately.
 
 Method. `dovetail serve` runs with a worker without a model, so that its own process does only the
 work of a server: HTTP, detokenization, events. N clients in this process send one streamed chat
@@ -54,7 +54,7 @@ class PacedWorker(NullWorker):
 
 @dataclass
 class Server:
-    """A running server. pids: of its main process and its API processes."""
+    """A running server. pids: process ids of its main process and its API processes."""
 
     process: subprocess.Popen[str]
     host: str
@@ -133,7 +133,7 @@ async def run(host: str, port: int, streams: int, num_tokens: int) -> int:
 
 @dataclass
 class Costs:
-    """What the runs with one number of API processes cost: µs and events, for each token."""
+    """The costs of the runs with one number of API processes: µs and events for each token."""
 
     us: list[float]
     events: list[float]

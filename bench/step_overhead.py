@@ -1,16 +1,16 @@
 """Measure the host time of a step: `EngineCore.step()` with an executor that does nothing.
 
 Method: N requests decode at the same time, with prefix caching and statistics. The executor
-responds to every sampling run with token 7 from a prepared array. The wall time of `step`
+returns token 7 for every request that samples, from a prepared array. The wall time of `step`
 (schedule, update, outputs) is measured while all requests run, including steps with new blocks: 32
 warm-up steps, then steps up to 400. Printed are the median, 10th and 90th percentile.
 
-Then the cost of events per request, as the difference to a plain step: a join and a finish (all
+Then the cost of events per request, as the difference to a plain step: a start and a finish (all
 requests in the first and the last step), a full block (all in every 16th step), an abort (the call,
 for one request in four), a preemption (the first step that preempts, with blocks for three requests
 in four; median of three runs). Then a step with changing requests ("churn"): N running requests
-with outputs of 32 to 400 tokens, so that in most steps a request joins, finishes or fills a block;
-and a step in which one request ends and another one joins ("1 in 1 out"; the call of `add_request`
+with outputs of 32 to 400 tokens, so that in most steps a request starts, finishes or fills a block;
+and a step in which one request ends and another one starts ("1 in 1 out"; the call of `add_request`
 is not counted).
 
 Last, steps with special features for one request or all, as thread CPU time, compared with a plain
@@ -124,7 +124,7 @@ def collect() -> None:
 
 
 def measure(num_requests: int) -> dict[str, float]:
-    """Return the milliseconds per step, and the microseconds per join, full block and finish."""
+    """Return the milliseconds per step, and the microseconds per start, full block and finish."""
     core = make_core(num_requests)
     for number in range(num_requests):
         add_request(core, number)
@@ -195,7 +195,7 @@ def measure_churn(num_requests: int) -> float:
 
 
 def measure_turnover(num_requests: int) -> float:
-    """Return the median milliseconds of a step in which one request ends and one joins."""
+    """Return the median milliseconds of a step in which one request ends and another one starts."""
     core = make_core(num_requests, num_blocks=num_requests * 3 * BLOCKS_EACH)
     maximum = min(num_requests, NUM_STEPS)
     for number in range(num_requests):
@@ -209,7 +209,7 @@ def measure_turnover(num_requests: int) -> float:
 
 
 class LogprobWorker(NullWorker):
-    """Returns prepared log-probabilities for the first `num_requests` sampling runs."""
+    """Returns prepared log-probabilities for the first `num_requests` requests that sample."""
 
     def __init__(self, num_requests: int) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class LogprobWorker(NullWorker):
         self._logprobs = dict.fromkeys(range(num_requests), columns)
 
     def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
-        """Return token 7 for each run that samples."""
+        """Return token 7 for each request that samples."""
         plain = super().sample_tokens()
         logprobs = self._logprobs if len(plain.num_sampled) >= len(self._logprobs) else {}
         return ModelRunnerOutput(
@@ -234,14 +234,14 @@ class LogprobWorker(NullWorker):
 
 
 class DraftWorker(NullWorker):
-    """Drafts `num_drafts` tokens for each run that samples, and never accepts one."""
+    """Drafts `num_drafts` tokens for each request that samples, and never accepts one."""
 
     def __init__(self, num_drafts: int) -> None:
         super().__init__()
         self._num_drafts = num_drafts
 
     def sample_tokens(self, grammar: object = None) -> ModelRunnerOutput:
-        """Return token 7 for each run that samples."""
+        """Return token 7 for each request that samples."""
         plain = super().sample_tokens()
         drafts = array("B", [self._num_drafts]) * len(plain.num_sampled)
         return ModelRunnerOutput(

@@ -3,8 +3,8 @@
 Method. Dovetail's server and one vLLM server for each of its grammar libraries run at the same time
 on the same checkpoint, and are measured in turn, so that they share the machine's conditions. In
 each round, every client sends streamed completions one after another. Loads: "free" without a
-grammar, "known" with JSON schemas that the server has compiled before, "new" with a schema of its
-own for each request. Throughput counts generated tokens, because outputs end at different
+grammar, "known" with JSON schemas that the server has compiled before, "new" with a separate
+schema for each request. Throughput counts generated tokens, because outputs end at different
 positions. The figures are medians of the rounds. The cost of a grammar is the ratio to "free" of
 the same server in the same round. Every output that ended by itself must be valid JSON with the
 keys of its schema.

@@ -1,4 +1,4 @@
-"""Measure the web page in a headless Chromium, and what its live view costs the server.
+"""Measure the web page in a headless Chromium, and the cost of its live view for the server.
 
 Page. The time from the start of the navigation to the first paint, with an empty cache: the median
 of the repeats. Then a response of 1,000 tokens is streamed as fast as the demo model generates it,

@@ -66,7 +66,7 @@ def answer(client: OpenAI, question: str) -> None:
 
 
 def main(address: str) -> None:
-    """Answer all questions. address: of the server."""
+    """Answer all questions. address: the address of a server, or None to start one."""
     client = OpenAI(base_url=address, api_key="any")
     for question in QUESTIONS:
         print(f"question: {question}")

@@ -55,7 +55,7 @@ class Step:
 
     @property
     def seq_len(self) -> int:
-        """Return the tokens of a row after the step."""
+        """Return the number of tokens of a request after the step."""
         return self.context_len + self.query_len
 
     @property

@@ -45,7 +45,7 @@ class FigureSpec:
 
     @property
     def aim(self) -> str:
-        """The target as text for tables, or "" for no target."""
+        """The target as text for tables, or "" if there is no target."""
         if self.at_least is not None:
             return f"≥ {self.at_least:,g} {self.unit}".rstrip()
         return "" if self.at_most is None else f"≤ {self.at_most:,g} {self.unit}".rstrip()

@@ -81,7 +81,7 @@ def num_weight_bytes(name: str) -> int:
 
 
 def num_read_bytes(name: str) -> int:
-    """Return the bytes of weights that a step reads: without the table of embeddings."""
+    """Return the bytes of weights that a step reads, which excludes the embedding table."""
     shape = SHAPES[name]
     return _num_layer_bytes(shape) + 2 * shape["vocab_size"] * shape["hidden_size"]
 

@@ -1,1 +1,1 @@
-"""The tiers of `lab_validation.py`: how far the simulator agrees with the real engine."""
+"""The four comparisons ("tiers") of `lab_validation.py`: simulator against real engine."""

@@ -1,4 +1,4 @@
-"""T3: latencies of a simulated run against those of the real engine, at the same load."""
+"""T3: latencies of a simulated run compared with those of the real engine, at the same load."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run_latencies(
     num_requests: int,
     num_repeats: int,
 ) -> None:
-    """Run the loads on both and add the rows to the table."""
+    """Run the loads on the simulator and the real engine, and add the rows to the table."""
     capacity = measured_capacity(engine, num_requests)
     log(f"T3 {model}: {capacity:.1f} requests/s")
     for load in LOADS:

@@ -1,4 +1,4 @@
-"""T4: which of two policies is better, by the real engine and by the simulator."""
+"""T4: which of two policies is better, according to the real engine and to the simulator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run_policies(
     num_requests: int,
     num_seeds: int,
 ) -> None:
-    """Run all policies on both, with the same workloads, and add the rows to the table."""
+    """Run all policies on both engines, with the same workloads, and add the rows to the table."""
     rate = LOAD * measured_capacity(engine, num_requests)
     real: Values = {name: [] for name in POLICIES}
     simulated: Values = {name: [] for name in POLICIES}

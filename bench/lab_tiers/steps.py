@@ -1,8 +1,9 @@
-"""T2: step times of a calibration for steps that it was not fitted to.
+"""T2: step times that a calibration predicts for steps that it was not fitted to.
 
-Passes over the grid of `dovetail lab profile` and over the held-out workloads alternate, so that
-both are measured under the same conditions. The held-out workloads arrive at once: so each pass
-has the same steps, and two passes give the error between repeated measurements.
+Passes over the workloads of `dovetail lab profile` and over the held-out workloads alternate, so
+that both are measured under the same conditions. The requests of the held-out workloads arrive
+together, so each pass has the same steps, and two passes give the error between repeated
+measurements.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _pass(engine: RealEngine, num_requests: int) -> Pass:
 def _add_row(
     table: Table, model: str, source: str, passes: Sequence[Pass], step_times: CalibratedStepTimes
 ) -> None:
-    """Judge the model against all passes, and the first pass against each other one."""
+    """Compare the model's times with all passes, and the first pass with each other pass."""
     steps = [step for one in passes for step in one[source]]
     quality = model_quality(steps, step_times)
     repeats = [repeat_quality(one[source], passes[0][source]) for one in passes[1:]]

@@ -1,4 +1,4 @@
-"""What the tiers share: their tables, their engine and their workloads."""
+"""Code that the tiers share: their tables, their engine and their workloads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ BLOCK_SIZE = 16
 
 @dataclass(kw_only=True)
 class Table:
-    """A table of the page. passed, judged: cells that reach their limit, of all with a limit.
+    """A table of the page.
 
-    load: the mean load of the machine (runnable processes) at the start and at the end.
+    passed, judged: cells that reach their limit, and all cells with a limit. load: the mean load of
+    the machine (runnable processes) at the start and at the end.
     """
 
     tier: str
@@ -34,7 +35,7 @@ class Table:
     load: list[float] = field(default_factory=lambda: [os.getloadavg()[0]])
 
     def judge(self, ok: bool) -> str:
-        """Count a cell with a limit. Return its word."""
+        """Count a cell with a limit. Return its verdict as a word."""
         self.judged += 1
         self.passed += ok
         return "yes" if ok else "**no**"

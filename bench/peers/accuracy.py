@@ -1,8 +1,9 @@
-"""Accuracy of engines from the results of `bench/quality.py`, and which peers count.
+"""Accuracy of engines from the results of `bench/quality.py`, and which engines are compared.
 
-Speed is compared at equal accuracy: a peer counts in a ratio if its KL divergence from float32, on
-weights off the grid of any format, is at most 1.25 times that of Dovetail in the same format. A
-peer without a figure does not count. In bf16, no weights are rounded, and every peer counts.
+Speed is compared at equal accuracy: an engine is part of a ratio if its KL divergence from float32,
+on weights that no format represents exactly, is at most 1.25 times that of Dovetail in the same
+format. An engine without a figure is not part of a ratio. In bf16, no weights are rounded, and
+every engine is compared.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """kl: mean KL divergence from float32 in nats, by engine and format. origin: their source."""
+    """kl: mean KL divergence from float32 in nats, by engine and format.
+
+    origin: source of the figures.
+    """
 
     kl: Mapping[tuple[str, str], float]
     origin: str
 
     def counts(self, engine: str, weights: str) -> bool:
-        """Return whether a peer counts in the speed ratios of a format."""
+        """Return whether an engine is part of the speed ratios of a format."""
         if weights == EXACT:
             return True
         ours, theirs = self.kl.get((OURS, weights)), self.kl.get((engine, weights))

@@ -31,7 +31,10 @@ class Child:
     """One process that serves the protocol, in a separate process group."""
 
     def __init__(self, python: str, module: str, env: Mapping[str, str] | None = None) -> None:
-        """Start `python -m module` in the benchmarks' folder. Env: added to the environment."""
+        """Start `python -m module` in the benchmarks' folder.
+
+        env: variables added to the environment.
+        """
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the child
         self._unread = b""
         self._is_late = False

@@ -114,7 +114,7 @@ def _stacked(tensors: Iterable[tuple[str, Any]], num_experts: int) -> Iterator[t
 
 
 def _in_their_order(name: str, bits: Any, config: dict[str, Any]) -> Any:
-    """Return q and k of a Llama in llama.cpp's order, with the two rows of a rotation adjacent."""
+    """Return q and k of a Llama in llama.cpp's order: the rows of a rotation are adjacent."""
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     part = name.split(".")[-2]
     if config["model_type"] != "llama" or part not in heads:

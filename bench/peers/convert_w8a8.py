@@ -2,7 +2,7 @@
 
     PEER_PYTHON bench/peers/convert_w8a8.py MODEL_DIR OUT_DIR
 
-The format is compressed-tensors, symmetric with rounding to nearest; embedding and head are
+The format is compressed-tensors, symmetric with rounding to nearest; embedding and LM head are
 unchanged. Needs torch and safetensors.
 """
 

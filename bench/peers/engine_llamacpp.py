@@ -21,7 +21,10 @@ CONTEXT_GRANULE = 256
 
 @dataclass
 class Stream:
-    """One running request. row: the request's KV stream; num_done: prompt tokens in the cache."""
+    """One running request. row: its KV stream.
+
+    num_done: number of its prompt tokens in the cache.
+    """
 
     row: int
     prompt: list[int]

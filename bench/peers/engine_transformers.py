@@ -1,6 +1,6 @@
 """Runs transformers' `generate` with one left-padded batch, SDPA attention and the default cache.
 
-All rows run as long as the longest request; tokens beyond a request's own number are not counted.
+All requests run as long as the longest one; tokens beyond a request's own number are not counted.
 """
 
 from __future__ import annotations

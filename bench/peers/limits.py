@@ -29,7 +29,7 @@ CACHE_BYTES = 2
 class ModelShape:
     """Sizes of a model.
 
-    layer_weights, head_weights: numbers of weights, without those of experts. expert_weights: of
+    layer_weights, head_weights: numbers of weights, without experts. expert_weights: weights of
     all experts of all layers. expert_share: the share of a layer's experts that a token uses.
     """
 
@@ -66,7 +66,7 @@ class ModelShape:
         )
 
     def step_bytes(self, weights: str, num_tokens: int = 1) -> float:
-        """Return the bytes of weights that a step of so many tokens reads in a format.
+        """Return the bytes of weights that a step with `num_tokens` tokens reads in a format.
 
         The tokens select their experts independently of each other.
         """

@@ -70,7 +70,8 @@ def performance_page(
 ) -> str:
     """Return the page for the results of runs of `cpu_vs.py`. note: text at the top.
 
-    accuracy: figures of `quality.py` that are shown next to the speed, and decide who counts.
+    accuracy: figures of `quality.py` that are shown next to the speed, and determine the compared
+    engines.
 
     Results of one machine, commit and model are combined in one section.
     """

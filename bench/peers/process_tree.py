@@ -16,7 +16,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class CpuTime:
-    """CPU time since boot in ticks: of all processes, of measured processes, and steal time."""
+    """CPU time since boot in ticks: for all processes, for measured processes, and steal time."""
 
     busy: int
     own: int

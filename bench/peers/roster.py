@@ -1,8 +1,8 @@
-"""Finds the participants: Dovetail, and each peer with an interpreter and a converted model.
+"""Finds the engines to compare: Dovetail, and others with an interpreter and a converted model.
 
-A peer is described by a table of a TOML file or by environment variables, which take precedence. A
-peer that this Python can import and that reads the checkpoints directly needs no description.
-README.md shows a file.
+Another engine (a "peer") is described by a table of a TOML file or by environment variables, which
+take precedence. An engine that this Python can import and that reads the checkpoints directly needs
+no description. README.md shows a file.
 
     [openvino]
     python = "/where/it/is/bin/python"
@@ -74,7 +74,7 @@ class Contender:
 def find_contenders(
     expected: str, file: str | None, environ: Mapping[str, str]
 ) -> tuple[list[Contender], dict[str, str]]:
-    """Return the engines, Dovetail first, and by name the reason why a peer is missing.
+    """Return the engines, Dovetail first, and for each missing engine the reason.
 
     expected: "auto" for all that can be found, or names separated by commas. file: the TOML file.
     Raises ValueError for a name that neither the file nor this module knows.

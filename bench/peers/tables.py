@@ -1,9 +1,9 @@
-"""Formats results as tables: medians with spread, ratios to the best peer, shares of the limit.
+"""Formats results as tables: medians with spread, ratios to the best engine, shares of the limit.
 
 A result is the return value of `Race.result`. Disturbed repetitions are used only if all
-repetitions of a round were disturbed; such figures are marked with `*`. Ratios are medians over
-rounds of Dovetail's figure to that of the best peer (by median) in the same round. All functions
-are pure and return text.
+repetitions of a round were disturbed; such figures are marked with `*`. Ratios compare
+Dovetail with the best other engine (by median) in the same round; the median over rounds is shown.
+All functions are pure and return text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATES = ("decode1", "conc16", "varied64", "prefill1024")
 def markdown(result: Row, accuracy: Accuracy | None = None) -> str:
     """Return all tables of one result: one per format, with notes.
 
-    accuracy: decides which peers count in ratios; None: only ratios to all peers are shown.
+    accuracy: decides which engines are part of ratios; None to show only ratios to all engines.
     """
     counts = f"{result['threads']} threads, at most {result['rounds']} rounds per case"
     parts = [f"## {result['model']}, {counts}"]
@@ -46,9 +46,9 @@ def medians(result: Row, weights: str, case: str) -> dict[str, float]:
 def ratio_to_best(
     result: Row, weights: str, case: str, accuracy: Accuracy | None = None
 ) -> tuple[str, float] | None:
-    """Return the best peer and the median ratio of Dovetail to it, or None without a peer.
+    """Return the best other engine and the median ratio of Dovetail to it, or None without one.
 
-    accuracy: if given, only peers that are accurate enough count.
+    accuracy: if given, only engines that are accurate enough are considered.
     """
     peers = [
         name

@@ -1,13 +1,13 @@
 """The parts of `bench/quality.py`: texts, references, engines, figures.
 
 texts       excerpts of installed packages, fixed by hash
-references  a GGUF file as a Hugging Face directory, as published or off its grid
-formats     the formats of Dovetail and of the peers
+references  a GGUF file as a Hugging Face directory, as published or with added noise
+formats     the formats of Dovetail and of other engines
 run         all formats and layers in turn
 job         one format in one process: figures from the logits of an engine
 figures     perplexity, divergence and most likely tokens from logits
 engine_*    one engine each, with its own interpreter
-conversion  the files that peers read
+conversion  the files that other engines read
 layers      errors of single layers of all-MiniLM-L6-v2
 round_rows  rounding with llama.cpp, in its own process
 results     the files of results, and formats of an earlier run

@@ -18,7 +18,7 @@ from quality.figures import Recorder
 
 
 class WeightSizes:
-    """A worker extension that reports the size of the weights of linear layers and the head."""
+    """A worker extension that reports the size of the weights of linear layers and the LM head."""
 
     def linear_sizes(self) -> tuple[int, int]:
         """Return bytes and number of the weights of all layers that a decode step reads."""

@@ -1,4 +1,4 @@
-"""The compared formats: formats of Dovetail, and formats of peers for the same weights."""
+"""The compared formats: those of Dovetail, and those of other engines for the same weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Format:
         """Return whether the format is measured on these weights.
 
         The GGUF file itself is measured only with the published weights, and calibrated formats
-        only with the weights off the grid.
+        only with the noisy weights.
         """
         if self.model == SOURCE_FILE:
             return weights == PUBLISHED

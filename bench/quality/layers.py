@@ -99,7 +99,7 @@ def _sentences() -> list[str]:
 
 
 def formats() -> dict[str, Compute]:
-    """Return the function that computes a layer for each format that this process computes."""
+    """Return, for each format that this process supports, the function that computes a layer."""
     ours = {name: _through_method(name) for name in OURS}
     peers = {name: _through_gguf(kind) for name, kind in GGUF_TYPES.items()}
     return {**ours, PER_CHANNEL: _per_channel, **peers}
@@ -150,7 +150,7 @@ def _with(rounded_OI: torch.Tensor) -> Compute:
 
 
 def _through_method(method: str) -> Compute:
-    """Compute with a linear method of Dovetail, from weights and inputs in bfloat16."""
+    """Return a function that computes with a linear method, from weights and inputs in bfloat16."""
     from dovetail.interfaces import ModelContext
     from dovetail.plugins import PluginRegistry
     from dovetail_torch.layers import TorchOps, pack_linears

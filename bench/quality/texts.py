@@ -27,7 +27,7 @@ class Text:
 
     read: returns the characters from which the excerpt is cut. start: the marker with which the
     excerpt begins.
-    sha256: of the excerpt in UTF-8.
+    sha256: the hash of the excerpt in UTF-8.
     """
 
     domain: str

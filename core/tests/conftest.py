@@ -1,9 +1,9 @@
 """A scheduler and a strict worker in pure Python that checks every plan.
 
-Each cache slot contains a checksum of all tokens up to its position. Before a run, the worker
-compares the slots that the run reads with the checksums of the row's tokens. So it finds a stale
-block, a wrong prefix hit or a skipped position immediately. The next token is computed from the
-checksum, so equal prefixes give equal tokens.
+Each cache slot contains a checksum of all tokens up to its position. Before it computes tokens, the
+worker compares the slots that the request reads with the checksums of its tokens. So it finds a
+stale block, a wrong prefix hit or a skipped position immediately. The next token is computed from
+the checksum, so equal prefixes give equal tokens.
 """
 
 from array import array
@@ -164,7 +164,7 @@ class Driver:
         return list(prompt)
 
     def plan(self):
-        """Make a plan and return its runs: name to (first position, number of tokens)."""
+        """Make a plan and return (first position, number of tokens) of each request, by name."""
         plan = self.scheduler.schedule()
         self.scheduler.check_integrity()
         assert plan.total_num_tokens <= self.limits.max_num_batched_tokens
@@ -191,7 +191,7 @@ class Driver:
         return outputs
 
     def step(self):
-        """Run one complete step. Return the runs of its plan."""
+        """Run one complete step. Return the scheduled tokens of each request as `plan` does."""
         runs = self.plan()
         self.settle()
         return runs

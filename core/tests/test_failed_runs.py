@@ -1,4 +1,4 @@
-"""Requests whose runs fail in the worker end with an error. Other requests continue."""
+"""Requests that fail in the worker end with an error. Other requests continue."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ MESSAGE = "the extension failed"
 
 
 def settle_with_error(driver, *names):
-    """Process the result of the oldest plan, in which the runs of these requests failed."""
+    """Process the result of the oldest plan, in which these requests failed."""
     row_of = {name: row for row, name in driver.worker.names.items()}
     row_of |= {join.request_id: join.row for join in driver.out[0].joins}
     rows = [*driver.out[0].rows]

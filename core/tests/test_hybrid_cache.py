@@ -51,7 +51,7 @@ def needed_bytes(specs):
 
 def worker_of(specs):
     class MixedWorker(FakeWorker):
-        """A worker that checks the cache content that every run reads in each group."""
+        """A worker that checks the cache content that every request reads in each group."""
 
         row_model_cls = GroupRows
 

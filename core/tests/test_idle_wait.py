@@ -1,4 +1,4 @@
-"""The wait time of an engine between steps without runs."""
+"""The wait time of an engine between steps while no request can run."""
 
 from dataclasses import replace
 

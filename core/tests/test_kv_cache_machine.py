@@ -131,7 +131,7 @@ class CacheMachine(RuleBasedStateMachine):
                     self.names[name] = block
 
     def compute(self, request, count):
-        """Act as a worker: read the slots that the run needs, then write the slots of the run."""
+        """Act as a worker: read the slots that the tokens need, then write their slots."""
         start = request.num_computed_tokens
         for group in range(len(self.specs)):
             for position in self.needed(group, start):

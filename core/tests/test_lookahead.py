@@ -43,7 +43,7 @@ class Table:
         return plan
 
     def settle(self, plan, sampled, drafts=(), **columns):
-        """Process a result. sampled: the tokens of each run. drafts: new drafts by row."""
+        """Process a result. sampled: the tokens of each request. drafts: new drafts by row."""
         output = ModelRunnerOutput(
             step_id=plan.step_id,
             num_sampled=array("B", map(len, sampled)),

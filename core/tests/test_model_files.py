@@ -1,4 +1,4 @@
-"""Reading any file of a model directory ends soon, with a typed error if it is invalid."""
+"""Reading any file of a model directory ends soon, with a typed error if the file is invalid."""
 
 import json
 import os

@@ -51,7 +51,10 @@ def by_name(requests):
 
 @pytest.fixture
 def steer(drive):
-    """Return a driver with a scripted policy. `driver.plan_by(script)` returns runs and grants."""
+    """Return a driver with a scripted policy.
+
+    `driver.plan_by(script)` returns scheduled tokens and grants.
+    """
 
     def make(*, running="", waiting="", prompt=4, max_tokens=9, **limits):
         driver = drive(policy=Scripted, **{"strict": True, **limits})

@@ -29,7 +29,7 @@ class PlainWorker(FakeWorker):
 
 
 class CountingWorker(FakeWorker):
-    """A worker that counts the steps with at least one run."""
+    """A worker that counts the steps that compute tokens."""
 
     num_steps = 0
 

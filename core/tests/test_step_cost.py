@@ -25,7 +25,7 @@ COLUMNS = LogprobColumns(
 
 
 class LogprobExecutor(NullExecutor):
-    """An executor that adds log-probabilities to the results of the first runs of each step."""
+    """An executor that adds log-probabilities for the first requests of each step."""
 
     def __init__(self, num_runs):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The step trace: what the records of a step say, their limits, and the cost without a reader."""
+"""The step trace: the content of its records, their limits, and the cost without a reader."""
 
 import pytest
 

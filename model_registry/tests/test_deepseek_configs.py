@@ -158,7 +158,7 @@ def load(model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> No
 
 
 def checkpoint(folder: Path) -> dict[str, torch.Tensor]:
-    """Return random weights of the small model, with the names and layouts of transformers."""
+    """Return random weights of the small model, with transformers' names and layouts."""
     fields = SMALL | {"num_key_value_heads": 3, "pad_token_id": 0}
     ReferenceModel(DeepseekV3Config(**fields)).save_pretrained(folder)
     return load_file(folder / "model.safetensors")

@@ -1,7 +1,7 @@
-"""Compare each architecture with transformers: same random weights, float32, logits within 1e-4.
+"""Compares each architecture with transformers: same random weights, float32, logits within 1e-4.
 
-The reference runs with transformers' eager attention, our model with a dense attention context.
-So these tests cover models, layers and the loader, but no attention backend.
+The reference uses transformers' eager attention, and the model under test uses a dense attention
+context. So these tests cover models, layers and the loader, but no attention backend.
 """
 
 from __future__ import annotations

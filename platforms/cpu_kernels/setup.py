@@ -43,7 +43,10 @@ AVX512_BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """An instruction set. number: DK_LEVEL. only: stems of its sources. If empty, all but TILES."""
+    """An instruction set. number: DK_LEVEL.
+
+    only: stems of its sources; if empty, all except TILES.
+    """
 
     number: int
     flags: tuple[str, ...] = ()
@@ -82,7 +85,7 @@ class Object:
 
 
 def is_x86() -> bool:
-    """Return whether the vector levels exist for this machine."""
+    """Return whether this machine supports the vector instruction sets."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 

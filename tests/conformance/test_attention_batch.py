@@ -12,8 +12,10 @@ SIZE = 4
 
 
 def right_batch():
-    """Return a batch of a decode, a chunk and a whole prompt. The second row has an unused
-    block."""
+    """Return a batch of a decode, a chunk and a whole prompt.
+
+    The second request has an unused block.
+    """
     return AttentionBatch(
         query_start_R1=torch.tensor([0, 1, 4, 6], dtype=torch.int32),
         seq_lens_R=torch.tensor([5, 7, 2], dtype=torch.int32),

@@ -77,7 +77,7 @@ class SharedByAll(FakeAttentionBuilder):
 
 
 class RoundsByNumberOfRows(FakeAttentionLayer):
-    """Adds an error that depends on the number of rows."""
+    """Adds an error that depends on the number of requests."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args)
@@ -85,7 +85,7 @@ class RoundsByNumberOfRows(FakeAttentionLayer):
 
 
 class RoundsByNumberOfTokens(FakeAttentionLayer):
-    """Adds an error that depends on the number of tokens of a run."""
+    """Adds an error that depends on the number of tokens of a request."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         return super().attend(q_QHD, k_LKD, v_LKD) * (1 + 2e-7 * (len(q_QHD) == 1))
@@ -159,7 +159,7 @@ MUTANTS = {
 
 
 def run(backend):
-    """Run the suite's cases in order, except the cases of the standard matrix."""
+    """Run the suite's cases in order, except those of `standard_cases`."""
     for case in attention_cases(backend, CPU):
         if "under" in case.name or "cache of" in case.name or "padding" in case.name:
             case.run()

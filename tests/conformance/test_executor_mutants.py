@@ -164,7 +164,7 @@ class IgnoresTimeouts(UniprocExecutor):
 
 
 class NeverDone(FakeExecutor):
-    """Its handles never report that they are done."""
+    """Returns handles that never report that they are done."""
 
     def sample_tokens(self, grammar=None):
         handle = super().sample_tokens(grammar)

@@ -190,7 +190,7 @@ def test_a_reference_implementation_detects_shifted_positions():
 
 
 class Encoder(FakeModel):
-    """A pooling model without a head, which attends to all tokens."""
+    """A pooling model without an LM head, in which each token attends to all tokens."""
 
     provides = frozenset({"pooling", "whole_prompts"})
     pooling_type, num_labels = "mean", 0

@@ -162,7 +162,7 @@ def test_faulty_random_sampling_is_detected(mutant):
 
 
 class ReturnsLengths(FakeOps):
-    """Returns the lengths of runs instead of rows."""
+    """Returns the numbers of scheduled tokens instead of the rows."""
 
     def prepare_inputs(self, columns):
         super().prepare_inputs(columns)
@@ -170,7 +170,7 @@ class ReturnsLengths(FakeOps):
 
 
 class IndexesRowsByRun(FakeOps):
-    """Uses the index of the run instead of the row."""
+    """Uses the position in the plan instead of the row."""
 
     def prepare_inputs(self, columns):
         counted = torch.arange(len(columns.rows_R), dtype=torch.int32)

@@ -1,5 +1,4 @@
-"""The scheduler suite detects faulty handling of drafts, pauses, gates, encoder inputs and
-loads."""
+"""The scheduler suite detects faulty handling of drafts, pauses, gates, encoders and loads."""
 
 import pytest
 

@@ -44,7 +44,7 @@ class SameNoiseForAllSeeds(FakeSampler):
 
 
 class NoiseFromTheJoin(FakeSampler):
-    """Counts the steps since the request joined instead of its tokens."""
+    """Counts the steps since the request got its row instead of its tokens."""
 
     def noise(self, request, position, count):
         return super().noise(request, position - len(request.token_ids), count)
@@ -127,7 +127,7 @@ class RepetitionOfThePromptOnly(FakeSampler):
 
 
 class PenalizesSinceTheJoin(FakeSampler):
-    """Does not count the tokens that were sampled after the request joined."""
+    """Does not count the tokens that were sampled after the request got its row."""
 
     def penalise(self, logits, request, prompt, output):
         joined = request.token_ids[request.num_prompt_tokens :]

@@ -214,7 +214,7 @@ class UsesOtherRandomNumbers(Scheduler):
 
 
 class SkipsSteps(Scheduler):
-    """Sometimes plans no run although a request could run."""
+    """Sometimes plans no tokens although a request could run."""
 
     def schedule(self):
         self.turn = getattr(self, "turn", 0) + 1

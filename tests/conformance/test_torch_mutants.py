@@ -122,7 +122,7 @@ class DropsTokens(FakeOps):
 
 
 class MixesTokens(FakeOps):
-    """Experts whose result has a part of all other tokens."""
+    """Experts whose result includes a part of all other tokens."""
 
     def fused_experts(self, x_TD, experts_TK, weights_TK, layer):
         y_TD = super().fused_experts(x_TD, experts_TK, weights_TK, layer)

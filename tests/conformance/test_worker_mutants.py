@@ -25,7 +25,7 @@ class Lenient(RowModel):
 
 
 class StaleTokens(Lenient):
-    """Keeps the tokens of a row's previous request after those of the new request."""
+    """Keeps the tokens of a row's previous request in addition to those of the new request."""
 
     def leave(self, row):
         pass
@@ -57,7 +57,7 @@ class StaleBlocks(Lenient):
 
 
 class SamplesEverywhere(Lenient):
-    """Samples a token for every run, even if the plan does not."""
+    """Samples a token for every scheduled request, even if the plan does not."""
 
     def sample(self, grammar=None):
         self._step.plan = replace(
@@ -67,7 +67,7 @@ class SamplesEverywhere(Lenient):
 
 
 class SeesNeighbours(Lenient):
-    """Lets tokens attend to other rows of the step."""
+    """Lets tokens attend to other requests of the step."""
 
     def read(self, row, end):
         own = super().read(row, end)
@@ -119,7 +119,7 @@ class PromptIsAll(Lenient):
 
 
 class OneSeed(Lenient):
-    """Uses one random stream for all rows."""
+    """Uses one random stream for all requests."""
 
     drawn = 0
 

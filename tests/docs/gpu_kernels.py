@@ -75,7 +75,7 @@ def count_traffic(*names: str) -> list[dict[str, Any]]:
 
 
 def traffic_row(counted: Mapping[str, Any]) -> str:
-    """Return the table row of a call."""
+    """Return the table row of a kernel call."""
     needed = counted["needed_bytes"]
     moved, requested = (counted[f"{what}_bytes"] / needed for what in ("moved", "requested"))
     due = counted["needed_flops"]
@@ -87,7 +87,7 @@ def traffic_row(counted: Mapping[str, Any]) -> str:
 
 
 def traffic_rows_of(text: str) -> dict[str, tuple[float, float]]:
-    """Return moved bytes and products of each call on a page, 0 for products not given."""
+    """Return moved bytes and products of each call on a page, 0 for missing products."""
     rows = _TRAFFIC_ROW.findall(text)
     return {name: (float(moved), float(products or 0)) for name, moved, products in rows}
 

@@ -35,7 +35,7 @@ def parts_block(runs: Mapping[str, Run]) -> str:
 
 
 def rejected_block() -> str:
-    """Return a Markdown table of bad inputs and what the user is told."""
+    """Return a Markdown table of invalid inputs and the messages that users see."""
     lines = ["| input | the error names |", "|---|---|"]
     for row in read_proofs()["rejected"]:
         lines.append(f"| {row['input']} | {row['response']} ({_count(row['tests'])}) |")

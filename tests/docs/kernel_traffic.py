@@ -3,7 +3,7 @@
 TRITON_INTERPRET=1 python tests/docs/kernel_traffic.py [NAME…]
 
 Needed bytes: each input, weight, key and value that the result depends on is read once, and each
-result is written once. Needed products: of causal pairs only.
+result is written once. Needed products: those of causal pairs only.
 Legend: T tokens, H query heads, K key-value heads, D head size, R rows, N features.
 """
 
@@ -31,7 +31,10 @@ _BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The counts of one call, and what it needs. needed_flops: 0 if memory limits the call."""
+    """The counts of one call, and the bytes and products that it needs.
+
+    needed_flops: 0 if memory is the limit.
+    """
 
     name: str
     launches: int

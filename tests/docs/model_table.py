@@ -75,7 +75,7 @@ def _native_rows() -> Iterator[str]:
 
 
 def _proof(name: str) -> str:
-    """Return the test that compares an architecture with transformers, and how many checkpoints."""
+    """Return an architecture's comparison with transformers, and its number of checkpoints."""
     model_cls = PluginRegistry().load("model", name)
     names = {name, *model_cls.architectures}
     families = [family for family in FAMILIES.values() if family.model in names]

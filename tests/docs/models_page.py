@@ -1,6 +1,6 @@
 """The table of architectures in docs/models.md, made from the cases of the parity tests.
 
-The tests compare every case with transformers, so that a row exists only for a tested family.
+The tests compare every case with transformers, so that each row stands for a tested family.
 """
 
 from __future__ import annotations

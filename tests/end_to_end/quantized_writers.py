@@ -1,4 +1,4 @@
-"""Write quantized checkpoints with random codes, and compute the values that they stand for.
+"""Write quantized checkpoints with random codes, and compute the values that they represent.
 
 Independent of the loader: codes are packed as one large integer for each row, and values are
 computed from the definitions of the formats.

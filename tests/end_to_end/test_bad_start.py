@@ -46,7 +46,7 @@ def reject(kind, model, options, **changes):
 
 @pytest.fixture
 def broken(model_dir, tmp_path):
-    """A copy of the model directory that a test may damage."""
+    """Return a copy of the model directory that a test may damage."""
     return shutil.copytree(model_dir, tmp_path / "model")
 
 

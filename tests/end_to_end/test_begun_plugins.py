@@ -158,7 +158,7 @@ def test_a_new_executor_passes_options_to_the_worker(begin, model_dir, tmp_path)
 
 @pytest.fixture(scope="module")
 def two_groups(tmp_path_factory):
-    """A model with a sliding window in one of two layers: two KV-cache groups."""
+    """Return a model with a sliding window in one of two layers: two KV-cache groups."""
     sizes = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
     return make_checkpoint(tmp_path_factory.mktemp("windows"), "Qwen2", **sizes)
 

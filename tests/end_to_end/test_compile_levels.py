@@ -46,7 +46,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(checkpoint):
-    """The outputs of an eager engine, in batches of 1, 3 and 5 requests."""
+    """Return the outputs of an eager engine, in batches of 1, 3 and 5 requests."""
     with LLM(checkpoint, **(OPTIONS | EAGER)) as llm:
         return serve(llm)
 

@@ -1,10 +1,10 @@
-"""Batches of constrained and free requests with random weights, which prefer no valid text.
+"""Batches of constrained and unconstrained requests with random weights.
 
-Each batch has random JSON schemas and regular expressions, half of them greedy, and two free
-requests. Outputs that ended by themselves must be valid. Outputs that the length limit cut must be
-beginnings of valid outputs, according to another implementation: the plugin `xgrammar` for JSON
-schemas, the package `regex` for regular expressions. A free request must get the tokens that it
-gets alone.
+Each batch has random JSON schemas and regular expressions, half of them greedy, and two
+unconstrained requests. Outputs that ended by themselves must be valid. Outputs that the length
+limit cut must be beginnings of valid outputs, according to another implementation: the plugin
+`xgrammar` for JSON schemas, the package `regex` for regular expressions. An unconstrained request
+must get the tokens that it gets alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def engine(request):
 
 @dataclass
 class Counts:
-    """Numbers of outputs by how they ended. unchecked: cut, without another implementation."""
+    """Numbers of outputs by their end.
+
+    unchecked: truncated outputs without another implementation.
+    """
 
     ended: int = 0
     cut: int = 0

@@ -2,7 +2,7 @@
 
 The first greedy token is compared with torch. A random model has flat logits in bf16, so only the
 tokens of most prompts must be equal. All tokens of two native runs must be equal, because native
-linear layers and attention give a row the same bits in any batch.
+linear layers and attention give a token the same bits in any batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def wide_dir(tmp_path_factory, one_thread):
-    """A model with heads wide enough for the kernels."""
+    """Return the folder of a model with heads wide enough for the kernels."""
     return make_checkpoint(tmp_path_factory.mktemp("wide"), hidden_size=128)
 
 
@@ -75,7 +75,7 @@ def test_tokens_do_not_depend_on_prompt_chunks_batch_or_block_size(tokens_of, op
 
 @pytest.fixture(scope="module")
 def sink_dir(tmp_path_factory, one_thread):
-    """A small gpt-oss whose sinks take much of the weight."""
+    """Return the folder of a small gpt-oss whose sinks take much of the attention weight."""
     torch.manual_seed(5)
     config = GptOssConfig(
         vocab_size=320,
@@ -98,7 +98,7 @@ def sink_dir(tmp_path_factory, one_thread):
 
 
 def served(folder, **options):
-    """Return the tokens, and the log-probabilities of the first of them."""
+    """Return the tokens of a model, and the log-probabilities of the first tokens."""
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=1)
     options = {"dtype": "bfloat16", "skip_tokenizer_init": True} | options
     with LLM(folder, num_gpu_blocks_override=64, **options) as llm:

@@ -63,7 +63,10 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def run_jobs(jobs, *before):
-    """Run jobs in one child, with the command prefix `before`. Return the outcomes by name."""
+    """Run jobs in one child process, with the command prefix `before`.
+
+    Return the outcomes by name.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*before, sys.executable, str(CHILD)],
@@ -95,7 +98,7 @@ def job(name, model_dir, options, **limits):
 
 @pytest.fixture(scope="module")
 def outcomes(model_dir, tmp_path_factory):
-    """The outcomes of all starts that need no namespace."""
+    """Return the outcomes of all starts that need no namespace."""
     full, taken = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("taken") / "packed"
     taken.touch()
     rooms = [
@@ -118,7 +121,7 @@ def outcomes(model_dir, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def namespace_outcomes(model_dir, tmp_path_factory):
-    """The outcomes of starts with a full disk, a read-only disk and a /dev/shm of one page."""
+    """Return the outcomes of starts with a full disk, a read-only disk and a tiny /dev/shm."""
     full, closed = tmp_path_factory.mktemp("full"), tmp_path_factory.mktemp("closed")
     mounts = (
         f"mount -t tmpfs -o size=16k none {full}; "

@@ -78,7 +78,7 @@ SWAPS = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder on sys.path with the plugins, as in a user's PYTHONPATH."""
+    """Return a folder on sys.path with the plugins, as in a user's PYTHONPATH."""
     shutil.copy(PARTS, tmp_path / "loose_parts.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path

@@ -25,7 +25,7 @@ class RejectsAll(FakeAttentionBackend):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model directory without weights: opening them would raise another error."""
+    """Return a model directory without weights, so that opening them would raise another error."""
     config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 320, **SIZES}
     (tmp_path / "config.json").write_text(json.dumps(config))
     return tmp_path

@@ -78,7 +78,7 @@ markers = ["clock: one", "slow: two", "soak: three", "sampled: four"]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A git checkout of a few files, which replaces the repository in these tests."""
+    """Return a git checkout of a few files, which replaces the repository in these tests."""
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "RECORD", tmp_path / "cache" / "suite.json")
     monkeypatch.setitem(suite.PARTS, "--clock=without", ("-n", "1", "--dist", "loadfile"))

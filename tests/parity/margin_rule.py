@@ -4,7 +4,7 @@ Teacher-forced logits agree within `TOLERANCE` at every position. Tokens agree w
 reference's top-two gap exceeds ten times `TOLERANCE`. At least `MIN_SHARE` of the positions have
 such a gap. The rule depends only on sequences, logits and tokens, not on their source.
 
-Dimensions: N tokens of a run, T of a sequence, V vocabulary.
+Dimensions: N recorded tokens of a request, T tokens of a sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Agreement:
 def measure(
     requests: Mapping[str, Sequenced], recorded: Iterable[RecordedRun], oracle: Oracle
 ) -> Agreement:
-    """Compare every recorded run and every greedy token with the reference."""
+    """Compare all recorded logits and every greedy token with the reference."""
     agreement = Agreement()
     computed = {name: [False] * len(r.token_ids) for name, r in requests.items()}
     for run in recorded:

@@ -1,4 +1,4 @@
-"""A third-party model that consists of attention layers and a head, without an MLP.
+"""A third-party model that consists of attention layers and an LM head, without an MLP.
 
 It declares support for tensor parallelism and contains no other code for it. Dimensions: T tokens,
 S sampled positions, D hidden size, V vocabulary.

@@ -2,7 +2,7 @@
 
 `Recording` is a mixin for the worker of any torch device: it reads plans and the model and changes
 nothing. On an asynchronous device it waits after every step. Dimensions: T tokens of the step, N
-tokens of a run, S sampled positions, D hidden size, V vocabulary.
+tokens of a request in the step, S sampled positions, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dovetail_torch.worker import TorchWorker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """One run of a step. logits: [N, V], after each of the tokens [start, start + N)."""
+    """The logits of one request in a step: [N, V], after each of the tokens [start, start + N)."""
 
     request_id: str
     start: int
@@ -53,7 +53,7 @@ class Recording(TorchWorker):
     """A worker that records logits in float32 on the host.
 
     At sampled positions it records the logits that the sampler received; at other positions it
-    applies the model's head to the hidden states of the step.
+    applies the LM head to the hidden states of the step.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -104,7 +104,7 @@ class Recording(TorchWorker):
         graphs.run = listen_to_replays
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute the plan and record the logits of its runs."""
+        """Execute the plan and record the logits of its requests."""
         for request in plan.joins:
             self._request_ids[request.row] = request.request_id
         super().execute_model(plan)
@@ -112,7 +112,7 @@ class Recording(TorchWorker):
             self._remember(plan)
 
     def take_recorded(self) -> list[RecordedRun]:
-        """Return the runs recorded since the last call."""
+        """Return the logits recorded since the last call."""
         taken, self._recorded = self._recorded, []
         return taken
 

@@ -194,7 +194,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """The checkpoint of the case. It is created once, because cases are sorted by checkpoint."""
+    """Return the checkpoint of the case.
+
+    It is created once, because cases are sorted by checkpoint.
+    """
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     return make_checkpoint(request.param, folder, commit_seed()[0])
 

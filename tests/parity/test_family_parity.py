@@ -58,7 +58,7 @@ SITUATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """The results of a run. recorded: the recorded runs of each rank."""
+    """The results of a run. recorded: the recorded logits of each rank."""
 
     requests: dict[str, Sequenced]
     recorded: list[list[RecordedRun]]
@@ -75,7 +75,10 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    """The checkpoint of the case. It is created once, because cases are sorted by checkpoint."""
+    """Return the checkpoint of the case.
+
+    It is created once, because cases are sorted by checkpoint.
+    """
     folder: Path = tmp_path_factory.mktemp("family")
     return make_family(request.param, folder, commit_seed()[0])
 

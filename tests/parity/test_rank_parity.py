@@ -44,7 +44,7 @@ BF16_CASES = [case for case in CASES if case[1] == 2 and not case[0].startswith(
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """The results of a run. recorded: the recorded runs of each rank."""
+    """The results of a run. recorded: the recorded logits of each rank."""
 
     requests: dict[str, Sequenced]
     recorded: list[list[RecordedRun]]

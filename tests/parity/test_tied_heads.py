@@ -1,7 +1,7 @@
-"""Checkpoints with tied or separate heads are loaded as in transformers.
+"""Checkpoints with tied or separate LM heads are loaded as in transformers.
 
-If config.json ties the head, transformers ties the two weights if one is absent or both are equal,
-and loads both (with a warning) if they differ.
+If config.json ties the LM head to the embedding, transformers ties the two weights if one is absent
+or both are equal, and loads both (with a warning) if they differ.
 """
 
 from __future__ import annotations

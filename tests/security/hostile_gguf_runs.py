@@ -25,7 +25,7 @@ from dovetail_gguf.tokenizer import GGUFTokenizer
 
 
 class Victim:
-    """Loads files as an engine does: description, tokenizer, chat template, weights."""
+    """Loads a file as an engine does: description, tokenizer, chat template, weights."""
 
     def __init__(self) -> None:
         import torch

@@ -92,7 +92,7 @@ def run(*command, **variables):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """The interpreter of an environment with the core and these packages, without torch."""
+    """Return the interpreter of an environment with the core and these packages, without torch."""
     folder = tmp_path_factory.mktemp("outside")
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     run(*PIP, "wheel", "-q", ROOT / "core", ROOT / "plugins/devkit", BIGRAM, TURNS, *options)

@@ -24,7 +24,7 @@ PLUGINS = ("platform:cuda", "worker:cuda", "attention:triton")
 
 @pytest.fixture(scope="module")
 def python(wheels, tmp_path_factory):
-    """An interpreter with these wheels and their dependencies."""
+    """Return an interpreter with these wheels and their dependencies."""
     folder = tmp_path_factory.mktemp("device")
     path = make_environment(folder / "environment", [wheels[name] for name in MEMBERS])
     program = "import sys, torch; sys.exit(torch.cuda.is_available())"

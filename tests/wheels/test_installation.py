@@ -54,7 +54,7 @@ def test_packages_without_torch_run_on_newer_pythons(version, wheels, tmp_path):
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
-    """A copy of the tracked files, as after `git clone`."""
+    """Return a copy of the tracked files, as after `git clone`."""
     folder = tmp_path_factory.mktemp("clone") / "dovetail"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     for name in filter(None, listed.stdout.split(b"\0")):

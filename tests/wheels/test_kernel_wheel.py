@@ -19,7 +19,7 @@ SCRIPT = ROOT / "platforms/cpu_kernels/manylinux.py"
 
 @pytest.fixture
 def kernels(wheels):
-    """The wheel of dovetail-cpu-kernels."""
+    """Return the wheel of dovetail-cpu-kernels."""
     return wheels["dovetail-cpu-kernels"]
 
 

@@ -65,7 +65,7 @@ def kit_report(member, wheels, folder):
 
 @pytest.fixture(scope="module")
 def trials(request, wheels, tmp_path_factory):
-    """Maps each member of this run to the kit's report. Several members are tested in parallel."""
+    """Map each member of this run to the kit's report. Several members are tested in parallel."""
     items = [item for item in request.session.items if "trials" in item.fixturenames]
     members = [item.callspec.params["member"] for item in items]
     with ThreadPoolExecutor(NUM_AT_ONCE) as pool:

@@ -44,7 +44,10 @@ def level(request):
 
 
 class Rows:
-    """Random rows that share one cache and run in steps of any size. Results are stored by row."""
+    """Random requests that share one cache and compute steps of any size.
+
+    Stores results by request.
+    """
 
     def __init__(self, lengths, *, seed=0, padding=0, **shape):
         self.case = AttentionCase(runs=(), **{"dtype": "bfloat16", "block_size": 32} | shape)
@@ -80,7 +83,7 @@ class Rows:
         return self
 
     def step(self, counts):
-        """Run the given number of tokens of each row, all in one call."""
+        """Compute the given number of tokens of each request, all in one call."""
         runs = [(row, self.done[row], n) for row, n in enumerate(counts) if n]
         tokens = torch.cat([self.qkv[row][first : first + n] for row, first, n in runs])
         q, k, v = self.parts(tokens)
@@ -201,7 +204,7 @@ def test_random_batches_are_computed_correctly(level, seed):
 
 
 def cuts_of(lengths, seed):
-    """Yield the number of tokens of each row in each step: random chunks up to the row's length."""
+    """Yield the number of tokens of each request in each step: random chunks up to its length."""
     rng, left = random.Random(seed), list(lengths)
     while any(left):
         counts = [min(n, rng.choice([0, 1, 1, 7, 40, 300])) for n in left]

@@ -1,6 +1,6 @@
-"""Long contexts are split between threads.
+"""Long contexts are split among threads.
 
-The plan of a call shows it and needs no keys and values, so that these tests measure no time.
+The tests read the planned division of a call, which needs no keys and values, and measure no time.
 test_cpu_attention.py shows that the split does not change the output.
 """
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def plan_of(query_lens, seq_lens, heads, *, cache_kind=CACHE_BF16, window=0):
-    """Return the plan of a step with the workspace of the backend. heads: H, K, D."""
+    """Return the division of a step with the workspace of the backend. heads: H, K, D."""
     num_runs = len(query_lens)
     starts = [sum(query_lens[:n]) for n in range(num_runs + 1)]
     kept = [

@@ -42,7 +42,7 @@ def test_a_provider_passes_all_cases_with_reference_kernels(provider):
 
 
 def check_registered(provider, num_cases, timeout_s, *options):
-    """Run the tests in `registered` in a process of their own: registrations are not undone."""
+    """Run the tests in `registered` in a separate process: registrations cannot be undone."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-o", "python_files=registered_*.py", *options, str(REGISTERED)]
     paths = [str(REGISTERED), os.environ.get("PYTHONPATH", "")]

@@ -1,4 +1,4 @@
-"""Backend `flashinfer`: FlashInfer's own code over reference kernels, and refusals without it."""
+"""Backend `flashinfer`: its Python code with reference kernels, and rejections without it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_flashinfer_passes_all_cases_with_reference_kernels(tmp_path):
 
 
 def check_patched(folder, num_cases, *options):
-    """Run the tests in `patched` in a process of their own, in which the kernels are replaced."""
+    """Run the tests in `patched` in a separate process, in which the kernels are replaced."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["-o", "python_files=patched_*.py", *options, str(PATCHED)]
     paths = [str(PATCHED), os.environ.get("PYTHONPATH", "")]

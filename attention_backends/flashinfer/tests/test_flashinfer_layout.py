@@ -14,7 +14,7 @@ B = 16
 
 
 def make_batch(runs, *, extra=3):
-    """Return a batch of (context, queries), with different blocks in each row."""
+    """Return a batch of requests (context, queries), each with different blocks."""
     width = max(-(-sum(run) // B) for run in runs) + extra
     table = torch.arange(1, len(runs) * width + 1, dtype=torch.int32).view(len(runs), width)
     query_lens = [n for _, n in runs]
@@ -29,7 +29,7 @@ def make_batch(runs, *, extra=3):
 
 
 def seen_blocks(run, row, table, window):
-    """Return the ids of the blocks that contain a position that a query of the run sees."""
+    """Return the ids of the blocks that contain a position that a query of the request sees."""
     context, n = run
     first = max(0, context - window + 1) if window else 0
     return [int(table[row, at]) for at in sorted({p // B for p in range(first, context + n)})]

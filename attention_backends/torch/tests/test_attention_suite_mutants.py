@@ -104,7 +104,7 @@ class InterleavedHeads(FakeAttentionLayer):
 
 
 class SeesFuture(FakeAttentionLayer):
-    """Lets every token of a run attend to all tokens of the run."""
+    """Lets every token of a request attend to all tokens of the request in the step."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         last = [super(SeesFuture, self).attend(q[None], k_LKD, v_LKD) for q in q_QHD]
@@ -175,7 +175,7 @@ class TouchesEarlierTokens(FakeAttentionLayer):
 
 
 class ClearsEarlierTokens(FakeAttentionLayer):
-    """Clears the values of each row's first token in the row's later steps."""
+    """Clears the values of each request's first token in its later steps."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
@@ -185,7 +185,7 @@ class ClearsEarlierTokens(FakeAttentionLayer):
 
 
 class ClearsUnusedSlots(FakeAttentionLayer):
-    """Is correct: clears the values after each row's last token, which whole blocks contain."""
+    """A correct variant: clears the values after each request's last token."""
 
     def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
         for _, slots in self.runs:
@@ -207,7 +207,7 @@ class ScalesQueriesInPlace(FakeAttentionLayer):
 
 
 class LeavesLastRowOut(FakeAttentionLayer):
-    """Does not write the result of the last row."""
+    """Does not write the result of the last request."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
         metadata = replace(metadata, runs=metadata.runs[:-1])
@@ -215,7 +215,7 @@ class LeavesLastRowOut(FakeAttentionLayer):
 
 
 class MasksGarbageByWeight(FakeAttentionLayer):
-    """Multiplies an unused slot by zero instead of not reading it."""
+    """Multiplies values of unused slots by zero instead of not reading them."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)
@@ -223,7 +223,7 @@ class MasksGarbageByWeight(FakeAttentionLayer):
 
 
 class TurnsKeysAlone(FakeAttentionLayer):
-    """Does not rotate the queries."""
+    """Rotates the keys but not the queries."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         if rotary_args is not None:
@@ -232,7 +232,7 @@ class TurnsKeysAlone(FakeAttentionLayer):
 
 
 class TurnsByPlace(FakeAttentionLayer):
-    """Rotates by the index in the row instead of the given position."""
+    """Rotates by the index of the token in the step instead of the given position."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         if rotary_args is not None:
@@ -254,7 +254,7 @@ class TurnsInPlace(FakeAttentionLayer):
 
 
 class FirstRowsTable(FakeAttentionBuilder):
-    """Gives every row the blocks of the first row."""
+    """Uses the blocks of the first request for every request."""
 
     def build(self, batch):
         table_RM = batch.block_table_RM
@@ -262,7 +262,7 @@ class FirstRowsTable(FakeAttentionBuilder):
 
 
 class DropsLastBlock(FakeAttentionBuilder):
-    """Omits the first token of a new block: attends to one token less."""
+    """Omits the first token of a new block, so that queries attend to one token less."""
 
     def build(self, batch):
         meta = super().build(batch)
@@ -279,7 +279,7 @@ def backend_of(part):
 
 
 class CutsTheLongestDecodes(DropsLastBlock):
-    """Declares a threshold, and omits a token of runs of exactly this many tokens."""
+    """Declares a threshold, and omits a token of requests with exactly this many tokens."""
 
     reorder_threshold = 11
 

@@ -189,7 +189,7 @@ def group_context(spec):
 
 
 def build(runs, case=None):
-    """Return the metadata of runs (context_len, query_len) with consecutive blocks per row."""
+    """Return the metadata of requests (context_len, query_len) with consecutive blocks."""
     case = case or AttentionCase(runs=())
     seq_lens = [sum(run) for run in runs]
     query_lens = [query_len for _, query_len in runs]

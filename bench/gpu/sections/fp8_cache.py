@@ -1,4 +1,4 @@
-"""Runs engines with fp8 KV caches, and compares their tokens with those of a cache in bf16.
+"""Runs engines with fp8 KV caches, and compares their tokens with those of a bf16 cache.
 
 Random models have nearly equal logits, so tokens may differ; the conformance kit tests precision.
 """

@@ -1,8 +1,9 @@
 """The plan of one step, which the scheduler sends to the executor, as columns.
 
-A plan has (row, first position, number of tokens) for each run. Prefills, chunks, decodes and
-verification of drafts have the same form. Only requests that join are described by objects.
-A plan is immutable. It contains no tensors.
+A plan has one entry for each scheduled request: its row (the request's slot in the batch), the
+first position and the number of tokens. Prefills, chunks, decodes and the verification of drafts
+have the same form. Only new requests are described by objects. A plan is immutable. It contains no
+tensors.
 """
 
 from __future__ import annotations
@@ -79,19 +80,20 @@ class EncoderRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
-    """The plan of one step: columns of equal length, one entry per run, in plan order.
+    """The plan of one step: columns with one entry for each scheduled request, in plan order.
 
     step_id: increases by one with each plan of a scheduler.
-    rows, starts, num_tokens: int32; the run computes tokens [start, start + n) of the row.
-    samples: uint8; 1 if the run includes the last known token, so that the step samples the next,
-        or returns the pooled result of a request with `pooling_params`.
-    joins: requests that get a row with this plan, each before its first run.
+    rows, starts, num_tokens: int32; the step computes tokens [start, start + n) of the request
+        in this row.
+    samples: uint8; 1 if these tokens include the last known token, so that the step samples the
+        next, or returns the pooled result of a request with `pooling_params`.
+    joins: new and resumed requests, which get a row with this plan.
     leaves: int32; rows released since the last plan. A worker applies leaves, joins, blocks,
-        encoder_frees, encoder and runs in this order.
+        encoder_frees and encoder in this order, and then computes the tokens.
     blocks: one entry per KV-cache group.
-    num_drafts: int32; how many of a run's last tokens are drafts to verify. They are the first
-    drafts that the worker holds for the row; it may hold fewer. Such a run samples. Empty if no
-        run has drafts.
+    num_drafts: int32; how many of a request's last tokens in this step are drafts to verify. They
+        are the first drafts that the worker holds for the row; it may hold fewer. The step samples
+        for such a request. Empty if no request has drafts.
     encoder: content to encode in this step; each hash once, and only if its output is not cached.
     encoder_frees: hashes of content whose encoder output is dropped.
     kv_transfer: message of the KV connector's scheduler side to its worker side; empty for none.
@@ -113,12 +115,12 @@ class SchedulerOutput:
 
     @property
     def num_requests(self) -> int:
-        """Number of runs."""
+        """Number of requests in the batch."""
         return len(self.rows)
 
     @property
     def empty(self) -> bool:
-        """Whether the plan has no runs. It may still have leaves and transfers."""
+        """Whether the plan computes no tokens. It may still release rows and contain transfers."""
         return not self.rows
 
     def describe(self) -> str:
@@ -161,7 +163,7 @@ class StepBuilder:
         self._leaves.append(row)
 
     def join(self, request: NewRequest) -> None:
-        """Assign its row to `request`."""
+        """Add a new request, which is assigned to its row."""
         self._joins.append(request)
 
     def grow(self, row: int, block_ids: Sequence[int], *, group: int = 0) -> None:
@@ -180,7 +182,7 @@ class StepBuilder:
         ids.extend(block_ids)
 
     def encode(self, row: int, index: int) -> None:
-        """Encode encoder input number `index` of the row before the runs."""
+        """Encode encoder input number `index` of the row before the tokens are computed."""
         self._encoder.append(EncoderRun(row=row, index=index))
 
     def free_encoded(self, content_hash: bytes) -> None:
@@ -194,7 +196,7 @@ class StepBuilder:
     def run(
         self, row: int, start: int, num_tokens: int, *, samples: bool, num_drafts: int = 0
     ) -> None:
-        """Compute tokens [start, start + num_tokens) of `row`, and sample after them if requested.
+        """Compute tokens [start, start + num_tokens) of the request in `row`. Sample if requested.
 
         num_drafts: how many of the last tokens are drafts to verify.
         """
@@ -214,7 +216,10 @@ class StepBuilder:
         samples: Iterable[int],
         num_drafts: Iterable[int] = (),
     ) -> None:
-        """Add several runs as columns of equal length. Without `num_drafts` they have no drafts."""
+        """Add several requests as columns of equal length.
+
+        Without `num_drafts` they have no drafts.
+        """
         if num_drafts:
             self._pad_drafts()
             self._num_drafts.extend(num_drafts)
@@ -226,8 +231,8 @@ class StepBuilder:
     def run_decodes(self, rows: array[int], starts: array[int]) -> None:
         """Compute one token of each of `rows` at its start, and sample after it.
 
-        Called once, before any other run. The rows must be distinct and in no other run of this
-        step. For speed this is not checked.
+        Call it once, before any other request is added. The rows must be distinct, and must not
+        occur in other calls for this step. For speed this is not checked.
         """
         self._num_decodes = len(rows)
         self._rows.extend(rows)
@@ -266,7 +271,7 @@ class StepBuilder:
         return plan
 
     def _pad_drafts(self) -> None:
-        """Set the number of drafts to 0 for runs that were added without this number."""
+        """Set the number of drafts to 0 for requests that were added without this number."""
         self._num_drafts.extend(bytes(len(self._rows) - len(self._num_drafts)))
 
     def _check(self) -> None:

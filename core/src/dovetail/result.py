@@ -1,6 +1,6 @@
 """The result of one plan from a worker, as columns in plan order.
 
-Results are immutable. Log-probabilities are stored per run, because few requests need them.
+Results are immutable. Log-probabilities are stored per request, because few requests need them.
 """
 
 from __future__ import annotations
@@ -64,19 +64,20 @@ class ModelRunnerOutput:
     """The result of a step.
 
     step_id: the step_id of the plan.
-    num_sampled: uint8, one per run, in plan order: number of sampled tokens (0 if `samples` was 0;
-        more than 1 only if drafts were verified).
-    token_ids: int32; the sampled tokens of all runs, concatenated.
-    logprobs: run index to the log-probabilities of its sampled tokens, if requested.
-    prompt_logprobs: run index to the log-probabilities of prompt tokens: a run over [s, e) reports
-        positions s + 1 to min(e, num_prompt - 1).
-    num_drafts: uint8, one per run: drafts that the worker now holds for its row, for the row's next
-        run; 0 if nothing was sampled. Empty if no row has drafts.
+    num_sampled: uint8, one per scheduled request, in plan order: number of sampled tokens (0 if
+        `samples` was 0; more than 1 only if drafts were verified).
+    token_ids: int32; the sampled tokens of all scheduled requests, concatenated.
+    logprobs: position in the plan to the log-probabilities of the request's sampled tokens, if
+        requested.
+    prompt_logprobs: position in the plan to the log-probabilities of prompt tokens: a step that
+        computes tokens [s, e) reports positions s + 1 to min(e, num_prompt - 1).
+    num_drafts: uint8, one per scheduled request: drafts that the worker now holds for the next step
+        of the request; 0 if nothing was sampled. Empty if no request has drafts.
     kv_transfer: message of the KV connector's worker side to its scheduler side; empty for none.
-    pooled: run index to the pooled result, for each run that samples for a request with
-        `pooling_params`. Such a run has no tokens: its `num_sampled` is 0.
-    errors: run index to a message for the user. The request ends with this error and the run's
-        sampled tokens are ignored; other runs are not affected.
+    pooled: position in the plan to the pooled result, for each request with `pooling_params` whose
+        `samples` is 1. Such a request has no sampled tokens: its `num_sampled` is 0.
+    errors: position in the plan to a message for the user. The request ends with this error, and
+        its sampled tokens are ignored; other requests are not affected.
     """
 
     step_id: int

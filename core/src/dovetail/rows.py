@@ -1,4 +1,4 @@
-"""Rows: small integers by which scheduler and worker identify running requests.
+"""Rows: slots of the batch, by which scheduler and worker identify running requests.
 
 A request keeps its row while it runs. A released row is reused after the last plan that contains
 it has been executed. Each reuse increments its generation, so that outdated results are detected.

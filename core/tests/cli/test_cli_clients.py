@@ -18,8 +18,8 @@ from dovetail.cli import main
 class FakeServer:
     """A server with responses that the test sets.
 
-    lines: lines of the streamed response, or functions that return a line. status, body: of an
-    error response. requests: (method, path, headers, body) of each received request.
+    lines: lines of the streamed response, or functions that return a line. status, body: those of
+    an error response. requests: (method, path, headers, body) of each received request.
     """
 
     def __init__(self) -> None:

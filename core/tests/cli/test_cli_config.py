@@ -13,7 +13,7 @@ from dovetail.cli.frame.config_file import MAX_BYTES, MAX_DEPTH
 
 @pytest.fixture
 def write(tmp_path: Path):
-    """A function that writes a configuration file and returns its path."""
+    """Return a function that writes a configuration file and returns its path."""
 
     def write(text: str | bytes) -> str:
         path = tmp_path / "options.yaml"
@@ -25,7 +25,7 @@ def write(tmp_path: Path):
 
 @pytest.fixture
 def show(capsys: pytest.CaptureFixture[str]):
-    """A function that returns (value, origin) of each option of `generate`."""
+    """Return a function that returns (value, origin) of each option of `generate`."""
 
     def show(*options: str) -> dict[str, tuple[str, str]]:
         code = main(["config", "show", "--command", "generate", "--json", *options])

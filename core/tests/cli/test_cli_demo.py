@@ -54,7 +54,7 @@ def imported_modules() -> list[str]:
 
 @pytest.fixture
 def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> Iterator[None]:
-    """An installed package named like the demo model, with tasks and random weights."""
+    """Install a package named like the demo model, with tasks and random weights."""
     package = tmp_path / "dovetail_demo_model"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def parts(monkeypatch):
-    """The module `engine_process_parts`, which child processes can import too."""
+    """Return the module `engine_process_parts`, which child processes can import too."""
     yield from imported("engine_process_parts", monkeypatch)
 
 
 @pytest.fixture
 def traffic(monkeypatch):
-    """The module `engine_traffic`: requests and their results."""
+    """Return the module `engine_traffic`, which creates requests and collects their results."""
     yield from imported("engine_traffic", monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Operations of the engine port, called through every kind of client."""
+"""Engine operations, called through every kind of client."""
 
 import asyncio
 import inspect

@@ -24,7 +24,7 @@ def open_resources():
 
 @pytest.fixture
 def parts(monkeypatch):
-    """The module `multiproc_parts` with the workers."""
+    """Return the module `multiproc_parts` with the workers."""
     monkeypatch.syspath_prepend(str(HERE))
     import multiproc_parts
 

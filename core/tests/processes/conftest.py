@@ -27,7 +27,7 @@ def open_resources():
 
 @pytest.fixture
 def kinds(monkeypatch):
-    """The module `child_kinds` with the three kinds of child processes."""
+    """Return the module `child_kinds` with the three kinds of child processes."""
     monkeypatch.syspath_prepend(str(HERE))
     import child_kinds
 

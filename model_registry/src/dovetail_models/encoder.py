@@ -1,4 +1,4 @@
-"""What encoders share: the members of a model that only pools, and heads of classes.
+"""Code that encoders share: the members of a model that only pools, and classification heads.
 
 Dimensions: T tokens, S sampled positions, R results, L labels.
 """
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
 
 
 class ClassHead(nn.Module):
-    """W · x + b, or W · x, replicated on all ranks."""
+    """A linear classification head, with or without bias, replicated on all ranks."""
 
     def __init__(
         self, context: ModelContext, in_features: int, out_features: int, *, has_bias: bool = True

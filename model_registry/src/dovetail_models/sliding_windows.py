@@ -47,8 +47,8 @@ def read_qwen_windows(config: Config) -> tuple[int, ...]:
 def read_layer_types(config: Config, *, pattern: int) -> tuple[str, ...]:
     """Return the type of each layer: full_attention or sliding_attention.
 
-    pattern: without `layer_types`, every layer whose number is a multiple of it (from 1) has full
-    attention. The field `sliding_window_pattern` takes precedence.
+    pattern: without `layer_types`, every layer whose number (counted from 1) is a multiple of it
+    has full attention. The field `sliding_window_pattern` takes precedence.
     """
     num_layers = read_num_layers(config)
     kinds = config.get("layer_types")

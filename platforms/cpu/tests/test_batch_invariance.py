@@ -87,7 +87,7 @@ def requests(num_requests, num_tokens):
 
 
 def bits(llm, prompts, params):
-    """Return all fields of a request's output, so that `==` compares floats exactly."""
+    """Return all fields of the requests' outputs, so that `==` compares floats exactly."""
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [(o.outputs[0].token_ids, o.outputs[0].logprobs, o.prompt_logprobs) for o in outputs]
 

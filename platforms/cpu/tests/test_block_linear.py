@@ -176,7 +176,7 @@ def test_a_rank_packs_its_part_of_the_blocks_unless_its_part_would_cut_a_block()
 
 
 class Tied(torch.nn.Module):
-    """An embedding and a head that share a weight."""
+    """An embedding and an LM head that share a weight."""
 
     def __init__(self, context):
         super().__init__()

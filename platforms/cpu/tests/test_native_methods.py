@@ -271,7 +271,7 @@ def test_packed_formats_differ_by_method_and_option():
 
 
 class Model(nn.Module):
-    """A model of an embedding, two fused layers and a tied head, large enough to be mapped."""
+    """A model with an embedding, two fused layers and a tied LM head, large enough to be mapped."""
 
     def __init__(self, method, *, tied):
         super().__init__()

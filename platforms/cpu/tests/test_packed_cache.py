@@ -61,7 +61,7 @@ class Doubled(TorchLinearMethod):
 
 
 class Model(nn.Module):
-    """A model with fused and single linear layers between an embedding and a head."""
+    """A model with fused and single linear layers between an embedding and an LM head."""
 
     def __init__(self, method, *, tied):
         super().__init__()

@@ -27,7 +27,7 @@ needs_library = pytest.mark.skipif(
 
 
 def copy_member(folder):
-    """A copy of the package's sources without build outputs."""
+    """Return a copy of the package's sources without build outputs."""
     ignored = shutil.ignore_patterns(
         "build", "*.egg-info", "__pycache__", "_native*", "_build.json"
     )
@@ -126,7 +126,7 @@ def test_an_older_library_is_rejected(tmp_path):
 
 
 def copy_package(folder, *, file, before, after):
-    """A copy of the installed package with a text of one file replaced. Returns its path."""
+    """Copy the installed package, replace a text in one file, and return the path of the copy."""
     source = folder / "src"
     package = shutil.copytree(MEMBER / "src/dovetail_cpu_kernels", source / "dovetail_cpu_kernels")
     text = (Path(package) / file).read_text("utf-8")

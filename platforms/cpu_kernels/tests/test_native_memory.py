@@ -1,4 +1,4 @@
-"""A native operation without memory raises an error with its name, and can be called again.
+"""An operation that cannot allocate memory raises an error with its name, and can be called again.
 
 A child process fills its address space, calls an operation, makes room and calls it again.
 """

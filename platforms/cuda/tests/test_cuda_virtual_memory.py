@@ -1,4 +1,4 @@
-"""Virtual memory and sleep mode of CUDA on a stand-in for the driver library, on host memory."""
+"""Virtual memory and sleep mode of CUDA with a fake driver library, which uses host memory."""
 
 import ctypes
 import gc
@@ -43,7 +43,10 @@ def library_path(tmp_path_factory):
 
 @pytest.fixture
 def library(library_path):
-    """The stand-in with 64 MiB. The test fails if the code under test called it incorrectly."""
+    """Return a fake driver library with 64 MiB.
+
+    The test fails if the tested code calls it incorrectly.
+    """
     loaded = ctypes.CDLL(str(library_path))
     loaded.stand_in_used.restype = ctypes.c_size_t
     loaded.stand_in_misuse.restype = ctypes.c_char_p
@@ -214,7 +217,7 @@ def on_device(region):
 
 @pytest.fixture
 def engine(library, tmp_path):
-    """An engine on the fake device, whose weights and cache are in the stand-in's memory."""
+    """An engine on the fake device, whose weights and cache are in the fake driver's memory."""
     install()
     DEVICE.reset(lag=20, seed=1)
 

@@ -1,4 +1,4 @@
-"""The ROCm platform on made-up driver files and machines."""
+"""The ROCm platform on simulated driver files and machines."""
 
 import os
 from dataclasses import replace

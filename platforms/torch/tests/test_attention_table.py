@@ -14,7 +14,7 @@ T, H, K, D = 5, 4, 2, 8
 
 
 class Turning:
-    """A layer that applies RoPE itself: stores the rotary arguments, returns its queries."""
+    """A layer that applies RoPE itself. It stores the rotary arguments and returns its queries."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         self.rotary_args = rotary_args

@@ -1,4 +1,4 @@
-"""Attention within chunks: divided runs, results of any backend, and rejected sizes."""
+"""Attention within chunks: divided requests, results of any backend, and rejected sizes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def make_state(backend=FakeAttentionBackend, chunk_size=CHUNK_SIZE):
 
 
 def make_batch(runs):
-    """Return the batch of runs (row, start, count). Row r has the blocks from 10 · r + 1."""
+    """Return a batch of scheduled requests (row, start, count).
+
+    Row r has the blocks from 10 · r + 1.
+    """
     counts = [count for _, _, count in runs]
     ends = [start + count for _, start, count in runs]
     width = -(-max(ends) // BLOCK_SIZE)

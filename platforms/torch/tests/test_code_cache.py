@@ -26,7 +26,7 @@ def make(path, **options):
 
 @pytest.fixture
 def stored(path, tmp_path):
-    """The file of an entry."""
+    """Return the path of a stored cache entry."""
     source = tmp_path / "source"
     for name, data in FILES.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ def device():
 
 
 def with_scales(folder, scales):
-    """Write a tiny model whose file also contains these weights: name to float32 values."""
+    """Write a tiny model whose file also contains these weights: float32 values by name."""
     checkpoint = write_tiny_llama(folder)
     file = checkpoint / "model.safetensors"
     raw = file.read_bytes()

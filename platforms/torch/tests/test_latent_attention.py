@@ -95,7 +95,7 @@ def test_values_larger_than_their_keys_are_rejected(size):
 
 
 def batch(start, count):
-    """Return the batch of the next `count` tokens of one row, which has the blocks 2, 3 and 4."""
+    """Return the batch of one request's next `count` tokens. It has the blocks 2, 3 and 4."""
     table = torch.tensor([[2, 3, 4]], dtype=torch.int32)
     return AttentionBatch(
         query_start_R1=torch.tensor([0, count], dtype=torch.int32),

@@ -65,7 +65,7 @@ class Model(nn.Module):
 
 
 class HeadFirst(nn.Module):
-    """A model whose head comes before the tied embedding. Any order of modules is valid."""
+    """A model whose LM head comes before the tied embedding. Any order of modules is valid."""
 
     def __init__(self):
         super().__init__()

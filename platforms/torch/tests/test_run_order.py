@@ -1,4 +1,4 @@
-"""Runs are reordered for the attention backend, and results stay in plan order."""
+"""Requests are reordered for the attention backend, and results stay in plan order."""
 
 import numpy as np
 import pytest

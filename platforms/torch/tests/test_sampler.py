@@ -47,7 +47,7 @@ def new_sampler(*requests, vocab=VOCAB, num_rows=16):
 
 
 def falling(num_rows=1, vocab=VOCAB):
-    """Logits that order the tokens by id: the most likely token is 0, the next is 1, and so on."""
+    """Return logits that order the tokens by id: token 0 is the most likely, then token 1."""
     return torch.arange(vocab, 0, -1, dtype=torch.float32).repeat(num_rows, 1) / 4
 
 

@@ -50,7 +50,7 @@ class Watched(FakeStepExtension):
 
 @pytest.fixture(params=[Backend, CountingBackend])
 def play(request, runner_of):
-    """Return a function that creates a runner with extensions. It returns steps and model."""
+    """Return a function that runs plans with extensions and returns the steps and the model."""
 
     def make(*extensions):
         model = Model()

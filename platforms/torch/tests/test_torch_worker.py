@@ -86,7 +86,7 @@ class Somewhere(Platform):
 
 
 class Tiny(nn.Module):
-    """A model of an embedding, one attention layer and a fused head. Stores its inputs."""
+    """A model with an embedding, one attention layer and a fused LM head. Stores its inputs."""
 
     CONTRACT, CONTRACT_VERSION = "model", "0.8"
     architectures = ("Tiny",)

@@ -180,7 +180,7 @@ def test_the_weight_table_names_each_part_and_covers_each_parameter_once() -> No
 
 
 def rejected(folder: Path, *words: str, model: SmallModel | None = None) -> None:
-    """Check that loading raises an error that contains these words, and changes no parameter."""
+    """Check that loading raises an error with these words and changes no parameter."""
     model = model or SmallModel()
     with pytest.raises(WeightError) as caught:
         load(folder, model)

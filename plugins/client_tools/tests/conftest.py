@@ -19,13 +19,13 @@ def _load(name):
 
 @pytest.fixture(scope="session")
 def null():
-    """The module with the fake server and the bytes of its responses."""
+    """Return the module with the fake server and the bytes of its responses."""
     return _load("null_server")
 
 
 @pytest.fixture
 def steps(null):
-    """The route /steps of a server without an engine."""
+    """Return the route /steps of a server without an engine."""
     return _load("steps_server").StepsServer(null)
 
 

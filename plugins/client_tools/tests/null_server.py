@@ -1,4 +1,4 @@
-"""A server that responds at once with fixed bytes, in a process of its own or in a thread.
+"""A server that responds immediately with fixed bytes, in a separate process or in a thread.
 
 Run as a program, it prints its port and serves until its standard input is closed.
 """
@@ -31,7 +31,7 @@ def whole(body, kind="text/event-stream", status="200 OK", **headers):
 
 
 class NullProtocol(asyncio.Protocol):
-    """Answers each request with `respond(path, body)`: bytes, or an async iterator of bytes."""
+    """Responds to each request with `respond(path, body)`: bytes, or an async iterator of bytes."""
 
     def __init__(self, respond):
         self._respond = respond

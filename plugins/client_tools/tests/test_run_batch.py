@@ -1,4 +1,4 @@
-"""`dovetail run-batch`: bad lines fail alone, and an interrupted run continues."""
+"""`dovetail run-batch`: an invalid line affects no other line; interrupted runs continue."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""`dovetail trace`: traces of decision logs and servers, and files that are no logs."""
+"""`dovetail trace`: traces of decision logs and servers, and errors for other files."""
 
 import json
 import os
@@ -26,7 +26,7 @@ LAB_RUN = ("lab", "run", "fcfs", "--trace", "chat", "--requests", "60", "--load"
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    """A decision log of a simulated run, and the lab's own trace of the run."""
+    """Return a decision log of a simulated run, and the lab's own trace of the run."""
     folder = tmp_path_factory.mktemp("log")
     paths = ("--decision-log", folder / "run.log", "--perfetto", folder / "lab.json")
     assert main([str(word) for word in (*LAB_RUN, *paths)]) == 0

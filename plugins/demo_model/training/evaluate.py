@@ -69,7 +69,7 @@ class Answerer:
         return self.complete([self.render(_asked(prompt)) for prompt in prompts])
 
     def complete(self, texts: list[str]) -> list[tuple[str, bool]]:
-        """Return (text, whether the model ended it) for each rendered chat, in the same order."""
+        """Return (text, whether the model ended it) for each rendered chat, in order."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         results: dict[int, tuple[str, bool]] = {}
         for start in range(0, len(texts), _BATCH):

@@ -35,7 +35,7 @@ class Shape:
 
 
 class RMSNorm(nn.Module):
-    """Scale each vector to root mean square 1, then by a learned weight."""
+    """Scales each vector to root mean square 1, then by a learned weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Normalise the last axis in float32."""
+        """Normalize the last dimension in float32."""
         x = x_BLD.float()
         scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return x * scale * self.weight
@@ -56,7 +56,7 @@ def rotate(x_BHLE: Tensor, cos_LE: Tensor, sin_LE: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attend with grouped queries and rotary positions."""
+    """Grouped-query attention with rotary positions."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Add attention, then the MLP, each on the normalised stream."""
+    """One layer: adds attention, then the MLP, each of the normalized residual stream."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """The part that checkpoints call `model`: embedding, layers, last norm."""
+    """The part of the network that checkpoints call `model`: embedding, layers, last norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Lets the tests import the modules next to them."""
+"""Makes the modules of this folder importable for tests."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Experiments: every policy gets the same workloads, bad runs do not stop the others, runs resume.
+"""Experiments: equal workloads for all policies, failed runs do not stop others, runs resume.
 
-A queue with one server takes the place of the engine (`queue_worker`).
+A queue with one server replaces the engine (`queue_worker`).
 """
 
 import csv
@@ -32,7 +32,7 @@ def run(spec, out, **options):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """An experiment with two policies, two loads and six seeds, and its folder."""
+    """Return a completed experiment with two policies, two loads and six seeds, and its folder."""
     out = tmp_path_factory.mktemp("queue")
     return run(spec_of(), out), out
 

@@ -1,4 +1,4 @@
-"""Wrong traces, loads, policies and files at the command line: an error that names the cause."""
+"""Invalid traces, loads, policies and files at the command line: the error names the cause."""
 
 import csv
 
@@ -39,7 +39,7 @@ class Mine(Policy):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current folder, with ./bad.py."""
+    """Return the current folder, which contains ./bad.py."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.py").write_text(POLICIES)
     return tmp_path

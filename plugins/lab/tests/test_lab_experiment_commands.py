@@ -30,7 +30,7 @@ class Cheating(Policy):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A folder with ./mine.py, which is the current folder."""
+    """Return the current folder, which contains ./mine.py."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path

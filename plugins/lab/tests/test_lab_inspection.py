@@ -1,4 +1,4 @@
-"""`lab explain` and `lab diff`: what a policy saw and did in a step, and why."""
+"""`lab explain` and `lab diff`: a policy's view and actions in a step, and the reasons."""
 
 from array import array
 
@@ -73,7 +73,7 @@ def text_of(path, step, request, **options):
 
 @pytest.fixture
 def log(tmp_path):
-    """Three requests, two rows: "c" waits for a row until step 3."""
+    """Record a log with three requests and two rows, in which "c" waits for a row until step 3."""
     recording = Recording(tmp_path / "run.log")
     for name in "abc":
         recording.add(name, priority=-ord(name))

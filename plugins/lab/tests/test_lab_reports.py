@@ -52,7 +52,7 @@ def run(out, policies, **fields):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Results of two policies and one that fails, their report and its folder."""
+    """Return the results of two policies and one that fails, their report and its folder."""
     out = tmp_path_factory.mktemp("report")
     results = run(out, ("fcfs", "shortest", "raises"))
     return results, write_report(results, out), out

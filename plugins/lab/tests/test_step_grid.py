@@ -1,4 +1,4 @@
-"""The grid of `lab profile`: which steps its workloads have."""
+"""The workloads of `lab profile`, and the steps that they contain."""
 
 import pytest
 from lab_builders import TIMES, Recorded, setup

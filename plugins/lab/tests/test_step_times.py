@@ -64,7 +64,7 @@ def random_features(rng):
 
 
 def samples(count=600, noise=0.0, seed=0, odd=1.0):
-    """Return steps with times of `TRUE_PS`. odd: factor of steps with an odd number of decodes."""
+    """Return steps with times computed from `TRUE_PS`. odd: factor for an odd number of decodes."""
     rng = random.Random(seed)
     steps = []
     for _ in range(count):
@@ -130,7 +130,7 @@ def test_the_table_of_residuals_corrects_sizes_that_the_terms_cannot_describe():
 
 
 def cache_effect(rows, context):
-    """Return the time of a decode step: cached tokens beyond 1500 take 20 times as long."""
+    """Return the time of a decode step. Tokens beyond 1500 take 20 times as long."""
     tokens = rows * context
     return 200_000 + 20_000 * rows + 40 * min(tokens, 1500) + 800 * max(0, tokens - 1500)
 
@@ -308,7 +308,7 @@ RUN = ["lab", "run", "fcfs", "--trace", "chat", "--requests", "20", "--seeds", "
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """The current folder, with the configuration of a model."""
+    """Return the current folder, which contains the configuration of a model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))

@@ -36,7 +36,7 @@ UNNEEDED = {"pytorch_model.bin": b"pickle", "flax_model.msgpack": b"flax", "code
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """The only folder in which pip searches for wheels."""
+    """Return the only folder in which pip searches for wheels."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", OFFLINE_VARIABLE):
@@ -49,7 +49,10 @@ def wheels(tmp_path, monkeypatch):
 
 @pytest.fixture
 def write_wheel(wheels):
-    """A function that writes a valid wheel. Its argument maps a name or ZipInfo to the content."""
+    """Return a function that writes a valid wheel.
+
+    Its argument maps a name or ZipInfo to the content.
+    """
 
     def write(members, *, name="tiny-model", metadata="License: MIT\n"):
         stem = f"{name.replace('-', '_')}-1.0"
@@ -69,7 +72,7 @@ def write_wheel(wheels):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """The model cache, which does not exist yet."""
+    """Return the path of the model cache, which does not exist yet."""
     path = tmp_path / "cache"
     monkeypatch.setenv(CACHE_VARIABLE, str(path))
     return path
@@ -77,13 +80,13 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def lines():
-    """The lines of progress that the sources of `make` reported."""
+    """Return the lines of progress that the sources of `make` reported."""
     return []
 
 
 @pytest.fixture
 def make(cache, lines):
-    """A function that creates a model source."""
+    """Return a function that creates a model source."""
 
     def make(cls=PyPISource):
         return cls(ModelSourceContext(cache_dir=cache, report=lines.append))
@@ -105,8 +108,8 @@ class Hub:
     files: contents by name. large: names that are redirected to the storage host, with a SHA-256
     as ETag. headers: response headers by name that replace those of the hub. status: HEAD and GET
     status by name, with the error code. bodies: contents that are sent instead of the announced
-    ones. cut: number of bytes after which a connection is closed, once per entry. token: required.
-    requests: (host, method, name, headers).
+    ones. cut: number of bytes after which a connection is closed, once per entry. token: the
+    required token. requests: (host, method, name, headers) of each request.
     """
 
     repo: str = "acme/tiny"
@@ -249,7 +252,7 @@ def start_hub(hub: Hub) -> list[QuietServer]:
 
 @pytest.fixture
 def hub_cache_folder(tmp_path, monkeypatch):
-    """The cache of huggingface_hub, which does not exist yet."""
+    """Return the cache folder of huggingface_hub, which does not exist yet."""
     path = tmp_path / "hf" / "hub"
     monkeypatch.setenv("HF_HOME", str(path.parent))
     for name in ("HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
@@ -260,7 +263,7 @@ def hub_cache_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def hub(hub_cache_folder, monkeypatch):
-    """A hub on loopback."""
+    """Return a fake hub on loopback."""
     created = Hub()
     servers = start_hub(created)
     monkeypatch.setenv("HF_ENDPOINT", created.endpoint)
@@ -303,7 +306,7 @@ def in_process(monkeypatch):
 
 @pytest.fixture
 def single(hub):
-    """A repository with one weight file on the storage host, and files that are not needed."""
+    """Return a repository with one weight file on the storage host, and unneeded files."""
     hub.files = {**SMALL, **UNNEEDED, "model.safetensors": WEIGHTS}
     hub.large = {"model.safetensors"}
     return hub
@@ -311,7 +314,7 @@ def single(hub):
 
 @pytest.fixture
 def sharded(hub):
-    """A repository with an index of two weight files, and a third one that it does not name."""
+    """Return a repository with an index of two weight files, and a third weight file."""
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     index = {"weight_map": {"a": names[0], "b": names[1], "c": names[1]}}
     hub.files = {
@@ -327,7 +330,7 @@ def sharded(hub):
 
 @pytest.fixture
 def rejected(make):
-    """A function that fetches a model, and returns the message of the error."""
+    """Return a function that fetches a model, and returns the message of the error."""
 
     def rejected(argument="acme/tiny"):
         source = make(HubSource)

@@ -1,4 +1,4 @@
-"""Every reasoning parser separates reasoning from content, whole and in random pieces."""
+"""Every reasoning parser separates reasoning from content, in whole texts and in random pieces."""
 
 from __future__ import annotations
 

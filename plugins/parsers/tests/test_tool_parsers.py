@@ -1,4 +1,4 @@
-"""Every tool parser reads its published format, whole and in random pieces."""
+"""Every tool parser reads its published format, in whole texts and in random pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding to block types, checked with the values that the package `gguf` decodes."""
+"""Rounding to block types, compared with the values that the package `gguf` decodes."""
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ def quantize(model, **options):
 
 @pytest.fixture
 def text(tmp_path):
-    """A calibration text of about 1,000 tokens."""
+    """Return a calibration text of about 1,000 tokens."""
     path = tmp_path / "calibration.txt"
     path.write_text(built_in_text(), "utf-8")
     return path
@@ -31,7 +31,7 @@ def text(tmp_path):
 
 @pytest.fixture
 def short_text(tmp_path):
-    """An evaluation text of about 400 tokens."""
+    """Return an evaluation text of about 400 tokens."""
     path = tmp_path / "evaluation.txt"
     path.write_text(built_in_text()[:1800], "utf-8")
     return path

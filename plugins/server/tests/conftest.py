@@ -36,7 +36,7 @@ class Reply:
 
     @property
     def events(self):
-        """The payloads of server-sent events. The end of the stream is the text "[DONE]"."""
+        """Return the payloads of server-sent events. The end of the stream is the text "[DONE]"."""
         decoded = [part for part in self.content.decode().split("\n\n") if part]
         assert all(part.startswith("data: ") for part in decoded), decoded
         payloads = [part.removeprefix("data: ") for part in decoded]
@@ -166,7 +166,7 @@ def serving():
 
 @pytest.fixture(scope="session")
 def server():
-    """A server with the demo model, for all tests that leave it running."""
+    """A server with the demo model, for all tests that do not stop it."""
     with run_server(
         "--model", "demo", "--max-model-len", "512", "--http-routes", "props"
     ) as running:

@@ -19,7 +19,7 @@ def clock():
 
 @pytest.fixture
 def full(clock):
-    """An admission with as many running requests as its limit allows."""
+    """Return an admission with as many running requests as its limit allows."""
     admission = Admission(clock)
     with ExitStack() as running:
         for _ in range(LIMIT):

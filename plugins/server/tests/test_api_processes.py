@@ -62,7 +62,10 @@ def engine_of(server):
 
 
 class Held:
-    """A streamed request. port: of the client's end. request_id: of its response."""
+    """A streamed request. port: the port of the client's end.
+
+    request_id: the id of its response.
+    """
 
     def __init__(self, server, **fields):
         self.request_id = f"held-{next(NUMBERS)}"
@@ -102,7 +105,7 @@ def held_by_all(server):
 
 
 def wait_until_all_serve(server):
-    """Send requests, which must not be held, until every process has served one."""
+    """Send requests until every process has served one of them."""
     answered = set()
 
     def ask():

@@ -1,4 +1,4 @@
-"""Wrong values of every field get a 4xx that names the field. Other requests are not affected."""
+"""Invalid values of every field get a 4xx that names the field. Other requests are not affected."""
 
 import json
 

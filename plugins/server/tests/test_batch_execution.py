@@ -25,7 +25,7 @@ TOTAL = 20
 
 
 class Calls:
-    """Responses of a server. It waits at the call with the number `stuck_at`."""
+    """Responses of a server, which waits at the call with the number `stuck_at`."""
 
     def __init__(self, stuck_at=None, busy=0):
         self.bodies, self.stuck_at, self.busy = [], stuck_at, busy

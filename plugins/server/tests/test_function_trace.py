@@ -1,4 +1,4 @@
-"""The record of function calls."""
+"""The recording of function calls."""
 
 import threading
 

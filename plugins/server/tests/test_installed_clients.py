@@ -1,7 +1,7 @@
 """Other programs work with the server: litellm, langchain-openai, instructor, pydantic-ai and
 openai in Node, and schemathesis.
 
-Each is installed in a folder of its own, outside of the tree, from the package registries. Without
+Each is installed in a separate folder, outside of the tree, from the package registries. Without
 them the test is skipped, with the reason.
 """
 

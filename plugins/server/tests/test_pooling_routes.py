@@ -26,7 +26,7 @@ def pooling(serving, folder):
 
 @pytest.fixture(scope="module")
 def expected(folder):
-    """The embeddings of ten texts, by text."""
+    """Return the embeddings of ten texts, by text."""
     texts = make_texts(10)
     with LLM(str(folder), use_tqdm_on_load=False, **QUIET) as llm:
         outputs = llm.embed(texts, use_tqdm=False)

@@ -17,7 +17,7 @@ def text_of(events, read):
 
 @pytest.fixture(scope="module")
 def expected(offline):
-    """The outputs of the model without a server: for a prompt, and for a chat."""
+    """Return the outputs of the model without a server, for a prompt and for a chat."""
     params = SamplingParams(temperature=0, max_tokens=8)
     chat = offline.chat([{"role": "user", "content": "reverse: robot, bank, window"}], params)
     return offline.generate([PROMPT], params)[0], chat[0]

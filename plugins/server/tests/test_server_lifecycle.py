@@ -1,4 +1,4 @@
-"""Overload, clients that leave or do not read, failures of the engine, and the drain.
+"""Overload, clients that disconnect or do not read, failures of the engine, and graceful shutdown.
 
 The tests pause the engine, so that the moment of each event does not depend on the machine's speed.
 """

@@ -1,4 +1,4 @@
-"""Clients that leave or read slowly, overload, drains and killed processes while requests run."""
+"""Clients that disconnect or read slowly, overload, shutdown and killed processes under load."""
 
 import http.client
 import json
@@ -94,7 +94,7 @@ def test_blocks_are_free_within_a_second_after_ten_thousand_clients_disconnect(s
 
 
 class Stream:
-    """A streamed request, which a thread reads to its end. content: what has arrived."""
+    """A streamed request, which a thread reads to its end. content: the received bytes."""
 
     def __init__(self, server, **fields):
         self.content, self.status, self.end_s = b"", 0, 0.0

@@ -25,7 +25,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 
 
 def samples_of(text):
-    """The values by (name, labels without the model)."""
+    """Return the values by (name, labels without the model)."""
     by_name = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -63,13 +63,13 @@ def record_of(**changed):
 
 @pytest.fixture(scope="module")
 def profiles(tmp_path_factory):
-    """The directory for profiles of `observed`."""
+    """Return the directory for profiles of `observed`."""
     return tmp_path_factory.mktemp("profiles")
 
 
 @pytest.fixture(scope="module")
 def observed(serving, profiles):
-    """A server with every kind of observation except traces."""
+    """Return a server with metrics, request logs and profiles, but without traces."""
     options = ("--model", "demo", "--max-model-len", "512", "--vllm-metric-names", "--log-requests")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DOVETAIL_PROFILE_DIR", str(profiles))
@@ -121,7 +121,7 @@ def test_the_metrics_count_the_responses_of_the_server(observed):
 
 
 def aliases_of(values, own, name):
-    """Yield (key of our value, key of the same value under the name of vLLM)."""
+    """Yield (key of a Dovetail metric, key of the same metric under its vLLM name)."""
     exact = {own, *(f"{own}{end}" for end in ("_total", "_sum", "_count"))}
     for key in [key for key in values if key[0] in exact]:
         labels = [("finished_reason", v) if k == "reason" else (k, v) for k, v in key[1]]
@@ -190,7 +190,7 @@ def test_a_request_without_outputs_is_counted():
 
 @pytest.fixture
 def spans():
-    """A function that returns the spans of records, by name."""
+    """Return a function that returns the spans of records, by name."""
 
     def spans(*records):
         exporter = InMemorySpanExporter()

@@ -24,7 +24,7 @@ def openssl(*arguments):
 
 
 def make_certificate(folder, name):
-    """Make a self-signed certificate. Return its file and the file of its key."""
+    """Create a self-signed certificate. Return its file and the file of its key."""
     path, key = folder / f"{name}.pem", folder / f"{name}-key.pem"
     kind = ("-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2")
     openssl("req", *kind, "-addext", NAMES, "-keyout", str(key), "-out", str(path))
@@ -33,7 +33,7 @@ def make_certificate(folder, name):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Certificate and key of the server, certificate and key of a client."""
+    """Return certificate and key of the server, and certificate and key of a client."""
     folder = tmp_path_factory.mktemp("tls")
     return *make_certificate(folder, "server"), *make_certificate(folder, "client")
 
@@ -48,7 +48,7 @@ def encrypted(serving, files):
 
 
 def trusting(files):
-    """The TLS settings of a client that knows the server's certificate, and has its own."""
+    """Return the TLS settings of a client that trusts the server's certificate and has its own."""
     context = ssl.create_default_context(cafile=files[0])
     context.load_cert_chain(files[2], files[3])
     return context
@@ -106,7 +106,7 @@ def test_old_versions_of_tls_are_rejected(encrypted, files):
 
 @pytest.fixture
 def unusable(files, tmp_path):
-    """Paths of files that the server cannot use, each by a word that describes it."""
+    """Return paths of files that the server cannot use, each by a word that describes it."""
     created, key, _, other = files
     locked, text = tmp_path / "locked.pem", tmp_path / "text.pem"
     openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", str(locked))

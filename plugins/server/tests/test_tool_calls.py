@@ -1,4 +1,4 @@
-"""Tools, tool calls and reasoning over HTTP, streamed and whole, together with other requests."""
+"""Tools, tool calls and reasoning over HTTP, streamed and not streamed, next to other requests."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

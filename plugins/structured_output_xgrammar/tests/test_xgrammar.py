@@ -51,7 +51,7 @@ def allowed(matcher):
 
 
 def accepts(matcher, text):
-    """Return whether a text is complete. The matcher is as before."""
+    """Return whether a text is complete. The matcher does not change."""
     tokens = [*text.encode(), END]
     count = matcher.accept(tokens)
     matcher.rollback(count)

@@ -28,7 +28,7 @@ PROMPT = [5, 9, 33, 8, 61, 12, 7]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model of an architecture without a native model, whose weights are not too small."""
+    """Return a model of an architecture without a native model, whose weights are not too small."""
     return save(ArceeForCausalLM(ArceeConfig(**SIZES)), tmp_path_factory.mktemp("arcee"))
 
 
@@ -44,7 +44,7 @@ def save(model, path):
 
 @pytest.fixture
 def changed(folder, tmp_path):
-    """A function that returns a copy of the model with other fields in config.json."""
+    """Return a function that returns a copy of the model with other fields in config.json."""
 
     def change(**fields):
         path = shutil.copytree(folder, tmp_path / "changed")

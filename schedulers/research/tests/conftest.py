@@ -103,7 +103,7 @@ class World:
 
 @dataclass(slots=True)
 class Fate:
-    """The result of a job: the time of its first admission and of each output token."""
+    """The simulated times of a job: its first admission and each of its output tokens."""
 
     job: Job
     admitted_ns: int = -1
@@ -130,8 +130,8 @@ class Fate:
 class Step:
     """One step of the simulation.
 
-    before: names of the jobs that had a row before the step. runs: (job name, first position,
-    number of tokens, whether it sampled).
+    before: names of the jobs that had a row before the step. runs: one entry (job name, first
+    position, number of tokens, whether it sampled) for each scheduled job.
     """
 
     start_ns: int

@@ -122,7 +122,7 @@ def on_time_a_request_without_a_deadline_gets_one(policy, lab):
 
 
 class NeverLate(OnTimePolicy):
-    """Serve all by deadline: the long request makes the others late."""
+    """A mutant that serves all requests by deadline: the long request makes others late."""
 
     def _order(self, prompts, chunk, view):
         return sorted(prompts, key=lambda item: (self._deadline_ns(item), item.sequence))

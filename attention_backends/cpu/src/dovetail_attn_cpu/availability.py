@@ -1,4 +1,4 @@
-"""Check whether the native library is available, before selection. Does not import torch."""
+"""Checks whether the native library is available, before selection. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention of one layer: one native call writes the step's keys and values and attends to them.
 
 The argument struct is created once; each call stores the addresses of its tensors in it. Does not
-depend on blocks, rows or positions.
+depend on blocks, requests or positions.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size.
 """
@@ -25,7 +25,8 @@ _CHANGING = struct.Struct("@14q")
 class CPUAttentionLayer(AttentionLayer):
     """Attention of one layer over packed blocks.
 
-    args: the argument struct of the last call. Its address is fixed, so a recording may keep it.
+    args: the argument struct of the last call. Its address is fixed, so a recorded step may keep
+    it.
     """
 
     def __init__(self, context: AttentionLayerContext) -> None:
@@ -85,7 +86,7 @@ class CPUAttentionLayer(AttentionLayer):
         self._operation(self._address)
 
     def _bind(self, metadata: CPUAttentionMetadata) -> None:
-        """Point the struct at the group's metadata, whose address never changes."""
+        """Store the addresses of the group's metadata, which never change, in the struct."""
         context = self._context
         own = (context.sliding_window, context.num_kv_heads, context.head_size)
         group = (metadata.sliding_window, metadata.num_kv_heads, metadata.head_size)

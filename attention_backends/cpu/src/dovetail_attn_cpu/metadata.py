@@ -31,7 +31,7 @@ WORKSPACE_FLOATS = 1 << 21
 class CPUAttentionMetadata:
     """The addresses of a step's metadata. The same object is used in every step.
 
-    size: the step's numbers of runs and tokens. They limit the valid parts of query_start_R1,
+    size: the step's numbers of requests and tokens. They limit the valid parts of query_start_R1,
     seq_lens_R, block_table_RM (int32) and slot_mapping_T (int64). workspace: float32, unused
     between calls.
     """
@@ -96,7 +96,10 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         return metadata
 
     def advance(self) -> None:
-        """Advance each run of the last metadata by one token. Each run must have one token."""
+        """Advance each request of the last metadata by one token.
+
+        Each must have one token in the step.
+        """
         num_runs = self._metadata.size.num_runs
         increment(memoryview(self._seq_lens_R), num_runs)
         increment(memoryview(self._slot_mapping_T), num_runs)

@@ -145,7 +145,7 @@ class FlashAttentionBackend(AttentionBackend):
     def _select(
         cls, context: AttentionLayerContext, capability: int, spec: FullAttentionSpec | None
     ) -> Provider:
-        """Return the provider of a layer. spec: of its cache, or None if it is unknown."""
+        """Return the provider of a layer. spec: the spec of its cache, or None if it is unknown."""
         dtype = str(context.dtype).removeprefix("torch.")
         used = {
             SLIDING_WINDOW: context.sliding_window > 0,

@@ -1,8 +1,8 @@
 """The tensors of a step that are computed from the batch, on the device and without waiting.
 
-With a sliding window, the blocks before the window of a row's first query are left out: they may
-contain NaN of other requests, and the kernels multiply masked values by 0. Causal attention with a
-window depends on distances only, so the positions may start at any block boundary.
+With a sliding window, the blocks before the window of a request's first query are left out: they
+may contain NaN of other requests, and the kernels multiply masked values by 0. Causal attention
+with a window depends on distances only, so the positions may start at any block boundary.
 
 Dimensions: R requests, T tokens, M width of a block table, B block size.
 """
@@ -49,7 +49,7 @@ class StepLayout:
     """The blocks and lengths of a step for the layers of a KV-cache group.
 
     num_splits: 0 if the kernels choose the number of splits of a context, and a fixed maximum for a
-    graph, whose rows have one query each. `refresh` replaces the batch of a graph.
+    graph, whose requests have one query each. `refresh` replaces the batch of a graph.
     The properties are described in `StepTensors`.
     """
 
@@ -67,12 +67,12 @@ class StepLayout:
         self._width = min(width, graph_width(spec, width) if for_graph else self._needed_width())
 
     def refresh(self, batch: AttentionBatch) -> None:
-        """Compute everything for the rows of `batch`, which has the tensors of the first batch."""
+        """Compute everything for the requests of `batch`, which has the first batch's tensors."""
         self._batch = batch
         self.kept.refresh()
 
     def _needed_width(self) -> int:
-        """Return the number of blocks of the row with the most listed blocks."""
+        """Return the number of blocks of the request with the most listed blocks."""
         size, window = self.spec.block_size, self.spec.sliding_window
         lens = zip(self._batch.query_lens, self._batch.seq_lens, strict=True)
         counts = [
@@ -91,26 +91,26 @@ class StepLayout:
 
     @property
     def query_start_R1(self) -> torch.Tensor:  # noqa: N802
-        """int32 [R + 1]."""
+        """Cumulative number of queries, int32 [R + 1]."""
         return self._batch.query_start_R1
 
     @property
     def table_RM(self) -> torch.Tensor:  # noqa: N802
-        """int32 [R, M]."""
+        """The listed blocks of each request, int32 [R, M]."""
         if not self.spec.sliding_window:
             return self._batch.block_table_RM[:, : self._width]
         return self.kept.get("table", self._windowed_table)
 
     @property
     def key_lens_R(self) -> torch.Tensor:  # noqa: N802
-        """int32 [R]."""
+        """Number of listed positions of each request, int32 [R]."""
         if not self.spec.sliding_window:
             return self._batch.seq_lens_R
         return self.kept.get("key lengths", self._windowed_lens)
 
     @property
     def cu_key_lens_R1(self) -> torch.Tensor:  # noqa: N802
-        """int32 [R + 1]."""
+        """Cumulative number of queries, int32 [R + 1]."""
         return self.kept.get("key starts", self._key_starts)
 
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,10 +122,10 @@ class StepLayout:
         )
 
     def unused_slots(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return block and offset of the slots after each row's last token, int64 [R · B].
+        """Return block and offset of the slots after each request's last token, int64 [R · B].
 
-        The last block of a row contains a token of this step, so no other row reads it. Slots that
-        are in use are replaced by slots of block 0, which is never allocated.
+        The last block of a request contains a token of this step, so no other request reads it.
+        Slots that are in use are replaced by slots of block 0, which is never allocated.
         """
         return (
             self.kept.get("unused blocks", self._unused_blocks),
@@ -133,7 +133,7 @@ class StepLayout:
         )
 
     def _first_blocks(self) -> torch.Tensor:
-        """Return the index of the first block that each row's first query sees, int32 [R]."""
+        """Return the index of the first block that each request's first query sees, int32 [R]."""
         batch, window = self._batch, self.spec.sliding_window
         first_positions_R = batch.seq_lens_R - batch.query_start_R1.diff() + 1 - window
         return first_positions_R.clamp_(min=0) // self.block_size
@@ -170,7 +170,10 @@ def first_block(context_len: int, block_size: int, window: int) -> int:
 
 
 def graph_width(spec: FullAttentionSpec, width: int) -> int:
-    """Return the maximum number of blocks that one query sees. width: of the block table."""
+    """Return the maximum number of blocks that one query sees.
+
+    width: the width of the block table.
+    """
     if not spec.sliding_window:
         return width
     return -(-(spec.sliding_window + spec.block_size - 1) // spec.block_size)

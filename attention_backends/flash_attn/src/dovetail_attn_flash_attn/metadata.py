@@ -23,7 +23,7 @@ from dovetail_attn_flash_attn.providers.provider import LayerShape, Provider
 class FlashAttentionMetadata:
     """A step, and its schedules by provider and layer shape.
 
-    spec: of the KV-cache group. step: tensors of the step.
+    spec: the spec of the KV-cache group. step: tensors of the step.
     """
 
     def __init__(self, spec: FullAttentionSpec, step: StepLayout) -> None:
@@ -54,5 +54,8 @@ class FlashAttentionBuilder(AttentionMetadataBuilder):
         return FlashAttentionMetadata(self._spec, StepLayout(self._spec, batch, self._graph_splits))
 
     def update_for_replay(self, metadata: FlashAttentionMetadata, batch: AttentionBatch) -> None:
-        """Compute the tensors of a graph for the rows of `batch`. Does not wait for a device."""
+        """Compute the tensors of a graph for the requests of `batch`.
+
+        Does not wait for a device.
+        """
         metadata.step.refresh(batch)

@@ -1,4 +1,4 @@
-"""Selects the provider: the first in the chain that meets all needs, or the one of the option."""
+"""Selects the provider: the requested one, or the first that meets all requirements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def select_provider(
 ) -> Provider:
     """Return the selected provider, with its kernels imported.
 
-    requested: the option `provider`. owner: what needs the provider, for the error. Raises
+    requested: the option `provider`. owner: the part that needs the provider, for the error. Raises
     ConfigError if no provider meets `needs`, or the requested one does not.
     """
     if requested != AUTO:

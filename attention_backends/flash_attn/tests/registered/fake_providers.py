@@ -25,7 +25,7 @@ libraries = []
 
 
 def module(name: str, folder: Path | None = None, **content: object) -> types.ModuleType:
-    """Create and register a module. folder: of a package."""
+    """Create and register a module. folder: the folder of a package."""
     created = types.ModuleType(name)
     created.__spec__ = ModuleSpec(name, None, is_package=folder is not None)
     if folder is not None:
@@ -67,7 +67,10 @@ def as_operator(name: str, implementation: Callable[..., torch.Tensor]) -> Calla
 
 
 def fa3_plan(q, k, table, limits, *, causal, window, soft_cap) -> Plan:
-    """Return what a schedule depends on. limits: of the numbers of queries, keys and splits."""
+    """Return the values that a schedule depends on.
+
+    limits: limits of the numbers of queries, keys, splits.
+    """
     max_query_len, max_key_len, num_splits = limits
     return Plan(
         num_rows=table.shape[0],

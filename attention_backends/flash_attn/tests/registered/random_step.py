@@ -1,6 +1,6 @@
-"""One step of random rows whose contexts are in the cache, for tests of a single layer.
+"""One step of random requests whose contexts are in the cache, for tests of a single layer.
 
-Dimensions: H query heads, K key-value heads, D head size, B block size, R rows, M width of the
+Dimensions: H query heads, K key-value heads, D head size, B block size, R requests, M width of the
 block table.
 """
 
@@ -28,7 +28,7 @@ TOLERANCE = 0.02
 
 
 class RandomStep:
-    """Random rows, and a cache in which all slots that no context uses are NaN."""
+    """Random requests, and a cache in which all slots that no context uses are NaN."""
 
     def __init__(self, runs=RUNS, spec=SPEC):
         generator = torch.Generator().manual_seed(7)
@@ -51,7 +51,7 @@ class RandomStep:
         self.out_of_window()
 
     def out_of_window(self):
-        """Give the blocks before the window of each row to another request."""
+        """Reassign the blocks before the window of each request to another request."""
         window, size = self.spec.sliding_window, self.spec.block_size
         if window:
             for row, (context, _) in enumerate(self.runs):

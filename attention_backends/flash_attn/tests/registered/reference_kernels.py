@@ -4,8 +4,8 @@ Each function raises ValueError for an argument that the real kernel rejects, ig
 Values are multiplied by weights of 0 wherever a kernel does so: NaN in a value that a kernel reads
 gives NaN.
 
-Dimensions: R rows, T tokens, H query heads, K key-value heads, D head size, N blocks,
-B block size, M width of a block table, Q queries and L positions of a row.
+Dimensions: R requests, T tokens, H query heads, K key-value heads, D head size, N blocks,
+B block size, M width of a block table, Q queries and L positions of a request.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ calls: deque[tuple[str, dict]] = deque(maxlen=60)
 
 
 def require(right: bool, text: str) -> None:
-    """Raise ValueError with `text` unless `right`."""
+    """Raise ValueError with `text` unless `right` is true."""
     if not right:
         raise ValueError(f"the kernel would not do what was requested: {text}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A call of a kernel. loads_whole_blocks: whether it multiplies values after the last token."""
+    """A kernel call. loads_whole_blocks: whether it also multiplies values after the last token."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -79,7 +79,7 @@ def check(kernel: Kernel, *, page_multiple: int) -> None:
 
 
 def attend(kernel: Kernel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention of all rows, float64 [T, H, D], and its logsumexp, float32 [H, T]."""
+    """Return the attention of all requests, float64 [T, H, D], and its logsumexp, [H, T]."""
     out_THD = torch.empty(kernel.q.shape, dtype=torch.float64)
     lse_TH = torch.empty(kernel.q.shape[:2])
     for row, length in enumerate(kernel.lens.tolist()):
@@ -91,7 +91,7 @@ def attend(kernel: Kernel) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cached(kernel: Kernel, row: int, length: int) -> list[torch.Tensor]:
-    """Return the keys and values of a row's blocks, float64 [positions, K, D]."""
+    """Return the keys and values of a request's blocks, float64 [positions, K, D]."""
     num_blocks = -(-length // kernel.k.shape[1])
     require(num_blocks <= kernel.table.shape[1], "the table is too narrow")
     blocks = kernel.table[row, :num_blocks].long()
@@ -106,7 +106,7 @@ def cached(kernel: Kernel, row: int, length: int) -> list[torch.Tensor]:
 def attend_row(
     kernel: Kernel, q_QHD: torch.Tensor, keys_values: list[torch.Tensor], length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention of one row, float64 [Q, H, D], and its logsumexp, [Q, H]."""
+    """Return the attention of one request, float64 [Q, H, D], and its logsumexp, [Q, H]."""
     group = q_QHD.shape[1] // kernel.k.shape[2]
     keys, values = keys_values
     if not kernel.loads_whole_blocks:
@@ -133,7 +133,10 @@ def attend_row(
 
 
 def write(kernel: Kernel, out: torch.Tensor) -> torch.Tensor:
-    """Compute and write `out`, which must be usable by the kernels. Return the logsumexp."""
+    """Compute the attention and write it to `out`, whose layout is checked.
+
+    Return the logsumexp.
+    """
     dtype = torch.bfloat16 if kernel.q.dtype == FP8 else kernel.q.dtype
     require(out.dtype == dtype and out.shape == kernel.q.shape, "out does not fit q")
     require(out.is_contiguous(), "out is not contiguous")
@@ -143,7 +146,7 @@ def write(kernel: Kernel, out: torch.Tensor) -> torch.Tensor:
 
 
 def fa2(kernel: Kernel, *, page_multiple: int, causal: bool, max_key_len: int) -> Kernel:
-    """Return the call that FlashAttention 2 computes, after its checks."""
+    """Check the arguments for FlashAttention 2. Return the call that it computes."""
     check(kernel, page_multiple=page_multiple)
     require(kernel.sinks is None, "FlashAttention 2 has no sinks")
     require(kernel.q.dtype != FP8, "FlashAttention 2 has no fp8")
@@ -162,7 +165,7 @@ def reorders_heads(kernel: Kernel) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the schedule of FlashAttention 3 depends on, besides the lengths."""
+    """The values that the schedule of FlashAttention 3 depends on, except the lengths."""
 
     num_rows: int
     max_query_len: int
@@ -177,7 +180,7 @@ class Plan:
 
 
 def schedule(plan: Plan, lens: torch.Tensor) -> torch.Tensor:
-    """Return a schedule of the length of the real one, that contains everything it depends on."""
+    """Return a schedule of the real length that contains all values that it depends on."""
     left, right = plan.window
     left = -1 if left >= plan.max_key_len - 1 else left
     is_local = left >= 0
@@ -190,7 +193,7 @@ def schedule(plan: Plan, lens: torch.Tensor) -> torch.Tensor:
 
 
 def check_schedule(plan: Plan, lens: torch.Tensor, metadata: torch.Tensor | None) -> None:
-    """Check that a schedule is that of this call, and not of other lengths or another layer."""
+    """Check that a schedule belongs to this call, not to other lengths or another layer."""
     if metadata is None:
         return
     require(metadata.dtype == torch.int32 and metadata.is_contiguous(), "the schedule is not int32")
@@ -200,7 +203,7 @@ def check_schedule(plan: Plan, lens: torch.Tensor, metadata: torch.Tensor | None
 
 
 def fa3(kernel: Kernel, plan: Plan, metadata: torch.Tensor | None, *, page_multiple: int) -> Kernel:
-    """Return the call that FlashAttention 3 computes, after its checks."""
+    """Check the arguments for FlashAttention 3. Return the call that it computes."""
     check(kernel, page_multiple=page_multiple)
     check_schedule(plan, kernel.lens, metadata)
     require(bool((kernel.lens <= plan.max_key_len).all()), "max_seqlen_k is too small")

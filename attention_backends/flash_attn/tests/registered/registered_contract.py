@@ -1,6 +1,6 @@
-"""The cases of the contract suite over reference kernels.
+"""Runs the cases of the contract suite with reference kernels.
 
-Started by test_flash_attn_attention.py in a process of its own.
+test_flash_attn_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cases that the contract suite does not cover: arguments, schedules, graphs, strides, options.
 
-Started by test_flash_attn_attention.py in a process of its own.
+test_flash_attn_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations

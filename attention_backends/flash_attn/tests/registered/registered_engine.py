@@ -1,6 +1,6 @@
 """An engine with this backend in float16 generates the tokens of the backend `torch` in float32.
 
-Started by test_flash_attn_attention.py in a process of its own.
+test_flash_attn_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The reference raises for whatever a kernel ignores or rejects, and another signature is rejected.
+"""The reference raises an error for arguments that a kernel ignores or rejects.
 
-Started by test_flash_attn_attention.py in a process of its own.
+Other signatures fail. test_flash_attn_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations

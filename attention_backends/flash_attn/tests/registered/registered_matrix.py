@@ -2,7 +2,7 @@
 
 Rounding changes a value by at most eps / 2 of its size.
 
-Started by test_flash_attn_attention.py in a process of its own.
+test_flash_attn_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NUM_SAMPLED = 256 if HAS_LARGE_BLOCKS else 128
 
 
 def runs_of(block_size):
-    """Return (context, queries) of each row, by name, with lengths at block boundaries."""
+    """Return (context, queries) of each request, by name, with lengths at block boundaries."""
     b = block_size
     return {
         "mixed": ((b, 1), (0, 7), (b + 3, 4), (0, 1), (2 * b - 1, 1), (1, b), (b, 1), (0, 2 * b)),
@@ -67,7 +67,7 @@ def cases():
 
 @pytest.fixture(autouse=True)
 def rounded_sinks(monkeypatch):
-    """Round the sinks of the reference: the kernels' sinks are bfloat16, as those of models."""
+    """Round the sinks of the reference to bfloat16, as kernels and models do."""
     reference = rows.reference_attention
 
     def rounded(*args, sinks_H=None, **kwargs):

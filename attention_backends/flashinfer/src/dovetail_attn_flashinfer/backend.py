@@ -1,6 +1,6 @@
 """The attention backend `flashinfer`: its capabilities, cache shape and parts.
 
-Unsupported requirements are refused, so that another backend is used. FlashInfer is imported when
+Unsupported requirements are rejected, so that another backend is used. FlashInfer is imported when
 the first part is created, so that this module can report a missing FlashInfer. Does not depend on
 the worker, the model or the scheduler.
 """
@@ -139,7 +139,10 @@ def _build_refusals(*, is_rocm: bool) -> list[str]:
 
 
 def _device_refusals(architecture: str) -> list[str]:
-    """Return the reasons why a GPU is not supported. architecture: "" for this process's GPU."""
+    """Return the reasons why a GPU is not supported.
+
+    architecture: "" for the GPU of this process.
+    """
     if architecture:
         capability = int(architecture.removeprefix("sm_"))
     else:

@@ -24,8 +24,7 @@ from dovetail_attn_flashinfer.wrappers import WrapperPool
 class FlashInferMetadataBuilder(AttentionMetadataBuilder):
     """Returns the metadata of each step, and owns the memory that all steps share.
 
-    Decodes are at the start of each batch, so that one launch with the decode kernels computes
-    them.
+    Decodes precede all other requests in each batch, so that one launch computes them.
     """
 
     reorder_threshold = 1
@@ -54,7 +53,10 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder):
 
     @staticmethod
     def _workspace(context: AttentionGroupContext, num_bytes: int) -> torch.Tensor:
-        """Return the workspace of the worker, or own memory. FlashInfer requires zeros."""
+        """Return the worker's workspace, or else memory of this builder.
+
+        FlashInfer requires zeros.
+        """
         if context.workspace is not None:
             return context.workspace(num_bytes)[:num_bytes]
         return torch.zeros(num_bytes, dtype=torch.uint8, device=context.device)
@@ -68,5 +70,5 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder):
         return GraphMetadata(batch, self._kernels)
 
     def update_for_replay(self, metadata: GraphMetadata, batch: AttentionBatch) -> None:
-        """Plan the layers of a graph for the rows of `batch`."""
+        """Plan the layers of a graph for the requests of `batch`."""
         metadata.update(batch)

@@ -40,9 +40,9 @@ class DeviceFacts:
 class Kernels:
     """The kernels of a KV-cache group.
 
-    prefill: "fa2" or "fa3", for runs of several tokens in the wrappers. Decodes use "fa2" with
-    tensor cores. block_tables: whether layers without a soft cap use the trtllm-gen kernels, which
-    read block tables, instead of the wrappers.
+    prefill: "fa2" or "fa3", for requests with several tokens in the wrappers. Decodes use "fa2"
+    with tensor cores. block_tables: whether layers without a soft cap use the trtllm-gen kernels,
+    which read block tables, instead of the wrappers.
     """
 
     prefill: str

@@ -35,7 +35,7 @@ class GraphMetadata(StepMetadata):
         self._planned: list[LayerShape] = []
 
     def update(self, batch: AttentionBatch) -> None:
-        """Compute everything for the rows of `batch`, whose tensors have the same addresses."""
+        """Compute everything for the requests of `batch`, whose tensors have the same addresses."""
         self._batch, self._layout = batch, None
         for old, new in zip(self.slots, slots_of(batch, self.spec.block_size), strict=True):
             old.copy_(new)
@@ -76,8 +76,8 @@ class GraphMetadata(StepMetadata):
 class GraphTables:
     """The blocks of captured decodes as a table at fixed addresses, and their unused slots.
 
-    unused_slots: block and offset, int64 [R · B], of the slots after each row's last token. Slots
-    that are in use are replaced by slots of block 0, which is never allocated.
+    unused_slots: block and offset, int64 [R · B], of the slots after each request's last token.
+    Slots that are in use are replaced by slots of block 0, which is never allocated.
     """
 
     def __init__(self, batch: AttentionBatch, spec: FullAttentionSpec, max_key_len: int) -> None:
@@ -93,7 +93,7 @@ class GraphTables:
         self.unused_slots = unused_blocks_S, offsets_S
 
     def refresh(self, batch: AttentionBatch) -> None:
-        """Compute the table and the slots for the rows of `batch`, without waiting."""
+        """Compute the table and the slots for the requests of `batch`, without waiting."""
         for old, new in zip(self._columns, self._compute(batch), strict=True):
             old.copy_(new)
 
@@ -113,7 +113,7 @@ class GraphTables:
 
 
 def max_key_len(batch: AttentionBatch, spec: FullAttentionSpec) -> int:
-    """Return the maximum number of positions in the listed blocks of a row.
+    """Return the maximum number of positions in the listed blocks of a request.
 
     With a window, the first listed block contains up to block_size - 1 positions before it.
     """

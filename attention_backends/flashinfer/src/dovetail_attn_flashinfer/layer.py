@@ -87,8 +87,8 @@ class FlashInferAttentionLayer(AttentionLayer):
 
         An indexed assignment is used instead of `flashinfer.append_paged_kv_cache`. It needs the
         slots only, which are on the device in buffers of fixed addresses, so a CUDA graph can
-        contain it, and it supports any strides of blocks. FlashInfer's function needs a run and a
-        position for each token, and page lists that start at position 0, which the lists of a
+        contain it, and it supports any strides of blocks. FlashInfer's function needs a request and
+        a position for each token, and page lists that start at position 0, which the lists of a
         sliding window do not.
         """
         keys_NKBD, values_NKBD = kv_cache.unbind(1)

@@ -1,15 +1,16 @@
 """Describes a step in the forms that FlashInfer's kernels read. Imports torch, not FlashInfer.
 
-A row's blocks are those that its first query sees, up to its last token. Blocks before a sliding
+The listed blocks of a request are those from the first block that its first query sees up to its
+last token. Blocks before a sliding
 window may belong to other requests and contain NaN. The kernels read whole tiles of keys and
 values and multiply masked values by 0, so these blocks must not be listed. Keys have no absolute
-position here, so a row without its first blocks has the same results.
+position here, so a request without its first blocks has the same results.
 
 Lengths come from the host columns of the batch, and block ids from its device tensors: nothing
 waits for the device.
 
-Shape legend: R runs of a step or of a part, T tokens, M width of a block table, N listed blocks,
-S slots.
+Shape legend: R requests of a step or of a part, T tokens, M width of a block table, N listed
+blocks, S slots.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from dovetail.interfaces.attention import AttentionBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Contiguous runs of a step that one launch computes.
+    """Consecutive requests of a step that one launch computes.
 
-    is_decode: whether all runs have one token. rows, tokens: the runs and their tokens in the step.
-    query_lens, key_lens: tokens and listed positions of each run.
+    is_decode: whether all requests have one token. rows, tokens: the requests and their tokens in
+    the step. query_lens, key_lens: numbers of tokens and of listed positions of each request.
     """
 
     is_decode: bool
@@ -44,7 +45,7 @@ class PageLists:
 
     query_indptr_R1, page_indptr_R1, last_page_len_R, key_lens_R: int32 on the host (page-locked for
     a GPU); FlashInfer would otherwise copy them from the device and wait. pages_N: int32 on the
-    device. last_page_len: tokens in a row's last block, from 1 to the block size.
+    device. last_page_len: tokens in a request's last block, from 1 to the block size.
     """
 
     query_indptr_R1: torch.Tensor
@@ -60,7 +61,7 @@ class PageTables:
 
     table_RM: int32, contiguous; entries after a row's blocks are any valid block ids.
     key_lens_R: int32. query_start_R1, key_start_R1: int32, cumulative lengths; None for a graph,
-    whose rows have one query each.
+    whose requests have one query each.
     """
 
     table_RM: torch.Tensor
@@ -70,7 +71,7 @@ class PageTables:
 
 
 def without_empty_runs(batch: AttentionBatch) -> AttentionBatch:
-    """Return `batch` without its runs of no tokens, which have no slots and no result."""
+    """Return `batch` without its requests of no tokens, which have no slots and no result."""
     if all(batch.query_lens):
         return batch
     rows = [row for row, count in enumerate(batch.query_lens) if count]
@@ -86,7 +87,7 @@ def without_empty_runs(batch: AttentionBatch) -> AttentionBatch:
 
 
 class StepLayout:
-    """The blocks of a step, which must not have runs of no tokens.
+    """The blocks of a step, whose requests must all have tokens.
 
     window: the sliding window of the group, or 0. Everything is computed at the first access.
     """
@@ -104,7 +105,7 @@ class StepLayout:
         self._tables: PageTables | None = None
 
     def parts(self) -> tuple[Part, ...]:
-        """Return the decodes at the start of the step, and all other runs, if there are any."""
+        """Return the decodes at the start of the step, and all other requests, if there are any."""
         if self._parts is None:
             num_rows = self._batch.num_requests
             lens = enumerate(self._batch.query_lens)
@@ -147,7 +148,7 @@ class StepLayout:
         )
 
     def _list_pages(self) -> torch.Tensor:
-        """Return the blocks of all rows, one row after another."""
+        """Return the blocks of all requests, one request after another."""
         table_RM = self._batch.block_table_RM
         starts = [0, *self._page_ends[:-1]]
         counts = [end - start for start, end in zip(starts, self._page_ends, strict=True)]
@@ -180,10 +181,10 @@ class StepLayout:
         )
 
     def unused_slots(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return block and offset, int64 [S], of each slot after the last token of a row.
+        """Return block and offset, int64 [S], of each slot after the last token of a request.
 
-        Only the last block of each row counts. It contains a token of this step, so no other row
-        reads it. None if there are no such slots.
+        Only the last block of each request counts. It contains a token of this step, so no other
+        request reads it. Returns None if there are no such slots.
         """
         size, table_RM = self._block_size, self._batch.block_table_RM
         counts = [-seq_len % size for seq_len in self._batch.seq_lens]
@@ -197,7 +198,7 @@ class StepLayout:
 
 
 def first_blocks(batch: AttentionBatch, block_size: int, window: int) -> list[int]:
-    """Return, for each run, the index of the first block that its first query sees."""
+    """Return, for each request, the index of the first block that its first query sees."""
     if not window:
         return [0] * batch.num_requests
     lens = zip(batch.query_lens, batch.seq_lens, strict=True)

@@ -1,7 +1,7 @@
 """The metadata of a step: the launches of its layers.
 
-A plan depends on a layer's heads, scale, soft cap and sinks. The first layer of a step that asks
-plans for all layers of the same shape.
+A plan depends on a layer's heads, scale, soft cap and sinks. The first layer that needs a plan in a
+step creates it for all layers of the same shape.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail_attn_flashinfer.wrappers import WrapperPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What a layer does in a step after it has written keys and values.
+    """The operations of a layer in a step after it has written keys and values.
 
     launches: one for each part of the step. unused_slots: block and offset of the slots of values
     that must be cleared first, or None.
@@ -47,7 +47,7 @@ class GroupKernels:
 class StepMetadata(ABC):
     """A step, and its plans by layer shape.
 
-    spec: of the KV-cache group. slots: block and offset, int64, of each token's slot.
+    spec: the spec of the KV-cache group. slots: block and offset, int64, of each token's slot.
     """
 
     def __init__(self, batch: AttentionBatch, kernels: GroupKernels) -> None:

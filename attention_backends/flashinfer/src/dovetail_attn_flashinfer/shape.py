@@ -1,4 +1,7 @@
-"""What the launches of a layer depend on. Layers of equal shape share one plan in each step."""
+"""The properties that the launches of a layer depend on.
+
+Layers of equal shape share one plan per step.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ contain all tokens of the step, and out is contiguous."""
 class LayerShape:
     """The properties of a layer that its KV-cache group does not determine.
 
-    dtype: of queries, cache and results. has_sinks: whether the layer has attention sinks.
+    dtype: the dtype of queries, cache and results. has_sinks: whether the layer has attention
+    sinks.
     """
 
     num_heads: int

@@ -27,7 +27,7 @@ LAYOUT = "HND"
 class TrtllmLauncher:
     """Creates the launches of a KV-cache group, and owns the counters of its kernels.
 
-    workspace: uint8, shared with the wrappers. max_num_seqs: maximum number of runs of a step.
+    workspace: uint8, shared with the wrappers. max_num_seqs: maximum number of requests of a step.
     num_processors: the device's number of multiprocessors. pdl: whether kernels may start before
     the previous kernel has ended.
     """
@@ -76,7 +76,7 @@ class TrtllmLauncher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtllmLaunch:
-    """A launch over the runs of a part."""
+    """A launch for the requests of a part of a step."""
 
     workspace: torch.Tensor
     counters: torch.Tensor

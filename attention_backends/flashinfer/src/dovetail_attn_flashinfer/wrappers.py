@@ -54,8 +54,8 @@ class SinkMode(Enum):
 class GraphSize:
     """The size of a captured step of decodes.
 
-    num_rows: number of rows; the batch size of a captured wrapper is fixed. max_pages: maximum
-    number of blocks that all rows list together.
+    num_rows: number of requests; the batch size of a captured wrapper is fixed. max_pages: maximum
+    number of blocks that all requests list together.
     """
 
     num_rows: int
@@ -64,7 +64,7 @@ class GraphSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrapperKey:
-    """Identifies a wrapper. captured_size: rows of the graph that contains its launches, or 0."""
+    """Identifies a wrapper. captured_size: number of requests of the captured graph, or 0."""
 
     shape: LayerShape
     is_decode: bool
@@ -128,7 +128,7 @@ class GraphMemory:
         self._pages_N = self._column(0)
 
     def integers(self, key: WrapperKey) -> torch.Tensor:
-        """Return the memory of plans, uint8. key: of the wrapper, without a size."""
+        """Return the memory of plans, uint8. key: the key of the wrapper, without a size."""
         found = self._integers.get(key)
         if found is None:
             found = torch.empty(GRAPH_INTEGERS_BYTES, dtype=torch.uint8, device=self._device)

@@ -17,7 +17,7 @@ LEAST_MEMORY = {"workspace_mib": 16}
 
 
 class OnCpu(FlashInferAttentionBackend):
-    """The backend as on a GPU of compute capability 8.0: FA2 for all runs."""
+    """The backend as on a GPU of compute capability 8.0: FA2 for all requests."""
 
     capability: ClassVar[int] = 80
     capabilities = replace(FlashInferAttentionBackend.capabilities, device_types=frozenset({"cpu"}))
@@ -33,7 +33,7 @@ class OnCpu(FlashInferAttentionBackend):
 
 
 class HopperOnCpu(OnCpu):
-    """FA3 for runs of several tokens, FA2 for decodes."""
+    """FA3 for requests with several tokens, FA2 for decodes."""
 
     capability = 90
 

@@ -33,7 +33,7 @@ class PinnedMemory:
         self._used = 0
 
     def empty(self, *args, pin_memory=False, **kwargs) -> torch.Tensor:
-        """Replace `torch.empty`."""
+        """Stand in for `torch.empty`, for page-locked memory of the fake device."""
         created = reference_kernels._empty(*args, **kwargs)
         if not pin_memory or created.device.type != "cpu":
             return created

@@ -1,6 +1,6 @@
-"""The contract suite over FlashInfer's Python code, with kernels in torch.
+"""Runs the contract suite on FlashInfer's Python code, with kernels in torch.
 
-Started by test_flashinfer_attention.py in a process of its own.
+test_flashinfer_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cases that the contract suite does not cover: plans, kernels, sinks, strides, cleared slots.
 
-Started by test_flashinfer_attention.py in a process of its own.
+test_flashinfer_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ RUNS = ((2 * B, 1), (B, 1), (3, B + 2), (0, 5))  # (context, queries): decodes f
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
-    """Forget earlier launches and loaded sink kernels."""
+    """Discard the state that a new process would not have: launches and loaded sink kernels."""
     monkeypatch.setattr(wrappers, "_sink_head_sizes", {})
     reference_kernels.loaded_variants.clear()
     calls.clear()
 
 
 class Step:
-    """One step of random rows whose contexts are in the cache."""
+    """One step of random requests whose contexts are in the cache."""
 
     def __init__(self, runs=RUNS, spec=SPEC):
         generator = torch.Generator().manual_seed(7)
@@ -313,7 +313,7 @@ def test_a_plan_waits_until_the_copy_of_the_previous_plan_has_ended():
 
 
 def graph_steps(sizes=(4, 2)):
-    """Return steps of decodes with 4 and 2 rows, and a builder with enough rows."""
+    """Return steps of decodes with 4 and 2 requests, and a builder that supports more."""
     steps = [Step(((2 * B + 3, 1), (B, 1), (5, 1), (B - 1, 1))[:size]) for size in sizes]
     return steps, steps[0].builder()
 

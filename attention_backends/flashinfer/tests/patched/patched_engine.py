@@ -1,6 +1,6 @@
 """An engine generates the same tokens with this backend and with the backend `torch`.
 
-Started by test_flashinfer_attention.py in a process of its own.
+test_flashinfer_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations

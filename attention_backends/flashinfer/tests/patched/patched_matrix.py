@@ -2,7 +2,7 @@
 
 Rounding changes a value by at most eps / 2 of its size.
 
-Started by test_flashinfer_attention.py in a process of its own.
+test_flashinfer_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NUM_SAMPLED = 48
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
-    """Forget the loaded sink kernels, so that each case may have another head size."""
+    """Discard the loaded sink kernels, so that each case may have another head size."""
     monkeypatch.setattr(wrappers, "_sink_head_sizes", {})
     reference_kernels.loaded_variants.clear()
 

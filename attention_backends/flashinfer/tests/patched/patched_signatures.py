@@ -1,6 +1,6 @@
 """The installed FlashInfer has the signatures that this plugin was written for.
 
-Started by test_flashinfer_attention.py in a process of its own.
+test_flashinfer_attention.py starts these tests in a separate process.
 """
 
 from __future__ import annotations

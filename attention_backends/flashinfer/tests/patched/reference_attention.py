@@ -1,6 +1,6 @@
-"""What all reference kernels share: attention of one run, checks, and the recorded calls.
+"""Code that all reference kernels share: attention of one request, checks, and the recorded calls.
 
-Shape legend: H query heads, K key-value heads, D head size, Q queries and L positions of a run.
+Shape legend: H query heads, K key-value heads, D head size, Q queries and L positions of a request.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ library = torch.library.Library("flashinfer_reference", "DEF")
 
 
 def require(right: bool, text: str) -> None:
-    """Raise ValueError with `text` unless `right`."""
+    """Raise ValueError with `text` unless `right` is true."""
     if not right:
         raise ValueError(f"the kernel would not do what was requested: {text}")
 
@@ -52,7 +52,7 @@ class Rule:
 
 
 def attend(q_QHD, k_LKD, v_PKD, rule: Rule):
-    """Return the attention of a run, float32 [Q, H, D], and its logsumexp to base 2, [Q, H].
+    """Return the attention of a request, float32 [Q, H, D], and its logsumexp to base 2, [Q, H].
 
     The queries are the last Q of L positions. v_PKD: the values that the kernel reads, P ≥ L.
     """

@@ -1,14 +1,14 @@
-"""Replaces FlashInfer's compiled kernels by torch functions, so that its Python code runs on a CPU.
+"""Replaces FlashInfer's compiled kernels with torch functions, so that its code runs on a CPU.
 
 Only the factories of kernel modules are replaced; wrappers, plans, checks and argument lists are
 FlashInfer's own. Names of arguments are read from the sources in the installed package. Each
 function raises ValueError for an argument that the real kernel ignores or misreads, and multiplies
 masked values by 0 as the kernels do, so that NaN in a value that a kernel reads gives NaN.
 
-Import this module only in a process of its own: the replacements are not undone.
+Import this module only in a separate process, because the replacements are not undone.
 
-Shape legend: R runs, H query heads, K key-value heads, D head size, N blocks, B block size,
-Q queries and L positions of a run.
+Shape legend: R requests, H query heads, K key-value heads, D head size, N blocks, B block size,
+Q queries and L positions of a request.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ TENSORS = (
 
 
 def compute_launch(number: int, *tensors: torch.Tensor | None) -> None:
-    """Run a launch with these tensors of the host."""
+    """Run the launch of this number on the host. Its tensors are host tensors."""
     module, run, rule = launches[number]
     named_tensors = dict(zip(TENSORS, tensors, strict=False))
     module.compute(
@@ -200,7 +200,7 @@ class WrapperModule:
         return [number]
 
     def paged_run(self, *args):
-        """Attend for all runs of the last plan, as one operation of the device."""
+        """Compute attention for all requests of the last plan, as one operation of the device."""
         run, rule = self._read_extra(args) if self.extra else self._read(args)
         number = next(numbers)
         launches[number] = (self, run, rule)
@@ -208,7 +208,7 @@ class WrapperModule:
         torch.ops.flashinfer_reference.paged_run(number, *tensors, rule.sinks_H)
 
     def compute(self, run: SimpleNamespace, rule: Rule) -> None:
-        """Attend on the host."""
+        """Compute attention on the host."""
         plan = self._plan_of(run)
         check_tensors(run, self.module)
         starts, ends = run.qo_indptr.tolist(), run.paged_kv_indptr.tolist()
@@ -275,7 +275,7 @@ class WrapperModule:
 
 @functools.cache
 def batch_prefill_module(backend, *args) -> WrapperModule:
-    """Replace `get_batch_prefill_module`."""
+    """Stand in for FlashInfer's `get_batch_prefill_module`."""
     *dtypes, index_dtype, size_qk, size_vo, position, window, cap, fp16 = args
     require(index_dtype == torch.int32, f"indices are {index_dtype}")
     require(position == 0 and not fp16, "positions are encoded, or sums are float16")
@@ -286,7 +286,10 @@ loaded_variants: dict[str, tuple] = {}
 
 
 def customized_module(backend, uri, *args, **kwargs) -> WrapperModule:
-    """Replace `get_customize_batch_prefill_module`. A second module of a name is not loaded."""
+    """Stand in for `get_customize_batch_prefill_module`.
+
+    A second module of the same name is not loaded.
+    """
     built = (backend, args[:6])
     require(loaded_variants.setdefault(uri, built) == built, f"{uri} is loaded with other sizes")
     *dtypes, index_dtype, size_qk, size_vo = args[:6]
@@ -302,12 +305,12 @@ _empty = torch.empty
 
 
 def pageable_empty(*args, pin_memory=False, **kwargs) -> torch.Tensor:
-    """Replace `torch.empty`, which cannot lock pages without an accelerator."""
+    """Stand in for `torch.empty`, which cannot lock pages without an accelerator."""
     return _empty(*args, **kwargs)
 
 
 def install() -> None:
-    """Replace the compiled kernels, and what cannot run without an accelerator."""
+    """Replace the compiled kernels and the functions that need an accelerator."""
     trtllm = SimpleNamespace(
         trtllm_paged_attention_decode=functools.partial(
             run_tables, "decode", TABLE_NAMES["decode"]

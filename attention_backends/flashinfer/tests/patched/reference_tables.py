@@ -43,7 +43,7 @@ library.define(
 
 
 def run_tables(kind: str, names: list[str], *args) -> None:
-    """Attend as a trtllm-gen kernel, as one operation of the device."""
+    """Compute attention like a trtllm-gen kernel, as one operation of the device."""
     require(len(args) == len(names), f"{len(args)} arguments for {len(names)} parameters")
     number = next(numbers)
     run = named(names, args)
@@ -53,7 +53,7 @@ def run_tables(kind: str, names: list[str], *args) -> None:
 
 
 def attend_tables(kind: str, run: SimpleNamespace) -> None:
-    """Attend on the host: over block tables, with whole blocks of values."""
+    """Compute attention on the host, over block tables and with whole blocks of values."""
     run.q, run.o, run.layout, run.maybe_lse = run.query, run.out, 0, None
     calls.append((kind, vars(run)))
     k_NKBD, v_NKBD = run.key_cache, run.value_cache
@@ -96,7 +96,7 @@ def attend_tables(kind: str, run: SimpleNamespace) -> None:
 
 
 def compute_tables(number: int, *tensors: torch.Tensor | None) -> None:
-    """Run a launch over block tables with these tensors of the host."""
+    """Run the block-table launch of this number on the host. Its tensors are host tensors."""
     kind, run = table_launches[number]
     named_tensors = dict(zip(TABLE_TENSORS, tensors, strict=True))
     attend_tables(kind, SimpleNamespace(**(vars(run) | named_tensors)))

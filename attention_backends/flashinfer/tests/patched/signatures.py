@@ -51,7 +51,7 @@ def current() -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Write the fixture."""
+    """Write the signatures of the installed version to signatures.json."""
     found = {"version": [version("flashinfer-python")]} | current()
     FIXTURE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 

@@ -1,8 +1,8 @@
 """Attention of encoders: each token attends to all tokens of its prompt, without a cache.
 
-Runs of the same length are computed together. Does not depend on blocks or slots.
+Prompts of the same length are computed together. Does not depend on blocks or slots.
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size; within a batch
-G runs of L tokens each.
+G prompts of L tokens each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BATCH_TOKENS = 16384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualRuns:
-    """Runs of the same length.
+    """Prompts of the same length.
 
     tokens: indices of their tokens in the step. length: L. mask_LL: True where a token attends to
     another; None if it attends to all.
@@ -43,14 +43,14 @@ class EqualRuns:
 
 
 class BidirectionalBuilder(AttentionMetadataBuilder):
-    """Groups the runs of a step by their lengths."""
+    """Groups the prompts of a step by their lengths."""
 
     def __init__(self, context: AttentionGroupContext) -> None:
         self._window = context.spec.sliding_window
         self._device = context.device
 
     def build(self, batch: AttentionBatch) -> tuple[EqualRuns, ...]:
-        """Return the runs by length. Raise ContractError for a part of a prompt."""
+        """Return the prompts by length. Raise ContractError for a part of a prompt."""
         if list(batch.query_lens) != list(batch.seq_lens):
             raise ContractError(
                 "bidirectional attention needs whole prompts, but a run is a part of a prompt; the "
@@ -109,7 +109,7 @@ class BidirectionalLayer(AttentionLayer):
         out_THD: torch.Tensor,
         rotary_args: RotaryArgs | None = None,
     ) -> None:
-        """Write the attention of all runs to `out_THD`. `kv_cache` is not used."""
+        """Write the attention of all prompts to `out_THD`. `kv_cache` is not used."""
         for runs in metadata:
             q_GHLD, k_GKLD, v_GKLD = (
                 take(x, runs.tokens).unflatten(0, (-1, runs.length)).transpose(1, 2)

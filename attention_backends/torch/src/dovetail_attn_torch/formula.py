@@ -1,9 +1,9 @@
 """Attention with explicit float32 scores, for what torch does not support: soft caps, sinks, ALiBi.
 
-Does not depend on the cache or on rows.
+Does not depend on the cache or on requests.
 
-Dimensions: H query heads, D head size; G rows, Q query tokens per row and head, Y query heads per
-key-value head, L positions, X query or key-value heads.
+Dimensions: H query heads, D head size; G requests, Q query tokens per request and head, Y query
+heads per key-value head, L positions, X query or key-value heads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_SCORES = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class ExplicitAttention:
-    """Return softmax(c · tanh(scale · q · k / c) + bias, sink) · v, without the weight of the sink.
+    """Computes softmax(c · tanh(scale · q · k / c) + bias, sink) · v, omitting the sink's weight.
 
     soft_cap: c; 0 for none (Gemma 2, arXiv:2408.00118).
     sinks_H: float32, or None (Xiao et al. 2023, arXiv:2309.17453).

@@ -3,11 +3,11 @@
 Everything that is the same for all layers is part of the metadata. With a soft cap, sinks, ALiBi or
 values that are parts of keys, the explicit float32 formula is used, otherwise torch's
 `scaled_dot_product_attention`, which would repeat such keys for each query head. Does not depend on
-blocks, rows or positions.
+blocks, requests or positions.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size, C cached vectors per token and head: key and value, or only the key; within a batch
-G rows, Q query tokens per row and head, L positions, X query or
+G requests, Q query tokens per request and head, L positions, X query or
 key-value heads.
 """
 
@@ -93,7 +93,7 @@ class TorchAttentionLayer(AttentionLayer):
         batch: GatheredBatch,
         out_THD: torch.Tensor,
     ) -> None:
-        """Attend with one query token per row.
+        """Attend with one query token per request.
 
         Query heads that share a key-value head are treated as tokens of one head: keys and values
         are not repeated, and one matrix product replaces a vector product per query head.
@@ -126,7 +126,7 @@ def _gather(slots_SCKD: torch.Tensor, batch: GatheredBatch) -> None:
 
 
 def _as_one_row(x_QXD: torch.Tensor) -> torch.Tensor:
-    """Return one run's tensor with the heads first: a view, [1, X, Q, D]."""
+    """Return the tensor of one request with the heads first: a view, [1, X, Q, D]."""
     return x_QXD.transpose(0, 1).unsqueeze(0)
 
 

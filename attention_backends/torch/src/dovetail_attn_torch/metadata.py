@@ -1,13 +1,13 @@
 """All index computations of a step, done once for every layer of a KV-cache group.
 
-A run of one token is a decode; decodes of similar length are computed together. A run without
-context needs no cache: it is a prefill. Every other run is a chunk, whose keys and values are
-gathered first. The builder depends on the group's cache, but not on the query heads, scale and soft
-cap of a layer.
+A request with one token is a decode; decodes of similar length are computed together. A request
+whose tokens are all in this step needs no cache: it is a prefill. Every other request is a chunk,
+whose keys and values are gathered first. The builder depends on the group's cache, but not on the
+query heads, scale and soft cap of a layer.
 
 Dimensions: T tokens, R requests, M block-table width, B block size, K key-value heads,
 D head size, C cached vectors per token and head: key and value, or only the key, of which the value
-is a part; within a gathered batch G rows, L positions each, Q query tokens, S = G · L slots.
+is a part; within a gathered batch G requests, L positions each, Q query tokens, S = G · L slots.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Tokens = slice | torch.Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredBatch:
-    """Rows whose keys and values are gathered from the cache.
+    """Requests whose keys and values are gathered from the cache.
 
     tokens: indices of the G · Q query tokens in the step.
-    slots_S: int64; row g's L slots, from the first visible position. Beyond a row's end its
-        last slot is repeated, so that only memory of that row is read.
+    slots_S: int64; the L slots of request g, from the first visible position. Beyond the end of
+        a request its last slot is repeated, so that only its memory is read.
     keys_values_SCKD: scratch memory for the gathered keys and values, shared by all layers.
     keys_GKLD, values_GKLD: views of it.
     positions_GL, query_positions_GQ: int64; the positions of the keys and of the query tokens.
@@ -72,8 +72,9 @@ class TorchAttentionMetadata:
     """The metadata of a step for the layers of backend `torch`.
 
     slots_T: int64; the slot of each token's key and value.
-    decodes: batches of runs of one token. chunks: batches of one longer run, with gathered keys.
-    prefills: the tokens of runs that see only their own step's keys, with a causal mask.
+    decodes: batches of requests with one token. chunks: batches of one request with more tokens and
+        gathered keys. prefills: the tokens of requests that see only keys of this step, with a
+        causal mask.
     sliding_window: the window of the masks; 0 for none.
     """
 
@@ -169,7 +170,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         )
 
     def _chunk(self, batch: AttentionBatch, row: int, start: int) -> GatheredBatch:
-        """Return the batch of one run of several tokens, with all positions that they see."""
+        """Return the batch of one request with several tokens, with all positions that they see."""
         query_len, seq_len = batch.query_lens[row], batch.seq_lens[row]
         first = seq_len - self._num_seen(seq_len, query_len)
         positions_L = torch.arange(first, seq_len, device=self._device)

@@ -1,6 +1,6 @@
 """The attention backend `triton`: its capabilities, cache shape and parts.
 
-Unsupported requirements are refused, so that another backend is used. Triton is imported when the
+Unsupported requirements are rejected, so that another backend is used. Triton is imported when the
 first part is created, so that this module can report a missing Triton. Does not depend on the
 worker, the model or the scheduler.
 """
@@ -45,7 +45,8 @@ class TritonAttentionBackend(AttentionBackend):
 
     The cache has the dtype of the model, or is fp8: e4m3 with a scale for each token and head, or
     e4m3 or e5m2 with two scales for each layer.
-    Short runs over long contexts are cut into splits, so that a few rows keep the device busy.
+    Requests with few tokens and long contexts are cut into splits, so that a few requests keep the
+    device busy.
     """
 
     name: ClassVar[str] = "triton"

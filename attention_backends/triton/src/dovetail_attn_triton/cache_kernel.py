@@ -69,7 +69,7 @@ def _rotated(
     PADDED_SIZE: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Return one rotated head of each token; the two features of a pair are HALF apart."""
+    """Return one rotated head of each token. The two features of a rotary pair are HALF apart."""
     d_D = tl.arange(0, PADDED_SIZE)
     is_left_D = d_D < HALF
     is_rotated_D = d_D < 2 * HALF
@@ -126,9 +126,9 @@ def write_cache(
 
     Grid: (tiles of tokens, key-value heads). With HALF the second dimension also has the query
     heads; their results are written to `rotated`. HALF: half of the rotary size; 0 for no rotation,
-    for which the rotary pointers are None. LARGEST: the largest number of the cache's dtype, which
-    limits values with scales of the layer. Positions are int64, the table is float32 [P, rotary
-    size]. Source: Su et al. 2021, arXiv:2104.09864.
+    for which the rotary pointers are None. LARGEST: the largest number of the cache's dtype; in
+    a cache with scales of the layer, larger values are limited to it. Positions are int64, the
+    table is float32 [P, rotary size]. Source: Su et al. 2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)

@@ -143,11 +143,11 @@ def _attend(
 
 
 def _spills(what: str, given: tuple[str, ...], cache: str, memory: SharedMemory) -> dict[str, int]:
-    """Return the allowed spills.
+    """Return the number of register spills that are allowed.
 
-    The decode tile of fp8 caches spills on sm_90, but is the fastest one on an H200. Its prefill
-    tile spills on gfx942, where it was not measured. In the other cases, the assembler uses only
-    128 registers.
+    The decode tile of fp8 caches spills registers on sm_90, but is the fastest one on an H200. Its
+    prefill tile spills on gfx942, where it was not measured. In the other cases, the assembler uses
+    only 128 registers.
     """
     is_prefill = what.startswith("prefill")
     if cache and not is_prefill:

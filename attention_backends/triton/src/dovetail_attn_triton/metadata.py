@@ -45,9 +45,9 @@ CHUNK = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One launch over items of one tile.
+    """One kernel launch for items of one tile size.
 
-    work_W2: int32 pairs (run, first token), or None where each run is an item.
+    work_W2: int32 pairs (request, first token), or None if each request is an item.
     num_items: W. item_tokens: maximum number of tokens per item in this step. num_splits: maximum
     number of splits per item. least_span: minimum number of positions of a split.
     """
@@ -76,7 +76,7 @@ class Workspace:
     lists: dict[AttentionShape, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def lists_for(self, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for the lists of short and of long runs. The first call allocates it."""
+        """Return memory for the lists of short and of long items. The first call allocates it."""
         found = self.lists.get(shape)
         if found is None:
             # Not an inference tensor: a later step may run outside of inference mode.
@@ -91,7 +91,7 @@ class Workspace:
 class TritonAttentionMetadata:
     """A step, and its launches by layer shape.
 
-    for_graph: whether the launches may depend on the number of runs only, which have one token.
+    for_graph: whether the launches may depend only on the number of requests, which have one token.
     """
 
     batch: AttentionBatch
@@ -109,7 +109,10 @@ class TritonAttentionMetadata:
         return found
 
     def _make_for_graph(self, shape: AttentionShape) -> tuple[Pass, ...]:
-        """Return a launch with enough splits for the longest rows. Short rows use few of them."""
+        """Return a launch with enough splits for the longest requests.
+
+        Short requests use few of them.
+        """
         num_items = self.batch.num_requests
         num_programs = self._num_programs(num_items * shape.num_kv_heads)
         wanted = -(-num_programs // (num_items * shape.num_kv_heads))
@@ -163,7 +166,7 @@ class TritonAttentionMetadata:
         return tuple(found)
 
     def _seen_lens(self) -> Sequence[int]:
-        """Return, for each run, the number of positions that one or more of its tokens see."""
+        """Return, for each request, the number of positions that one or more of its tokens see."""
         batch, window = self.batch, self.spec.sliding_window
         if not window:
             return batch.seq_lens

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class TritonAttentionOptions(BaseModel):
     """Options of the attention backend `triton`.
 
-    max_splits: maximum number of splits of a context in a step with few rows.
+    max_splits: maximum number of splits of a context in a step with few requests.
     workspace_mib: memory for the results of splits, allocated once per worker. If it is too
         small for a step, the step has fewer splits.
     """

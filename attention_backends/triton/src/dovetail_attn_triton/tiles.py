@@ -1,8 +1,8 @@
 """Tile sizes: one static table, by head size, dtype and the device's shared memory.
 
 There is no tuning at run time: a launch is the same in every process. The sizes fit registers and
-shared memory (checked by the compile test). Short runs are memory-bound, so their tiles keep about
-100 KiB of keys and values per processor in flight; the tiles of long runs give large matrix
+shared memory (checked by the compile test). Short items are memory-bound, so their tiles keep about
+100 KiB of keys and values per processor in flight; the tiles of long items give large matrix
 products. Does not depend on tensors or Triton.
 """
 
@@ -26,7 +26,7 @@ class SharedMemory(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """A program's part of an attention matrix, and its launch parameters.
+    """The part of an attention matrix that one Triton program computes, and its launch parameters.
 
     rows: number of queries: tokens times the query heads of a group. positions: number of positions
     that are processed together.
@@ -42,7 +42,7 @@ class Tile:
 class AttentionShape:
     """The properties of a layer that determine how its work is split. Equal for most layers.
 
-    short: the tile of runs whose tokens all fit into it. long: the tile of all other runs.
+    short: the tile of requests whose tokens all fit into it. long: the tile of all other requests.
     """
 
     num_heads: int

@@ -1,9 +1,9 @@
 """The work of a step's programs: the items of a mixed step, and the splits of an item.
 
-An item is a tile of one run's tokens. If all runs are short, each run is an item and there is no
-list. Does not depend on torch, heads or the cache.
+An item is a tile of the tokens of one request. If all requests are short, each is an item and there
+is no list. Does not depend on torch, heads or the cache.
 
-Shape legend: C runs or tiles of a chunk.
+Shape legend: C requests or tiles of a chunk.
 """
 
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
@@ -21,11 +21,11 @@ def list_work(
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """List the step's items, int32 pairs (run, first token). Grid (runs,).
+    """List the step's items, int32 pairs (request, first token). Grid (requests,).
 
-    Runs of up to SHORT tokens are one item of the short list; longer runs have one item of the long
-    list for each TILE tokens. The last tokens of a run come first, because they see the most
-    positions. Each program counts the items of the runs before its own.
+    Requests with up to SHORT tokens are one item of the short list; others have one item of the
+    long list for each TILE tokens. The last tokens of a request come first, because they see the
+    most positions. Each program counts the items of the requests before its own.
     """
     run = tl.program_id(0)
     num_short = 0
@@ -55,9 +55,9 @@ def list_work(
 
 @triton.jit
 def item_of(query_start_ptr, seq_lens_ptr, work_ptr, item):
-    """Return an item's run and first token, and the run's start, length and context length.
+    """Return an item's request and first token, and the request's start, length and context.
 
-    Without a list, each run is an item.
+    Without a list, each request is an item.
     """
     if work_ptr is not None:
         run = tl.load(work_ptr + 2 * item)

@@ -1,4 +1,4 @@
-"""Rows of random tokens in a paged cache, whose steps the tests run and compare with float64."""
+"""Requests with random tokens in a paged cache. Tests run their steps and compare with float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FP8_OF_TORCH = {FP8: torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 class Rows:
-    """Rows of random tokens with separate blocks, in a cache that is otherwise filled with NaN."""
+    """Requests with random tokens and separate blocks. Unused parts of the cache contain NaN."""
 
     def __init__(self, lengths, *, cache_dtype="", window=0, padding=0, options=None, **changes):
         """kv_scales: the scales of the layer, so that tokens have no scales."""
@@ -81,7 +81,7 @@ class Rows:
         return pages[:, :used].view(dtype).unflatten(1, shape[1:])
 
     def step(self, counts, layer=None):
-        """Run the next `counts` tokens of each row (0 to omit the row), and return the results."""
+        """Run the next `counts` tokens of each request (0 to omit it), and return the results."""
         runs = [(row, n) for row, n in enumerate(counts) if n]
         metadata = self.builder.build(self.batch(runs))
         return self.forward(runs, metadata, layer or self.layer)
@@ -122,7 +122,7 @@ class Rows:
         )
 
     def kept(self, row):
-        """Return the keys and values of a row in the cache, float64 [L, K, D] each."""
+        """Return the keys and values of a request in the cache, float64 [L, K, D] each."""
         num_kv_heads, head_size = self.spec.num_kv_heads, self.spec.head_size
         shape = (2, num_kv_heads, BLOCK_SIZE, head_size)
         if self.spec.scale_bytes:
@@ -137,7 +137,7 @@ class Rows:
         return both[0, : self.done[row]], both[1, : self.done[row]]
 
     def want(self, row, num_tokens, **changes):
-        """Return the expected results of the last tokens of a row, from the cache's contents."""
+        """Return the expected results of a request's last tokens, from the cache's contents."""
         q = self.qkv[row][self.done[row] - num_tokens : self.done[row], : self.heads[0]]
         window = self.spec.sliding_window
         return reference_attention(

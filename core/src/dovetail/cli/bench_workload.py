@@ -81,7 +81,7 @@ def measure(
     clock: Clock,
     note: Callable[[str], None],
 ) -> list[Run]:
-    """Run the workload and return the counted runs, each with `num_prompts` concurrent requests.
+    """Run the workload and return the measured runs, each with `num_prompts` concurrent requests.
 
     note: called with a description before each run. Raises ConfigError if a request is longer than
     the engine's `max_model_len`.

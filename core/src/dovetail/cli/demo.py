@@ -91,7 +91,7 @@ def demo(
 
 
 def _other_options(first: DemoRun) -> list[dict[str, str]]:
-    """Return the options of more runs, each with one plugin that the first run did not use."""
+    """Return the options of more runs, each with one plugin that differs from the first run."""
     registry = PluginRegistry()
     used = first.parts["scheduler"].resolution.name
     schedulers = [
@@ -106,7 +106,8 @@ def _other_options(first: DemoRun) -> list[dict[str, str]]:
 def _other_attention(registry: PluginRegistry, first: Part) -> str:
     """Return the class path of another usable backend, or else of the first run's backend.
 
-    Backends that the platform prefers to the first run's are skipped: the first run rejected them.
+    Backends that the platform ranks above the first run's backend are skipped: the first run
+    rejected them.
     """
     preferred = list(preferred_names(choose_platform(registry, AUTO), "attention"))
     able = registry.automatic("attention", preferred)

@@ -60,7 +60,7 @@ class Subject:
     """The model that the demo runs.
 
     as_chat: whether the chat template is applied to questions. prompts: strings that replace the
-    questions if the model has no chat template. max_tokens: limit of an answer.
+    questions if the model has no chat template. max_tokens: maximum length of an answer.
     """
 
     model: str

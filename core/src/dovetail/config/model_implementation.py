@@ -59,8 +59,9 @@ def choose_implementation(
 
 
 def _has_native(architecture: str, directory: ModelDirectory, plugins: PluginRegistry) -> bool:
-    """Return whether a plugin has the architecture, or its error is better than the fallback's.
+    """Return whether to use a native model, or to report that none is installed.
 
+    This is so if a plugin has the architecture, or if transformers cannot have it.
     The name of an architecture of transformers starts with the first part of its model_type, and
     has the other parts in any order, as HunYuanMoEV1ForCausalLM of hunyuan_v1_moe. Any other name
     is the class of a plugin, or a misspelled name.

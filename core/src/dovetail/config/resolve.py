@@ -63,9 +63,10 @@ range."""
 def resolve(
     requested: RequestedConfig, platform: Platform, plugins: PluginRegistry | None = None
 ) -> EngineConfig:
-    """Return the configuration of an engine on `platform`. `explain()` returns what was set.
+    """Return the configuration of an engine on `platform`.
 
-    An open field gets the platform's value, else the checkpoint's, else the default.
+    Its `explain()` lists the resolved values. An open field gets the platform's value, else the
+    checkpoint's, else the default.
     plugins: the registry with linear methods for quantized checkpoints; None if no model is run.
     Raises ConfigError for values that the checkpoint or the platform does not support, ModelError
     for a quantized checkpoint that no plugin reads, and ContractError if a default of the platform
@@ -97,7 +98,8 @@ def resolve(
 def _choose_grammar_backend(draft: Draft, plugins: PluginRegistry) -> None:
     """Select the best installed grammar plugin, unless the user named one.
 
-    Without a tokenizer no grammar can be used, and a decision log cannot record a gate.
+    Selects none without a tokenizer, because a grammar needs its vocabulary, or with a decision
+    log, which cannot record an admission gate.
     """
     requested = draft.requested
     if requested.extensions.grammar_backend == NO_PLUGIN:

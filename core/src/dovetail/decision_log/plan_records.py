@@ -17,7 +17,10 @@ _SAME_ROWS, _NEXT_STARTS, _ALL_ONE, _ALL_SAMPLE = 1, 2, 4, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedJoin:
-    """A request that gets a row. token_ids: codes instead of token ids."""
+    """A request that starts to run, and gets a row with this plan.
+
+    token_ids: codes instead of ids.
+    """
 
     request_id: str
     row: int
@@ -30,7 +33,8 @@ class LoggedJoin:
 class LoggedPlan:
     """A plan read from a log: columns as in `SchedulerOutput`, int32.
 
-    blocks: rows, counts and block ids of each KV-cache group. encoder: row and index of each run.
+    blocks: rows, counts and block ids of each KV-cache group. encoder: row and input index of each
+    scheduled encoder input.
     encoder_frees: codes of the encoder contents to free.
     """
 

@@ -1,7 +1,7 @@
 """A wrapper that records the calls and decisions of a scheduler.
 
 It wraps any scheduler and its clock, so schedulers do not depend on logs. Gates and KV connectors
-are rejected, because their results are not calls of the contract and cannot be replayed.
+are rejected, because the log does not contain their results, so they cannot be replayed.
 """
 
 from __future__ import annotations

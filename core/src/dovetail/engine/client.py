@@ -1,4 +1,4 @@
-"""The clients of an engine: the engine port for a thread, and for an event loop.
+"""The clients of an engine: one for a thread, and one for an event loop.
 
 Both are derived from the declarations in `dovetail.engine.port` and work with every channel. They
 transfer requests and columns, without text or tokenizer. The same calls give the same outputs
@@ -111,7 +111,7 @@ class BaseClient(EnginePort):
 
 
 class EngineClient(BaseClient):
-    """The engine port, called from one thread."""
+    """A synchronous client: calls the operations of an engine from one thread."""
 
     def __init__(self, channel: Channel) -> None:
         """Create the client. channel: closed by `shutdown`."""
@@ -169,7 +169,7 @@ class EngineClient(BaseClient):
 
 
 class AsyncEngineClient(BaseClient):
-    """The engine port for an event loop: the loop that runs when a method is first awaited.
+    """An asynchronous client for the event loop that runs when a method is first awaited.
 
     A thread receives the engine's messages and passes them to the loop, so that decoding does not
     block the loop. The engine stops stepping while the loop does not take its outputs. When the

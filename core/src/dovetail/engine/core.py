@@ -121,9 +121,9 @@ class EngineCore:
         return ended
 
     def check_health(self) -> None:
-        """Raise EngineDeadError if the engine has failed, even if nothing runs.
+        """Raise EngineDeadError if the engine has failed, even if no request is running.
 
-        A worker without heartbeats raises nothing: it may recover.
+        Missing heartbeats of a worker raise no error, because the worker may recover.
         """
         self._check_alive()
         with suppress(StalledError):
@@ -136,7 +136,7 @@ class EngineCore:
     def step_is_due(self) -> bool:
         """Return whether there is work, or statistics are out of date.
 
-        After requests were added or aborted one more step is due, even if it runs nothing: it
+        After requests were added or aborted one more step is due, even if no request runs: it
         updates the statistics.
         """
         return self._stats_due or self.has_work()
@@ -145,9 +145,9 @@ class EngineCore:
     def wait_s(self) -> float:
         """Seconds until the next step is due, if there is work. 0.0 while requests run.
 
-        More than 0 if the last steps ran nothing: all requests wait for external work. An earlier
-        step is allowed, but produces nothing. A step is due immediately when a request is added or
-        aborted, or a pause begins or ends.
+        More than 0 if no request ran in the last steps: all requests wait for external work. An
+        earlier step is allowed, but produces nothing. A step is due immediately when a request is
+        added or aborted, or a pause begins or ends.
         """
         return self._idle.remaining_s
 
@@ -156,7 +156,7 @@ class EngineCore:
         return bool(depth.num_active or depth.num_transfers)
 
     def pause(self, scope: PauseScope) -> None:
-        """Stop admissions, or all runs, until `resume`. Plans in flight complete normally."""
+        """Stop new requests, or all requests, until `resume`. Plans in flight complete normally."""
         self._check_alive()
         self._idle.end()
         self.paused = PauseScope(scope)
@@ -222,8 +222,8 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes. Return False if requests are unfinished.
 
-        After the last request, first completes the step in flight and the stores of a KV connector,
-        within `MAX_DRAIN_NS`.
+        After the last request has ended, first waits for the step in flight and for the stores of a
+        KV connector, at most for `MAX_DRAIN_NS`.
         """
         self._check_alive()
         end_ns = self._clock.now_ns() + MAX_DRAIN_NS

@@ -1,4 +1,4 @@
-"""How long an engine waits between steps in which nothing runs.
+"""Defines how long an engine waits between steps while no request can run.
 
 Requests may wait for a grammar, for blocks that a KV connector loads, or for a policy to let them
 run. None of these can wake the engine, so it polls: first immediately, then after 1 ms, and then
@@ -17,7 +17,7 @@ LONGEST_NS = 10_000_000
 
 
 class IdleWait:
-    """Counts consecutive steps in which nothing ran."""
+    """Counts consecutive steps in which no request ran."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class IdleWait:
         self._until_ns = 0
 
     def extend(self) -> None:
-        """Record that nothing ran in a step. Wait longer before the next one."""
+        """Record that no request ran in a step. Wait longer before the next step."""
         self._num_idle += 1
         if self._num_idle > NUM_FREE:
             exponent = min(self._num_idle - NUM_FREE - 1, 8)

@@ -1,6 +1,6 @@
-"""Operations of the engine port: derives messages, checks and client methods from signatures.
+"""Engine operations: derives messages, checks and client methods from their signatures.
 
-The port itself is in `dovetail.engine.port`. Does not depend on sockets or an engine.
+The operations are declared in `dovetail.engine.port`. Does not depend on sockets or an engine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class AsyncCaller(Protocol):
 
 
 class Operation(Generic[P, R]):
-    """One operation of the port. A method of every client.
+    """One engine operation, which is a method of every client.
 
     name: name of the operation and of the method of `EngineCore` that implements it. answered:
     False if the caller does not wait; results are reported with the outputs. while_paused: whether
@@ -163,7 +163,10 @@ class Operation(Generic[P, R]):
 def operation(
     *, answered: bool = True, while_paused: bool = True
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Operation[P, R]]:
-    """Declare a method of `EnginePort` as an operation. See `Operation` for the arguments."""
+    """Declare a method of `EnginePort` as an engine operation.
+
+    See `Operation` for the arguments.
+    """
 
     def declare(declared: Callable[Concatenate[Any, P], R]) -> Operation[P, R]:
         return Operation(declared, answered=answered, while_paused=while_paused)

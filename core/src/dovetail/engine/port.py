@@ -1,4 +1,4 @@
-"""The engine port: every operation that a front end can call, declared once.
+"""Declares, once, every engine operation that a front end can call.
 
 An operation is a method of `EnginePort`: its signature declares the arguments and the result, and
 `EngineCore` has a method of the same name that implements it. Everything else is derived from the
@@ -109,7 +109,7 @@ class EnginePort:
 
     @operation()
     def check_health(self) -> None:
-        """Raise EngineDeadError if the engine has failed, even if nothing runs."""
+        """Raise EngineDeadError if the engine has failed, even if no request is running."""
 
 
 OPERATIONS: dict[str, Operation[..., Any]] = {

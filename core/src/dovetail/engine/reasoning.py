@@ -113,7 +113,7 @@ class ReasoningMatcher:
         return Phase.ENDING if is_spent else Phase.REASONING
 
     def _count(self, change: int) -> None:
-        """Count a token of the present phase, or take it back."""
+        """Add a token to the count of the current phase, or subtract it."""
         self._num_reasoning += change * (self._phase is Phase.REASONING)
         self._num_forced += change * (self._phase is Phase.ENDING)
 

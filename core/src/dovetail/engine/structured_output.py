@@ -317,7 +317,7 @@ class StructuredOutput(AdmissionGate):
         return bitmask
 
     def run_errors(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, str]:
-        """Return errors by run: failed matchers, and sampled tokens that were not allowed.
+        """Return errors by index of the request in the plan: failed matchers, and forbidden tokens.
 
         Call it once for each plan, before the scheduler gets the result.
         """

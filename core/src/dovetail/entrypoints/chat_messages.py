@@ -33,8 +33,8 @@ def constrain_chat(
 ) -> SamplingParams | None:
     """Return the parameters of a chat request, with the grammar of its calls.
 
-    params: of the user; None for the model's defaults. Raises RequestError, naming the field, for
-    what the engine cannot do.
+    params: the user's parameters; None for the model's defaults. Raises RequestError, naming the
+    field, for what the engine cannot do.
     """
     parsers = engine.front.parsers
     text = prompt["prompt"]

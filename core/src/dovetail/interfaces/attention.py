@@ -60,7 +60,8 @@ class AttentionRequirements:
     """What a model on a platform requires of an attention backend.
 
     dtype, kv_cache_dtype: names such as "bfloat16". device_type: torch's name, such as "cuda".
-    architecture: of an assumed device, such as "sm_90"; "" for the device of this process.
+    architecture: the architecture of an assumed device, such as "sm_90"; "" for this process's
+        device.
     features: ids of the required features beyond plain causal attention over a paged cache:
         "sliding_window", "soft_cap", "sinks" (a layer has logits without a value), "alibi" (scores
         have a bias that is linear in the distance), "bidirectional" (tokens attend to later tokens,
@@ -134,14 +135,14 @@ def _reason(what: str, value: object, known: frozenset[Any]) -> str:
 class AttentionBatch:
     """The shape of one step for one KV-cache group, as device tensors and host copies.
 
-    query_start_R1: int32 [R + 1]; run i has the tokens query_start[i] .. query_start[i + 1] - 1.
-    seq_lens_R: int32 [R]; number of tokens of run i's row after this step, including the tokens of
-    the run.
-    block_table_RM: int32 [R, M]; entries beyond a row's blocks are 0. With a sliding window, blocks
-    outside of the window may belong to other requests and contain any values, including NaN. These
-    values must not affect the result (0 · NaN is NaN).
+    query_start_R1: int32 [R + 1]; request i has tokens query_start[i] .. query_start[i + 1] - 1.
+    seq_lens_R: int32 [R]; number of tokens of request i after this step, including the tokens of
+    the step.
+    block_table_RM: int32 [R, M]; entries beyond a request's blocks are 0. With a sliding window,
+    blocks outside of the window may belong to other requests and contain any values, including NaN.
+    These values must not affect the result (0 · NaN is NaN).
     slot_mapping_T: int64 [T]; block · B + offset of the slot for each token's key and value.
-    query_lens, seq_lens: the lengths of each run on the host, as Python integers.
+    query_lens, seq_lens: the lengths of each request on the host, as Python integers.
     """
 
     query_start_R1: torch.Tensor
@@ -153,7 +154,7 @@ class AttentionBatch:
 
     @property
     def num_requests(self) -> int:
-        """Number of runs."""
+        """Number of requests in the batch."""
         return len(self.query_lens)
 
 
@@ -195,9 +196,9 @@ class AttentionLayerContext:
     kv_scales: float32 [2], the scale of all keys and that of all values in an fp8 cache without
         scales of tokens; None for 1. The cache contains k / scale. Only for a backend that declares
         `KV_LAYER_SCALES`. Values may change between steps, when weights are loaded again.
-    bidirectional: each token attends to all tokens of its run, which is a whole prompt; with a
-        sliding window, to those at a distance below it. The layer has no cache: `kv_cache` is empty
-        and must not be used. Only for a backend that declares "bidirectional".
+    bidirectional: each token attends to all tokens of its prompt, which is computed in one step;
+        with a sliding window, to those at a distance below it. The layer has no cache: `kv_cache`
+        is empty and must not be used. Only for a backend that declares "bidirectional".
     value_size: 0 for values of `head_size` features. Otherwise the value of a token is the first
         `value_size` features of its key, as in multi-head latent attention. The cache, whose spec
         is a `LatentAttentionSpec`, contains only keys. `v_TKD` is a view of `k_TKD`, and `out_THD`
@@ -243,8 +244,8 @@ class RotaryArgs:
 class AttentionMetadataBuilder(ABC):
     """Builds the metadata of the backend's layers, once per step and KV-cache group.
 
-    reorder_threshold: in each batch, runs of at most this many tokens precede all longer runs, so
-    that decodes and prefills can use separate kernels; 0 for any order.
+    reorder_threshold: in each batch, requests with at most this many tokens in the step precede all
+    others, so that decodes and prefills can use separate kernels; 0 for any order.
     """
 
     reorder_threshold: int = 0
@@ -273,8 +274,8 @@ class AttentionLayer(ABC):
     ) -> None:
         """Write k and v to the cache, attend causally, and write the result to `out_THD`.
 
-        Token t of a run has position seq_len - query_len + t. It attends to the positions up to its
-        own, within the window. All other inputs are read only.
+        Token t of a request in this step has position seq_len - query_len + t. It attends to the
+        positions up to its own, within the window. All other inputs are read only.
         kv_cache: the cache of this layer, in the shape of `kv_cache_shape`.
         rotary_args: apply RoPE to q and k first; None if they already have it. Only a backend that
             declares "rotary" receives it and needs the parameter.

@@ -71,7 +71,7 @@ class CompileBackend(ABC):
 
     @abstractmethod
     def cache_key(self) -> str:
-        """Return a key of everything but the graph that compiled code depends on.
+        """Return a key of everything that compiled code depends on, except the graph.
 
         For example versions, options, and the instruction set of the processor.
         """

@@ -88,11 +88,11 @@ class StateSpec(KVCacheSpec):
     """A state of fixed size that summarizes all previous tokens, as in linear attention.
 
     num_bytes: bytes of one state of this layer; a block holds one state.
-    snapshots: if False, the row's table has one block, which every run reads and overwrites. If
-    True, the table is indexed by position. A run over tokens [start, end) reads the state from the
-    block
-        of token start - 1 (none for start 0). It writes the state after the last token of each
-        block that it fills to that block, and the state after token end - 1 to that token's block.
+    snapshots: if False, the block table of a request has one block, which every step reads and
+        overwrites. If True, the table is indexed by position. A step that computes tokens
+        [start, end) of a request reads the state from the block of token start - 1 (none for
+        start 0). It writes the state after the last token of each block that it fills to that
+        block, and the state after token end - 1 to that token's block.
         Then cached prefixes can be continued at block boundaries.
     """
 

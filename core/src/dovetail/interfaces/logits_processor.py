@@ -1,8 +1,8 @@
-"""The contract of a logits processor: it changes the logits of the next token, row by row.
+"""The contract of a logits processor: it changes the logits of each request's next token.
 
 It runs in the worker, once per step, after the grammar, the request's masks and biases, and the
-penalties, and before greedy sampling or the temperature. It uses rows and logits only, no plans,
-blocks or text.
+penalties, and before greedy sampling or the temperature. A row is the slot of a request in the
+batch. The processor uses rows and logits only, no plans, blocks or text.
 Dimensions: S rows of the step, V vocabulary, R rows of the step that use the processor.
 """
 
@@ -40,11 +40,11 @@ class LogitsProcessor(ABC):
 
     Requests pass arguments in `SamplingParams.extra_args`. All calls come from one thread.
 
-    Contract. A row uses the processor from a `join` that returned True until its `leave` or its
-    next `join`. The other methods are called only for steps in which a row uses the processor. The
-    logits of all other rows do not change, bit for bit. A logit of -inf stays -inf, and a row with
-    a finite logit keeps at least one: a change that would remove the last one is not applied. The
-    result of a row depends on its own tokens and parameters, never on other rows.
+    Contract. A request uses the processor if `join` returned True for it, until `leave` or the
+    next `join` of its row. The other methods are called only for steps in which a row uses the
+    processor. The logits of all other rows do not change, bit for bit. A logit of -inf stays -inf,
+    and a row with a finite logit keeps at least one: a change that would remove the last one is not
+    applied. The result of a row depends on its own tokens and parameters, never on other rows.
     example_args: `extra_args` of a request that uses the processor, for documentation and test
     suites.
     """
@@ -69,7 +69,8 @@ class LogitsProcessor(ABC):
     def join(self, request: NewRequest) -> bool:
         """Assign a row to `request`, dropping earlier state. Return whether it uses the processor.
 
-        `request.token_ids` are all its tokens so far, including those before a preemption.
+        `request.token_ids` are all tokens of the request so far, including those before a
+        preemption.
         """
 
     @abstractmethod

@@ -96,7 +96,7 @@ class SchedulerView(Protocol):
 
     @property
     def running(self) -> Sequence[RequestView]:
-        """Requests that hold a row, in the order of their admission."""
+        """Requests that hold a row (a batch slot), in the order of their admission."""
 
     @property
     def waiting(self) -> Sequence[RequestView]:
@@ -178,7 +178,7 @@ def PreemptAndAdmit(request: RequestView, max_tokens: int = 0) -> Action:  # noq
 def Evict(request: RequestView) -> Action:  # noqa: N802
     """Return the action that preempts a running request: it loses row and blocks and waits again.
 
-    Tokens that were granted to it in this step are revoked.
+    Tokens that were granted to the request in this step are revoked.
     """
     return ActionKind.EVICT, request, 0, 0, False
 

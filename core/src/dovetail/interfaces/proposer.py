@@ -1,7 +1,8 @@
-"""A draft contract of a proposer: it drafts tokens that the model then verifies.
+"""A draft contract of a proposer, which proposes draft tokens that the model then verifies.
 
 There is no implementation yet, and the first one may still change the contract. A proposer runs in
-the worker, is notified of rows like the sampler, and proposes a few tokens per row.
+the worker, is notified of new and ended requests, like the sampler, and proposes a few tokens per
+row.
 Dimensions: R rows, D drafted tokens of all rows, concatenated.
 """
 
@@ -32,7 +33,7 @@ class ProposerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerInput:
-    """The rows to draft for.
+    """The requests for which draft tokens are proposed, by row.
 
     rows: no row occurs twice. hidden_RD: the model's last hidden state of each row if
     `Proposer.inputs` has "hidden_states", else None.

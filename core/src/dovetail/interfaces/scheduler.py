@@ -38,7 +38,7 @@ class SchedulerLimits:
     long_prefill_token_threshold: maximum chunk of a prompt per step; 0 for no limit.
     enable_prefix_caching: whether full blocks are kept for reuse by later requests.
     num_lookahead_tokens: maximum number of drafts per row. A row holds blocks for this many tokens
-        beyond its last run, up to the maximum length of its request. 0 disables drafts.
+        beyond the last computed token, up to the maximum length of its request. 0 disables drafts.
     max_num_encoder_tokens: placeholder tokens whose content is encoded in one step.
     encoder_cache_tokens: placeholder tokens whose encoder output is cached.
     """
@@ -169,7 +169,7 @@ class SchedulerStats:
 class Finished:
     """A request that ended in this step.
 
-    stop_reason: the id of the stop token if it is one of the user's `stop_token_ids`, else None.
+    stop_reason: the id of the stop token if it is in the user's `stop_token_ids`, else None.
     """
 
     request_id: str
@@ -213,13 +213,15 @@ class SchedulerInterface(ABC):
     exceeds `SchedulerLimits`. If any request can run, the plan of `schedule` is not empty.
 
     Drafts. The drafts that a worker reports (`ModelRunnerOutput.num_drafts`) may be verified by the
-    row's next run. While a sampling run of the row is in flight, its number of accepted drafts is
-    unknown. Then the next run starts as if all were accepted, and allows for
-    `num_lookahead_tokens` new drafts. The worker starts earlier by the number of rejected drafts
-    (`WorkerBase`, "Drafts"). `num_sampled` gives the number of tokens that the row gained.
+    next plan that contains the request. While a plan that samples for the request is in flight,
+    the number of accepted drafts is unknown. Then the next plan starts as if all were accepted, and
+    allows for `num_lookahead_tokens` new drafts. The worker starts earlier by the number of
+    rejected drafts (`WorkerBase`, "Drafts"). `num_sampled` gives the number of tokens that the
+    request gained.
 
-    Errors. A run listed in `ModelRunnerOutput.errors` has failed. Its request ends with an error
-    and the listed message, and the run's sampled tokens are ignored. Other runs are not affected.
+    Errors. A request with an entry in `ModelRunnerOutput.errors` has failed. It ends with an error
+    and the message of that entry, and its sampled tokens are ignored. Other requests are not
+    affected.
 
     Pooling. A request with `pooling_params` runs like one with a single output token, but its
     prompt may have `max_model_len` tokens. It ends with the step whose result has its

@@ -42,12 +42,12 @@ class StepExtensionContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionBatch:
-    """The extension's rows in one step, in plan order. All columns have one entry per row.
+    """The requests of one step that use the extension, in plan order.
 
-    rows: no row occurs twice. starts, num_tokens: the step computes tokens [start, start + n) of
-    the row.
-    samples: whether the step samples the row's next token. first_tokens: index of the row's first
-    token among the `total_num_tokens` tokens of the whole step.
+    Each column has one entry per request. rows: the batch slots of the requests, each once.
+    starts, num_tokens: the step computes tokens [start, start + n) of the request.
+    samples: whether the step samples the request's next token. first_tokens: index of the request's
+    first token among the `total_num_tokens` tokens of the whole step.
     """
 
     rows: Sequence[int]
@@ -61,8 +61,9 @@ class ExtensionBatch:
 class StepExtension(ABC):
     """Reads or changes the steps of the requests that use it. Override only the hooks you need.
 
-    Order in a step: leaves, joins, `before_forward`, the model, `hidden_states`, the model's head,
-    `logits`, sampling, `after_sampling`. Hooks that are not overridden are not called.
+    Order in a step: calls of `leave`, calls of `join`, `before_forward`, the model,
+    `hidden_states`, the LM head, `logits`, sampling, `after_sampling`. Hooks that are not
+    overridden are not called.
 
     Rules.
     - A row uses the extension from a `join` that returned True until its `leave` or its next
@@ -97,7 +98,8 @@ class StepExtension(ABC):
     def join(self, row: int, request: NewRequest) -> bool:
         """Assign `row` to `request`. Return whether the request uses the extension.
 
-        `request.token_ids` are all its tokens so far, including those before a preemption.
+        `request.token_ids` are all tokens of the request so far, including those before a
+        preemption.
         """
 
     @abstractmethod

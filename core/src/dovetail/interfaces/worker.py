@@ -74,8 +74,9 @@ class ModelInfo:
 class GrammarOutput:
     """The tokens that grammars allow in this step.
 
-    runs: indices of the plan's runs that have a grammar.
-    bitmask: ceil(vocab_size / 32) little-endian uint32 words per run; bit 1 for an allowed token.
+    runs: positions in the plan of the scheduled requests that have a grammar.
+    bitmask: ceil(vocab_size / 32) little-endian uint32 words for each of these requests; bit 1 for
+    an allowed token.
     """
 
     runs: tuple[int, ...]
@@ -90,41 +91,43 @@ class WorkerBase(ABC):
     is read. `result` of the handle may be called from any thread, in any order and repeatedly. It
     raises the errors of the device.
 
-    Contract. The worker keeps state per row. `joins` give a row its tokens, the worker appends each
-    sampled token to its row, and `leaves` end a row. The worker applies leaves, joins, blocks and
-    runs in this order; it applies an empty plan too. The engine never copies, moves or clears
-    blocks. The content of a block beyond a row's computed tokens is undefined.
+    Contract. The worker keeps the state of each request in a row, a slot of the batch. `joins` are
+    new requests with their rows and tokens, the worker appends each sampled token, and `leaves` are
+    rows that become free. The worker applies leaves, joins and blocks in this order before it
+    computes tokens; it applies an empty plan too. The engine never copies, moves or clears
+    blocks. The content of a block beyond a request's computed tokens is undefined.
 
     Drafts. A worker with the capability "drafts" may draft tokens after a sampled token. It keeps
-    them until the row's next run and reports their number in `ModelRunnerOutput.num_drafts`.
-    - The next run verifies the first `SchedulerOutput.num_drafts` of them. They are the last tokens
-      of the run, which samples after the last known token and after each draft.
+    them until the next plan that contains the request, and reports their number in
+    `ModelRunnerOutput.num_drafts`.
+    - That plan verifies the first `SchedulerOutput.num_drafts` of them. They are the last tokens
+      of the request in that step, which samples after the last known token and after each draft.
     - A draft is accepted if it and all drafts before it equal the tokens sampled at their
-    positions.
-      The row gains the accepted drafts and the next sampled token: `num_sampled` is 1 + accepted.
-      Keys and values of rejected drafts are invalid; later runs overwrite them.
-    - If the results of the row's earlier runs are not known yet, the plan assumes the maximum
-    number of drafts, and its `starts` assumes that all earlier drafts are accepted. The worker
-      starts at the row's first uncomputed token and verifies the drafts that it holds, at most
+      positions.
+      The request gains the accepted drafts and the next sampled token: `num_sampled` is 1 +
+      accepted. Keys and values of rejected drafts are invalid; later steps overwrite them.
+    - If the results of earlier steps are not known yet, the plan assumes the maximum number of
+      drafts, and its `starts` assumes that all earlier drafts are accepted. The worker starts at
+      the request's first uncomputed token and verifies the drafts that it holds, at most
       `num_drafts`.
     - Drafts change the speed, never the tokens of a request.
-    - The drafter may use the row's blocks. They extend `WorkerConfig.num_lookahead_tokens` tokens
-      beyond the row's last run, up to the maximum length of the request.
+    - The drafter may use the request's blocks. They extend `WorkerConfig.num_lookahead_tokens`
+      tokens beyond its last computed token, up to the maximum length of the request.
 
     Sampling. Every worker implements `temperature` and `seed`. `provides` names the other fields of
     `SamplingParams` that it implements, by the ids of `SAMPLING_CAPABILITIES`. The engine rejects a
     request that needs another field. docs/plugins/worker.md defines each field.
 
     Pooling. If the model's tasks (`ModelInfo.supported_tasks`) are tasks of `PoolingParams`, all
-    requests have `pooling_params`. A run that samples returns the pooled result of its request
+    requests have `pooling_params`. A step that samples for a request returns its pooled result
     (`ModelRunnerOutput.pooled`) instead of a token. The chunks of a prompt may be in several steps,
     unless `ModelInfo.whole_prompts`. A worker without the capability "pooling" has only the task
     "generate".
 
     Encoders. A worker with the capability "encoder" encodes the content in
-    `SchedulerOutput.encoder` before the runs of the same plan, after it has applied
+    `SchedulerOutput.encoder` before it computes the tokens of the same plan, after it has applied
     `encoder_frees`. It keeps the output until `encoder_frees` names its hash. The model reads the
-    output in place of the placeholder tokens of every row with content of that hash.
+    output in place of the placeholder tokens of every request with content of that hash.
 
     provides: ids of the optional capabilities that the class implements, such as "sleep".
     device_types: device types that it supports, torch's names; empty for any.

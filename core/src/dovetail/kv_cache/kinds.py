@@ -31,7 +31,7 @@ class CacheKind:
 
     @property
     def sheds(self) -> bool:
-        """Whether blocks are freed while the request runs."""
+        """Whether the group frees blocks of a request while the request runs."""
         return self.positional and self.span > 0
 
     def first_needed(self, num_tokens: int) -> int:

@@ -28,7 +28,8 @@ def attention_requirements(
 ) -> AttentionRequirements:
     """Return the requirements on an attention backend.
 
-    device_type: torch's name, such as "cpu". architecture: of an assumed device, or "".
+    device_type: torch's name, such as "cpu". architecture: the architecture of an assumed device,
+    or "".
     """
     features = {
         "sliding_window": attention.sliding_window,

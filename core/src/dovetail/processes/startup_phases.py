@@ -126,7 +126,10 @@ class StartUp:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the last phase. After an error, undo everything and add the phase to the error."""
+        """End the last phase.
+
+        After an error, call the `undo` functions and set the error's phase.
+        """
         phase = self._running.name if self._running is not None else ""
         self._end_phase()
         self._stop_watch()

@@ -287,7 +287,7 @@ class DecodeBatch:
             self._lent = False
 
     def _phase(self, num_computed_tokens: int) -> int:
-        """Return the step, modulo the block size, at which a member's last block is full."""
+        """Return the step, modulo the block size, at which the member's last block is full."""
         return (self._step_counter.num_steps - num_computed_tokens) % self._block_size
 
     def _all_stop_ids(self) -> frozenset[int]:

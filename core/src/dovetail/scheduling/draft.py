@@ -1,6 +1,6 @@
 """The plan of a step while it is being built: the grants, which can be revoked.
 
-Planning changes only the blocks of a request; requests advance when the plan is emitted. So
+Planning changes only the blocks of a request. The token counts change when the plan is emitted, so
 revoking the grant of an evicted request is one deletion.
 """
 
@@ -78,10 +78,10 @@ class StepDraft:
 
     decode_batch: the batch whose members run one token each, before other requests; None if it does
     not run. counts: other requests that run and their numbers of tokens. held: requests that the
-    policy pauses in this step. computing: maps the key of the first block of each run over known
-    tokens to the request.
+    policy pauses in this step. computing: maps the key of the first block that a request computes
+    from known tokens to the request.
     num_blocks_hashed: blocks of waiting prompts whose hashes were computed in this step.
-    joined: requests that get a row. evicted: requests that lost their row in this step.
+    joined: requests that this step admits. evicted: requests that this step preempts.
     tokens_left: remaining token budget of the step.
     """
 
@@ -107,7 +107,7 @@ class StepDraft:
             self._encoder.want(request, start, start + num_tokens)
 
     def continue_decode_batch(self, decode_batch: DecodeBatch) -> None:
-        """Let each member of `decode_batch` run one token, before other runs."""
+        """Let each member of `decode_batch` run one token, before other requests."""
         self.decode_batch = decode_batch
         self.tokens_left -= len(decode_batch)
 
@@ -137,7 +137,7 @@ class StepDraft:
         )
 
     def join(self, request: Request) -> None:
-        """Record that `request` is admitted: this step gives it a row and blocks."""
+        """Record that this step admits `request`: it gets a row and blocks."""
         self.joined[request] = None
 
     def grow(self, request: Request, blocks: list[list[int]]) -> None:
@@ -150,7 +150,7 @@ class StepDraft:
         self._next_blocks.update(zip(requests, blocks, strict=True))
 
     def revoke(self, request: Request) -> bool:
-        """Revoke the grants of `request` in this step. Return whether it joined in this step."""
+        """Revoke the grants of `request` in this step. Return whether this step had admitted it."""
         if self.decode_batch is not None and request in self.decode_batch:
             self.tokens_left += 1
         self.tokens_left += self.counts.pop(request, 0)

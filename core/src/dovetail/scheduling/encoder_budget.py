@@ -1,6 +1,6 @@
 """The encoder inputs of a step and their limits.
 
-A run may cover placeholder tokens only if the encoder output of their content is cached, or is
+A step may compute placeholder tokens only if the encoder output of their content is cached, or is
 computed in the same step. The cached and the computed outputs are limited, in placeholder tokens.
 Planning records the needs; the encoder cache is changed only when the step is emitted, so revoking
 a grant is one deletion. This module does not use policies, rows or KV blocks.
@@ -43,9 +43,10 @@ class EncoderBudget:
             )
 
     def reach(self, request: Request, start: int, end: int) -> int:
-        """Return the largest possible end of a run over [start, end) in this step. Changes nothing.
+        """Return how far this step can compute the tokens [start, end) of `request`.
 
-        The run ends before the first placeholder whose encoder output cannot be available.
+        Changes nothing. The result is before the first placeholder whose encoder output cannot be
+        available.
         """
         items = [_item(need) for need in self._needs()]
         for index in _overlapping(request, start, end):
@@ -56,7 +57,7 @@ class EncoderBudget:
         return end
 
     def want(self, request: Request, start: int, end: int) -> None:
-        """Record the grant of a run over [start, end), which `reach` allows."""
+        """Record that this step computes the tokens [start, end), which `reach` allows."""
         indices = list(_overlapping(request, start, end))
         if indices:
             self._wanted[request] = (indices, end)

@@ -84,7 +84,7 @@ class PrefixSharing:
         return hit
 
     def note_run(self, request: Request) -> None:
-        """Record the first block of a granted run, if the run computes known tokens."""
+        """Record the first block that a granted request computes, if it computes known tokens."""
         start = request.num_computed_tokens
         if start >= request.num_prompt_tokens and start + 1 >= len(request.token_ids):
             return  # the request decodes

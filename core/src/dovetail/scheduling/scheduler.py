@@ -271,9 +271,9 @@ class Scheduler(SchedulerInterface):
         return news
 
     def _end_failed_runs(self, errors: Mapping[int, str]) -> list[Finished]:
-        """End the requests whose runs in the oldest plan have failed.
+        """End the requests of the oldest plan that have failed.
 
-        errors: message by run index.
+        errors: message by position in the plan.
         """
         requests, status = self._in_flight[0].requests, RequestStatus.FINISHED_ERROR
         news = []

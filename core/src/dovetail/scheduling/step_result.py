@@ -28,8 +28,8 @@ class StepResult:
 
     advanced, request_ids, counts, token_ids: the requests that got tokens, their ids, the numbers
     of tokens, and all tokens concatenated. ended: requests that have ended and why, in plan order.
-    num_kept: maps a run to the number of kept tokens, if some are dropped. num_drafts,
-    num_accepted: numbers of verified and accepted drafts.
+    num_kept: maps a position in the plan to the number of kept tokens, if some are dropped.
+    num_drafts, num_accepted: numbers of verified and accepted drafts.
     """
 
     advanced: list[Request] = field(default_factory=list)
@@ -80,7 +80,7 @@ def process_result(
 
     record: the requests of the plan. Results of requests that ended since the plan was made are
     dropped, as are tokens sampled past an end. The decode batch is processed as columns, other
-    requests run by run; the same rules decide when they end.
+    requests one by one; the same rules decide when they end.
     """
     step_result = StepResult()
     num_members = 0
@@ -146,7 +146,7 @@ def _process_decode_batch(
 def _process_run(
     step_result: StepResult, run: int, request: Request, token_ids: Sequence[int]
 ) -> None:
-    """Process one run that sampled any number of tokens."""
+    """Process any number of sampled tokens of one request. run: its position in the plan."""
     known = request.token_ids
     if len(known) == request.num_prompt_tokens:
         step_result.num_cached_tokens[request.request_id] = request.num_cached_tokens

@@ -67,7 +67,7 @@ class View:
 
     @property
     def running(self) -> Sequence[RequestView]:
-        """Requests that hold a row, in the order of their admission."""
+        """Requests that hold a row (a batch slot), in the order of their admission."""
         return tuple(self._state.running)
 
     @property

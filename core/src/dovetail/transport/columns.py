@@ -1,6 +1,6 @@
 """Encodes columns as one frame of bytes, and decodes them. Rings carry such frames.
 
-    head        magic, version, kind, number of columns, two 64-bit numbers defined by the kind
+        header      magic, version, kind, number of columns, two 64-bit numbers defined by the kind
     lengths     bytes of each column
     columns     concatenated, in the machine's byte order
 
@@ -50,7 +50,7 @@ def pack_columns(
 
 
 def frame_kind(frame: bytes) -> int:
-    """Return the kind of a frame. Raise MessageError if the frame is too short for a head."""
+    """Return the kind of a frame. Raise MessageError if the frame is too short for a header."""
     if len(frame) < _HEAD.size:
         raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
     kind: int = _HEAD.unpack_from(frame)[2]

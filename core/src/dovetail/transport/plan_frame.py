@@ -1,8 +1,8 @@
 """Encodes plans as frames, and decodes them.
 
-The columns of a `SchedulerOutput` are sent unchanged; objects (mainly joins) are msgpack in one
-more column, which is empty in most steps. Decoding checks everything that a worker relies on for
-memory safety: lengths, signs, and consistent counts. The worker checks whether a row or a block
+The columns of a `SchedulerOutput` are sent unchanged; objects (mainly new requests) are msgpack in
+one more column, which is empty in most steps. Decoding checks everything that a worker relies on
+for memory safety: lengths, signs, and consistent counts. The worker checks whether a row or a block
 exists.
 """
 

@@ -1,13 +1,13 @@
 """A broadcast ring: one process writes frames, and several others read. Each reads every frame.
 
 Frames are bytes, whose format `columns` defines. They are sent through shared memory; a frame
-longer than a slot is sent as a memory file instead, by its descriptor. A send has a timeout, and a
-peer that has exited is detected by its closed wakeup socket. Waiting spins briefly, then sleeps
-until the wakeup socket has a packet.
+longer than a slot is sent as a memory file instead, by its descriptor. A send has a timeout, and
+the exit of the other process is detected by its closed wakeup socket. Waiting spins briefly, then
+sleeps until the wakeup socket has a packet.
 
 Pass a `RingReaderEnd` to a process that is started with exec (`pass_fds`), and close it in this
-process: the socket reports the peer's exit only if no other process has its descriptor. Not
-thread-safe.
+process: the socket reports the exit of the other process only if no third process has its
+descriptor. Not thread-safe.
 """
 
 from __future__ import annotations

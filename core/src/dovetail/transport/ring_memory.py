@@ -154,7 +154,7 @@ class RingMemory:
 
     @classmethod
     def format(cls, descriptor: int, shape: RingShape) -> RingMemory:
-        """Write the head of a new ring into `descriptor`, which must be large enough and zeroed."""
+        """Write the header of a new ring into `descriptor`, which must be zeroed and big enough."""
         mapping = mmap.mmap(descriptor, shape.num_bytes)
         counts = shape.num_slots, shape.slot_bytes, shape.num_readers
         _HEAD.pack_into(mapping, 0, _MAGIC, _LAYOUT, *counts)
@@ -197,7 +197,7 @@ class RingMemory:
         return self._words[side * _LINE_WORDS + 1]
 
     def set_wake_count(self, side: int, count: int) -> None:
-        """Set the peer's count at which this process must be woken, or 0 for never."""
+        """Set the count of the other process at which this process is woken, or 0 for never."""
         self._words[side * _LINE_WORDS + 1] = count
 
     def write(self, number: int, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A socket pair between two processes: wakes the peer, passes descriptors, reports its exit.
+"""A socket pair between two processes: wakes the other one, passes descriptors, reports exits.
 
 The sockets preserve packet boundaries. A socket is closed with its last descriptor, so the exit of
 a process is noticed immediately. Linux only. Packets of any other form are rejected, and
@@ -42,7 +42,7 @@ class WakeupSocket:
         return self._socket.fileno()
 
     def notify(self) -> None:
-        """Wake the peer. Do nothing if it has exited or has an unread notification."""
+        """Wake the other process. Do nothing if it has exited or has an unread notification."""
         try:
             self._socket.send(_NOTIFICATION)
         except BlockingIOError:
@@ -51,9 +51,9 @@ class WakeupSocket:
             self.lost = True
 
     def send_descriptor(self, number: int, descriptor: int) -> bool:
-        """Send a descriptor to the peer. Return False if the peer must first receive earlier ones.
+        """Send a descriptor. Return False if the other process must first receive earlier ones.
 
-        Raises PeerLostError if it has exited.
+        Raises PeerLostError if the other process has exited.
         """
         try:
             socket.send_fds(
@@ -67,9 +67,9 @@ class WakeupSocket:
         return True
 
     def receive(self) -> None:
-        """Receive all packets that have arrived. Set `lost` if the peer has exited. Does not wait.
+        """Receive all packets that have arrived. Set `lost` if the other process has exited.
 
-        Raises MessageError if a packet is neither a notification nor a descriptor.
+        Does not wait. Raises MessageError if a packet is neither a notification nor a descriptor.
         """
         while not self.lost:
             try:
@@ -122,9 +122,9 @@ class WakeupPoller:
         self._by_descriptor = {wakeup.fileno(): wakeup for wakeup in wakeups}
 
     def wait(self, timeout_ms: int) -> None:
-        """Wait at most `timeout_ms` for a notification or a lost peer. Receive all packets.
+        """Wait at most `timeout_ms` for a notification or an exit of another process.
 
-        A lost socket is not polled any more.
+        Receive all packets. A lost socket is not polled any more.
         """
         for descriptor, events in self._poll.poll(timeout_ms):
             wakeup = self._by_descriptor[descriptor]

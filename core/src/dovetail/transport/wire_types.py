@@ -121,7 +121,7 @@ class WirePooled(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 def wire_pooled(pooled: Mapping[K, PooledTensor]) -> dict[K, WirePooled]:
-    """Convert the pooled results of several requests or runs for a message."""
+    """Convert the pooled results of several requests for a message."""
     return {key: WirePooled(item.shape, item.values.tobytes()) for key, item in pooled.items()}
 
 
@@ -131,7 +131,7 @@ def read_pooled(wire: Mapping[K, WirePooled]) -> dict[K, PooledTensor]:
 
 
 def wire_logprobs(columns: Mapping[K, LogprobColumns]) -> dict[K, WireLogprobs]:
-    """Convert the log-probabilities of several requests or runs for a message."""
+    """Convert the log-probabilities of several requests for a message."""
     return {key: WireLogprobs.of(column) for key, column in columns.items()}
 
 
@@ -170,7 +170,7 @@ def read_request(content: bytes) -> EngineCoreRequest:
 
 
 def wire_join(join: NewRequest) -> msgspec.Struct:
-    """Convert a join of a plan to a struct that can be sent."""
+    """Convert a new request of a plan to a struct that can be sent."""
     packed = {field.name: getattr(join, field.name) for field in fields(join)}
     packed["token_ids"] = join.token_ids.tobytes()
     packed["sampling_params"] = _params(join.sampling_params)
@@ -186,7 +186,10 @@ class WirePlanTail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 def read_join(packed: Any) -> NewRequest:
-    """Convert a decoded join to an object of the plan. Raise MessageError if it is not valid."""
+    """Convert a decoded new request to an object of the plan.
+
+    Raise MessageError if it is not valid.
+    """
     values = {name: getattr(packed, name) for name in packed.__struct_fields__}
     values["token_ids"] = counts32(values["token_ids"], "token_ids")
     if values["row"] < 0 or not 0 < values["num_prompt_tokens"] <= len(values["token_ids"]):

@@ -1,4 +1,4 @@
-"""BERT and RoBERTa encoders.
+"""BERT and RoBERTa encoder models.
 
 Sources: Devlin et al. 2018, arXiv:1810.04805; Liu et al. 2019, arXiv:1907.11692.
 
@@ -108,7 +108,7 @@ class BertModel(Encoder):
 
     @staticmethod
     def read_offset(config: Config) -> int:
-        """Return the row of the first position."""
+        """Return the row of the position table for the first position."""
         return 0
 
     def _map_weights(self) -> list[WeightMapping]:
@@ -142,18 +142,18 @@ class BertModel(Encoder):
 
 
 class RobertaModel(BertModel):
-    """RoBERTa and XLM-R: the rows of positions begin after the row of padding."""
+    """RoBERTa and XLM-R: the position table starts after the row of the padding token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("RobertaModel", "XLMRobertaModel")
 
     @staticmethod
     def read_offset(config: Config) -> int:
-        """Return the row of the first position."""
+        """Return the row of the position table for the first position."""
         return read_count(config, "pad_token_id", 1, minimum=0) + 1
 
 
 class BertForSequenceClassification(BertModel):
-    """BERT with a head of two layers on the first token."""
+    """BERT with a classification head of two layers on the first token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("BertForSequenceClassification",)
     head_names: ClassVar[tuple[str, str]] = ("bert.pooler.dense", "classifier")
@@ -172,12 +172,12 @@ class BertForSequenceClassification(BertModel):
         )
 
     def classify(self, pooled_RD: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the head, [R, L]."""
+        """Return the outputs of the classification head, [R, L]."""
         return self.out_proj(torch.tanh(self.dense(pooled_RD)))
 
 
 class RobertaForSequenceClassification(BertForSequenceClassification):
-    """RoBERTa and XLM-R with a head of two layers on the first token."""
+    """RoBERTa and XLM-R with a classification head of two layers on the first token."""
 
     architectures: ClassVar[tuple[str, ...]] = (
         "RobertaForSequenceClassification",

@@ -29,7 +29,7 @@ from dovetail_models.decoder.names import at_layer, at_root, fused_qkv
 
 
 class BloomForCausalLM(DecoderForCausalLM):
-    """ALiBi, layer norms and biases everywhere, a tanh GELU without a gate."""
+    """BLOOM: ALiBi, layer norms and biases in all layers, a tanh GELU without a gate."""
 
     architectures: ClassVar[tuple[str, ...]] = ("BloomForCausalLM",)
     lacks: ClassVar[frozenset[str]] = frozenset({"positions"})
@@ -61,7 +61,7 @@ class BloomForCausalLM(DecoderForCausalLM):
         return EmbeddingNormDecoder(context, shape)
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names and layouts. Published checkpoints have names without a prefix."""
+        """Return the weight mappings. Published checkpoints have names without a prefix."""
         names = {
             "input_layernorm": "input_layernorm",
             "post_attention_layernorm": "post_attention_layernorm",

@@ -1,4 +1,4 @@
-"""Decoders with a head of classes: classification, reward and reranking models."""
+"""Decoders with a classification head: classification, reward and reranking models."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from dovetail_models.families.qwen3 import Qwen3ForCausalLM
 
 
 class Gemma2ForSequenceClassification(SequenceClassifier, Gemma2ForCausalLM):
-    """Gemma 2 with a head of classes."""
+    """Gemma 2 with a classification head."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Gemma2ForSequenceClassification",)
 
 
 class LlamaForSequenceClassification(SequenceClassifier, LlamaForCausalLM):
-    """Llama with a head of classes."""
+    """Llama with a classification head."""
 
     architectures: ClassVar[tuple[str, ...]] = ("LlamaForSequenceClassification",)
 
 
 class MistralForSequenceClassification(SequenceClassifier, MistralForCausalLM):
-    """Mistral with a head of classes."""
+    """Mistral with a classification head."""
 
     architectures: ClassVar[tuple[str, ...]] = ("MistralForSequenceClassification",)
 
 
 class Phi3ForSequenceClassification(SequenceClassifier, Phi3ForCausalLM):
-    """Phi-3 with a head of classes."""
+    """Phi-3 with a classification head."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Phi3ForSequenceClassification",)
 
 
 class Qwen2ForSequenceClassification(SequenceClassifier, Qwen2ForCausalLM):
-    """Qwen 2 with a head of classes."""
+    """Qwen 2 with a classification head."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen2ForSequenceClassification",)
 
 
 class Qwen3ForSequenceClassification(SequenceClassifier, Qwen3ForCausalLM):
-    """Qwen 3 with a head of classes."""
+    """Qwen 3 with a classification head."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen3ForSequenceClassification",)

@@ -25,7 +25,7 @@ THETA = 500_000.0
 
 
 class CohereForCausalLM(DecoderForCausalLM):
-    """Parallel branches, layer norms without biases, rotary pairs, and scaled logits."""
+    """Command R and Aya: parallel branches, layer norms, rotary pairs, scaled logits."""
 
     architectures: ClassVar[tuple[str, ...]] = ("CohereForCausalLM",)
 
@@ -37,7 +37,7 @@ class CohereForCausalLM(DecoderForCausalLM):
         return _read_shape(config, rope=rope)
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the layouts of the checkpoint."""
+        """Return the weight mappings, which declare the layouts of the checkpoint."""
         size = shape.heads.head_size
         return tuple(rotary_pairs(size, size, ("q_proj", "k_proj", "q_norm", "k_norm")))
 

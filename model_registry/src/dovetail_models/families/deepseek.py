@@ -140,8 +140,9 @@ def _read_shape(
     num_ignored: int = 0,
     **changes: Any,
 ) -> DecoderShape:
-    """Return the shape. defaults: of fields of the experts. changes: further fields.
+    """Return the shape that config.json defines, with experts.
 
+    defaults: default values of the fields about experts. changes: further fields of the shape.
     num_ignored: number of layers after the last one, which predict further tokens.
     """
     reject(config, "moe_layer_freq", needs=1)
@@ -180,7 +181,10 @@ def _read_shape(
 
 
 def _read_latent(config: Config, rope: Rope) -> LatentOptions:
-    """Return the sizes of attention. q_lora_rank null means queries without a latent vector."""
+    """Return the sizes of latent attention.
+
+    If q_lora_rank is null, queries have no latent vector.
+    """
     num_heads = read_count(config, "num_attention_heads")
     reject(config, "num_key_value_heads", needs=num_heads)
     has_query_rank = config.get("q_lora_rank", 0) is not None
@@ -251,7 +255,7 @@ def _with_groups(
 ) -> ExpertRouting:
     """Return `routing` with groups of experts. min_size: minimum number of experts of a group.
 
-    defaults: of n_group and topk_group.
+    defaults: default values of n_group and topk_group.
     """
     num_groups = read_count(config, "n_group", defaults[0])
     top_groups = read_count(config, "topk_group", defaults[1])

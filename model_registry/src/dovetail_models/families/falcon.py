@@ -40,7 +40,7 @@ OLD_NAMES = {
 
 
 class FalconForCausalLM(DecoderForCausalLM):
-    """Layer norms, no gate; parallel branches, shared keys and ALiBi as config.json states."""
+    """Falcon: layer norms, no gate; parallel branches and ALiBi as config.json states."""
 
     architectures: ClassVar[tuple[str, ...]] = ("FalconForCausalLM", "RWForCausalLM")
 
@@ -68,7 +68,7 @@ class FalconForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names and layouts: each group has its queries, then its key and value."""
+        """Return the weight mappings: each group has its queries, then its key and value."""
         layer = "transformer.h.{}"
         qkv = fused_qkv(f"{layer}.self_attention.query_key_value", groups=shape.heads.num_kv_heads)
         names = {

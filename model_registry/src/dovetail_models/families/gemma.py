@@ -25,7 +25,7 @@ from dovetail_models.decoder.shape import GELU_TANH_NAMES
 
 
 class GemmaForCausalLM(DecoderForCausalLM):
-    """Llama with scaled embeddings, norms that multiply by 1 + weight, and a tanh GELU."""
+    """Gemma: Llama with scaled embeddings, norms that multiply by 1 + weight, and a tanh GELU."""
 
     architectures: ClassVar[tuple[str, ...]] = ("GemmaForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_pytorch_tanh"}

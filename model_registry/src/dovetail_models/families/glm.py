@@ -31,7 +31,7 @@ class GlmForCausalLM(DecoderForCausalLM):
         return _read_shape(config)
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the layouts of the checkpoint."""
+        """Return the weight mappings, which declare the layouts of the checkpoint."""
         (rope, *_) = shape.ropes
         rotary_size = rope.rotary_size if rope is not None else 0
         return (
@@ -51,7 +51,7 @@ class Glm4ForCausalLM(GlmForCausalLM):
         return _read_shape(config, block=SandwichBlock)
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names and layouts. Checkpoints give the norms of Gemma 2 other names."""
+        """Return the weight mappings. Checkpoints give the norms of Gemma 2 other names."""
         names = {
             "post_self_attn_layernorm": "post_attention_layernorm",
             "post_attention_layernorm": "pre_feedforward_layernorm",

@@ -42,7 +42,10 @@ USUAL = {
 
 
 class GPT2LMHeadModel(DecoderForCausalLM):
-    """Learned positions, layer norms, biases everywhere. Matrices are stored as [in, out]."""
+    """GPT-2: learned positions, layer norms, biases everywhere.
+
+    Matrices are stored as [in, out].
+    """
 
     architectures: ClassVar[tuple[str, ...]] = ("GPT2LMHeadModel",)
 
@@ -68,13 +71,13 @@ class GPT2LMHeadModel(DecoderForCausalLM):
         )
 
     def make_decoder(self, context: ModelContext, shape: DecoderShape) -> PositionDecoder:
-        """Return the decoder with its table of positions."""
+        """Return the decoder with its position table."""
         usual = renamed(context.hf_config, max_position_embeddings="n_positions")
         self.max_positions = read_count(usual, "max_position_embeddings", 1024)
         return PositionDecoder(context, shape, self.max_positions)
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names and layouts. The first checkpoints have names without a prefix."""
+        """Return the weight mappings. The first checkpoints have names without a prefix."""
         mappings: list[WeightMapping] = []
         for prefix in ("transformer.", ""):
             layer = f"{prefix}h.{{}}"

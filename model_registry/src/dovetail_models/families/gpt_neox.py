@@ -24,7 +24,7 @@ from dovetail_models.decoder.shape import GELU_TANH_NAMES
 
 
 class GPTNeoXForCausalLM(DecoderForCausalLM):
-    """Attention and MLP in parallel, each with its norm, unless `use_parallel_residual` is off."""
+    """GPT-NeoX: attention and MLP in parallel or, without `use_parallel_residual`, in sequence."""
 
     architectures: ClassVar[tuple[str, ...]] = ("GPTNeoXForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu"}
@@ -49,7 +49,7 @@ class GPTNeoXForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names and layouts: the rows of q, k and v alternate by head."""
+        """Return the weight mappings: the rows of q, k and v alternate by head."""
         layer = "gpt_neox.layers.{}"
         return (
             fused_qkv(f"{layer}.attention.query_key_value", groups=shape.heads.num_heads),

@@ -42,7 +42,7 @@ DEFAULT_ROPE: Mapping[str, Any] = {
 
 
 class GptOssForCausalLM(DecoderForCausalLM):
-    """Experts with biases and clamped activations; attention with sinks and some windows."""
+    """gpt-oss: experts with biases and clamped activations; attention with sinks."""
 
     architectures: ClassVar[tuple[str, ...]] = ("GptOssForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"num_local_experts": 4, "head_dim": 16}

@@ -14,7 +14,7 @@ from dovetail_models.decoder import (
 
 
 class LlamaForCausalLM(DecoderForCausalLM):
-    """The unmodified decoder. `attention_bias` and `mlp_bias` add biases to the linear layers."""
+    """Llama 1 to 3. `attention_bias` and `mlp_bias` add biases to the linear layers."""
 
     architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM",)
 

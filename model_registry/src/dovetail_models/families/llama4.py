@@ -46,7 +46,7 @@ from dovetail_torch.layers import ChunkedAttention, RotaryEmbedding
 
 
 class Llama4ForCausalLM(DecoderForCausalLM):
-    """Chunked attention with rotary positions, full attention without; a sigmoid of one expert."""
+    """Llama 4: chunked attention with RoPE, full attention without; one expert per token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Llama4ForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {
@@ -94,11 +94,12 @@ class Llama4ForCausalLM(DecoderForCausalLM):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama4Options:
-    """What differs from other attention layers.
+    """The options of Llama 4's attention layers.
 
     qk_norm: whether layers with rotary positions divide each head of q and k by its root mean
-    square. eps: of this norm. tunes: whether other layers multiply queries by a factor that grows
-    with the position p, 1 + tuning · ln(1 + floor((p + 1) / floor_scale)).
+    square. eps: the epsilon of this norm. tunes: whether layers without rotary positions multiply
+    queries by a factor that grows with the position p, 1 + tuning · ln(1 + floor((p + 1) /
+    floor_scale)).
     Source: Nakanishi 2025, arXiv:2501.19399.
     """
 
@@ -112,7 +113,7 @@ class Llama4Options:
 class Llama4Attention(SelfAttention):
     """Attention whose queries and keys are rotated and normalized, or whose queries are scaled.
 
-    chunk_size: of `ChunkedAttention`; 0 for full attention.
+    chunk_size: the size of `ChunkedAttention`; 0 for full attention.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Llama4Attention(SelfAttention):
         rotary: RotaryEmbedding | None,
         place: tuple[int, int, Llama4Options],
     ) -> None:
-        """place: the number of the layer, its chunk size, and the options."""
+        """place: the index of the layer, its chunk size, and the options."""
         index, chunk_size, options = place
         super().__init__(context, name, shape, rotary, index)
         self.options = options
@@ -144,7 +145,7 @@ class Llama4Attention(SelfAttention):
         return self.attn(q_THS, k_TKS, v_TKS, attention)
 
     def _normal(self, x_THS: torch.Tensor) -> torch.Tensor:
-        """Return each head, divided by its root mean square."""
+        """Return each head of `x_THS`, divided by its root mean square."""
         x = x_THS.float()
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.options.eps)
         return (x * scale).to(x_THS.dtype)

@@ -10,7 +10,7 @@ from dovetail_models.sliding_windows import read_mistral_windows
 
 
 class MistralForCausalLM(DecoderForCausalLM):
-    """Llama without biases. All layers have the same sliding window, or none has one."""
+    """Mistral: Llama without biases. All layers have the same sliding window, or none has one."""
 
     architectures: ClassVar[tuple[str, ...]] = ("MistralForCausalLM",)
 

@@ -26,7 +26,10 @@ PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 class MixtralForCausalLM(DecoderForCausalLM):
-    """Mistral with experts in each layer; the weights of a token's experts have the sum 1."""
+    """Mixtral: Mistral with experts in each layer.
+
+    The weights of a token's experts have the sum 1.
+    """
 
     architectures: ClassVar[tuple[str, ...]] = ("MixtralForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"num_local_experts": 4}
@@ -51,7 +54,7 @@ class MixtralForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names of the hub's checkpoints, and those of transformers' modules."""
+        """Return the mappings for the hub's checkpoints and for transformers' module names."""
         return tuple(_names(shape.num_experts))
 
 

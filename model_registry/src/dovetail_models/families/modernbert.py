@@ -75,7 +75,7 @@ class ModernBertModel(Encoder):
 
 
 class ModernBertForSequenceClassification(ModernBertModel):
-    """ModernBERT with a head of two layers and a norm on the first token, or on the mean."""
+    """ModernBERT with a classification head on the first token or on the mean."""
 
     architectures: ClassVar[tuple[str, ...]] = ("ModernBertForSequenceClassification",)
     unused: ClassVar[tuple[str, ...]] = ("decoder",)
@@ -107,12 +107,12 @@ class ModernBertForSequenceClassification(ModernBertModel):
         )
 
     def classify(self, pooled_RD: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of the head, [R, L]."""
+        """Return the outputs of the classification head, [R, L]."""
         return self.out_proj(self.norm(self.activation(self.dense(pooled_RD))))
 
 
 class _Unchanged(nn.Module):
-    """In the place of a norm: returns its argument."""
+    """A module that is used in place of a norm and returns its argument."""
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         return x_TD

@@ -31,7 +31,7 @@ from dovetail_models.decoder.names import at_layer, at_root, fused_qkv
 
 
 class MptForCausalLM(DecoderForCausalLM):
-    """ALiBi, layer norms and linear layers without biases, an exact GELU without a gate."""
+    """MPT: ALiBi, layer norms and linear layers without biases, an exact GELU without a gate."""
 
     architectures: ClassVar[tuple[str, ...]] = ("MptForCausalLM", "MPTForCausalLM")
     lacks: ClassVar[frozenset[str]] = frozenset({"positions"})
@@ -59,7 +59,7 @@ class MptForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names and layouts."""
+        """Return the weight mappings."""
         layer = "transformer.blocks.{}"
         names = {
             "norm_1": "input_layernorm",

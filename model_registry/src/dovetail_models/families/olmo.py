@@ -15,7 +15,7 @@ from dovetail_models.decoder import (
 
 
 class OlmoForCausalLM(DecoderForCausalLM):
-    """Llama with layer norms that have no parameters; OLMo 7B limits q, k and v to ±`clip_qkv`."""
+    """OLMo: Llama with layer norms without parameters; OLMo 7B limits q, k and v to ±`clip_qkv`."""
 
     architectures: ClassVar[tuple[str, ...]] = ("OlmoForCausalLM",)
 

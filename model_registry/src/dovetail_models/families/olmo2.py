@@ -20,7 +20,7 @@ from dovetail_models.sliding_windows import read_layer_types, read_windows_of
 
 
 class Olmo2ForCausalLM(DecoderForCausalLM):
-    """Llama with norms after the branches, and norms over all queries and over all keys."""
+    """OLMo 2: Llama with norms after the branches, and norms over all queries and over all keys."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Olmo2ForCausalLM",)
 
@@ -31,7 +31,7 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
 
 
 class Olmo3ForCausalLM(DecoderForCausalLM):
-    """OLMo 2 with a sliding window and other rotary angles in three of four layers."""
+    """OLMo 3: OLMo 2 with a sliding window and other rotary angles in three of four layers."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Olmo3ForCausalLM",)
 
@@ -70,5 +70,5 @@ def _read_shape(config: Config, **changes: Any) -> DecoderShape:
 
 
 def _without_scaling(config: Config) -> Config:
-    """Return the config without the scaling of older files, which is for full attention only."""
+    """Return the config without rope scaling, which older files use for full attention only."""
     return {**config, "rope_scaling": None}

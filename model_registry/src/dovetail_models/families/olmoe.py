@@ -24,7 +24,7 @@ from dovetail_models.decoder.names import stacked_experts
 
 
 class OlmoeForCausalLM(DecoderForCausalLM):
-    """Llama with experts, and norms over all heads of queries and keys."""
+    """OLMoE: Llama with experts, and norms over all heads of queries and keys."""
 
     architectures: ClassVar[tuple[str, ...]] = ("OlmoeForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"num_experts": 6, "num_experts_per_tok": 3}
@@ -57,5 +57,5 @@ class OlmoeForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names of transformers' modules; the hub's are those of the modules here."""
+        """Return the mappings for transformers' module names. The hub's checkpoints need none."""
         return tuple(stacked_experts("model.layers.{}.mlp.experts", shape.num_experts))

@@ -38,7 +38,10 @@ NAMES = {
 
 
 class OPTDecoder(PositionDecoder):
-    """Positions start at row 2. OPT-350m projects its embeddings and has no last norm."""
+    """The decoder of OPT. Positions start at row 2.
+
+    OPT-350m projects its embeddings, without a last norm.
+    """
 
     offset: ClassVar[int] = 2
 
@@ -67,7 +70,7 @@ class OPTDecoder(PositionDecoder):
 
 
 class OPTForCausalLM(DecoderForCausalLM):
-    """Learned positions, layer norms, ReLU. The norms are before or after the branches."""
+    """OPT: learned positions, layer norms, ReLU. The norms are before or after the branches."""
 
     architectures: ClassVar[tuple[str, ...]] = ("OPTForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"ffn_dim": 128}
@@ -92,18 +95,18 @@ class OPTForCausalLM(DecoderForCausalLM):
         )
 
     def make_decoder(self, context: ModelContext, shape: DecoderShape) -> OPTDecoder:
-        """Return the decoder with its table of positions."""
+        """Return the decoder with its position table."""
         self.max_positions = read_count(context.hf_config, "max_position_embeddings", 2048)
         return OPTDecoder(context, shape, self.max_positions)
 
     def make_head(self, context: ModelContext, shape: DecoderShape) -> ParallelLMHead:
-        """Return the head, whose input has the size of the embeddings."""
+        """Return the LM head, whose input has the size of the embeddings."""
         size = self.model.embed_tokens.weight.shape[1]
         tied_to = self.model.embed_tokens if shape.tied else None
         return ParallelLMHead(context, "lm_head", shape.vocab_size, size, tied_to=tied_to)
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names in the checkpoint. The first checkpoints have no prefix "model."."""
+        """Return the weight mappings. The first checkpoints have no prefix "model."."""
         mappings: list[WeightMapping] = []
         for decoder in ("model.decoder", "decoder"):
             names = {"final_layer_norm": "norm"}
@@ -117,7 +120,7 @@ class OPTForCausalLM(DecoderForCausalLM):
 
 
 class _Sum(nn.Module):
-    """Stands for a norm: adds the residual, and nothing else."""
+    """A module that is used in place of a norm and only adds the residual."""
 
     def add(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor
@@ -128,5 +131,5 @@ class _Sum(nn.Module):
 
 
 def _linear(context: ModelContext, name: str, in_size: int, out_size: int) -> ParallelLinear:
-    """Return a linear layer that every rank computes whole."""
+    """Return a linear layer that is not divided among the ranks."""
     return ParallelLinear(context, name, in_size, {name.rpartition(".")[2]: out_size})

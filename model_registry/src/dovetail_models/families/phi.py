@@ -24,7 +24,7 @@ from dovetail_models.decoder.shape import GELU_TANH_NAMES
 
 
 class PhiForCausalLM(DecoderForCausalLM):
-    """Attention and MLP in parallel with layer norms, biases everywhere and partial rotary."""
+    """Phi: attention and MLP in parallel with layer norms, biases everywhere and partial rotary."""
 
     architectures: ClassVar[tuple[str, ...]] = ("PhiForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_new"}
@@ -53,7 +53,7 @@ class PhiForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names in the checkpoint."""
+        """Return the weight mappings."""
         return (
             WeightMapping(source="model.final_layernorm", targets=("model.norm",)),
             *at_layer(

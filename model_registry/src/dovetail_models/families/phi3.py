@@ -19,7 +19,7 @@ from dovetail_models.decoder.names import fused_gate_up, fused_qkv
 
 
 class Phi3ForCausalLM(DecoderForCausalLM):
-    """Llama with one weight for q, k and v, one for gate and up, and LongRoPE in long models."""
+    """Phi-3: Llama with fused q, k and v, fused gate and up, and LongRoPE in long models."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Phi3ForCausalLM",)
 
@@ -38,7 +38,7 @@ class Phi3ForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the layouts of the checkpoint."""
+        """Return the weight mappings, which declare the layouts of the checkpoint."""
         return (
             fused_qkv("model.layers.{}.self_attn.qkv_proj"),
             fused_gate_up("model.layers.{}.mlp.gate_up_proj"),

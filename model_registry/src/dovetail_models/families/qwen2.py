@@ -15,7 +15,7 @@ from dovetail_models.sliding_windows import read_qwen_windows
 
 
 class Qwen2ForCausalLM(DecoderForCausalLM):
-    """Llama with biases on q, k and v. config.json may give some layers a sliding window."""
+    """Qwen 2: Llama with biases on q, k and v. Some layers may have a sliding window."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen2ForCausalLM",)
 

@@ -18,7 +18,7 @@ from dovetail_models.sliding_windows import read_qwen_windows
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
-    """Qwen 2 with norms on queries and keys. q, k and v have biases only with `attention_bias`."""
+    """Qwen 3: Qwen 2 with norms on queries and keys. Biases only with `attention_bias`."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Qwen3ForCausalLM",)
 

@@ -41,10 +41,10 @@ EXAMPLE_CONFIG: Mapping[str, int] = {
 
 
 class _QwenMoe(DecoderForCausalLM):
-    """Qwen with experts in some layers, and dense MLPs in the others."""
+    """The common code of Qwen models with experts in some layers, and dense MLPs in the others."""
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names of transformers' modules; the hub's are those of the modules here."""
+        """Return the mappings for transformers' module names. The hub's checkpoints need none."""
         return tuple(stacked_experts("model.layers.{}.mlp.experts", shape.num_experts))
 
 
@@ -96,7 +96,10 @@ class Qwen3MoeForCausalLM(_QwenMoe):
 
 
 def _qwen2_windows(config: Config) -> tuple[int, ...]:
-    """Return the window of each layer: without layer_types, of every other one of the first."""
+    """Return the window of each layer.
+
+    Without layer_types, every other one of the first layers has it.
+    """
     if config.get("layer_types") is not None or not read_flag(config, "use_sliding_window"):
         return read_qwen_windows(config)
     end = read_count(config, "max_window_layers", DEFAULT_MAX_WINDOW_LAYERS, minimum=0)
@@ -110,7 +113,10 @@ def _qwen2_windows(config: Config) -> tuple[int, ...]:
 def _read_experts(
     config: Config, *, defaults: tuple[int, int, int], shared_size: int = 0
 ) -> dict[str, Any]:
-    """Return the fields of the shape. defaults: of experts, experts of a token, and their size."""
+    """Return the experts' fields of the shape.
+
+    defaults: number of experts, experts per token, their size.
+    """
     num_experts = read_num_experts(config, defaults[0])
     options = ExpertOptions(
         num_experts=num_experts,

@@ -18,7 +18,7 @@ from dovetail_models.sliding_windows import read_windows_of
 
 
 class SmolLM3ForCausalLM(DecoderForCausalLM):
-    """Llama without rotary positions in every fourth layer (Yang et al. 2025, arXiv:2501.18795)."""
+    """SmolLM 3: Llama without RoPE in every fourth layer (Yang et al. 2025, arXiv:2501.18795)."""
 
     architectures: ClassVar[tuple[str, ...]] = ("SmolLM3ForCausalLM",)
 

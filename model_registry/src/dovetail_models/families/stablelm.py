@@ -23,7 +23,10 @@ from dovetail_models.decoder.norms import norms_by_head
 
 
 class StableLmForCausalLM(DecoderForCausalLM):
-    """Layer norms and partial rotary; StableLM 2 12B has parallel branches and a norm per head."""
+    """StableLM: layer norms and partial rotary.
+
+    StableLM 2 12B has parallel branches and a norm per head.
+    """
 
     architectures: ClassVar[tuple[str, ...]] = ("StableLmForCausalLM",)
 
@@ -47,7 +50,7 @@ class StableLmForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names in the checkpoint."""
+        """Return the weight mappings."""
         names = {
             "self_attn.q_layernorm": "self_attn.q_norm",
             "self_attn.k_layernorm": "self_attn.k_norm",

@@ -27,7 +27,7 @@ from dovetail_models.decoder.shape import GELU_TANH_NAMES
 
 
 class Starcoder2ForCausalLM(DecoderForCausalLM):
-    """Layer norms, a tanh GELU without a gate, biases everywhere, and an optional window."""
+    """StarCoder 2: layer norms, a tanh GELU without a gate, biases, an optional window."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Starcoder2ForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_pytorch_tanh"}
@@ -50,6 +50,6 @@ class Starcoder2ForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names in the checkpoint."""
+        """Return the weight mappings."""
         names = {"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}
         return tuple(at_layer("model.layers.{}", names))

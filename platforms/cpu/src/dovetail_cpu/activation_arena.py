@@ -1,7 +1,7 @@
-"""Memory for the activations of a recorded run, at the same addresses in every replay.
+"""Memory for the activations of a recorded step, at the same addresses in every replay.
 
-All recordings share one arena, because only one is active at a time. A recording reuses memory as
-soon as its tensors are freed; a replay uses the memory in the same order.
+All recorded steps share one arena, because only one is active at a time. While a step is recorded,
+memory is reused as soon as its tensors are freed; a replay uses the memory in the same order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ActivationArena:
 
 
 class ArenaLease:
-    """The allocations of one recording, from the start of the arena."""
+    """The allocations of one recorded step, from the start of the arena."""
 
     def __init__(self, arena: ActivationArena) -> None:
         self._memory = arena.memory

@@ -43,10 +43,11 @@ def allowed_cpus() -> Set[int]:
 
 
 def default_threads(num_sharing: int) -> ThreadChoice:
-    """Return the number of threads of each of `num_sharing` processes that share the cores.
+    """Return the number of threads for each of `num_sharing` processes that share the cores.
 
-    The smallest of three numbers is divided among them: CPUs of the affinity mask, physical cores
-    among these CPUs, and the rounded CPU quota of the cgroup. At least one.
+    The available cores are the smallest of three numbers: CPUs of the affinity mask, physical cores
+    among these CPUs, and the rounded CPU quota of the cgroup. They are divided among the processes;
+    each gets at least one thread.
     """
     cpus = allowed_cpus()
     cores = _num_physical(cpus)
@@ -89,7 +90,10 @@ def _is_bound() -> bool:
 
 
 def _read_mask() -> Set[int]:
-    """Return the affinity mask. If OpenMP has bound this thread, the CPUs of OpenMP's places."""
+    """Return the affinity mask.
+
+    If OpenMP has bound this thread, return the CPUs of OpenMP's places.
+    """
     if not has_affinity():
         return frozenset()
     mask = os.sched_getaffinity(0)

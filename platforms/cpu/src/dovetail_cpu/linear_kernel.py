@@ -1,8 +1,8 @@
 """The packed weights of one layer: their memory, and the native call that computes with them.
 
 Does not depend on layers, models or the packing format.
-Dimensions: T tokens, I input features, O output features; of experts: D hidden size, K experts of
-a token.
+Dimensions: T tokens, I input features, O output features; for experts: D hidden size, K experts
+per token.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class LinearKernel:
 
     specs: descriptions of the packed weights that are stacked along O, in the order of `form`.
     form: the packed weights as bytes; kept alive. bias_O: bfloat16, kept alive, or None. limit,
-    alpha: of the activation of a weight with gate and up (`dovetail.interfaces.ops.ExpertWeights`).
+    alpha: parameters of the activation of a weight with gate and up projections
+    (`dovetail.interfaces.ops.ExpertWeights`).
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class PackedExperts:
 
     @property
     def spec(self) -> PackedLinear | None:
-        """The packed weight of each expert, if it is one weight of the same kind for all."""
+        """The packed weight of each expert, or None if the experts' weights differ in kind."""
         first = self.specs[0]
         is_equal = len(first) == 1 and all(specs == first for specs in self.specs)
         return first[0] if is_equal else None

@@ -4,8 +4,8 @@ Weights are packed after loading, layer by layer, by the thread team; the unpack
 freed. For other dtypes the method falls back to its base class. It is the base class of the
 quantized methods, which pack the same weights into fewer bits. The experts of a layer are packed
 one after the other, and one native call computes all of them.
-Dimensions: T tokens, I input features, O output features; of experts: D hidden size, K experts of
-a token.
+Dimensions: T tokens, I input features, O output features; for experts: D hidden size, K experts
+per token.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dovetail_cpu_kernels.linear import BF16, PackedLinear
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Consecutive parts of a layer that are packed as one weight. `parts` are their numbers."""
+    """Consecutive parts of a layer that are packed as one weight. `parts` are their indices."""
 
     spec: PackedLinear
     parts: range
@@ -47,8 +47,8 @@ class Run:
 class NativeLinearMethod(OneDNNLinearMethod):
     """Parameters as in the checkpoint. After `pack`, only the packed weight exists.
 
-    A head tied to an embedding is packed too. The embedding keeps its table, of which only a few
-    rows are read, so a mapped table needs almost no memory.
+    An LM head that is tied to an embedding is packed too. The embedding keeps its table. A step
+    reads only a few rows of the table, so a mapped table needs almost no memory.
     """
 
     provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, EXPERTS})
@@ -83,7 +83,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         del layer.weight
 
     def _reserve(self) -> None:
-        """Announce to the arena the packed sizes of all layers that are not packed yet."""
+        """Tell the arena the packed sizes of all layers that are not packed yet."""
         for layer in self._unpacked:
             if layer.kernel is None:
                 self._arena.reserve(self.packed_bytes(layer))
@@ -121,7 +121,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         self._release(layer)
 
     def _weights(self, layer: nn.Module) -> list[torch.Tensor]:
-        """Return the rows of each part."""
+        """Return the weight matrix of each part of the layer, in order."""
         borrowed: dict[int, torch.Tensor] = getattr(layer, "borrowed", {})
         own = layer.weight.detach().split(layer.packed_shape.part_sizes)
         return [borrowed.get(number, rows_OI) for number, rows_OI in enumerate(own)]
@@ -181,14 +181,14 @@ class NativeLinearMethod(OneDNNLinearMethod):
         layer.settled = frozenset({"weight"})
 
     def _runs(self, layer: nn.Module) -> list[Run]:
-        """Return how the layer's parts are packed, in order."""
+        """Return the groups of parts that are packed as one weight, in order."""
         shape: LinearShape = layer.packed_shape
         count = len(shape.part_names) // shape.num_experts
         starts = range(0, len(shape.part_names), count)
         return [Run(spec=layer.packed_spec, parts=range(first, first + count)) for first in starts]
 
     def _packed_spec(self, layer: nn.Module, shape: LinearShape) -> PackedLinear | None:
-        """Return how the weight of the layer, or of one expert, is packed; None: it is not."""
+        """Return how the weight of a layer or expert is packed, or None if it is not packed."""
         spec = self._spec(layer, shape)
         if spec is None or shape.num_experts == 1:
             return spec

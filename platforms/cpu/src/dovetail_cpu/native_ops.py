@@ -121,7 +121,7 @@ class NativeOps(Ops):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the experts of each token, int64 [T, K], best first, and their weights, float32.
 
-        Equal experts are ordered by number.
+        Experts with equal scores are ordered by their index.
         """
         if not (_is_served(x_TD) and _is_served(router.weight_ED)):
             return _TORCH.select_experts(x_TD, router, routing)

@@ -36,7 +36,8 @@ class OneDNNLinearMethod(TorchLinearMethod):
     def pack(self, layer: nn.Module) -> None:
         """Reorder the weight and free the unpacked weight.
 
-        A head tied to an embedding only drops its reference; the embedding owns the weight.
+        If the layer is an LM head tied to an embedding, only the reference is dropped: the
+        embedding owns the weight.
         """
         weight_OI = layer.weight
         if layer.is_stacked or not packs(weight_OI.dtype):

@@ -27,7 +27,7 @@ class CPUWorkerOptions(BaseModel):
 
 
 class Int8Options(BaseModel):
-    """Options of the linear method `int8`. head: the format of the layer that computes logits."""
+    """Options of the linear method `int8`. head: the format of the LM head's weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -37,8 +37,8 @@ class Int8Options(BaseModel):
 class Int4Options(BaseModel):
     """Options of the linear method `int4`.
 
-    group_size: input features per scale. head: the format of the layer that computes logits, the
-        most sensitive one; "int4" is faster and less accurate.
+    group_size: input features per scale. head: the format of the LM head, which is the
+        most sensitive layer; "int4" is faster and less accurate.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,7 +50,7 @@ class Int4Options(BaseModel):
 class Q4KOptions(BaseModel):
     """Options of the linear method `q4_k`.
 
-    head: the format of the layer that computes logits. fallback: the format of a layer whose input
+    head: the format of the LM head. fallback: the format of a layer whose input
         features are not a multiple of 256; "int8" is more accurate, and needs more memory.
     """
 

@@ -1,4 +1,4 @@
-"""Allocate pages of lazily allocated memory in a background thread before they are needed.
+"""Allocates pages of lazily allocated memory in a background thread before they are needed.
 
 The first write to a page waits for the system: up to milliseconds for a huge page, while all
 threads of the team wait. The background thread stays a fixed number of bytes ahead of the used
@@ -30,7 +30,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class PageSupply:
-    """Keeps the pages of the next `ahead_bytes` after the last used row of the buffers allocated.
+    """Keeps pages allocated for `ahead_bytes` beyond the last used row of the buffers.
 
     Called from one thread. Owns one thread, from the first `use` until `close`.
     """

@@ -1,4 +1,4 @@
-"""Ranks on the CPUs of one machine: each pair exchanges tensors, and each rank adds them up.
+"""Ranks on the CPUs of one machine: each pair exchanges tensors, and each rank sums them.
 
 This takes one message in each direction instead of the rounds of a ring. Latency matters, because
 the sums of a step are small. Each rank adds in rank order, so all ranks get the same bits, at any

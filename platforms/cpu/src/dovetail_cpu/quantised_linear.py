@@ -45,7 +45,10 @@ _KINDS = {
 
 
 class QuantisedLinearMethod(NativeLinearMethod):
-    """The base class. name: value of `quantization`. group_size: of int4, otherwise 0."""
+    """The base class. name: value of `quantization`.
+
+    group_size: the group size of int4, otherwise 0.
+    """
 
     name: ClassVar[str]
     dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
@@ -92,7 +95,7 @@ class Int8LinearMethod(QuantisedLinearMethod):
 
 
 class Int4LinearMethod(QuantisedLinearMethod):
-    """Uses 4-bit weights (8-bit in the head) and 8-bit activations, all with group scales."""
+    """Uses 4-bit weights (8-bit in the LM head) and 8-bit activations, all with group scales."""
 
     name: ClassVar[str] = "int4"
     error: ClassVar[float] = 0.6
@@ -105,8 +108,8 @@ class Int4LinearMethod(QuantisedLinearMethod):
 class Q4KLinearMethod(QuantisedLinearMethod):
     """Uses Q4_K blocks: 4-bit weights, with scales and minima on two levels.
 
-    A layer whose input features are not a multiple of 256 has the format `fallback`, or int8 if its
-    blocks do not fit either.
+    A layer whose number of input features is not a multiple of 256 uses the format `fallback`, or
+    int8 if its blocks do not fit either.
     """
 
     name: ClassVar[str] = "q4_k"

@@ -1,11 +1,11 @@
-"""The CPU's graph provider: record the native operations of a run once, then replay them.
+"""The CPU's graph provider: records the native operations of a step once, then replays them.
 
-While a run is recorded, torch operations are intercepted: allocations get memory at fixed
-addresses, views are allowed, and any other operation makes the recording unusable, because a replay
-would skip it. Does not depend on a model's shape.
-Memory: one arena of ARENA_BYTES for all recordings and for steps that are not recorded, allocated
-when it is used, and the argument structs of the operations, below 64 KiB for a model of 40 layers
-and one batch size.
+While a step is recorded, torch operations are intercepted: allocations get memory at fixed
+addresses, views are allowed, and any other operation makes the recorded step unusable, because a
+replay would skip it. Does not depend on a model's shape.
+Memory: one arena of ARENA_BYTES for all recorded steps and for steps that are not recorded,
+allocated when it is used, and the argument structs of the operations, below 64 KiB for a model of
+40 layers and one batch size.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class ReplayProvider:
         self._arena = ActivationArena(ARENA_BYTES)
 
     def key(self, descriptor: BatchDescriptor) -> Hashable | None:
-        """Return the number of tokens, and whether the head and sampling are part of the step.
+        """Return the number of tokens, and whether the LM head and sampling are part of the step.
 
-        The number of requests is part of the attention metadata, not of a recording.
+        The number of requests is not part of the key, because replays read it from the attention
+        metadata.
         """
         if descriptor.num_tokens > MAX_TOKENS:
             return None
@@ -120,7 +121,7 @@ class _Lending(TorchDispatchMode):
 
 
 class _Watch(_Lending):
-    """Detects operations that a recording would miss.
+    """Detects operations that a recorded step would miss.
 
     foreign: the name of the first such operation, or "" if there was none.
     """

@@ -65,7 +65,7 @@ class CPURuntime:
         return torch.device("cpu")
 
     def leave_cores_to_team(self) -> None:
-        """Restrict torch to one thread: two teams of spinning threads double the time."""
+        """Restrict torch to one thread: two teams of spinning threads would double the time."""
         torch.set_num_threads(1)
         team_size = self._team_size()
         logger.info("Native kernels compute on %d threads, torch on one.", team_size)
@@ -153,7 +153,10 @@ def lazy_zeros(num_bytes: int) -> torch.Tensor:
 
 
 def _status_bytes(field: str) -> int:
-    """Return a size of this process. Without /proc (macOS) its peak of resident memory."""
+    """Return a size of this process in bytes.
+
+    Without /proc (macOS), return its peak resident memory.
+    """
     status = Path("/proc/self/status")
     if not status.exists():
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,7 +1,7 @@
 """The CPU worker: the torch worker on the CPU platform's runtime.
 
 In addition it caches packed weights between starts, restricts torch to one thread while native
-kernels use the cores, replays steps from recordings, and allocates the pages of the KV cache only
+kernels use the cores, replays recorded steps, and allocates the pages of the KV cache only
 when they are used.
 """
 
@@ -103,7 +103,10 @@ class CPUWorker(TorchWorker):
         return ReplayProvider()
 
     def compile_obstacle(self) -> str:
-        """Return a reason if native kernels compute the model: they are no operators of torch."""
+        """Return why torch.compile cannot be used: native kernels are not torch operators.
+
+        "" if it can.
+        """
         uses = []
         if self._is_native:
             uses.append("the linear method (use linear_method='onednn' or 'torch')")

@@ -17,7 +17,7 @@ MAX_HEAD_SIZE = 640
 
 
 class AttentionBatchSize(ctypes.Structure):
-    """The struct `dk_attention_batch`: the runs and tokens of a step."""
+    """The struct `dk_attention_batch`: the requests and tokens of a step."""
 
     _fields_ = (
         ("num_runs", ctypes.c_int64),
@@ -67,8 +67,9 @@ class AttentionArgs(ctypes.Structure):
 class AttentionWork(ctypes.Structure):
     """The struct `dk_attention_work`: how a call would be distributed over the team's threads.
 
-    num_items: items that threads claim. num_waves: parts that run one after the other. cost: of all
-    items. longest_cost: the minimum cost of the busiest thread, if all threads are equally fast.
+    num_items: items that threads claim. num_waves: parts that run one after the other. cost: total
+    cost of all items. longest_cost: the minimum cost of the busiest thread, if all threads are
+    equally fast.
     """
 
     _fields_ = (

@@ -58,10 +58,10 @@ class NativeUnavailableError(ImportError):
 
 
 class NativeMemoryError(MemoryError):
-    """A native operation had no memory. Its outputs are undefined. It may be called again.
+    """A native operation could not allocate memory. Its outputs are undefined.
 
-    operation: its name, such as "dk_attention". num_bytes: the bytes that the system rejected, or
-    0.
+    It may be called again. operation: its name, such as "dk_attention". num_bytes: the bytes that
+    the system rejected, or 0.
     """
 
     def __init__(self, operation: str, num_bytes: int) -> None:
@@ -119,7 +119,7 @@ def library() -> ctypes.CDLL:
 def native_operation(name: str) -> ctypes._NamedFuncPointer:
     """Return the operation `dk_<name>`: call it with the address of its struct.
 
-    The function raises NativeMemoryError if the operation had no memory.
+    The function raises NativeMemoryError if the operation could not allocate memory.
     """
     function = getattr(library(), f"dk_{name}")
     function.argtypes, function.restype = [ctypes.c_void_p], check_result
@@ -127,7 +127,7 @@ def native_operation(name: str) -> ctypes._NamedFuncPointer:
 
 
 def check_result(result: int) -> None:
-    """Raise NativeMemoryError if an operation of this thread returned something else than 0."""
+    """Raise NativeMemoryError if an operation of this thread did not return 0."""
     if result:
         loaded = library()
         raise NativeMemoryError(loaded.dk_failed_operation().decode(), loaded.dk_failed_bytes())
@@ -150,7 +150,7 @@ def status() -> NativeStatus:
 
 
 def usable_levels() -> list[int]:
-    """Return the levels, as indices of LEVELS, that this CPU and the library support. Maybe none.
+    """Return the levels (indices of LEVELS) that this CPU and the library support, maybe none.
 
     A level may be missing although a higher level is supported.
     """

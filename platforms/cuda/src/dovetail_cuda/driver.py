@@ -1,4 +1,4 @@
-"""Query the NVIDIA driver through its management library, which creates no context on a device.
+"""Queries the NVIDIA driver through its management library, which creates no context on a device.
 
 The CUDA library itself is not used: a process that has initialized it can no longer be forked.
 Functions and constants are those of nvml.h. Does not depend on torch.
@@ -155,7 +155,10 @@ def _handle_of(library: Any, uuid: str) -> ctypes.c_void_p:
 
 
 def _described(library: Any, handle: ctypes.c_void_p, device: ctypes.c_void_p) -> Card:
-    """Return the card of a handle. device: the handle of the whole device."""
+    """Return the card that a handle of the driver refers to.
+
+    device: the handle of the whole device.
+    """
     major, minor = ctypes.c_int(), ctypes.c_int()
     place = ctypes.byref(major), ctypes.byref(minor)
     _call(library, "nvmlDeviceGetCudaComputeCapability", device, *place)

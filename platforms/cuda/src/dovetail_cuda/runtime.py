@@ -1,6 +1,6 @@
 """The CUDA device runtime.
 
-Ranks use NCCL. A device for which torch contains no code is refused at startup.
+Ranks use NCCL. A device for which torch contains no code is rejected at startup.
 """
 
 from __future__ import annotations

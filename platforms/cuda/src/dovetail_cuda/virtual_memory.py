@@ -85,7 +85,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 class _Calls:
-    """The driver's functions for one device. properties: of its allocations."""
+    """The driver's functions for one device. properties: the properties of its allocations."""
 
     def __init__(self, library: Any, device: int) -> None:
         self._library = library
@@ -188,7 +188,10 @@ class CUDAVirtualMemory:
 
 
 class _DeviceBytes:
-    """A region for torch, by the protocol `__cuda_array_interface__`. The tensor keeps it."""
+    """Exposes a region to torch by the protocol `__cuda_array_interface__`.
+
+    The tensor keeps it alive.
+    """
 
     def __init__(self, region: CUDARegion) -> None:
         self._region = region

@@ -1,9 +1,9 @@
-"""The graph dispatcher: replays a step if its shape has been captured. Otherwise runs it eagerly.
+"""The graph dispatcher: replays a step if its shape was captured, and otherwise runs it eagerly.
 
-A shape is captured when it occurs for the second time. For each kind of step (without the head,
-with the head, with sampling), the first replay is compared with an eager run, bit by bit. A model
-that cannot be replayed is run eagerly, which is logged once. Does not depend on the device or on
-what a graph is.
+A shape is captured when it occurs for the second time. For each kind of step (without the LM head,
+with the LM head, with sampling), the first replay is compared with an eager run, bit by bit. A
+model that cannot be replayed is run eagerly, which is logged once. Does not depend on the device or
+on what a graph is.
 Dimensions: T tokens, D hidden size, V vocabulary.
 """
 
@@ -54,7 +54,7 @@ class GraphDispatcher:
         self.counts = GraphCounts()
 
     def keeps(self, descriptor: BatchDescriptor) -> bool:
-        """Return whether steps of this shape are replayed, or will be later."""
+        """Return whether steps of this shape are replayed, now or later."""
         return self._provider is not None and self._provider.key(descriptor) is not None
 
     def run(
@@ -111,7 +111,7 @@ class GraphDispatcher:
         return entry[1]
 
     def _first_times(self, key: Hashable, forward: Forward) -> Outputs:
-        """Run eagerly. Capture the run if the shape has occurred before."""
+        """Run eagerly. If the shape has occurred before, capture the computation."""
         if key in self._rejected or key not in self._seen:
             self._seen.add(key)
             self.counts.eager += 1

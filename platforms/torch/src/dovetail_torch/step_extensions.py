@@ -84,7 +84,10 @@ class StepExtensions:
 
     @torch.inference_mode()
     def before_forward(self, plan: SchedulerOutput, first_R: np.ndarray) -> None:
-        """Call the hook before the forward pass of the step. first_R: each run's first token."""
+        """Call the hook before the forward pass of the step.
+
+        first_R: each request's first token.
+        """
         for member, own in self._taking_part("before_forward", plan.rows):
             self._call(member, "before_forward", own, partial(_prepare, member, plan, first_R))
 
@@ -120,7 +123,7 @@ class StepExtensions:
             self._call(member, "after_sampling", own, hook)
 
     def run_errors(self, plan: SchedulerOutput) -> Mapping[int, str]:
-        """Return the errors of the plan's runs, by run."""
+        """Return the errors of the plan's requests, by position in the plan."""
         errors = self.errors
         return {run: errors[row] for run, row in enumerate(plan.rows) if row in errors}
 
@@ -251,7 +254,7 @@ def _prepare(
 
 
 def _batch_of(plan: SchedulerOutput, first_R: np.ndarray, rows: Collection[int]) -> ExtensionBatch:
-    """Return the batch of those runs of `plan` whose row is in `rows`."""
+    """Return the batch of the requests of `plan` whose rows are in `rows`."""
     row_set = set(rows)
     runs = [run for run, row in enumerate(plan.rows) if row in row_set]
     return ExtensionBatch(

@@ -1,8 +1,9 @@
 """The functions that the demo model learns to call: add, multiply, weekday, weather, person.
 
-Contract: a function draws the values of a question, words the question, computes the result and
-words the answer. Names of functions and of parameters vary, because a model must read them from the
-definition that it is given. This module does not depend on how definitions or calls are written.
+Contract: a function draws the values of a question, writes the question, computes the result and
+writes the answer. Names of functions and of parameters vary, because a model must read them from
+the definition that it is given. This module does not depend on how definitions or calls are
+written.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ _DAYS = ("today", "tomorrow", *WEEKDAYS)
 
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """Describe one function that a question can need.
+    """One function that a question can need.
 
     names: the names it can have. parameters: for each way to name its parameters, pairs of a name
-    and a JSON type. draw: draws the values of a call. ask: words a question for the values.
-    compute: returns the result. sentence: words the answer from values and result.
+    and a JSON type. draw: draws the values of a call. ask: writes a question for the values.
+    compute: returns the result. sentence: writes the answer from values and result.
     canonical: returns the name and the facts that decide whether a question is held out.
     """
 
@@ -101,14 +102,14 @@ class Function:
         return definition(rng.choice(self.names), self.description, names)
 
     def draw_values(self, rng: Random, *, held_out: bool) -> Values:
-        """Draw values from the held-out ones, or from all others."""
+        """Draw values from the held-out values, or from all other values."""
         while True:
             values = self.draw(rng)
             if facts_are_held_out(*self.canonical(values)) == held_out:
                 return values
 
     def question(self, rng: Random, values: Values) -> str:
-        """Word a question for `values` at random."""
+        """Write a question for `values` with a random phrasing."""
         return loosen(rng, self.ask(rng, values))
 
 

@@ -29,7 +29,7 @@ def _same(facts: Facts) -> Facts | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Describe one kind of question with answers that a program verifies.
+    """One kind of question with answers that a program verifies.
 
     `name` is short and unique; `description` is one line for readers. The four functions are pure,
     except `ask`, which draws from the given generator. `read` raises ValueError for a text that is

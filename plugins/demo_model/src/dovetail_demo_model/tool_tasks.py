@@ -37,7 +37,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolTurn:
-    """One question and how to answer it.
+    """One question, the call that it needs, and its answer.
 
     `name` and `arguments` are the right call; `name` is "" if no function is needed. `result` is
     the text that the function returns; "" without a call. `answer` is the right last answer.

@@ -15,7 +15,10 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
 def write_tiny_encoder(folder: Path, **fields: Any) -> Path:
-    """Write a BERT checkpoint. fields: of config.json; num_labels adds a classification head."""
+    """Write a BERT checkpoint.
+
+    fields: fields of config.json; num_labels adds a classification head.
+    """
     is_classifier = "num_labels" in fields
     config = {
         "architectures": ["BertForSequenceClassification" if is_classifier else "BertModel"],

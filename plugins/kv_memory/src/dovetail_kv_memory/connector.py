@@ -194,7 +194,7 @@ def _encoded(what: str, transfer: KVTransfer) -> dict[str, Any]:
 
 
 def _store_name(context: KVConnectorContext) -> str:
-    """Return a name that is equal only for engines with interchangeable pages.
+    """Return a name that is the same only for engines with interchangeable pages.
 
     The key of a page depends on the tokens. This name depends on everything else that affects the
     content of a page, such as the model, the dtypes and the layout.

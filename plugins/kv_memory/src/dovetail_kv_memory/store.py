@@ -18,9 +18,9 @@ Pages = Sequence[Any]
 
 
 class Feed:
-    """The changes of a store since the feed was last read.
+    """The changes of a store since the changes were last read.
 
-    A map of key to whether the key is stored now.
+    Maps each changed key to whether the key is stored now.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class BlockStore:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all stored pages, in bytes."""
+        """The size of all stored pages, in bytes."""
         return self._num_bytes
 
     def attach(self) -> Feed:

@@ -1,1 +1,4 @@
-"""Experiments with schedulers: replay and show decision logs. Depends only on the core."""
+"""Experiments with schedulers: decision logs, simulations, comparisons.
+
+Depends only on the core.
+"""

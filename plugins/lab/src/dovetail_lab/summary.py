@@ -108,7 +108,7 @@ def summarize(reader: LogReader, observer: LogObserver) -> Summary:
 
 
 class _Counter:
-    """Counts records and gives them to an observer."""
+    """Counts records and passes them to an observer."""
 
     def __init__(self, summary: Summary, observer: LogObserver) -> None:
         self._summary = summary

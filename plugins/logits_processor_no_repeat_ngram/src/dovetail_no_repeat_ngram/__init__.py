@@ -26,7 +26,7 @@ MAX_SIZE = 64
 
 
 class _Row:
-    """Maps each sequence of n - 1 tokens of a row to the tokens that have followed it."""
+    """Maps each sequence of n - 1 tokens of a request to the tokens that have followed it."""
 
     __slots__ = ("_followers", "_tail", "_tail_length")
 
@@ -53,8 +53,8 @@ class NoRepeatNgram(LogitsProcessor):
     """Forbids tokens that would repeat a sequence, unless no other token is left.
 
     The tokens of a row are stored on the host, so each step waits for its sampled tokens. On a CPU
-    this takes a few microseconds; any other device must be synchronized. Rows without the argument
-    have no cost.
+    this takes a few microseconds; any other device must be synchronized. Requests without the
+    argument have no cost.
     """
 
     CONTRACT_VERSION: ClassVar[str] = "0.1"

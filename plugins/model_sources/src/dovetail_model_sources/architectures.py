@@ -17,7 +17,7 @@ _CLASSIFIER = "ForSequenceClassification"
 class ArchitectureInfo:
     """An architecture, as config.json names it, and the plugin that implements it.
 
-    tasks: what a model of it can do. distribution: the installed package, with its version.
+    tasks: the tasks of such a model. distribution: the installed package, with its version.
     """
 
     architecture: str

@@ -4,7 +4,7 @@
     models--ORGANIZATION--NAME/blobs/CHECKSUM           contents of a file
     models--ORGANIZATION--NAME/snapshots/COMMIT/NAME    a link to the contents
 
-Reads and removes models; needs neither huggingface_hub nor a network.
+Reads and removes models. Needs neither huggingface_hub nor a network.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def has_checksum(path: Path, stated: str) -> bool:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a model: of a snapshot, or all parts of a GGUF file."""
+    """Return the files of a model: those of a snapshot, or all parts of a GGUF file."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())
     names = HubReference(repo="", file=path.name).gguf_files()

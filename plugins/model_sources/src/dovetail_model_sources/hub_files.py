@@ -40,7 +40,7 @@ _WRONG_RANGE = 416
 class HubFile:
     """A file according to the hub. num_bytes: None if the hub does not state the size.
 
-    etag: the name of its contents in the cache; for the files of huggingface.co, their checksum.
+    etag: the name of its contents in the cache. For files of huggingface.co, it is their checksum.
     """
 
     name: str

@@ -30,7 +30,7 @@ _NO_CHECKSUM = "no checksum"
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model on this machine. checked: the result of `--verify`, or "" without it."""
+    """A model on this machine. checked: the result of `--verify`, or "" without this option."""
 
     name: str
     num_bytes: int
@@ -136,7 +136,7 @@ def _remove_from_hub_cache(model: Model) -> None:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file, or of the files in a directory."""
+    """Return the size of a file, or the total size of the files in a directory."""
     if hub_cache.is_hub_model(path):
         return sum(item.stat().st_size for item in hub_cache.files_of(path))
     files = [path] if path.is_file() else sorted(path.iterdir())[:_MAX_FILES]

@@ -144,7 +144,7 @@ def _extract_member(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -
 
 
 class _BoundedFile(io.FileIO):
-    """A file that rejects to read more bytes at a time than a table of contents may have."""
+    """A file that rejects reads of more bytes than a table of contents may have."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next bytes. Raise BadZipFile if more are requested than allowed."""

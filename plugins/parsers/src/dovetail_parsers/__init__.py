@@ -1,7 +1,7 @@
 """Tool parsers and reasoning parsers for the published formats of chat models.
 
 cursor         reads a text that arrives in pieces
-base           what all tool parsers share
+base           the base classes of all tool parsers
 json_formats   formats with JSON arguments
 other_formats  formats with other arguments, and harmony
 reasoning      reasoning parsers

@@ -125,7 +125,7 @@ class StreamedToolParser(ToolParser):
     # --- parts of formats ---------------------------------------------------------------------
 
     def attempt(self, before: str, steps: Steps[None]) -> Steps[bool]:
-        """Run `steps`. If they find no call, what they have read is content.
+        """Run `steps`. If the text is not a call, treat the text that was read as content.
 
         before: the marker that was just read. Returns whether the text was well-formed.
         """
@@ -216,7 +216,7 @@ class StreamedToolParser(ToolParser):
         return text
 
     def _argument_value(self, emit: Emit | None) -> Steps[str]:
-        """Read arguments. They are passed on, or returned if `emit` is None.
+        """Read arguments. Pass them on, or return them if `emit` is None.
 
         A string that contains the arguments as JSON is decoded.
         """
@@ -258,7 +258,7 @@ class MarkedToolParser(StreamedToolParser):
                 yield from self._close()
 
     def _read(self, marker: str) -> Steps[bool]:
-        """Read what follows a marker. Return whether it was a call."""
+        """Read the text after a marker. Return whether it was a call."""
         return (yield from self.json_calls(marker))
 
     def _close(self) -> Steps[None]:

@@ -157,7 +157,10 @@ class GraniteReasoningParser(MarkedReasoningParser):
 
 
 class HarmonyReasoningParser(StreamedReasoningParser):
-    """gpt-oss: the channel analysis is reasoning. Calls stay as they are, for the tool parser."""
+    """gpt-oss: the channel `analysis` is reasoning.
+
+    Calls are left unchanged for the tool parser.
+    """
 
     template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|message|>")
     example = (

@@ -78,7 +78,7 @@ def find_scale(
     *,
     shared: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
-    """Return the scale of each input feature, float32 [I]: ones if no other scales are better.
+    """Return the scale of each input feature, float32 [I], or ones if no other scales are better.
 
     shared: features as [groups, features with the same scale, features of a group].
     """

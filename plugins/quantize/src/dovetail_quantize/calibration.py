@@ -18,7 +18,10 @@ from dovetail_torch.layers.linear import ParallelLinear
 
 @dataclass
 class Moments:
-    """Sums over tokens. products_II: of x · xᵀ, float32; num_tokens: their number."""
+    """Sums over tokens. products_II: the sum of x · xᵀ, float32.
+
+    num_tokens: the number of tokens.
+    """
 
     products_II: torch.Tensor
     num_tokens: int = 0
@@ -31,7 +34,7 @@ class Moments:
 
     @property
     def mean_squares(self) -> torch.Tensor:
-        """The mean square of each feature [I]. At least a millionth of the greatest one."""
+        """The mean square of each feature, float32 [I], at least a millionth of the largest."""
         squares_I = self.products_II.diagonal() / max(1, self.num_tokens)
         return squares_I.clamp(min=float(squares_I.max()) * 1e-6 + 1e-30)
 

@@ -118,7 +118,7 @@ def _leaf(name: str) -> str:
 
 
 def _as_numpy(values: torch.Tensor) -> np.ndarray:
-    """Return the values. Those in bfloat16 as bytes, as the writer expects them."""
+    """Return the values. Convert bfloat16 values to bytes, as the writer requires."""
     values = values.contiguous()
     return (values.view(torch.uint8) if values.dtype == torch.bfloat16 else values).numpy()
 

@@ -18,7 +18,10 @@ MAX_LOGITS_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Figures over all positions. kl: mean in nats; same_best: share of equal top-1 tokens."""
+    """Figures over all positions. kl: mean KL divergence in nats.
+
+    same_best: share of equal top-1 tokens.
+    """
 
     perplexity: float
     kl: float = 0.0
@@ -26,7 +29,7 @@ class Accuracy:
 
 
 def limit_chunks(chunks: Sequence[Sequence[int]], vocab_size: int) -> list[Sequence[int]]:
-    """Return the first chunks: as many as have logits of at most `MAX_LOGITS_BYTES` in all."""
+    """Return the first chunks, as many as have logits of at most `MAX_LOGITS_BYTES` together."""
     left = max(2, MAX_LOGITS_BYTES // (4 * vocab_size))
     kept = []
     for chunk in chunks:

@@ -1,6 +1,7 @@
 """GPTQ: each column of a weight is rounded, and later columns correct its error.
 
-Source: Frantar et al. 2022, arXiv:2210.17323. Columns keep the order of the input features.
+Source: Frantar et al. 2022, arXiv:2210.17323. The columns are rounded in the order of the input
+features.
 Dimensions: O output features, I input features, G groups of a block, K values of a group, N blocks.
 """
 
@@ -38,7 +39,7 @@ def inverse_factor(moments: Moments, damping: float, name: str) -> torch.Tensor:
 def round_columns(
     weight_OI: torch.Tensor, kind: BlockType, moments: Moments, factor_II: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return blocks, uint8 [O, bytes], and the values that they stand for, float32 [O, I].
+    """Return blocks, uint8 [O, bytes], and the values that they represent, float32 [O, I].
 
     factor_II: the result of `inverse_factor`.
     """

@@ -1,4 +1,4 @@
-"""The block type of each layer, and its bits."""
+"""The block type of each layer, and its number of bits."""
 
 from __future__ import annotations
 

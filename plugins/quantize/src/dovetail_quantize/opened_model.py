@@ -51,7 +51,7 @@ class OpenedModel:
 def open_model(model: str, **options: Any) -> Iterator[OpenedModel]:
     """Load a model in bfloat16. Every operation runs through its modules.
 
-    options: of the engine.
+    options: options of the engine.
     """
     settings = {
         "dtype": "bfloat16",

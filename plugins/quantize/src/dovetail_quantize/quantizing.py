@@ -1,7 +1,7 @@
 """Quantizes the linear layers of a model, some decoder layers at a time.
 
 The moments of all layers of a pass fit `MAX_MOMENTS_BYTES`. Later passes run the model with the
-rounded weights of earlier ones.
+rounded weights of earlier passes.
 Dimensions: O output features, I input features, B bytes.
 """
 
@@ -27,7 +27,7 @@ MAX_MOMENTS_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How layers are quantized. types: block types in the order of preference.
+    """How layers are quantized. types: block types in order of preference.
 
     max_layer_error: a layer whose relative output error is greater is kept at 8 bits.
     """
@@ -56,7 +56,7 @@ class QuantizedPart:
 
 @dataclass
 class Quantized:
-    """The parts by name, in the order of the model."""
+    """The quantized parts by name, in the order of the model."""
 
     parts: dict[str, QuantizedPart] = field(default_factory=dict)
 
@@ -75,9 +75,9 @@ def quantize_layers(
     chunks: Sequence[Sequence[int]],
     note: Callable[[str], None],
 ) -> Quantized:
-    """Quantize all linear layers except the head. The model's weights become the rounded values.
+    """Quantize all linear layers except the LM head. The model's weights become the rounded values.
 
-    chunks: of the calibration text; empty for rounding without one. note: receives progress.
+    chunks: chunks of the calibration text; empty for rounding without one. note: receives progress.
     """
     result = Quantized()
     passes = list(_passes(opened))

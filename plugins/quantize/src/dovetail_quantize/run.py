@@ -34,7 +34,7 @@ _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a run. head: the block type of the head and the embedding."""
+    """The result of a run. head: the block type of the LM head and the embedding."""
 
     quantized: Quantized
     before: Accuracy
@@ -116,7 +116,7 @@ def _estimate(opened: OpenedModel, options: QuantizeOptions) -> int:
 def _tensors(
     opened: OpenedModel, quantized: Quantized, options: QuantizeOptions
 ) -> tuple[str, dict[str, Tensor]]:
-    """Return the block type of the head, and all tensors by their names in the model."""
+    """Return the block type of the LM head, and all tensors by their names in the model."""
     tensors: dict[str, Tensor] = {}
     own = dict(opened.module.named_parameters())
     for _, layer in linear_layers(opened.module):

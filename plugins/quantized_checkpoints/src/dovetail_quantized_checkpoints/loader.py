@@ -178,7 +178,10 @@ class _Checkpoint:
         return chosen
 
     def _is_needed(self, name: str, table: WeightTable) -> bool:
-        """Return False for a bias of zeros that the model lacks: GPTQ tools write such biases."""
+        """Return whether a weight is needed.
+
+        Biases of zeros that the model lacks are not: GPTQ writes them.
+        """
         prefix, _, leaf = name.rpartition(".")
         if leaf != "bias" or f"{prefix}.weight" not in self.modules:
             return True
@@ -249,7 +252,7 @@ def _block_type(stored: StoredWeight, target: Assignment) -> str | None:
 
 
 def _announce(stored: StoredWeight | StoredExperts, target: Target) -> None:
-    """Announce to the linear layers that they will receive the weight as blocks, if they will."""
+    """Tell the linear layers that they will receive the weight as blocks, if they support this."""
     if isinstance(stored, StoredExperts):
         return
     if isinstance(target, Assignment) and (name := _block_type(stored, target)) is not None:
@@ -276,7 +279,10 @@ def _fill_all(
 
 
 def _fill(stored: StoredWeight | StoredExperts, target: Target) -> bool:
-    """Pass a weight as blocks, or dequantized. Return whether no values were dequantized."""
+    """Pass a weight on as blocks, or dequantized.
+
+    Return whether it was passed on without dequantization.
+    """
     if isinstance(stored, StoredExperts):
         if not isinstance(target, MappedAssignment) or not target.layout.stacked:
             raise WeightError(

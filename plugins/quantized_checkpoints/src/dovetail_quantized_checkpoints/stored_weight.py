@@ -28,7 +28,10 @@ class StoredWeight(ABC):
         """Return the values of some rows, [R, I], in the dtype that the format prescribes."""
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return all values, [O, I], cast to `dtype`. Only some rows at a time are larger."""
+        """Return all values, [O, I], cast to `dtype`.
+
+        Only some rows at a time use a larger dtype.
+        """
         num_rows, num_columns = self.shape
         result = torch.empty(self.shape, dtype=dtype)
         step = max(1, MAX_CHUNK_VALUES // max(1, num_columns))
@@ -51,7 +54,8 @@ class StoredWeight(ABC):
 class StoredExperts:
     """The weights of the experts of a layer, which are dequantized one after the other.
 
-    shape: of the unquantized weight; E is first. values_of: returns the values of one expert.
+    shape: the shape of the unquantized weight, with E first. values_of: returns one expert's
+    values.
     """
 
     shape: tuple[int, ...]
@@ -62,7 +66,8 @@ class StoredExperts:
 class IntegerWeight(StoredWeight):
     """W[o, i] = scale[o, g] · (code[o, i] − zero[o, g]), with g = group[i].
 
-    bits: of a code. codes: returns the unsigned codes of some rows, int16 [R, I]. scales: [O, G].
+    bits: the bits of a code. codes: returns the unsigned codes of some rows, int16 [R, I]. scales:
+    [O, G].
     zeros: int16 [O, G], or one number for all groups. groups: int64 [I], or None if each group has
     the same number of successive features.
     """

@@ -16,12 +16,13 @@ from dovetail.outputs import PoolingRequestOutput, RequestOutput
 class RequestRecord:
     """An ended request of a generation or pooling route.
 
-    request_id: of the HTTP response. route: its path. status: "ok", "error" or "left" (the client
-    closed the connection). code: of the error, or "". outputs: the last output of each prompt that
-    has one; their `metrics` have the times in nanoseconds. streamed: whether it was streamed.
+    request_id: the id of the HTTP response. route: its path. status: "ok", "error" or "left" (the
+    client closed the connection). code: the code of the error, or "". outputs: the last output of
+    each prompt that has one; their `metrics` have the times in nanoseconds. streamed: whether it
+    was streamed.
     num_completion_tokens: generated tokens of all completions. num_tokens: the same for each of
-    `outputs`. finish_reasons: of the ended completions. traceparent: the header, or "". arrival_ns,
-    end_ns: the clock of the engine when the request arrived and ended.
+    `outputs`. finish_reasons: the reasons of the ended completions. traceparent: the header, or "".
+    arrival_ns, end_ns: the clock of the engine when the request arrived and ended.
     """
 
     request_id: str

@@ -56,7 +56,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Listeners:
-    """The listening sockets. admin: of the admin routes, if they have a port of their own."""
+    """The listening sockets.
+
+    admin: the socket of the admin routes, if they have a separate port.
+    """
 
     public: socket.socket
     admin: socket.socket | None = None
@@ -104,7 +107,7 @@ def log_ready(state: ServerState, listeners: Listeners) -> None:
 class Lead(Protocol):
     """The main process of a server, as seen by an API process.
 
-    replaces_another: whether this process replaces one that ended.
+    replaces_another: whether this process replaces an API process that has ended.
     """
 
     replaces_another: bool
@@ -260,10 +263,10 @@ def _add_batches(
 
 
 class _QuietServer(uvicorn.Server):
-    """uvicorn's server. The drain handles the signals."""
+    """uvicorn's server without signal handlers, because `Drain` handles the signals."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        """Leave the signals to the drain."""
+        """Do not handle signals, because `Drain` handles them."""
         return nullcontext()
 
 

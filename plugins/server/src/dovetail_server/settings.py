@@ -26,9 +26,9 @@ class ServerSettings:
     strict_params: reject unknown fields of requests. allow_request_templates: whether a request may
     have its own chat template. request_timeout_s: the default time limit of a
     request, and the largest that a client may set; None for no limit.
-    max_body_bytes, max_json_values: limits of a request's body. max_total_body_bytes: of the bodies
-    of all requests that are being received. max_header_bytes: of the request line and the headers.
-    max_connections: open connections; further ones are refused.
+    max_body_bytes, max_json_values: limits of a request's body. max_total_body_bytes: limit of
+    the bodies of all requests that are being received. max_header_bytes: limit of the request line
+    and the headers. max_connections: open connections; further ones are rejected.
     header_timeout_s, body_timeout_s: time in which a client must send the headers and the body.
     write_timeout_s: time in which a client must read what the connection can buffer.
     keep_alive_s: time after which an idle connection is closed. vllm_metric_names: whether
@@ -37,7 +37,7 @@ class ServerSettings:
     each request is logged. trace_functions: file that records calls of functions, or None.
     drain_timeout_s: time that running requests have to finish after SIGTERM.
     api_keys, api_key_file: keys of clients; without keys every client is served. admin_keys: keys
-    of operators. admin_port: a port of its own for the admin routes, at admin_host; None: they are
+    of operators. admin_port: a separate port for the admin routes, at admin_host; None: they are
     served on the public port if there are admin keys, and otherwise not at all.
     cache_salt_by: "key" or "user": only requests with the same API key or `user` share cached
     prefixes. allowed_hosts: accepted names in the header "host". cors_origins: web pages that may
@@ -45,10 +45,10 @@ class ServerSettings:
     clients need a certificate. storage_dir: folder for stored responses, files and batches; None: a
     temporary one, which is removed at the end. max_file_bytes, max_stored_files,
     max_stored_file_bytes, file_lifetime_s: limits of a file, and of the files of each API key.
-    upload_timeout_s: time in which a client must send a file. max_batch_lines: of a batch.
-    max_unfinished_batches: of each API key. batch_timeout_s: time after which the remaining lines
-    of a batch fail. batch_concurrency: lines that are executed at the same time; None: half of
-    `max_num_seqs`. max_stored_responses, max_stored_response_bytes,
+    upload_timeout_s: time in which a client must send a file. max_batch_lines: lines of a
+    batch. max_unfinished_batches: batches of each API key. batch_timeout_s: time after which the
+    remaining lines of a batch fail. batch_concurrency: lines that are executed at the same time;
+    None: half of `max_num_seqs`. max_stored_responses, max_stored_response_bytes,
     response_lifetime_s: limits of the stored responses of each API key. verbose: log the
     phases of the start and the use of memory.
     Raises ConfigError, naming the option, for an invalid value.

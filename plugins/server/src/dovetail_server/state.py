@@ -30,7 +30,7 @@ class OtherProcesses(Protocol):
 
 
 class NoOthers:
-    """The other API processes of a server that has one process."""
+    """The value of `OtherProcesses` for a server with one process."""
 
     async def num_running(self) -> int:
         """Return 0."""

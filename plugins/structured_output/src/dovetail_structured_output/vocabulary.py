@@ -41,7 +41,7 @@ class Vocabulary:
 
 
 class _Source:
-    """What llguidance reads from a tokenizer."""
+    """The tokenizer interface that llguidance reads."""
 
     def __init__(
         self, tokenizer: Tokenizer, tokens: list[bytes], special: list[int], eos: int

@@ -5,9 +5,9 @@ vocabulary  the tokens of a model in the form that the library reads
 forms       compiles the forms of grammars
 schemas     translates JSON schemas to the part of JSON Schema that the library enforces
 types       translates the keywords of one JSON type
-exclusion   whether the schemas of `oneOf` exclude each other
+exclusion   checks whether the schemas of `oneOf` exclude each other
 recursion   checks the references of a schema
 regexes     translates regular expressions
 ebnf        checks grammars
-probe       whether the library is installed
+probe       checks whether the library is installed
 """

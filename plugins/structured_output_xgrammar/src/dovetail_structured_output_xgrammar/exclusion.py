@@ -1,4 +1,4 @@
-"""Whether translated schemas exclude each other, so that `oneOf` equals `anyOf`."""
+"""Checks whether translated schemas exclude each other, so that `oneOf` equals `anyOf`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the library is installed. Does not import it."""
+"""Checks whether the library is installed, without importing it."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ class _Parser:
         return Pattern(text, atom.size * times, minimum == 0 or atom.nullable)
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Read a repetition. Return its least and most counts, or None if there is none."""
+        """Read a repetition. Return its minimum and maximum counts, or None if there is none."""
         for symbol, counts in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._take(symbol):
                 return counts
@@ -262,7 +262,10 @@ class _Parser:
         return ((code, code),)
 
     def _escaped(self, possibly: bool = False) -> Ranges:
-        """Read an escape. possibly: return characters of which it is unsure, too."""
+        """Read an escape.
+
+        possibly: whether to include characters on which regex engines disagree.
+        """
         letter = self._peek(1)
         self.place += 2
         if letter.lower() in _CLASSES:

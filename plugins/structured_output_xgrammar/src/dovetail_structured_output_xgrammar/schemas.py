@@ -89,10 +89,10 @@ class _Translation:
         return self._labeled(self._alone(alone, schema, depth))
 
     def _labeled(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return a part with a key of its own, which the library ignores.
+        """Return a part with a unique key, which the library ignores.
 
-        The library takes two parts for the same if they differ only in properties with names such
-        as "title".
+        Without the key, the library treats two parts as equal if they differ only in properties
+        with names such as "title".
         """
         self._num_labels += 1
         return part | {"label": self._num_labels}

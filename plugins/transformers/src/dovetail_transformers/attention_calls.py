@@ -1,8 +1,8 @@
-"""The attention function that transformers calls, and what takes its calls.
+"""The attention function that transformers calls, and the objects that handle its calls.
 
-Each attention module of a model has an object that takes its calls (`TakesCalls`): two models in
-one process do not share state. Dimensions: T tokens, H query heads, K key-value heads, D head size
-of queries and keys, V head size of values.
+Each attention module of a model has an object that handles its calls (`TakesCalls`), so that two
+models in one process do not share state. Dimensions: T tokens, H query heads, K key-value heads, D
+head size of queries and keys, V head size of values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _HARMLESS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The arguments of one call. q_THD, k_TKD, v_TKV: packed runs of tokens, already rotated."""
+    """The arguments of one call.
+
+    q_THD, k_TKD, v_TKV: packed tokens of all requests, already rotated.
+    """
 
     q_THD: torch.Tensor
     k_TKD: torch.Tensor
@@ -40,14 +43,14 @@ class Call:
 
 
 class TakesCalls(Protocol):
-    """Takes the calls of attention modules."""
+    """Handles the calls of attention modules."""
 
     def take(self, module: nn.Module, call: Call) -> torch.Tensor:
         """Return the attention of a call, [T, H, V]."""
 
 
 def set_taker(model: nn.Module, taker: TakesCalls) -> None:
-    """Let `taker` take the calls of all modules. It is not registered as a submodule."""
+    """Let `taker` handle the calls of all modules. It is not registered as a submodule."""
     for module in model.modules():
         module.__dict__[_TAKER] = taker
 

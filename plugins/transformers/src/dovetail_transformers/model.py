@@ -224,7 +224,7 @@ def _make_layer(call: Call, index: int, context: ModelContext) -> Attention:
 
 @contextmanager
 def _eager(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Let a model use transformers' own attention."""
+    """Make a model use transformers' own attention."""
     model.set_attn_implementation("eager")
     try:
         yield

@@ -1,4 +1,4 @@
-"""The weight loader `transformers`: lets transformers read a checkpoint in safetensors.
+"""The weight loader `transformers`, which lets transformers read a safetensors checkpoint.
 
 Names in checkpoints differ from those of modules, and transformers knows the conversions.
 """

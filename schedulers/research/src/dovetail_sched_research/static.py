@@ -1,4 +1,4 @@
-"""Static batching: no request joins a running batch.
+"""Static batching: no request is added to a running batch.
 
 This is how engines worked before continuous batching, and the baseline of Orca (Yu et al., OSDI
 2022). The longest output of a batch keeps all its seats occupied.

@@ -24,11 +24,14 @@ class StepEstimate:
         self._served: set[int] = set()
 
     def begin(self, now_ns: int, num_prompt_tokens: int, served: set[int]) -> None:
-        """Record a planned step. served: the sequence numbers of its requests."""
+        """Record a step that is being planned. served: the sequence numbers of its requests."""
         self._begun_ns, self._num_prompt_tokens, self._served = now_ns, num_prompt_tokens, served
 
     def learn(self, running: Sequence[RequestView], now_ns: int) -> None:
-        """Learn from the step before. Without its requests, the engine may have been idle since."""
+        """Learn from the last step if one of its requests runs now.
+
+        Otherwise it may have been idle.
+        """
         if not any(item.sequence in self._served for item in running):
             return
         duration_ns, count = now_ns - self._begun_ns, self._num_prompt_tokens
@@ -43,6 +46,6 @@ class StepEstimate:
 
 
 def _moved(value: float, observed: float) -> float:
-    """Return the moving average after one more observation."""
+    """Return the moving average after one more observed value."""
     observed = max(0.0, observed)
     return value + _GAIN * (observed - value) if value else observed

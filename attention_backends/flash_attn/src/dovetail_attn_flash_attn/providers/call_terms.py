@@ -1,4 +1,4 @@
-"""The arguments of a call, by term. Each provider has a table from terms to its own names."""
+"""The arguments of a kernel call. A table of each provider maps them to the provider's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dovetail_attn_flash_attn.providers.provider import CallTensors, LayerShape,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """Everything that a kernel call depends on. tensors: None while a schedule is computed."""
+    """All arguments of a kernel call. tensors: None while a schedule is computed."""
 
     shape: LayerShape
     step: StepTensors

@@ -1,6 +1,6 @@
 """The provider `fa3`: a wheel that registers FlashAttention 3 as `torch.ops.flash_attn_3`.
 
-The operator is called directly: the Python function of the wheel has no argument for the result.
+The operator is called directly, because the Python function of the wheel cannot write to `out`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Fa3Provider(Provider):
                 )
 
     def support(self, capability: int) -> Support:
-        """Return the support of the installed build, according to its flags."""
+        """Return what the installed build supports, according to its flags."""
         features = set()
         if not _is_disabled("LOCAL"):
             features.add(SLIDING_WINDOW)
@@ -151,7 +151,7 @@ class Fa3Provider(Provider):
         return True
 
     def schedule(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
-        """Return the work of each row, which a call would otherwise compute in each layer."""
+        """Return the schedule of a step, which a call would otherwise compute in each layer."""
         keywords = arguments(SCHEDULE_NAMES, Call(shape=shape, step=step))
         keywords |= {"headdim_v": shape.head_size, "num_splits": self._splits(step)}
         metadata: torch.Tensor = torch.ops.flash_attn_3.get_scheduler_metadata(**keywords)
@@ -211,7 +211,7 @@ def apply_sinks(out_THD: torch.Tensor, lse_HT: torch.Tensor, sinks_H: torch.Tens
 
 
 def _flag(head_size: int) -> str:
-    """Return the flag of the kernel for a head size."""
+    """Return the name of the build flag of the kernel for a head size."""
     return f"HDIM{min(size for size in KERNEL_HEAD_SIZES if size >= head_size)}"
 
 

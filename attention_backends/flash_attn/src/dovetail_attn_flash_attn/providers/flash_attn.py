@@ -1,4 +1,4 @@
-"""The provider `flash_attn`: the package flash-attn 2.x."""
+"""The provider `flash_attn`, which is the package flash-attn 2.x."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FlashAttnProvider(Provider):
             )
 
     def support(self, capability: int) -> Support:
-        """Return the support of FlashAttention 2."""
+        """Return what FlashAttention 2 supports on a device."""
         return Support(
             capabilities=FA2_CAPABILITIES,
             block_size_multiple=BLOCK_SIZE_MULTIPLE,

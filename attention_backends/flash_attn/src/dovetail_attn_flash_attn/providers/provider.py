@@ -32,12 +32,12 @@ ADVICE = {
 
 
 class ProviderError(Exception):
-    """A provider cannot be used. The text is the cause, and what to do."""
+    """A provider cannot be used. The text states the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a model, a KV-cache group or a layer needs. A group and a layer do not know everything.
+    """The requirements of a model, a KV-cache group or a layer. Unknown values are 0 or empty.
 
     capability: compute capability · 10. driver: the newest CUDA version · 1000 that the driver
     supports. capability, driver, num_heads, block_size: 0 if unknown.
@@ -58,9 +58,10 @@ class Needs:
 class Support:
     """What the kernels of a provider support on a device.
 
-    capabilities: least and greatest compute capability · 10. min_driver: as `Needs.driver`; 0 for
-    any. kv_cache_dtypes: besides the dtype of the model. max_heads_with_sinks: maximum number of
-    query heads of a layer with sinks; 0 for any. features: of `Needs.features`.
+    capabilities: lowest and highest compute capability · 10. min_driver: as `Needs.driver`; 0 for
+    any. kv_cache_dtypes: dtypes of the cache other than the dtype of the model.
+    max_heads_with_sinks: maximum number of query heads of a layer with sinks; 0 for any. features:
+    the supported ids of `Needs.features`.
     """
 
     capabilities: tuple[int, int]
@@ -73,7 +74,7 @@ class Support:
     max_heads_with_sinks: int = 0
 
     def unmet(self, needs: Needs) -> list[str]:
-        """Return one cause, with what would work, for each need that is not met."""
+        """Return one sentence, with the supported values, for each requirement that is not met."""
         causes = [*self._device_causes(needs), *self._dtype_causes(needs)]
         if needs.head_size not in self.head_sizes:
             causes.append(
@@ -139,7 +140,7 @@ class Support:
 
 
 def _cuda_version(number: int) -> str:
-    """Return "13.1" for 13010."""
+    """Return a CUDA version as text: "13.1" for 13010."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -151,8 +152,8 @@ def _listed(values: frozenset[str] | frozenset[int]) -> str:
 class LayerShape:
     """The properties of a layer that a call depends on. Layers of equal shape share a schedule.
 
-    window: number of tokens that a token attends to, itself included; 0 for all. dtype: of
-    queries, keys and values.
+    window: number of tokens that a token attends to, itself included; 0 for all. dtype: the dtype
+    of queries, keys and values.
     """
 
     num_heads: int
@@ -166,7 +167,7 @@ class LayerShape:
 
     @property
     def window_size(self) -> tuple[int, int]:
-        """How many positions before and after its own a query sees, -1 for all: (left, right).
+        """Number of positions before and after its own that a query sees. -1 for all.
 
         Always a tuple: torch compares it with (-1, 0), and a list would not be causal.
         """
@@ -177,8 +178,8 @@ class StepTensors(Protocol):
     """The tensors of a step, on the device, int32. All layers of a KV-cache group share them.
 
     query_start_R1: cumulative number of queries. key_lens_R: number of listed positions of each
-    row. cu_key_lens_R1: cumulative `key_lens_R`. table_RM: the listed blocks of each row.
-    max_query_len: maximum number of queries of a row. max_key_len: M · B.
+    request. cu_key_lens_R1: cumulative `key_lens_R`. table_RM: the listed blocks of each request.
+    max_query_len: maximum number of queries of a request. max_key_len: M · B.
     num_splits: 0 if the kernels choose the number of splits; a fixed maximum for a graph.
     """
 
@@ -244,7 +245,7 @@ class Provider(ABC):
     def load(self, capability: int) -> None:
         """Import the kernels and compare their signatures with the recorded ones.
 
-        Raises ProviderError if the import fails or a signature differs. Later calls are free.
+        Raises ProviderError if the import fails or a signature differs. Later calls do nothing.
         """
 
     def has_schedule(self, shape: LayerShape) -> bool:
@@ -252,14 +253,15 @@ class Provider(ABC):
         return False
 
     def schedule(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
-        """Return what the kernels precompute for all layers of `shape`, if `has_schedule`.
+        """Return the schedule of the kernels for all layers of `shape`, if `has_schedule`.
 
-        The result is int32. For a graph, its length depends only on `shape` and the number of rows.
+        The result is int32. For a graph, its length depends only on `shape` and the number of
+        requests.
         """
         raise NotImplementedError(f"provider {self.name!r} has no schedules")
 
     def reads_whole_pages(self, shape: LayerShape, step: StepTensors) -> bool:
-        """Return whether values after a row's last token must be finite."""
+        """Return whether values after a request's last token must be finite."""
         return False
 
     @abstractmethod
@@ -273,7 +275,7 @@ class Provider(ABC):
         """Attend causally and write `tensors.out_THD`. Does not wait for the device."""
 
     def rejection(self, needs: Needs, *, load: bool) -> str:
-        """Return why the provider does not meet `needs`, and what would work, or "".
+        """Return why the provider does not meet `needs`, and what would meet them, or "".
 
         load: whether to import the kernels if all other requirements are met.
         """

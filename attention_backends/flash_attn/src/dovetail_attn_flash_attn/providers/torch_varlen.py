@@ -69,7 +69,7 @@ class TorchProvider(Provider):
             )
 
     def support(self, capability: int) -> Support:
-        """Return the support of torch's FlashAttention 2."""
+        """Return what torch's FlashAttention 2 supports on a device."""
         return Support(
             capabilities=FA2_CAPABILITIES,
             block_size_multiple=BLOCK_SIZE_MULTIPLE,

@@ -102,7 +102,7 @@ class VllmProvider(Provider):
             )
 
     def support(self, capability: int) -> Support:
-        """Return the support of FlashAttention 3 or 2, whichever the GPU runs."""
+        """Return what FlashAttention 3 or 2 supports, depending on the GPU's version."""
         if self._version(capability) == 3:
             return Support(
                 capabilities=FA3_CAPABILITIES,
@@ -146,7 +146,7 @@ class VllmProvider(Provider):
         return self._version(shape.capability) == 3
 
     def schedule(self, shape: LayerShape, step: StepTensors) -> torch.Tensor:
-        """Return the work of each row, which a call would otherwise compute in each layer."""
+        """Return the schedule of a step, which a call would otherwise compute in each layer."""
         assert self._schedule is not None
         return self._schedule(**arguments(SCHEDULE_NAMES, Call(shape=shape, step=step)))
 
@@ -178,7 +178,8 @@ class VllmProvider(Provider):
     def _version(self, capability: int) -> int:
         """Return the version of FlashAttention that a GPU runs.
 
-        capability: compute capability · 10. For an unknown one, 3 if possible: it supports more.
+        capability: compute capability · 10. If it is unknown, returns 3 if possible, because
+        FlashAttention 3 supports more features.
         """
         has_fa3 = self._has_fa3 if self._forward is not None else self._finds_fa3()
         return 3 if has_fa3 and capability in (0, FA3_CAPABILITIES[0]) else 2

@@ -64,7 +64,7 @@ _TRIAL = (
 def call_form(tokenizer: Tokenizer, chat_template: str | None) -> CallForm:
     """Return the form of calls that a chat template expects. chat_template: None for the model's.
 
-    A template that renders no form as it should gets the first one.
+    Returns the first form if the template renders no form correctly.
     """
     scores = [_score(tokenizer, chat_template, form) for form in FORMS]
     return FORMS[scores.index(max(scores))]

@@ -83,7 +83,7 @@ class MessageParser:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenParser:
-    """A parser plugin. name: of the plugin. why: the reason. options: of the user."""
+    """A parser plugin with its name, the reason of the choice, and the user's options."""
 
     cls: type[Any]
     name: str
@@ -203,7 +203,7 @@ def _chosen(
 def _by_template(
     kind: str, plugins: PluginRegistry, template: str
 ) -> tuple[str, type[ToolParser | ReasoningParser]] | None:
-    """Return name and class of the parser with the most characters of marks in the template."""
+    """Return the name and class of the parser whose markers cover most of the template."""
     best: tuple[int, str, type[ToolParser | ReasoningParser]] | None = None
     for candidate in plugins.automatic(kind):
         cls = plugins.load(kind, candidate.reference)

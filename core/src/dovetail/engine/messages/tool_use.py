@@ -100,9 +100,9 @@ def constrain(
 ) -> SamplingParams:
     """Return sampling parameters that constrain the calls, the answer and the reasoning.
 
-    parser_cls: of the model's format. markers: of the reasoning, or None. has_grammar: whether the
-    engine has a grammar plugin. thinking_budget: maximum number of reasoning tokens, or None.
-    Raises RequestError, naming the field, for what the engine cannot do.
+    parser_cls: the parser of the model's format. markers: the markers of the reasoning, or None.
+    has_grammar: whether the engine has a grammar plugin. thinking_budget: maximum number of
+    reasoning tokens, or None. Raises RequestError, naming the field, for what the engine cannot do.
     """
     changes: dict[str, Any] = {}
     grammar = _grammar_of(params, use, parser_cls, markers, has_grammar=has_grammar)

@@ -40,7 +40,8 @@ MAX_READ_ENTRIES = 1 << 15
 class _Request:
     """A request that had a row during the recording.
 
-    num_known: number of tokens that were known when it joined, or None if it joined earlier.
+    num_known: number of tokens that were known when it got its row, or None if it had a row before
+    the recording.
     ended: whether the end was recorded.
     """
 
@@ -236,7 +237,7 @@ class StepRecorder(SchedulerInterface):
         verified: list[tuple[int, int, int]],
         decodes: list[int],
     ) -> None:
-        """Append each run of a plan to one of the lists."""
+        """Append the scheduled tokens of each request to one of the lists."""
         rows = self._rows
         all_drafts = plan.num_drafts or bytes(len(plan.rows))
         runs = zip(plan.rows, plan.starts, plan.num_tokens, all_drafts, strict=True)

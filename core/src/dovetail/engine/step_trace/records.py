@@ -1,4 +1,4 @@
-"""The records of a step trace: plain data, which the engine port and the server send as they are.
+"""The records of a step trace: plain data, which the engine and the server send unchanged.
 
 A record contains counts, times and numbers of requests. It contains no request ids, prompts or
 tokens.
@@ -19,19 +19,19 @@ class StepRecord:
     """One step.
 
     A request has the same number in all records of a trace; a number is never reused.
-    number: of this record, from 1, without gaps. step_id: of the plan. Times are in nanoseconds of
-    the engine's clock: begin_ns before the step was planned, planned_ns after that, end_ns after
-    its result was processed; with asynchronous scheduling a step begins before the previous one
-    ends. num_tokens, num_new_tokens: computed and generated tokens of all requests. num_waiting,
-    num_running, num_used_blocks, num_preemptions: statistics after the step.
+    number: the number of this record, from 1, without gaps. step_id: the id of the plan. Times are
+    in nanoseconds of the engine's clock: begin_ns before the step was planned, planned_ns after
+    that, end_ns after its result was processed; with asynchronous scheduling a step begins before
+    the previous one ends. num_tokens, num_new_tokens: computed and generated tokens of all
+    requests. num_waiting, num_running, num_used_blocks, num_preemptions: statistics after the step.
     joined: (request, prompt tokens, known tokens) for each request that got a row. After a
     preemption the known tokens include generated ones. prefills: (request, first position, tokens)
     for each chunk of known tokens. The positions before the first chunk were found in the prefix
     cache. decodes: the requests that computed one generated token each; None for the same requests
     as in the previous record of the same trace. verified: (request, tokens, drafts) for each
-    request with draft tokens. preempted: requests that lost their row in this step, and will join
+    request with draft tokens. preempted: requests that lost their row in this step, and wait
     again. ended: (request, reason) with the reason "stop", "length", "abort", "error", or "" for a
-    request that joined before the recording and left for an unknown reason.
+    request that started before the recording and ended for an unknown reason.
     """
 
     number: int

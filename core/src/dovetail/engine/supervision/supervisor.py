@@ -122,7 +122,7 @@ class Supervisor:
             return self._runs()
 
     def _runs(self) -> bool:
-        """Return whether an engine runs, or False for a failed one that a thread is handling."""
+        """Return whether an engine runs. Return False if a thread is handling its failure."""
         channel = self._channel
         return channel is not None and not channel.link.has_ended()
 

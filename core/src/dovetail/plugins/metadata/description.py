@@ -18,8 +18,8 @@ from dovetail.plugins.metadata.manifest import Manifest, PluginEntry, read_manif
 class Description(Candidate):
     """The description of a plugin that is not loaded.
 
-    entry: the plugin's entry in the manifest, or defaults if not `in_manifest`. A class that was
-    named directly has no manifest.
+    entry: the plugin's entry in the manifest, or defaults if not `in_manifest`. A class that the
+    user named directly has no manifest.
     """
 
     entry: PluginEntry

@@ -24,7 +24,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, kw_only=True)
 class PluginPolicy:
-    """The user's rules for plugins. Each rule is a glob "kind:name@distribution".
+    """The user's rules for plugins. Each rule is a glob pattern "kind:name@distribution".
 
     allow: third-party plugins that may be selected automatically, and may replace the plugins named
     in their manifests.

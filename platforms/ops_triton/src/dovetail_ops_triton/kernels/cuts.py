@@ -132,7 +132,8 @@ def _search(
 ):
     """Return the highest image that keeps enough tokens, and the number of kept tokens with it.
 
-    low, equals: the image and number found so far. count, mass: count and mass of the kept tokens.
+    low, equals: the best image so far and the number of tokens with it. count, mass: count and mass
+    of the kept tokens.
     Updated values of all four are returned.
     """
     first, first_equals = low, equals

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""Rows of a table, looked up by token id.
+"""Looks up the rows of an embedding table by token id.
 
 Dimensions: T tokens, V rows of the table, D features.
 """

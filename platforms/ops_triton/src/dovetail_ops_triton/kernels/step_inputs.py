@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """Inputs of a step, computed on the device: ids, positions, lengths, slots and block tables.
 
-Each run has separate programs, so the host needs to know only the longest run. Index pointers have
-any alignment, and counts change from step to step; neither causes a compilation.
-Dimensions: R runs, T tokens, M blocks of a table's row.
+Each scheduled request has separate programs, so the host needs to know only the longest one. Index
+pointers have any alignment, and counts change from step to step; neither causes a compilation.
+Dimensions: R requests, T tokens, M blocks of a table's row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tokens_kernel(
     row_stride,
     BLOCK: tl.constexpr,
 ):
-    """Write ids and positions of BLOCK tokens of a run, and its length."""
+    """Write ids and positions of BLOCK tokens of a request, and its length."""
     run = tl.program_id(0)
     row = tl.load(rows_ptr + run).to(tl.int64)
     start = tl.load(starts_ptr + run)
@@ -59,7 +59,7 @@ def blocks_kernel(
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the slots of BLOCK tokens of a run, and BLOCK columns of its block table.
+    """Write the slots of BLOCK tokens of a request, and BLOCK columns of its block table.
 
     width: columns of the output table, whose rows are contiguous.
     """

@@ -31,7 +31,7 @@ class AcceleratorGraphs:
     def capturing(self) -> Iterator[None]:
         """Prepare captures, which are allowed in the block only. Wait for earlier work.
 
-        Runs of the block are on the stream of the captures. Python's garbage collector is off,
+        The block runs on the stream of the captures. Python's garbage collector is off,
         because freeing a device object may wait for the device.
         """
         module = self._module
@@ -67,7 +67,7 @@ class AcceleratorGraphs:
         return replayable
 
     def memory_bytes(self) -> int:
-        """Return the memory that torch has reserved on the device."""
+        """Return the memory that torch has reserved on the device, in bytes."""
         return int(self._module.memory_reserved())
 
     def _abandon(self) -> None:

@@ -3,7 +3,7 @@
 Two slots of device memory hold the weights of one layer each. While a layer computes in one slot, a
 second stream copies the weights of the next offloaded layer to the other slot, so the device waits
 only if a copy takes longer than a layer. The host never waits. A slot is written after the layer
-that used it has ended, and read after its copy has ended; both orders are events of the device.
+that used it has ended, and read after its copy has ended; device events ensure both orders.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class OffloadPlan:
 def plan_offload(model: nn.Module, budget: int) -> OffloadPlan:
     """Return the plan that keeps at most `budget` bytes of the last layers in host memory.
 
-    model: an equal model, possibly on the device "meta". Raises ConfigError if the budget is larger
-    than all layers, or if it saves no device memory.
+    model: a model of the same shape, possibly on the device "meta". Raises ConfigError if the
+    budget is larger than all layers, or if it saves no device memory.
     """
     layers = _layers(model)
     sizes = [_num_bytes(layer) for layer in layers]

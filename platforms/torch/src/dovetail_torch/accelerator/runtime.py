@@ -74,7 +74,7 @@ class AcceleratorRuntime:
         return {}
 
     def _free_bytes(self) -> int:
-        """Return the free memory of the device. Of torch's part of it if the driver is silent."""
+        """Return the device's free memory, or torch's part of it if the driver reports none."""
         try:
             return int(self._module.mem_get_info()[0])
         except (AttributeError, RuntimeError):
@@ -107,7 +107,7 @@ class AcceleratorRuntime:
     def peak_bytes(self) -> int:
         """Return the peak of tensor memory since `reset_peak`, minus the memory in use then.
 
-        Memory of libraries is not included: `memory_in_use_bytes` counts it.
+        Memory of libraries is not included; `memory_in_use_bytes` includes it.
         """
         return max(0, self._module.max_memory_allocated() - self._allocated_at_reset)
 
@@ -120,7 +120,7 @@ class AcceleratorRuntime:
         self._module.synchronize()
 
     def release(self) -> None:
-        """Return torch's cached free memory to the device. After `activate`."""
+        """Return torch's cached free memory to the device. Call it after `activate`."""
         self._module.empty_cache()
 
     def asynchronous(self) -> AcceleratorQueues:

@@ -1,1 +1,1 @@
-"""Requirements of attention backends on a step: the order of runs, and shared memory."""
+"""Requirements of attention backends on a step: the order of requests, and shared memory."""

@@ -1,12 +1,12 @@
-"""Chunked attention by any backend: the runs of a step, divided at the borders of chunks.
+"""Chunked attention with any backend: the requests of a step are divided at the borders of chunks.
 
-A token sees only its own chunk (`ChunkedAttention`). The tokens of a run in one chunk are a run of
-a shorter row, which begins at the chunk: its block table is a part of the run's. If a block has
-tokens of one chunk only, that row's first block begins at the chunk, too. So backends need no code
-for chunks, and read only the chunks that tokens see.
-If a backend needs short runs before long ones, the tokens of such a step are put in that order
-for the backend, and the results back in the order of the step.
-Dimensions: T tokens, R runs, V runs within a chunk, M and W block-table widths.
+A token sees only its own chunk (`ChunkedAttention`). The tokens of a request in one chunk are
+passed to the backend as a separate, shorter request: its block table is the part of the request's
+table that begins at the chunk. If a block has tokens of one chunk only, the first block of this
+part begins at the chunk, too. So backends need no code for chunks, and read only the chunks that
+tokens see. If a backend needs short requests before long ones, the tokens of such a step are put in
+that order for the backend, and the results back in the order of the step.
+Dimensions: T tokens, R requests, V parts of requests within a chunk, M and W block-table widths.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from dovetail_torch.attention.run_order import run_order
 class ChunkedMetadata:
     """The metadata of a step for `ChunkedLayer`.
 
-    divided: the backend's metadata of the divided runs. order_T: int64; the tokens of the step in
-    the order of these runs, or None if the order is the same.
+    divided: the backend's metadata of the divided requests. order_T: int64; the tokens of the step
+    in the order of these parts, or None if the order is the same.
     """
 
     divided: Any
@@ -42,7 +42,7 @@ class ChunkedMetadata:
 
 
 class ChunkedLayer(AttentionLayer):
-    """Calls a backend's layer with the divided runs."""
+    """Calls a backend's layer with the divided requests."""
 
     def __init__(self, layer: AttentionLayer) -> None:
         self._layer = layer
@@ -71,12 +71,15 @@ class ChunkedLayer(AttentionLayer):
 
 
 class ChunkedBuilder(AttentionMetadataBuilder):
-    """Gives a backend's builder the runs of each step, divided at the borders of chunks."""
+    """Divides each step's requests at the borders of chunks, for a backend's builder."""
 
     def __init__(
         self, backend: type[AttentionBackend], context: AttentionGroupContext, chunk_size: int
     ) -> None:
-        """context: of the undivided runs. Raise ConfigError for an unsupported block size."""
+        """Raise ConfigError for an unsupported block size.
+
+        context: the context before the division.
+        """
         block_size = context.spec.block_size
         if chunk_size % block_size:
             raise ConfigError(
@@ -95,7 +98,7 @@ class ChunkedBuilder(AttentionMetadataBuilder):
         self._builder = backend.create_builder(divided)
 
     def build(self, batch: AttentionBatch) -> ChunkedMetadata:
-        """Return the metadata of the divided runs."""
+        """Return the metadata of the divided requests."""
         divided = divide_runs(batch, self._chunk_size, self._block_size)
         order_T = None
         if threshold := self._builder.reorder_threshold:
@@ -104,9 +107,9 @@ class ChunkedBuilder(AttentionMetadataBuilder):
 
 
 def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
-    """Return the runs of `batch`, divided at the borders of chunks, in the same order of tokens.
+    """Return `batch` with its requests divided at the borders of chunks. The order of tokens stays.
 
-    chunk_size: tokens; a multiple of `block_size`. Runs without tokens may be left out.
+    chunk_size: tokens; a multiple of `block_size`. Requests without tokens may be left out.
     """
     counts_R = np.asarray(batch.query_lens, np.int64)
     ends_R = np.asarray(batch.seq_lens, np.int64)
@@ -140,9 +143,9 @@ def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> Atte
 
 
 def order_runs(batch: AttentionBatch, threshold: int) -> tuple[AttentionBatch, torch.Tensor | None]:
-    """Return `batch` with runs of at most `threshold` tokens first, and its order of tokens.
+    """Return `batch` with requests of at most `threshold` tokens first, and its token order.
 
-    The order is int64 [T]; None if the batch already has this order of runs.
+    The order is int64 [T], or None if the batch already has this order.
     """
     counts_R = np.asarray(batch.query_lens, np.int64)
     order_R = run_order(counts_R, (threshold,))

@@ -1,4 +1,4 @@
-"""A model whose forward pass runs compiled code. The head runs as before.
+"""A model whose forward pass runs compiled code. The LM head is not compiled.
 
 Level "as_is" leaves everything to `torch.compile`: it selects shapes, checks guards in each call,
 and compiles again for a call that does not meet them. The levels "once" and "piecewise" trace the
@@ -106,7 +106,7 @@ class CompiledModel:
 
 
 class _AsIs:
-    """A forward function that torch compiles as it selects."""
+    """A forward function that `torch.compile` compiles with its own choice of shapes and guards."""
 
     def __init__(self, run: Forward, compiler: GraphCompiler) -> None:
         self._source, self._compiler = run, compiler

@@ -116,7 +116,7 @@ class GraphCompiler:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def finish(self) -> None:
-        """Store the files of the backend in the cache, unless they come from there.
+        """Store the files of the backend in the cache, unless they were restored from it.
 
         Later compilations are reported, or are errors if the level does not allow them.
         """

@@ -33,7 +33,7 @@ def example_inputs_of(graph: GraphModule) -> list[Any]:
 
 
 def fake_mode_of(example_inputs: Sequence[Any]) -> FakeTensorMode:
-    """Return the mode of the fake tensors. torch's context has a newer one without these inputs."""
+    """Return the mode of the fake tensors, or the mode of torch's context without such inputs."""
     modes = (maybe_get_fake_mode(item) for item in example_inputs)
     return next((mode for mode in modes if mode is not None), None) or FakeTensorMode()
 

@@ -45,7 +45,7 @@ def apply_passes(graph: GraphModule, passes: Sequence[NamedPass]) -> None:
 
 
 def _interface(graph: GraphModule) -> dict[str, object]:
-    """Return what a pass must keep."""
+    """Return the parts of a graph that a pass must not change."""
     nodes = list(graph.graph.nodes)
     outputs = [node.args[0] for node in nodes if node.op == "output"]
     return {

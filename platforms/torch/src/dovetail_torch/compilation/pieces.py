@@ -23,7 +23,7 @@ def compile_pieces(
 ) -> Callable[..., Any]:
     """Return a callable like `graph` that runs compiled pieces, and attention between them.
 
-    Attention is a call of `table.run`, without an operator of torch.
+    Attention between the pieces is a direct call of `table.run`, without a torch operator.
     """
     numbers, number = {}, 0
     for node in graph.graph.nodes:

@@ -1,4 +1,4 @@
-"""What a worker reports about the compilation of its model."""
+"""The report of a worker about the compilation of its model."""
 
 from __future__ import annotations
 

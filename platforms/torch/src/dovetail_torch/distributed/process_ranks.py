@@ -21,7 +21,8 @@ class ProcessRanks:
 
     group: exchanges the device's tensors; this object is its only user. batch_invariant: true for
     up to two ranks. With more ranks, the order of a sum depends on the offset in the tensor.
-    watch: of the other ranks, if the device waits for them instead of the host; otherwise None.
+    watch: the watch of the other ranks, if the device waits for them instead of the host; otherwise
+    None.
     """
 
     def __init__(self, group: Any, *, rank: int, size: int, watch: PeerWatch | None = None) -> None:

@@ -2,7 +2,7 @@
 
 A decode step sums a few hundred KiB after every layer. Each rank writes its tensor to a shared
 buffer, and one kernel per rank reads all buffers and adds them in the order of the ranks: one
-exchange instead of the rounds of a ring. Larger tensors use the process group.
+exchange instead of several rounds along a ring. Larger tensors use the process group.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RanksWithSmallSums(ProcessRanks):
     """A rank whose small sums do not use the process group."""
 
     def __init__(self, ranks: ProcessRanks, sums: SmallSums) -> None:
-        """ranks: the rank without small sums. sums: of the same ranks."""
+        """ranks: the rank without small sums. sums: the small sums of the same ranks."""
         super().__init__(ranks.group, rank=ranks.rank, size=ranks.size, watch=ranks.watch)
         self._sums = sums
 

@@ -3,9 +3,10 @@
 `GraphAttentionBackend` can also be captured: for a graph, it reads whole block tables and masks the
 positions that do not exist.
 
-It processes the runs one by one, with the lengths that the host knows; all indices are computed on
-the device. It is simple and slow. Dimensions: T tokens, H query heads, K key-value heads, D head
-size, B block size, S slots of the cache; of a run: Q query tokens, L positions, M blocks; R runs.
+It processes the requests one by one, with the lengths that the host knows; all indices are computed
+on the device. It is simple and slow. Dimensions: T tokens, H query heads, K key-value heads, D head
+size, B block size, S slots of the cache; for one request: Q query tokens, L positions, M blocks; R
+requests.
 """
 
 from __future__ import annotations

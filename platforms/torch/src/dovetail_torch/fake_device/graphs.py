@@ -19,7 +19,10 @@ from dovetail_torch.fake_device.device import DEVICE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
-    """One recorded operation on host tensors. made: its new tensors. account: adds its accesses."""
+    """One recorded operation on host tensors. made: its new tensors.
+
+    account: records its accesses.
+    """
 
     func: Any
     args: tuple[Any, ...]

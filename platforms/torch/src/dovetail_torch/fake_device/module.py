@@ -106,7 +106,7 @@ class FakeDeviceModule:
     def synchronize(self, device: Any = None) -> None:
         """Wait for all work.
 
-        This is a hidden wait if the current block does not allow synchronization.
+        This counts as a hidden wait if the current block does not allow synchronization.
         """
         DEVICE.watch.synchronises("synchronize()")
         DEVICE.timeline.learn_all()

@@ -1,1 +1,1 @@
-"""Device graphs of a runner's steps: which are captured, their capture, and their replay."""
+"""Device graphs of a runner's steps: the choice of shapes, their capture, and their replay."""

@@ -1,4 +1,4 @@
-"""Which batch sizes are captured, and in which mode, with the reasons for a smaller mode.
+"""Decides which batch sizes are captured, and in which mode, with the reasons for a smaller mode.
 
 Does not depend on a device.
 """
@@ -54,9 +54,9 @@ def plan_graphs(options: GraphOptions, limits: StepLimits, *, capturable: bool) 
 
 
 def graph_sizes(options: GraphOptions, most: int) -> tuple[int, ...]:
-    """Return sizes up to `most`: a few small ones, then multiples of 8, then of 16.
+    """Return sizes up to `most`: a few small sizes, then multiples of 8, then multiples of 16.
 
-    Padding costs little, because small steps are bound by the reading of weights.
+    Padding costs little, because the time of a small step is the time to read the weights.
     """
     most = min(most, options.max_size)
     usual = (1, 2, 4, *range(8, 256, 8), *range(256, options.max_size, 16))

@@ -1,9 +1,9 @@
 """The graphs of a runner's steps, captured at startup.
 
 Steps with one token per request are padded to the next captured number of requests and replayed as
-one graph, with the attention and the model's head. Other steps are padded to the next captured
+one graph, with the attention and the LM head. Other steps are padded to the next captured
 number of tokens and replayed in pieces; attention runs between the pieces, with this step's
-metadata. Steps without a graph run eagerly. Padding uses a row that belongs to no request: its
+metadata. Steps without a graph run eagerly. Padding uses a row (batch slot) without a request: its
 tokens have position 0 in block 0.
 Legend: T tokens of the step, D hidden size, V vocabulary, H query heads, K key-value heads.
 """
@@ -120,7 +120,7 @@ class StepGraphs:
         capture: GraphCapture,
         plan: GraphPlan,
     ) -> None:
-        """inputs: gathers the steps, whose decodes are padded once the graphs exist."""
+        """inputs: computes the inputs of steps, and pads decode steps once graphs exist."""
         self._model = model
         self._attention = attention
         self._inputs = inputs
@@ -239,7 +239,7 @@ class StepGraphs:
 
 
 class _NarrowedRotary:
-    """The rotary arguments of a step's first tokens. Most layers share them."""
+    """The rotary arguments of a step's first tokens, which most layers share."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens

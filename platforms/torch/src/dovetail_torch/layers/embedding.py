@@ -1,4 +1,4 @@
-"""The first and the last layer of a language model: the token embedding and the output head.
+"""The first and the last layer of a language model: the token embedding and the LM head.
 
 If several ranks share the model, each has a part of the vocabulary in both.
 Dimensions: T tokens, S sampled positions, D hidden size, V vocabulary (width of the logits).
@@ -60,9 +60,10 @@ class ParallelLMHead(ParallelLinear):
 
     All ranks return the logits of the whole vocabulary, with the same bits.
 
-    A tied head is created and packed by the linear method like any other layer, but its `weight`
-    is the embedding's parameter: `pack` may remove it from the head, but must not write to it.
-    Raises ModelError if the head is tied and the linear method keeps more than an unpacked weight.
+    A tied LM head is created and packed by the linear method like any other layer, but its `weight`
+    is the embedding's parameter: `pack` may remove it from the LM head, but must not write to it.
+    Raises ModelError if the LM head is tied and the linear method keeps more than an unpacked
+    weight.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ the device, so that every expert computes all tokens.
 In both cases no token is dropped, and a token's outputs are added in a fixed order, so that a token
 does not depend on other tokens. (The bits of torch's matrix products may depend on the number of
 rows.)
-Dimensions: T tokens, D hidden size, E experts, K experts of a token, G gate and up features,
+Dimensions: T tokens, D hidden size, E experts, K experts per token, G gate and up features,
 I intermediate features, N tokens of an expert.
 """
 
@@ -23,15 +23,15 @@ from dovetail_torch.lazy_memory import is_host_memory
 
 
 class TokenGroups(ABC):
-    """Yields the expert and its rows, [N, D]; `put` takes the outputs, `total` adds them."""
+    """Yields each expert with its rows, [N, D]; `put` takes the outputs, `total` adds them."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield number and rows of each expert that has tokens, in ascending order."""
+        """Yield index and rows of each expert that has tokens, in ascending order."""
 
     @abstractmethod
     def put(self, expert: int, y_ND: torch.Tensor) -> None:
-        """Use the outputs of an expert."""
+        """Store the outputs of an expert."""
 
     @abstractmethod
     def total(self) -> torch.Tensor:
@@ -55,7 +55,7 @@ class _SortedGroups(TokenGroups):
         self._slots = self._order.split(counts)
 
     def __iter__(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield number and rows of each expert that has tokens."""
+        """Yield index and rows of each expert that has tokens."""
         for expert, rows_ND in enumerate(self._rows):
             if len(rows_ND):
                 yield expert, rows_ND
@@ -65,7 +65,7 @@ class _SortedGroups(TokenGroups):
         self._outputs[self._slots[expert]] = y_ND
 
     def total(self) -> torch.Tensor:
-        """Return the weighted sum, computed in float32."""
+        """Return the weighted sum of the outputs, computed in float32."""
         y_TKD = self._outputs.view(*self._weights_TK.shape, -1).float()
         return (y_TKD * self._weights_TK[..., None]).sum(1).to(self._outputs.dtype)
 
@@ -93,7 +93,7 @@ class _AllTokens(TokenGroups):
         self._sum_TD += part_TD
 
     def total(self) -> torch.Tensor:
-        """Return the weighted sum, computed in float32."""
+        """Return the weighted sum of the outputs, computed in float32."""
         return self._sum_TD.to(self._x_TD.dtype)
 
 
@@ -150,7 +150,7 @@ def select_experts(
 
 
 def _keep_groups(rank_TE: torch.Tensor, routing: ExpertRouting, *, sums: bool) -> torch.Tensor:
-    """Return the ranks with -inf outside of each token's best groups."""
+    """Return the ranks, with -inf for experts outside of each token's best groups."""
     groups = rank_TE.unflatten(1, (routing.num_groups, -1))
     best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(-1) if sums else groups.amax(-1)
     kept = torch.zeros_like(best, dtype=torch.bool)

@@ -6,7 +6,7 @@ one call (capability "experts"); otherwise each expert has linear layers of its 
 checkpoints are the same: `experts.N.gate_proj`, `up_proj` and `down_proj`.
 Several ranks divide the intermediate features of every expert.
 Source: Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961.
-Dimensions: T tokens, D hidden size, E experts, K experts of a token, I intermediate features,
+Dimensions: T tokens, D hidden size, E experts, K experts per token, I intermediate features,
 G gate and up features.
 """
 
@@ -29,7 +29,7 @@ from dovetail_torch.layers.linear import MergedColumnParallelLinear, ParallelLin
 class ExpertShape:
     """The sizes of a layer's experts; at least two experts.
 
-    limit, alpha: of the activation, see `dovetail.interfaces.ops.ExpertWeights`.
+    limit, alpha: parameters of the activation; see `dovetail.interfaces.ops.ExpertWeights`.
     """
 
     num_experts: int
@@ -145,7 +145,7 @@ class SeparateExperts(nn.ModuleDict):
 
 
 class _Expert(nn.Module):
-    """One expert; `down_proj` returns this rank's part of the sum."""
+    """One expert. `down_proj` returns this rank's part of the sum."""
 
     def __init__(self, context: ModelContext, name: str, shape: ExpertShape, inner: Shard) -> None:
         super().__init__()

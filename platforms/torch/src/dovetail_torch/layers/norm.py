@@ -37,7 +37,7 @@ class RMSNorm(Norm):
         self.ops = context.ops
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the normalized x, which may have any leading dimensions."""
+        """Return the normalized values of `x_TD`, which may have any leading dimensions."""
         return self.ops.rms_norm(x_TD, self.weight, self.eps)
 
     def add(
@@ -54,7 +54,7 @@ class OffsetRMSNorm(RMSNorm):
     """
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the normalized x, which may have any leading dimensions."""
+        """Return the normalized values of `x_TD`, which may have any leading dimensions."""
         scale_D = self.weight.float() + 1
         return functional.rms_norm(x_TD.float(), scale_D.shape, scale_D, self.eps).to(x_TD.dtype)
 
@@ -88,6 +88,6 @@ class LayerNorm(Norm):
             self.register_parameter(name, parameter)
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the normalized x, which may have any leading dimensions."""
+        """Return the normalized values of `x_TD`, which may have any leading dimensions."""
         shape = (self.num_features,)
         return functional.layer_norm(x_TD, shape, self.weight, self.bias, self.eps)

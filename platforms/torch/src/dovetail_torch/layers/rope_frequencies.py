@@ -234,7 +234,7 @@ def _longrope(parameters: Parameters, rotary_size: int) -> Frequencies:
 
 
 def _proportional(parameters: Parameters, rotary_size: int) -> Frequencies:
-    """Only a share of the frequencies of the whole head rotates; the rest has the angle 0."""
+    """Only some frequencies rotate features of the head; all others have the angle 0."""
     frequency_F, _ = _default(parameters, rotary_size)
     num_rotated = int(_number(parameters, "partial_rotary_factor") * rotary_size // 2)
     frequency_F[num_rotated:] = 0

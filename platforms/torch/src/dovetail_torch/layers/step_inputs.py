@@ -2,7 +2,8 @@
 
 The host knows every shape, so that no operation waits for the device. It is the reference for fused
 kernels. Does not depend on schedulers or requests.
-Dimensions: T tokens of the step, R runs, L maximum tokens of a row, M maximum blocks of a row.
+Dimensions: T tokens of the step, R scheduled requests, L maximum tokens and M maximum blocks of a
+request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is computed from a pooled hidden state: dense layers, normalization, activations of classes.
+"""Computes results from a pooled hidden state: dense layers, normalization, class activations.
 
 Everything after the model is computed in float32. Dimensions: R results, D features, L labels.
 """
@@ -104,7 +104,7 @@ def _read(
 
 
 def class_activation(hf_config: Mapping[str, Any], num_labels: int) -> Activation:
-    """Return the activation that turns the outputs of a head into scores or probabilities.
+    """Return the activation that turns the outputs of a classification head into probabilities.
 
     The order is that of sentence-transformers and transformers: an activation that config.json
     names, then `problem_type`, then sigmoid for one label and softmax for several.

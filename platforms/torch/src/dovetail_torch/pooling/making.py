@@ -25,7 +25,7 @@ _BASE_NAMES = ("embed_tokens", "layers", "norm")
 
 
 def adapt_model(model: Any, config: WorkerConfig) -> None:
-    """Remove the head of a model that generates, if the engine pools. Call it before loading.
+    """Remove the LM head of a generative model if the engine pools. Call it before loading.
 
     Raises ConfigError if the model only pools, but the engine would generate.
     """
@@ -47,7 +47,7 @@ def adapt_model(model: Any, config: WorkerConfig) -> None:
 def make_head(
     model: Any, config: WorkerConfig, limits: StepLimits, num_layers: int
 ) -> PoolerHead | None:
-    """Return the head of a loaded model, or None if the engine generates.
+    """Return the pooler head of a loaded model, or None if the engine generates.
 
     Raises ModelError for files that do not match the model.
     """

@@ -1,7 +1,7 @@
-"""Pools the hidden states of a step: the state of each prompt from join to its pooled result.
+"""Pools the hidden states of a step: the state of each prompt, from its first chunk to its result.
 
 A causal prompt may be split over several steps; the pooler keeps what its result still needs.
-Dimensions: T tokens of the step, R runs, D features, L labels.
+Dimensions: T tokens of the step, R scheduled requests, D features, L labels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class PoolerHead:
 
     pooling: "last", "mean", "cls", or "" if the model has only one vector for each token.
     normalize: the default of requests. dense: layers after pooling. classify: the classification
-    head, or None for embeddings. activation: of the classes. num_labels: number of classes.
+    head, or None for embeddings. activation: the activation of the class outputs. num_labels:
+    number of classes.
     embedding_size: number of features of an embedding. dimensions: smaller numbers of features that
     the model was trained for; () for any.
     """
@@ -73,14 +74,14 @@ class PoolerHead:
         return functional.normalize(x_RD, dim=-1) if normalize else x_RD
 
     def dummy(self, hidden_TD: torch.Tensor, num_results: int) -> None:
-        """Use the memory and time of pooling a step with `num_results` results."""
+        """Use as much memory and time as pooling a step with `num_results` results."""
         self.apply(hidden_TD[:num_results], PoolingParams(task=self.tasks[0]))
         if self.pooling == MEAN:
             hidden_TD.float().sum(dim=0)
 
 
 class Pooler:
-    """Pools the runs of each step. Not thread-safe."""
+    """Pools the requests of each step. Not thread-safe."""
 
     def __init__(self, head: PoolerHead) -> None:
         self.head = head
@@ -89,7 +90,7 @@ class Pooler:
         self._states: dict[int, list[torch.Tensor]] = {}
 
     def join(self, request: NewRequest) -> None:
-        """Add a request to its row. Drop the state of the row's previous request."""
+        """Add a new request to its row. Delete the state of the row's previous request."""
         self._params[request.row] = request.pooling_params or _DEFAULT
         self._states.pop(request.row, None)
 
@@ -103,13 +104,13 @@ class Pooler:
         return self._params[row].second_text_start
 
     def needed(self, batch: InputBatch) -> np.ndarray | None:
-        """Return the index of the token that each run needs, int64 [R], or None for all tokens."""
+        """Return the index of the token that each request needs, int64 [R], or None for all."""
         if self.head.pooling == MEAN or any(map(self._is_token_wise, batch.rows.tolist())):
             return None
         return self._one_each(batch)
 
     def pool(self, batch: InputBatch, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return the results of the runs that end their prompts, float32, by run.
+        """Return the results of the requests whose prompts end, float32, by position in the plan.
 
         hidden: [T, D], or [R, D] if the model computed only the tokens of `needed`, in this order.
         """
@@ -166,7 +167,10 @@ class Pooler:
     def _apply_all(
         self, batch: InputBatch, pooled: Mapping[int, torch.Tensor]
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the result of each run. Runs with the same parameters are computed together."""
+        """Yield the result of each request.
+
+        Requests with the same parameters are computed together.
+        """
         groups: dict[PoolingParams, list[int]] = {}
         for run in pooled:
             params = _without_position(self._params[int(batch.rows[run])])
@@ -177,7 +181,7 @@ class Pooler:
 
 
 def _without_position(params: PoolingParams) -> PoolingParams:
-    """Return the parameters that change the computation."""
+    """Return the parameters that change the computation, without `second_text_start`."""
     return PoolingParams(
         task=params.task,
         dimensions=params.dimensions,

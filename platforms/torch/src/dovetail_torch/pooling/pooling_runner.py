@@ -28,7 +28,7 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PooledStep:
-    """An executed plan. pooled: results by run."""
+    """An executed plan. pooled: results by position in the plan."""
 
     plan: SchedulerOutput
     batch: InputBatch | None = None

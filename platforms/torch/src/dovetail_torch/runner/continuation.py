@@ -3,9 +3,10 @@
 If the same requests decode again, only positions, lengths, slots and input tokens of the plan
 change. Gathering all columns again takes several times as long as incrementing them, mainly because
 the model's weights have evicted them from the processor caches. A continuation ends at a block
-border, and when a request joins, leaves or has more than one token. Only for devices that compute
-in host memory, with attention that supports it. Does not depend on the model or the sampler.
-Dimensions: R runs, N continued steps, including the first one.
+border, when a request starts, ends or is preempted, and when a request has more than one token.
+Only for devices that compute in host memory, with attention that supports it. Does not depend on
+the model or the sampler.
+Dimensions: R scheduled requests, N continued steps, including the first one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class AdvancingBuilder(Protocol):
     """A metadata builder that can advance its last metadata by one token."""
 
     def advance(self) -> None:
-        """Advance the last metadata by one position. Each run has one token.
+        """Advance the last metadata by one position. Each request has one token.
 
         Called only if the new positions are in the blocks of the last tokens, and outside of
         torch's inference mode.
@@ -46,7 +47,7 @@ class Continuable(Protocol):
     batch: InputBatch | None
 
     def begin(self, batch: InputBatch) -> None:
-        """Store a gathered step in which each run has one token and samples."""
+        """Store a gathered step in which each request has one token and samples."""
 
     def follows(self, plan: SchedulerOutput) -> bool:
         """Return whether `plan` continues the last step. The tokens of that step must be known."""
@@ -55,7 +56,7 @@ class Continuable(Protocol):
         """Advance the last step's inputs by one token. Only after `follows`."""
 
     def append(self, token_ids: array[int]) -> None:
-        """Store the tokens that the current step has sampled, in the order of its runs."""
+        """Store the tokens that the current step has sampled, in the order of its requests."""
 
     def end(self) -> None:
         """Require that the next step is gathered again."""
@@ -103,7 +104,7 @@ class Continuation:
         self._sampled: list[array[int]] = []
 
     def begin(self, batch: InputBatch) -> None:
-        """Store a gathered step in which each run has one token and samples."""
+        """Store a gathered step in which each request has one token and samples."""
         self.batch = batch
         self._num_steps_left = self._inputs.num_steps_to_border(batch)
 
@@ -128,7 +129,7 @@ class Continuation:
             builder.advance()
 
     def append(self, token_ids: array[int]) -> None:
-        """Store the tokens that the current step has sampled, in the order of its runs."""
+        """Store the tokens that the current step has sampled, in the order of its requests."""
         self._sampled.append(token_ids)
 
     def end(self) -> None:

@@ -1,9 +1,10 @@
 """Convert a plan to the tensors of one step on an asynchronous device.
 
-The host packs the few values of a step (rows, first positions, borders; joining requests and new
+The host packs the few values of a step (rows, first positions, borders; new requests and new
 blocks; numbers for sampling) and sends them in one copy; everything else is computed on the device
 from the rows stored there. Does not depend on the model or the sampler.
-Dimensions: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
+Dimensions: T tokens of the step, R scheduled requests, S of them sample, M blocks of the longest
+request.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class DeviceBatch(InputBatch):
     """The inputs of one step.
 
     flat_index_S: int64; flat indices of the sampled tokens in `token_ids_RL`. num_padded: number of
-    runs in `attention` if the step is a padded step of decodes, otherwise 0.
+    requests in `attention` if the step is a padded step of decodes, otherwise 0.
     """
 
     flat_index_S: torch.Tensor
@@ -56,10 +57,11 @@ class PaddingStep:
 
 
 class DeviceInputs:
-    """Computes each step's tensors. Tensors with one number per token or run keep their address.
+    """Computes the tensors of each step.
 
-    decode_sizes: ascending numbers of runs to which steps of decodes are padded; steps with more
-    runs are not padded. Block tables of padded steps have the maximum width.
+    Tensors with one number per token or request keep their address. decode_sizes: ascending numbers
+    of requests to which steps of decodes are padded; steps with more requests are not padded. Block
+    tables of padded steps have the maximum width.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class DeviceInputs:
         self._tables = [column(table.numel(), torch.int32) for table in rows.block_tables]
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
-        """Apply the plan to the rows and return the tensors of its runs, or None if it has none."""
+        """Apply the plan to the rows and return the step's tensors. None for an empty plan."""
         changes = self._rows.changes(plan)
         if plan.empty:
             if changes.arrays:
@@ -153,10 +155,10 @@ class DeviceInputs:
         )
 
     def padding_step(self, num_tokens: int, *, decodes: bool) -> PaddingStep:
-        """Return inputs of padding, at the addresses of the steps that a graph replays.
+        """Return inputs that are only padding, at the addresses of the steps that a graph replays.
 
-        decodes: whether each token is a run with the maximum length, as the host sees it.
-        Otherwise there is one run.
+        decodes: whether each token is a request with the maximum length, as the host sees it.
+        Otherwise all tokens belong to one request.
         """
         counts = [1] * num_tokens if decodes else [num_tokens]
         num_runs, longest = len(counts), self._rows.max_model_len
@@ -175,7 +177,7 @@ class DeviceInputs:
         )
 
     def _num_padded(self, num_runs: int, num_sampling: int, num_tokens: int) -> int:
-        """Return the number of runs of a padded decode step, or 0 for a step without padding."""
+        """Return the number of requests of a padded decode step. 0 for a step without padding."""
         sizes = self.decode_sizes
         if num_sampling != num_tokens or not sizes or num_runs > sizes[-1]:
             return 0
@@ -184,7 +186,7 @@ class DeviceInputs:
     def _padded(
         self, rows: Array, starts: Array, first_R1: Array, num_added: int
     ) -> tuple[Array, Array, Array]:
-        """Return the columns of the runs with `num_added` runs of the row for padding."""
+        """Return the columns of the requests, plus `num_added` requests on the padding row."""
         return (
             np.append(rows, np.full(num_added, self._rows.num_rows, rows.dtype)),
             np.append(starts, np.zeros(num_added, starts.dtype)),
@@ -203,7 +205,10 @@ class DeviceInputs:
         longest_row: int,
         longest_run: int,
     ) -> StepColumns:
-        """Return the columns for the device. sent: rows, first positions and starts of the runs."""
+        """Return the columns for the device.
+
+        sent: rows, first positions and starts of the requests.
+        """
         rows, num_runs = self._rows, len(sent[0])
         widths = [-(-longest_row // size) for size in self._block_sizes]
         return StepColumns(

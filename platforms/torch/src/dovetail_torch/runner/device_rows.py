@@ -2,7 +2,7 @@
 
 Tokens and block tables are stored on the device. A plan changes them by packed indices and values;
 the host stores only counts. Does not depend on staging or steps.
-Dimensions: R rows, L maximum tokens of a row, M maximum blocks of a row, J rows joined, N numbers
+Dimensions: R rows, L maximum tokens of a row, M maximum blocks of a row, J new requests, N numbers
 written.
 """
 
@@ -25,8 +25,8 @@ class RowChanges:
     """The changes of a plan to the rows.
 
     targets: one-dimensional tensors on the device. arrays: for each target the indices, int64
-    [N], and the values, int32 [N], on the host; if rows have joined, these rows are the first
-    array, int64 [J].
+    [N], and the values, int32 [N], on the host; if there are new requests, their rows are
+    the first array, int64 [J].
     """
 
     has_joins: bool
@@ -35,7 +35,7 @@ class RowChanges:
 
 
 class DeviceRows:
-    """State of all rows. One writer: the runner, by `changes` and then `apply`.
+    """The state of all rows. Only the runner changes it, by `changes` and then `apply`.
 
     token_ids_RL: int32. block_tables: one int32 [R, M] per KV-cache group. Both are on the device.
     num_prompt_tokens, num_prompt_logprobs: int32 [R], on the host; num_prompt_logprobs is -1 if
@@ -102,7 +102,7 @@ class DeviceRows:
             num_blocks[row] = 0
 
     def _joined(self, joins: Sequence[NewRequest]) -> list[Array]:
-        """Return the rows of the requests, the indices of their tokens, and the tokens."""
+        """Return the rows of the new requests, the indices of their tokens, and the tokens."""
         rows_J = np.array([request.row for request in joins], np.int64)
         ids = [np.asarray(request.token_ids) for request in joins]
         index_N = _ranges(rows_J * self.max_model_len, np.array([len(own) for own in ids]))

@@ -1,7 +1,8 @@
 """Convert a plan and the rows to the tensors of one step.
 
 Indices are computed on the host in whole columns, never request by request, and copied once.
-Dimensions: T tokens of the step, R runs, S runs that sample, M blocks of the longest run.
+Dimensions: T tokens of the step, R scheduled requests, S of them sample, M blocks of the longest
+request.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class InputBatch:
 
     Tensors are on the device, and the next step's tensors reuse their memory.
     input_ids_T, positions_T: int64. attention: one entry per KV-cache group. last_S: int64; index
-    of each sampling run's last token in the step. sampling_runs: int64 [S]; indices of the sampling
-    runs in the plan. sampling_rows: the rows of the sampling runs. rows, ends: int64 [R]; each
-    run's row, and the position after its last token. first_R: int64 [R]; the index of each run's
-    first token in the step. Runs are in plan order, except in `attention`: see `run_order`.
+    in the step of the last token of each request that samples. sampling_runs: int64 [S]; positions
+    of these requests in the plan. sampling_rows: their rows. rows, ends: int64 [R]; each request's
+    row, and the position after its last token. first_R: int64 [R]; the index of each request's
+    first token in the step. Requests are in plan order, except in `attention`: see `run_order`.
     numbers: the host's numbers for sampling, if they were sent with the inputs; else None.
     """
 
@@ -52,7 +53,7 @@ class StepShape:
     """The limits and layout of every step.
 
     block_sizes: tokens per block, for each KV-cache group. max_num_tokens: maximum per step.
-    thresholds: of `run_order`.
+    thresholds: the argument of `run_order`.
     """
 
     block_sizes: tuple[int, ...]
@@ -61,7 +62,10 @@ class StepShape:
 
 
 class InputGatherer:
-    """Computes each step's tensors. Tensors with one number per token or run keep their address."""
+    """Computes the tensors of each step.
+
+    Tensors with one number per token or request keep their address.
+    """
 
     def __init__(
         self, rows: RequestRows, shape: StepShape, tables: PositionTables | None = None
@@ -84,7 +88,7 @@ class InputGatherer:
         self._num_ahead = max(block_sizes, default=0)
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
-        """Apply the plan to the rows and return the tensors of its runs, or None if it has none."""
+        """Apply the plan to the rows and return the step's tensors. None for an empty plan."""
         self._rows.apply(plan)
         return None if plan.empty else self.gather(plan)
 
@@ -95,7 +99,7 @@ class InputGatherer:
             self._rows.append(batch.rows[runs], batch.ends[runs], token_ids_S)
 
     def gather(self, plan: SchedulerOutput) -> InputBatch:
-        """Return the tensors of `plan`, which has been applied and has at least one run."""
+        """Return the tensors of `plan`, which has been applied and is not empty."""
         rows, num_tokens, num_runs = self._rows, plan.total_num_tokens, len(plan.rows)
         runs = np.array(plan.rows, np.int64)
         starts = np.array(plan.starts, np.int64)
@@ -136,15 +140,15 @@ class InputGatherer:
         )
 
     def num_steps_to_border(self, batch: InputBatch) -> int:
-        """Return how many more tokens fit into the last block of every run."""
+        """Return how many more tokens fit into the last block of every request."""
         return min(int((-batch.ends % size).min()) for size in self._block_sizes)
 
     def ends_at(self, positions: array[int]) -> bool:
-        """Return whether the runs of the last gathered step end at `positions`, int32, in order."""
+        """Return whether the last gathered step's requests end at `positions`, int32, in order."""
         return self._seq_lens_R.begins_with(positions)
 
     def advance(self, token_ids: array[int]) -> None:
-        """Advance the last gathered step, of one token per run, to its next positions.
+        """Advance the last gathered step, of one token per request, to its next positions.
 
         token_ids: the tokens at the next positions. Builders update their copies of slots.
         """
@@ -161,7 +165,7 @@ class InputGatherer:
     ) -> tuple[AttentionBatch, ...]:
         """Return each KV-cache group's attention batch.
 
-        ordered: rows, ends and numbers of tokens of the runs. tokens: row and position of each.
+        ordered: rows, ends and numbers of tokens of the requests. tokens: row and position of each.
         """
         runs, ends, query_lens = ordered
         token_rows, positions = tokens

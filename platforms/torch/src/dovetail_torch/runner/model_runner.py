@@ -42,9 +42,9 @@ _POSITIONS_AT_ONCE = 256
 class _Step:
     """An executed plan that is not sampled yet.
 
-    batch: the gathered inputs; None if the plan has no runs.
-    outputs: hidden states, logits and, if all rows take the most likely token, the tokens.
-    prompts: prompt log-probabilities, by run.
+    batch: the gathered inputs; None if the plan is empty.
+    outputs: hidden states, logits and, if all requests take the most likely token, the tokens.
+    prompts: prompt log-probabilities, by position in the plan.
     """
 
     plan: SchedulerOutput
@@ -118,7 +118,7 @@ class ModelRunner:
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Output:
         """Sample from the logits of the last executed plan.
 
-        Return a handle on devices that work asynchronously, unless the plan had no runs.
+        Returns a handle on devices that work asynchronously, unless the plan is empty.
         """
         step, report = self._step, None
         plan, batch, outputs = step.plan, step.batch, step.outputs
@@ -210,7 +210,7 @@ class ModelRunner:
         return _Step(plan=plan, batch=batch, outputs=outputs)
 
     def _forward(self, batch: InputBatch, plan: SchedulerOutput) -> Outputs:
-        """Return the hidden states of all tokens, and the logits of the runs that sample."""
+        """Return the hidden states of all tokens, and the logits of the requests that sample."""
         replayed = None
         if self._step_graphs is not None and isinstance(batch, DeviceBatch):
             replayed = self._step_graphs.run(batch)
@@ -236,8 +236,8 @@ class ModelRunner:
     def _needed(self, batch: InputBatch) -> torch.Tensor | None:
         """Return the tokens whose hidden states the step needs, int64 [S], or None for all.
 
-        Returns None if a captured graph for this number of tokens may sample any rows. If no row
-        samples, returns the first token, because operations need at least one row.
+        Returns None if a captured graph for this number of tokens may sample for any request. If no
+        request samples, returns the first token, because operations need at least one row.
         """
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
             return None
@@ -277,7 +277,7 @@ class ModelRunner:
     def _sample(
         self, batch: InputBatch, logits_SV: torch.Tensor, grammar: GrammarOutput | None
     ) -> SampledTokens:
-        """Return the tokens, in the order of the runs that sample."""
+        """Return the tokens, in the order of the requests that sample."""
         mask = None if grammar is None else self._mask(grammar, batch.sampling_runs)
         return self._sampler.sample(logits_SV, batch.sampling_rows, mask, batch.numbers)
 
@@ -285,7 +285,7 @@ class ModelRunner:
         return GrammarMask.of(grammar, runs.tolist(), self.loaded.vocab_size, self._upload)
 
     def _prompt_logprobs(self, batch: InputBatch, hidden_TD: torch.Tensor) -> dict[int, Measured]:
-        """Return the log-probabilities of prompt tokens, for the runs that requested them."""
+        """Return the log-probabilities of prompt tokens, for the requests that need them."""
         if len(batch.sampling_runs) == batch.plan.total_num_tokens:
             return {}  # the step has only decodes, which have no prompt tokens
         rows = self._path.rows

@@ -1,4 +1,4 @@
-"""The runner's state of each row: its tokens and its block tables, from join to leave.
+"""The runner's state of each row (batch slot): its tokens and its block tables.
 
 Tokens are on the device, so that a sampled token is the next step's input without a copy;
 block tables are on the host, where the scheduler's columns arrive.
@@ -16,7 +16,7 @@ from dovetail_torch.runner.device_columns import DeviceTokens
 
 
 class RequestRows:
-    """State of all rows. One writer: the runner, by `apply` and `append`.
+    """State of all rows. Only the runner changes it, by `apply` and `append`.
 
     token_ids_RL: int32, on the device; tokens: the same memory, in one dimension.
     block_tables: one int32 [R, M] array per KV-cache group.
@@ -45,7 +45,7 @@ class RequestRows:
         self._generations = np.zeros(num_rows, np.int64)
 
     def apply(self, plan: SchedulerOutput) -> None:
-        """Add joining requests and new blocks. Rows are not cleared when requests leave."""
+        """Add new requests and new blocks. Rows are not cleared when requests end."""
         for request in plan.joins:
             self._join(request)
         for group, columns in enumerate(plan.blocks):

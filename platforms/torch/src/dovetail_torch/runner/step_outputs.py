@@ -2,7 +2,7 @@
 
 If the host computes, tokens are available immediately. An asynchronous device writes them to their
 rows and copies them to the host later: the result is a handle.
-Does not depend on the model or the sampler. Dimensions: S runs that sample.
+Does not depend on the model or the sampler. Dimensions: S requests that sample.
 """
 
 from __future__ import annotations

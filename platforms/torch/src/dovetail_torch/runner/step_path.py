@@ -31,10 +31,10 @@ _LOGPROB_BYTES = 12
 
 
 class StepInputs(Protocol):
-    """Applies plans to the rows and computes the input tensors of the runs."""
+    """Applies plans to the rows and computes the input tensors of a step."""
 
     def take(self, plan: SchedulerOutput) -> InputBatch | None:
-        """Apply the plan to the rows and return the tensors of its runs, or None if it has none."""
+        """Apply the plan to the rows and return the step's tensors. None for an empty plan."""
 
 
 @dataclass(frozen=True, kw_only=True)

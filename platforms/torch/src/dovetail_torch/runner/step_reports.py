@@ -25,10 +25,10 @@ _NUM_TENSORS = 3
 class StepReports:
     """The log-probabilities that the requests of a step need.
 
-    sampled: log-probabilities of the sampled tokens, or None. runs: int64; indices of the sampling
-    runs in the plan. prompts: log-probabilities of prompt tokens, by run. errors: reasons why
-    requests cannot continue, by run. pooled: pooled results by run, float32, if the model pools;
-    then no run has tokens.
+    sampled: log-probabilities of the sampled tokens, or None. runs: int64; positions in the plan
+    of the requests that sample. The other fields have these positions as keys. prompts:
+    log-probabilities of prompt tokens. errors: reasons why requests cannot continue. pooled: pooled
+    results, float32, if the model pools; then no request has tokens.
     """
 
     runs: np.ndarray
@@ -46,7 +46,10 @@ class StepReports:
         return tensors
 
     def columns(self, tensors: Sequence[torch.Tensor]) -> tuple[Columns, Columns]:
-        """Return the columns of sampled tokens and of prompts, by run. tensors: on the host."""
+        """Return the columns of sampled tokens and of prompts, by position in the plan.
+
+        tensors: on the host.
+        """
         logprobs: Columns = {}
         if self.sampled is not None:
             own, tensors = tensors[:_NUM_TENSORS], tensors[_NUM_TENSORS:]

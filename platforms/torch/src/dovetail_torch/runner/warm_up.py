@@ -2,7 +2,7 @@
 
 Kernels that are compiled on their first call are compiled now. The steps run on rows that have no
 request yet: their tokens are 0 and their block is block 0, which belongs to no request. A request
-that joins a row later overwrites everything that it reads. Does not depend on the model or the
+that gets such a row later overwrites everything that it reads. Does not depend on the model or the
 device.
 """
 
@@ -97,7 +97,7 @@ def run_step(runner: RunsSteps, sampler: Sampler, num_tokens: int, row_tokens: i
 def _limited(
     step: Sequence[tuple[int, int]], num_rows: int, max_num_tokens: int
 ) -> list[tuple[int, int]]:
-    """Return the runs of a step that fit into the rows and tokens of this runner."""
+    """Return the entries of a step that fit into the rows and the token limit of this runner."""
     runs = []
     for start, num_tokens in step[:num_rows]:
         left = max_num_tokens - sum(count for _, count in runs)
@@ -119,7 +119,7 @@ def _run(runner: RunsSteps, runs: Sequence[tuple[int, int]]) -> None:
 
 
 def draw_for_all(sampler: Sampler, logits_SV: torch.Tensor) -> None:
-    """Sample a token for each row of logits in the way that needs the most memory.
+    """Sample a token for each row of logits with the code path that needs the most memory.
 
     Each row has a grammar that allows all tokens. sampler: a sampler with at least as many rows,
     all unused.

@@ -34,11 +34,11 @@ class GrammarMask:
     def of(
         cls, grammar: GrammarOutput, runs: Sequence[int], vocab_size: int, upload: Upload
     ) -> GrammarMask:
-        """Return the masks in `grammar` for the runs that are sampled.
+        """Return the masks in `grammar` for the requests that are sampled.
 
-        runs[i]: the run, by its index in the plan, whose logits are row i of the batch. upload:
-        sends the masks to the logits' device.
-        Raises ContractError if the bit mask does not have the length that its runs require.
+        runs[i]: the position in the plan of the request whose logits are row i of the batch.
+        upload: sends the masks to the logits' device.
+        Raises ContractError if the bit mask does not have the required length.
         """
         row_bytes = 4 * ((vocab_size + 31) // 32)
         demanded = row_bytes * len(grammar.runs)

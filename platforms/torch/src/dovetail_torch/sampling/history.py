@@ -1,4 +1,4 @@
-"""The tokens of rows whose sampling depends on earlier tokens: penalties and bad words.
+"""The tokens of requests whose sampling depends on earlier tokens: penalties and bad words.
 
 Stored on the device as token sequences, not as counters for the whole vocabulary: a step reads only
 a row's tokens, and rows without these parameters are not stored. Does not depend on how the tokens

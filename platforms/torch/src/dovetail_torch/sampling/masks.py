@@ -69,7 +69,7 @@ class TokenMasks:
         self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def join(self, request: NewRequest) -> None:
-        """Store the constraints of `request` for its row, replacing earlier ones."""
+        """Store the constraints of a new request, and delete those of its row's last request."""
         row, params = request.row, request.sampling_params
         self.leave(row)
         if allowed := self._known(params.allowed_token_ids or ()):

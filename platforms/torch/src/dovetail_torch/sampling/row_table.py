@@ -49,7 +49,7 @@ class RowTable:
         self._presence: NDArray[np.float32] = np.zeros(num_rows, np.float32)
 
     def join(self, request: NewRequest) -> None:
-        """Store all parameters of the request's row."""
+        """Store all parameters of a new request for its row."""
         row, params = request.row, request.sampling_params
         self.num_tokens[row] = len(request.token_ids)
         self.seeds[row] = request.seed & _UINT64

@@ -77,8 +77,8 @@ class Sampler:
         """best_tokens, mask_tokens: functions of the op provider.
 
         access: None for a synchronous device.
-        extensions: step extensions with the hook `logits`, or None. Rows join and leave the
-        extensions first.
+        extensions: step extensions with the hook `logits`, or None. They are notified of new and
+        ended requests before the sampler.
         """
         access = access or plain_access(device)
         self._device = device
@@ -99,7 +99,7 @@ class Sampler:
 
     @torch.inference_mode()
     def join(self, request: NewRequest) -> None:
-        """Add `request` to its row. The state of the row's previous request is deleted."""
+        """Add a new request to its row. The state of the row's previous request is deleted."""
         row, num_prompt = request.row, request.num_prompt_tokens
         self.leave(row)
         self._table.join(request)
@@ -147,8 +147,8 @@ class Sampler:
         """Sample the next token of each row and append it to the row.
 
         logits_SV: any float dtype, on the device; row i belongs to rows[i]; may be overwritten.
-        rows: joined rows, each at most once. numbers: `host_numbers` of the rows, on the device;
-        None if they have not been sent.
+        rows: rows that have a request, each at most once. numbers: `host_numbers` of the rows, on
+        the device; None if they have not been sent.
         """
         if self.takes_best(rows):
             if grammar_bitmask is not None:

@@ -38,13 +38,14 @@ BORROWED_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The target of one checkpoint weight: a view of a parameter (or persistent buffer).
+    """The target of one checkpoint weight: a view of a parameter or of a persistent buffer.
 
     target: tensor that is written in place, under no_grad; has the shape of this rank's part of the
     weight. lend: function that passes a mapped weight to the layer instead of a copy; None if the
     layer needs a copy. shards: this rank's part of the weight's first dimensions; other dimensions
-    are not divided. takers: linear layers, and the number of the part that is this weight; they may
-    use quantized blocks. is_table: whether another module, an embedding, uses the target too.
+    are not divided. takers: linear layers, each with the index of its part that is this weight;
+    they may use quantized blocks. is_table: whether another module, an embedding, uses the target
+    too.
     feature_dim: dimension of the output features; other modules than linear layers have them last.
     """
 

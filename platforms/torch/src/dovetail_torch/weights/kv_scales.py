@@ -1,4 +1,4 @@
-"""The scales of the KV cache in a checkpoint: for each layer one of the keys, one of the values.
+"""The scales of the KV cache in a checkpoint: two for each layer, one of keys and one of values.
 
 Checkpoints of compressed-tensors and ModelOpt name them after the attention module or after its
 projection. Checkpoints may have them for all layers, some or none; a missing scale is 1.

@@ -22,7 +22,7 @@ OK, NOT_FOUND, TOO_MANY, UNAVAILABLE = 200, 404, 429, 503
 
 
 class Problem(StrEnum):
-    """Why the steps cannot be read."""
+    """Describes why the steps cannot be read."""
 
     UNREACHABLE = "unreachable"
     BUSY = "busy"
@@ -62,7 +62,7 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 class ServerNames(NamedTuple):
-    """What identifies a server. Both texts are printable and short; "" if unknown."""
+    """The address and the model of a server. Both texts are printable and short; "" if unknown."""
 
     url: str
     model: str
@@ -81,7 +81,7 @@ class StepsReader:
         return self._server.url
 
     async def read(self, after: int, max_steps: int = MAX_READ_STEPS) -> Steps:
-        """Return the steps with numbers above `after`. Raise StepsError."""
+        """Return the steps with numbers above `after`. Raise StepsError if that fails."""
         path = f"/steps?after={after}&max_steps={max_steps}"
         response = await self._get(path)
         try:
@@ -90,7 +90,7 @@ class StepsReader:
             raise self._foreign("the content of /steps is not a step trace") from None
 
     async def names(self) -> ServerNames:
-        """Return the address of the server and its model. Raise StepsError."""
+        """Return the address of the server and its model. Raise StepsError if that fails."""
         response = await self._get("/v1/models")
         try:
             models = _MODELS.decode(response.content).data

@@ -37,7 +37,7 @@ def _report(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """Which requests are sent, and when."""
+    """The options that select the requests, and the times at which they are sent."""
 
     request_rate: Annotated[
         str,
@@ -84,7 +84,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """What each request contains."""
+    """The options for the content of each request."""
 
     endpoint: Annotated[
         Literal["completions", "chat"], _request("Route: /v1/completions or /v1/chat/completions.")
@@ -99,7 +99,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What is reported, and where."""
+    """The options of the report."""
 
     slo: Annotated[
         str, _report("Objectives in milliseconds for the goodput, such as ttft:500,tpot:50.")

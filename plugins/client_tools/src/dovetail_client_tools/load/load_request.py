@@ -16,7 +16,7 @@ Arrivals = Literal["poisson", "gamma", "constant", "burst"]
 class LoadRequest:
     """One request.
 
-    number: in the workload, from 0. arrival_ns: from the start of the run; of a request with a
+    number: index in the workload. arrival_ns: time from the start of the run; for a request with a
     parent, the earliest time. num_prompt_tokens, num_output_tokens: intended lengths. parent:
     number of the request whose response must be complete, or -1; the prompt then continues that
     conversation. think_ns: time between the end of the parent and this request. prefix: identities

@@ -28,8 +28,9 @@ MAX_KINDS = 32
 class RequestTimes:
     """A request that was sent. All times in nanoseconds from the start of the run.
 
-    planned_ns: when it should have been sent. first_ns, last_ns: first and last text; -1 for none.
-    num_output_tokens: of the server's usage, or the number of events. error: kind, or "".
+    planned_ns: when it should have been sent. first_ns, last_ns: times of the first and last text;
+    -1 for none. num_output_tokens: from the server's usage, or the number of events. error: the
+    kind of the error, or "".
     """
 
     number: int
@@ -66,9 +67,9 @@ class RequestTimes:
 
 @dataclass(kw_only=True)
 class LoadRecord:
-    """What happened in a run.
+    """The measurements of a run.
 
-    gaps_ns: times between two events of a request, of all requests. errors: counts by kind.
+    gaps_ns: times between two events of a request, for all requests. errors: counts by kind.
     messages: the first message of each kind. peak: maximum number of requests in flight.
     has_usage: whether the server reported numbers of tokens.
     """
@@ -95,8 +96,8 @@ class LoadLimits:
     """Limits of a run.
 
     is_closed: whether requests start as soon as there is room, not at their times. max_in_flight:
-    requests in flight; 0 for no limit. timeout_s: of a request. duration_s: time after which no
-    request is sent; 0 for no limit.
+    requests in flight; 0 for no limit. timeout_s: limit for each request. duration_s: time after
+    which no request is sent; 0 for no limit.
     """
 
     is_closed: bool

@@ -41,7 +41,8 @@ _PROBE_WORDS = (32, 160)
 class LoadTest:
     """A load test of one server.
 
-    fields: of each request. note: shows progress. points: results of complete measurements.
+    fields: additional fields of each request. note: function that shows progress. points: results
+    of complete measurements.
     """
 
     def __init__(

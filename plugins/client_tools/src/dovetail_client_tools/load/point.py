@@ -111,7 +111,7 @@ def summarize(
 
 
 def latency_values(record: LoadRecord, name: str) -> list[float]:
-    """Return a latency of all successful requests in milliseconds. name: of `LATENCIES`."""
+    """Return a latency of all successful requests in milliseconds. name: a key of `LATENCIES`."""
     ok = [one for one in record.requests if not one.error]
     if name == "itl":
         return [gap / MS for gap in record.gaps_ns]

@@ -33,7 +33,10 @@ _MAX_CACHED_BLOCKS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class TokenScale:
-    """How the server counts tokens. words_per_token: of our words. overhead: of a template."""
+    """How the server counts tokens. words_per_token: for common words.
+
+    overhead: tokens of a template.
+    """
 
     words_per_token: float = 1.0
     overhead: int = 0

@@ -50,11 +50,11 @@ _DECODER = msgspec.json.Decoder(_Event)
 class StreamReader:
     """Receives the response to a request with `stream`, and records when tokens arrive.
 
-    now_ns: returns the time. max_tokens: of the request. on_gap: called with the time between two
-    events with text, in nanoseconds. keeps_text: whether `text` is stored.
+    now_ns: function that returns the time. max_tokens: limit of the request. on_gap: called with
+    the time between two events with text, in nanoseconds. keeps_text: whether `text` is stored.
 
     first_ns, last_ns: when the first and the last text arrived; 0 for none. num_events: events with
-    text. num_prompt_tokens, num_output_tokens: of the field usage; 0 if it is missing.
+    text. num_prompt_tokens, num_output_tokens: values of the field `usage`; 0 if it is missing.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class RequestRow:
     """A request since the recording started.
 
     num_prompt, num_cached: tokens of the prompt, and those found in the prefix cache; None if the
-    request joined before the recording. num_computed: computed prompt tokens. num_output:
+    request started before the recording. num_computed: computed prompt tokens. num_output:
     generated tokens; a step that verifies draft tokens counts as one. first_ns, last_ns: the begin
     of its first and the end of its last step. reason: why it ended, or "".
     """
@@ -53,7 +53,7 @@ class RequestRow:
 
 
 class Rates(NamedTuple):
-    """Per second, over the last seconds. None until two traces were read."""
+    """Rates per second, over the last seconds. None until two traces have been read."""
 
     new_tokens: float
     computed_tokens: float
@@ -61,9 +61,10 @@ class Rates(NamedTuple):
 
 
 class EngineView:
-    """What a server has reported.
+    """The data that a server has reported.
 
-    stats: the latest, or None. steps: the last ones, oldest first; `decodes` is never None.
+    stats: the latest statistics, or None. steps: the last steps, oldest first; `decodes` is never
+    None.
     requests: by number, oldest first. num_restarts: how often the recording started again.
     """
 
@@ -191,7 +192,7 @@ class EngineView:
 
 
 def marks(steps: Iterable[Step], numbers: Iterable[int]) -> dict[int, list[str]]:
-    """Return what each of some requests did in each step: one of the states, or ""."""
+    """Return what each request in `numbers` did in each step: one of the states, or ""."""
     shown: dict[int, list[str]] = {number: [] for number in numbers}
     members: dict[int, frozenset[int]] = {}
     for step in steps:

@@ -1,4 +1,4 @@
-"""Draws one picture of a server as lines of text, for a terminal of any width.
+"""Draws the state of a server as lines of text, for a terminal of any width.
 
 Texts of the server are drawn without control characters, and cut to the width.
 """
@@ -47,7 +47,7 @@ class _Column(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What is drawn. problem: why the server cannot be read at the moment, or ""."""
+    """The content of one picture. problem: why the server cannot be read at the moment, or ""."""
 
     names: ServerNames
     view: EngineView
@@ -221,7 +221,7 @@ def _legend(width: int) -> Text:
 
 
 def _runs(states: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield equal neighbours as one item, so that a line has few parts."""
+    """Yield consecutive equal states as one item, so that a line has few parts."""
     begin = 0
     for index in range(1, len(states) + 1):
         if index == len(states) or states[index] != states[begin]:

@@ -1,7 +1,7 @@
 """Converts the records of a decision log to steps, in the form of a running engine's steps.
 
 A log has no reasons for ends, except aborts. The used blocks are those of requests with a row.
-Memory: waiting and running requests, and the latest `MAX_LEFT` requests that left.
+Memory: waiting and running requests, and the latest `MAX_LEFT` requests that ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ABORT = "abort"
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A row in use. num_known: tokens that were known when the request joined."""
+    """A row (batch slot) in use. num_known: tokens that were known when the request started."""
 
     request_id: str
     number: int
@@ -35,9 +35,9 @@ class _Row:
 
 
 class LogSteps(LogObserver):
-    """Gives the steps of a log to a builder. bounds: of the step ids; the second one is excluded.
+    """Passes the steps of a log to a builder.
 
-    num_steps: steps within the bounds.
+    bounds: range of step ids; the second one is excluded. num_steps: steps within the bounds.
     """
 
     def __init__(self, bounds: tuple[int, int]) -> None:
@@ -62,7 +62,7 @@ class LogSteps(LogObserver):
     # --- records ------------------------------------------------------------------------------
 
     def add_request(self, request: EngineCoreRequest, now_ns: int) -> None:
-        """Number a request. An id that is used again is another request."""
+        """Assign a number to a request. If an id is used again, it is another request."""
         self._number(request.request_id)
         self._arrivals[request.request_id] = now_ns
 
@@ -111,7 +111,7 @@ class LogSteps(LogObserver):
             self._give(self._in_flight.popleft(), now_ns, sum(output.num_sampled))
 
     def end(self) -> None:
-        """Give the steps that have no result, and end all slices."""
+        """Pass the steps without a result to the builder, and end all slices."""
         while self._in_flight:
             step = self._in_flight.popleft()
             self._give(step, step.begin_ns, 0)
@@ -146,7 +146,10 @@ class LogSteps(LogObserver):
         return number, num_prompt, num_known
 
     def _leave(self, index: int) -> tuple[int, str]:
-        """Free a row. Return the number of its request, 0 if there was none, and no reason."""
+        """Free a row.
+
+        Return the number of its request (0 if it had none), and an unknown reason.
+        """
         row = self._rows.pop(index, None)
         if row is None:
             return 0, ""
@@ -176,7 +179,7 @@ class LogSteps(LogObserver):
     def _sort_runs(
         self, plan: LoggedPlan
     ) -> tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]:
-        """Return prefills and verified runs, and set `_last_decodes`."""
+        """Return prefills and verified requests, and set `_last_decodes`."""
         num_runs = len(plan.rows)
         is_same = not (plan.joins or plan.leaves) and plan.rows == self._last_rows
         if is_same and sum(plan.num_tokens) == num_runs == len(self._last_decodes):

@@ -18,7 +18,10 @@ _PART = ".part"
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What is known of a trace after it was read. rows: names and values. notes: warnings."""
+    """Facts about a trace that are known after it was read. rows: names and values.
+
+    notes: warnings.
+    """
 
     title: str
     num_steps: int

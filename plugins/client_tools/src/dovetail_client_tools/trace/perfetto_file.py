@@ -19,7 +19,7 @@ from dovetail_lab.reports.perfetto import (
 
 
 class PerfettoFile:
-    """A sink that writes each part at once, so its memory does not grow."""
+    """A sink that writes each part immediately, so that its memory does not grow."""
 
     def __init__(self, file: TextIO) -> None:
         self.writer = EventWriter(file)

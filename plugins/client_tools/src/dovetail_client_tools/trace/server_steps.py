@@ -16,9 +16,9 @@ _NS = 1_000_000_000
 
 @dataclass(kw_only=True)
 class ServerTrace:
-    """What was read. num_missed: steps that the engine dropped before they were read.
+    """The steps that were read. num_missed: steps that the engine dropped before they were read.
 
-    problem: why the trace ended early, or "". policy: of the latest step.
+    problem: why the trace ended early, or "". policy: the policy in the latest step.
     """
 
     model: str = ""
@@ -31,7 +31,7 @@ class ServerTrace:
 async def follow(
     reader: StepsReader, builder: TraceBuilder, duration_s: float, clock: Clock, result: ServerTrace
 ) -> None:
-    """Give the steps of `duration_s` seconds to a builder.
+    """Pass the steps of `duration_s` seconds to a builder.
 
     result: updated after each read, so that it is valid after an interruption, too. Raises
     StepsError if the first read fails; later errors end the trace.

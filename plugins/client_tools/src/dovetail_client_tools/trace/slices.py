@@ -1,6 +1,6 @@
-"""Joins what a request does in successive steps to slices, which trace viewers show.
+"""Combines what a request does in successive steps to slices, which trace viewers show.
 
-Memory: open slices of running requests, and the latest `MAX_LEFT` requests that left.
+Memory: open slices of running requests, and the latest `MAX_LEFT` requests that ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class TraceSink(Protocol):
         """Receive a slice."""
 
     def add_ended(self, item: Ended) -> None:
-        """Receive the end of a request. It can be wrong if the reason is unknown."""
+        """Receive the end of a request.
+
+        If the reason is unknown, the request may continue later.
+        """
 
     def add_step(self, step: Step, lane: int) -> None:
         """Receive a step. Steps of one lane do not overlap."""
@@ -56,7 +59,7 @@ class TraceSink(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """first_step, begin_ns: of the open decode slice; begin_ns is None without one."""
+    """first_step, begin_ns: start of the open decode slice. None without an open slice."""
 
     last_ns: int = 0
     first_step: int = 0
@@ -65,7 +68,7 @@ class _Request:
 
 @dataclass(eq=False)
 class TraceBuilder:
-    """Gives steps to sinks as slices. name_of: returns the name of a request."""
+    """Passes steps to sinks as slices. name_of: function that returns the name of a request."""
 
     sinks: Sequence[TraceSink]
     name_of: Callable[[int], str]
@@ -124,7 +127,7 @@ class TraceBuilder:
             self._give(Slice(number, WAITING, arrival_ns, max(arrival_ns, begin_ns)))
 
     def _leave(self, number: int, reason: str | None = None) -> None:
-        """End a request. Without a known reason, it can join again."""
+        """End a request. Without a known reason, it can start again."""
         self._close(number)
         request = self._active.pop(number, None)
         time_ns = request.last_ns if request is not None else self._end_ns

@@ -34,9 +34,9 @@ than many keys and values, so that a backend that ignores the scales is detected
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One step to check, with the number of cached tokens and the number of new tokens of each row.
+    """One step to check, with the number of cached tokens and of new tokens of each request.
 
-    runs: (context_len, query_len) of each row, in the order of the batch.
+    runs: (context_len, query_len) of each request, in the order of the batch.
     rotary_size: number of features of each head that the layer must rotate; 0 for none.
     scale_factor: scale of the scores, divided by head_size ** -0.5. It is not 1, so that a backend
         that ignores the scale is detected.

@@ -84,7 +84,7 @@ def _judge(name: str, check: Callable[[], None]) -> None:
 def _check_claim(
     check: Check, backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Run `check` unless the backend rejects the case on this machine."""
+    """Run `check`, unless the backend rejects the case on this machine."""
     reasons = backend.refusals(case.requirements(device.type))
     if reasons:
         raise SkipCase("; ".join(reasons))
@@ -138,7 +138,7 @@ def _check_two_builders(
 def _check_order(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Check batches of runs around the threshold of the builder, in every order that it allows."""
+    """Check batches with requests around the builder's threshold, in every order that it allows."""
     size = case.block_size
     first = AttentionRows(backend, replace(case, runs=((size, 1),)), device)
     threshold = first.builder.reorder_threshold
@@ -161,7 +161,7 @@ def _check_order(
 def _check_invariance(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Check that a row has the same bits alone, in chunks, with other rows and reordered."""
+    """Check that a request has the same bits alone, in chunks, with others and reordered."""
     import torch
 
     lengths = (LONG, case.block_size + 1, 7)
@@ -190,7 +190,7 @@ def _check_invariance(
 
 
 def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
-    """Return several ways to compute the same rows, by description: the runs of each step."""
+    """Return ways to compute the same requests, by description: the requests of each step."""
     whole = [(row, 0, n) for row, n in enumerate(lengths)]
     return {
         "All rows ran in one step.": [whole],

@@ -1,8 +1,8 @@
-"""Test rows of the attention suite, with their KV cache and the expected results.
+"""Test requests of the attention suite, with their KV cache and the expected results.
 
-Cache blocks that belong to no row contain NaN, so that wrong reads are detected. For positions
-before the window, the block table of a row points to such blocks, because an engine may have reused
-the original ones. Uses only the contract of a backend. torch is imported within functions.
+Cache blocks that belong to no request contain NaN, so that wrong reads are detected. For positions
+before the window, the block table of a request points to such blocks, because an engine may have
+reused the original ones. Uses only the contract of a backend. torch is imported within functions.
 
 Dimensions: T tokens of a step, R requests, M block-table width, B block size, H query heads,
 K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one
@@ -44,9 +44,9 @@ Run = tuple[int, int, int]
 
 
 class AttentionRows:
-    """The rows of a case: random q, k, v, expected results, blocks, and the cache.
+    """The requests of a case: random q, k, v, expected results, blocks, and the cache.
 
-    builder: builds the metadata; layer: computes attention. blocks: the blocks of each row.
+    builder: builds the metadata; layer: computes attention. blocks: the blocks of each request.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class AttentionRows:
         self._make_parts(backend, lengths)
 
     def _make_blocks(self, counts: Sequence[int], generator: torch.Generator) -> None:
-        """Assign blocks in random order. Block 0 and two other blocks belong to no row."""
+        """Assign blocks in random order. Block 0 and two other blocks belong to no request."""
         import torch
 
         self.num_blocks = sum(counts) + 3
@@ -171,7 +171,10 @@ class AttentionRows:
         return q, k, v
 
     def _turned(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return q, k and v of a row's positions, as attention reads them. Float64 if rotated."""
+        """Return q, k and v of a request's positions, as attention reads them.
+
+        Float64 if rotated.
+        """
         import torch
 
         q, k, v = self._split(qkv)
@@ -184,7 +187,7 @@ class AttentionRows:
         return q, k, v
 
     def _rotary_args(self, runs: Sequence[Run]) -> tuple[RotaryArgs, ...]:
-        """Return the optional arguments of the layer for a step with these runs."""
+        """Return the optional arguments of the layer for a step with these requests."""
         import torch
 
         if not self.case.rotary_size:
@@ -203,14 +206,17 @@ class AttentionRows:
         self.expect_right(what, runs, self.attend(runs, batch, metadata, what))
 
     def in_order(self, runs: Sequence[Run]) -> Sequence[Run]:
-        """Return the runs in the order that the builder requires."""
+        """Return the requests in the order that the builder requires."""
         threshold = self.builder.reorder_threshold
         return sorted(runs, key=lambda run: run[2] > threshold) if threshold else runs
 
     def attend(
         self, runs: Sequence[Run], batch: AttentionBatch, metadata: Any, what: str
     ) -> list[torch.Tensor]:
-        """Run the layer and return each run's result. Check that read-only data is unchanged."""
+        """Run the layer and return the result of each request.
+
+        Check that read-only data is unchanged.
+        """
         import torch
 
         tensors = [
@@ -244,7 +250,7 @@ class AttentionRows:
         return list(out_THD.to("cpu").split([n for _, _, n in runs]))
 
     def expect_right(self, what: str, runs: Sequence[Run], got: Sequence[torch.Tensor]) -> None:
-        """Compare each run's result with the reference."""
+        """Compare the result of each request with the reference."""
         for (row, first, n), got_QHD in zip(runs, got, strict=True):
             location = f"Row {row} runs the positions {first} to {first + n - 1}. {what}"
             self._compare(location, got_QHD, self.want[row][first : first + n])
@@ -254,7 +260,7 @@ class AttentionRows:
         return self._make_builder()
 
     def batch(self, runs: Sequence[Run]) -> AttentionBatch:
-        """Return the batch of a step with these runs."""
+        """Return the batch of a step with these requests."""
         import torch
 
         size = self.case.block_size
@@ -278,7 +284,10 @@ class AttentionRows:
         )
 
     def _table(self, row: int, first: int, width: int) -> list[int]:
-        """Return a row's block table for a run from `first`. It is wrong before the window."""
+        """Return the block table of a request for a step from `first`.
+
+        It is wrong before the window.
+        """
         blocks, window = self.blocks[row], self.case.sliding_window
         num_left = max(0, first - window + 1) // self.case.block_size if window else 0
         return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))

@@ -1,8 +1,8 @@
-"""An executor and a worker without a model: each sampling run gets token 7.
+"""An executor and a worker without a model: each request that samples gets token 7.
 
 They are used in benchmarks of the engine, and in tests that do not need meaningful tokens. A step
-only counts its sampling runs. Token columns are created once per length and reused, because results
-are immutable.
+only counts the requests that sample. Token columns are created once per length and reused, because
+results are immutable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VOCAB_SIZE = 32_000
 
 
 class NullWorker(WorkerBase):
-    """A worker that samples token 7 for every run, without any state or checks."""
+    """A worker that samples token 7 for every request, without any state or checks."""
 
     def __init__(self, context: WorkerContext | None = None) -> None:
         self._columns: dict[int, array[int]] = {}
@@ -57,7 +57,7 @@ class NullWorker(WorkerBase):
         self._plan = plan
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Return token 7 for each run that samples."""
+        """Return token 7 for each request that samples."""
         plan = self._plan
         count = bytes(plan.samples).count(1)
         token_ids = self._columns.get(count)
@@ -88,5 +88,5 @@ class NullExecutor(FakeExecutor):
         return self._done
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Return token 7 for each run that samples."""
+        """Return token 7 for each request that samples."""
         return Ready(cast("ModelRunnerOutput", self.worker.sample_tokens(grammar)))

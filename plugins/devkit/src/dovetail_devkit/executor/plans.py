@@ -9,7 +9,7 @@ from dovetail.sampling_params import SamplingParams
 
 
 def make_plans() -> list[SchedulerOutput]:
-    """Return eight plans for two rows: joins, chunks, decodes, leaves and an empty plan."""
+    """Return eight plans for two rows: new requests, chunks, decodes, ends, an empty plan."""
     builder = StepBuilder()
     plans = []
 

@@ -1,11 +1,11 @@
 """The fake of the attention contract, which is slow and correct.
 
-It reads each row's keys and values slot by slot through the block table and computes densely in
+It reads each request's keys and values slot by slot through the block table and computes densely in
 float64. A test may override one of its small methods to create a faulty backend.
 This module does not import torch.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
-B block size, Q queries and L positions of one row.
+B block size, Q queries and L positions of one request.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FakeAttentionMetadata:
-    """The metadata of a step on the host. runs: (query_len, slots of all positions) of each row.
+    """The metadata of a step on the host.
 
-    slots_T: slot of each token's key and value, int64.
+    runs: (query_len, slots of all positions) of each request. slots_T: slot of each token's key and
+    value, int64.
     """
 
     slots_T: torch.Tensor
@@ -46,7 +47,7 @@ class FakeAttentionMetadata:
 
 
 class FakeAttentionBuilder(AttentionMetadataBuilder):
-    """Checks the batch, then looks up each row's slots one by one.
+    """Checks the batch, then looks up each request's slots one by one.
 
     May synchronize with the device. Raises AssertionError if the batch violates its contract.
     """
@@ -69,9 +70,9 @@ class FakeAttentionBuilder(AttentionMetadataBuilder):
 
 
 class FakeAttentionLayer(AttentionLayer):
-    """Attention of one layer, row by row, over a cache of shape [2, N, B, K, D].
+    """Attention of one layer, one request after the other, over a cache of shape [2, N, B, K, D].
 
-    [1, N, B, K, D] if values are parts of keys.
+    The shape is [1, N, B, K, D] if values are parts of keys.
     """
 
     def __init__(self, context: AttentionLayerContext) -> None:
@@ -113,7 +114,7 @@ class FakeAttentionLayer(AttentionLayer):
             slots_2SKD[1, slots_T] = v_TKD
 
     def attend(self, q_QHD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor) -> torch.Tensor:
-        """Return the attention of one row, [Q, H, D]. Its queries are the last Q positions."""
+        """Return the attention of one request, [Q, H, D]. Its queries are the last Q positions."""
         window = self.context.sliding_window
         num_visible = (
             window + len(q_QHD) - 1 if window else len(k_LKD)

@@ -13,9 +13,9 @@ from dovetail.interfaces.compile_backend import CompileBackend, CompileContext, 
 
 
 class FakeCompileBackend(CompileBackend):
-    """Interprets graphs. num_compiled, num_found: graphs without and with a file; of all engines.
+    """Interprets graphs. num_compiled, num_found: graphs without and with a file, for all engines.
 
-    requests: (number of tokens, number of inputs) of each graph, of all engines.
+    requests: (number of tokens, number of inputs) of each graph, for all engines.
     """
 
     num_compiled: ClassVar[int] = 0

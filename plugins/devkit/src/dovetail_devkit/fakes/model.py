@@ -19,9 +19,9 @@ MAX_POSITION_SCALE = 0.3
 
 
 class FakeModel(nn.Module):  # type: ignore[misc]  # the core's type checker does not see torch
-    """A model of embedding, attention, norm and head. Positions are added as one feature.
+    """A model with an embedding, attention, a norm and an LM head.
 
-    Reads vocab_size and hidden_size of config.json.
+    Positions are added as one feature. Reads vocab_size and hidden_size of config.json.
     """
 
     CONTRACT: ClassVar[str] = "model"

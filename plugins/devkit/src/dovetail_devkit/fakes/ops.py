@@ -158,5 +158,5 @@ def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
 
 
 def _as_written(share: float) -> float:
-    """Return the shortest decimal of a float32 number, such as 0.7 for float32(0.7)."""
+    """Return the shortest decimal for a float32 number, such as 0.7 for float32(0.7)."""
     return float(f"{share:.6g}")

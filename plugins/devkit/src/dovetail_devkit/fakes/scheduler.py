@@ -205,5 +205,5 @@ class FakeScheduler(SchedulerInterface):
 
 
 def _of_run_0(columns: Mapping[int, LogprobColumns], name: str) -> dict[str, LogprobColumns]:
-    """Return the entry of run 0, because a plan has only one run."""
+    """Return the entry of the only scheduled request, because a plan has only one."""
     return {name: columns[0]} if 0 in columns else {}

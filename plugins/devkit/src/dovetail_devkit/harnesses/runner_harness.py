@@ -32,7 +32,7 @@ class Builder(AttentionMetadataBuilder):
 
 
 class Layer(AttentionLayer):
-    """Attention that returns the sum of a row's values up to the token, read slot by slot."""
+    """Attention that returns the sum of a request's values up to the token, slot by slot."""
 
     def __init__(self, context):
         pass

@@ -1,6 +1,6 @@
 """Random plans for model runners of `runner_harness`.
 
-Requests join, run in chunks, wait and leave. Some requests join with computed tokens and shared
+Requests start, run in chunks, wait and end. Some requests start with computed tokens and shared
 blocks. The requests use every sampling field. The plans do not depend on tokens, so several runners
 can execute them, at any pipeline depth.
 """

@@ -20,7 +20,7 @@ class DenseAttention:
 
     calls: layer indices in the order of the model's calls. needed: indices (int64) of the tokens
     that are needed after attention of the last layer; None for all. bidirectional: whether a token
-    also attends to the later tokens of its run; then a run is a whole sequence.
+    also attends to the later tokens of its sequence, which is then computed in one step.
     """
 
     def __init__(self, *, bidirectional: bool = False) -> None:

@@ -47,7 +47,7 @@ def draw_cases(
 ) -> Iterator[Case]:
     """Yield the cases, or nothing if the class does not override `draw_tokens`.
 
-    num_draws: number of samples of each frequency test; it must be even.
+    num_draws: the number of samples of each frequency test. It must be even.
     """
     if "draw_tokens" not in overridden_operations(ops_cls):
         return

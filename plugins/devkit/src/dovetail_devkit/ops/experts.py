@@ -1,7 +1,7 @@
 """The conformance cases of `select_experts` and `fused_experts`, for providers that override them.
 
 The references are loops over tokens in float64. torch is imported within functions.
-Dimensions: T tokens, D hidden size, E experts, K experts of a token, G gate and up features,
+Dimensions: T tokens, D hidden size, E experts, K experts per token, G gate and up features,
 I intermediate features.
 """
 
@@ -47,7 +47,10 @@ _ROUTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertSizes:
-    """A case of `fused_experts`. limit: see `ExpertWeights`; with it, the layers have biases."""
+    """A case of `fused_experts`.
+
+    limit: see `ExpertWeights`; if it is set, the layers have biases.
+    """
 
     tokens: int
     hidden: int

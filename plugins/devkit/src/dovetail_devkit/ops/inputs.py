@@ -5,7 +5,8 @@ in model
 runners: prefixes of longer buffers, and parts of one buffer with all inputs. torch is imported
 within functions.
 
-Dimensions: R runs, T tokens, L tokens of the longest row, M blocks per row of the block table.
+Dimensions: R scheduled requests, T tokens, L tokens of the longest request, M blocks per row of the
+block table.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _PACKET_PLACE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class StepShape:
-    """A step. runs: (row, start, number of tokens). block_sizes: one per KV-cache group."""
+    """A step. runs: (row, start, number of tokens) of each request.
+
+    block_sizes: one per KV-cache group.
+    """
 
     runs: tuple[tuple[int, int, int], ...]
     block_sizes: tuple[int, ...] = (16,)

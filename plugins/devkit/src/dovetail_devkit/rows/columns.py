@@ -10,7 +10,7 @@ from dovetail.result import LogprobColumns
 
 
 def make_logprobs(token_ids: Sequence[int], num_best: int, vocab_size: int) -> LogprobColumns:
-    """Return columns for tokens of a row: each token, then `num_best` fictitious likely tokens."""
+    """Return columns for a request's tokens: each token, then `num_best` fictitious tokens."""
     flat = [(t + j) % vocab_size for t in token_ids for j in (0, *range(num_best))]
     return LogprobColumns(
         counts=array("i", [1 + num_best] * len(token_ids)),
@@ -21,7 +21,7 @@ def make_logprobs(token_ids: Sequence[int], num_best: int, vocab_size: int) -> L
 
 
 def allowed_tokens(grammar: GrammarOutput | None, vocab_size: int) -> dict[int, frozenset[int]]:
-    """Return the tokens that the grammar of each run allows, by run."""
+    """Return the tokens that the grammar of each request allows, by position in the plan."""
     if grammar is None:
         return {}
     width = -(-vocab_size // 32) * 4

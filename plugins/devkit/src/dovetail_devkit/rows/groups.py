@@ -2,7 +2,7 @@
 
 Blocks before a window are removed from the tables, so a wrong read of such a block is detected. All
 groups share the memory of a block, so a block belongs to one group at a time, and a write by one
-group replaces the content of another group. The content of the blocks that a run may read is
+group replaces the content of another group. The content of the blocks that a step may read is
 compared with the expected content. Does not depend on a scheduler.
 """
 
@@ -58,7 +58,7 @@ class GroupRows(RowModel):
             self._cached[group] = False  # `write` keeps no slots for the tokens of a state
 
     def execute(self, plan: SchedulerOutput) -> None:
-        """Execute a plan as `RowModel` does, and check the content that its runs read."""
+        """Execute a plan as `RowModel` does, and check the content that each request reads."""
         self.drop_blocks()
         super().execute(plan)
         runs = self._step.runs if self._step else []

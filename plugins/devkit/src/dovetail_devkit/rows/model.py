@@ -34,10 +34,10 @@ _UNDEFINED = 0x0BAD_0BAD_0BAD_0BAD
 
 @dataclass(slots=True)
 class _Step:
-    """An executed plan, and the attention results of each run.
+    """An executed plan, and the attention results of each scheduled request.
 
-    runs: start, end and number of verified drafts of each run. attended: for each run, one number
-    for each of its last 1 + num_drafts positions. report: data of the KV connector's worker side.
+    runs: start, end and number of verified drafts of each request. attended: for each request, one
+    number for each of its last 1 + num_drafts positions. report: of the connector's worker side.
     """
 
     plan: SchedulerOutput
@@ -80,7 +80,7 @@ class RowModel:
             self._side.register([SlotPages(self._slots)])
 
     def execute(self, plan: SchedulerOutput) -> None:
-        """Apply the plan's leaves, joins, blocks and runs in order. Store data for `sample`."""
+        """Apply the plan's leaves, joins and blocks. Compute its tokens for `sample`."""
         self._require(self._step is None, "sample_tokens was not called for the previous plan")
         self._require(
             plan.step_id > self._last_step,
@@ -162,7 +162,7 @@ class RowModel:
         self.rows.pop(row, None)
 
     def join(self, request: NewRequest) -> None:
-        """Assign to `request` the row that the plan states."""
+        """Assign the row of the plan to a new request."""
         row, name = request.row, request.request_id
         held = self.rows.get(row)
         self._require(
@@ -304,11 +304,11 @@ class RowModel:
         return {key: rows for key, rows in holders.items() if len(rows) > 1}
 
     def _place_run(self, row: int, start: int, count: int, num_drafts: int) -> tuple[int, int, int]:
-        """Return start, end and number of verified drafts of a run.
+        """Return start, end and number of verified drafts of a scheduled request.
 
         A plan contains the last possible start and the largest possible number of drafts, because
         the results of earlier plans were not known when it was created. Drafts count as known until
-        they are verified; drafts that the run does not verify are discarded.
+        they are verified; drafts that the step does not verify are discarded.
         """
         self._require(row in self.rows, f"the plan runs row {row}, which has no request")
         state, maximum = self.rows[row], self.limits.num_lookahead_tokens
@@ -346,7 +346,7 @@ class RowModel:
         return sampled
 
     def _draft(self, plan: SchedulerOutput) -> array[int]:
-        """Create drafts for the rows that have sampled. Return the drafts of each run's row."""
+        """Return drafts for the requests that have sampled, by position in the plan."""
         maximum = self.limits.num_lookahead_tokens
         if not maximum:
             return array("B")

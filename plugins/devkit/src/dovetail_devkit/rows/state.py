@@ -56,7 +56,7 @@ def predict_token(
 ) -> int:
     """Return the token that a correct worker samples after `token_ids`.
 
-    encoded: what `encode` returns for the request.
+    encoded: the result of `encode` for the request.
     """
     known = encoded or {}
     content, attended = 0, 0
@@ -71,10 +71,10 @@ class RowState:
     """The state of one row.
 
     blocks: block tables by group. contents: the expected content of each known position's slot.
-    num_computed: number of computed tokens, -1 before the first run. drafts: drafts of the last
-    run; the next run verifies the planned number of drafts. num_wrong: for each of the last
-    sampling runs, how many planned drafts were rejected or missing. A plan that was created before
-    this result has a start that is too large by this number.
+    num_computed: number of computed tokens, -1 before the first step. drafts: drafts of the last
+    step; the next step verifies the planned number of drafts. num_wrong: for each of the last
+    steps that sampled, how many planned drafts were rejected or missing. A plan that was created
+    before this result has a start that is too large by this number.
     """
 
     request: NewRequest

@@ -23,7 +23,7 @@ class HoldChecker:
     """Checks that held and paused requests are not scheduled. scope: the scope of the pause."""
 
     def __init__(self, *, connected: bool = False) -> None:
-        """connected: whether a request may be admitted for a KV load without a run in a plan."""
+        """connected: whether a request may be admitted for a KV load without tokens in a plan."""
         self._connected = connected
         self.gate = FakeGate(waits_at_the_gate)
         self.scope: PauseScope | None = None

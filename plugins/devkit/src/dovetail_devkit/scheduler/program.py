@@ -1,8 +1,8 @@
 """Runs random sequences of scheduler calls (`random_programs`) and checks every step.
 
-A run consists of arrivals, aborts, pauses, resets, plans and results, from a seed. It checks the
-complete contract of `SchedulerInterface`: a strict `RowModel` executes the plans, and each request
-must get the tokens that it would get alone. Uses only the contract of the scheduler.
+A program consists of arrivals, aborts, pauses, resets, plans and results, generated from a seed. It
+checks the complete contract of `SchedulerInterface`: a strict `RowModel` executes the plans, and
+each request must get the tokens that it would get alone. Uses only the contract of the scheduler.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ class SchedulerDriver:
             self._last_named[row] = plan.step_id
 
     def _check_pieces(self, plan: SchedulerOutput) -> None:
-        """Check that runs are within the limits, and that chunks are enabled."""
+        """Check that the scheduled tokens are within the limits, and that chunks are enabled."""
         limits = self.limits
         longest = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)

@@ -120,9 +120,9 @@ def _requirements_beyond(
 def check_case(backend: type[AttentionBackend], case: AttentionCase, device: torch.device) -> None:
     """Check one case on `device`. Raise AssertionError with the first difference.
 
-    The case runs three steps on one cache: the contexts of the rows, the runs of the case, and a
-    decode of every row, which reads the cache that the runs have written. An additional row is idle
-    in the second step.
+    The case runs three steps on one cache: the contexts of the requests, the tokens of the case,
+    and a decode of every request, which reads the cache that the other steps have written. An
+    additional request is idle in the second step.
     """
     rows = AttentionRows(backend, case, device)
     contexts = [context for context, _ in case.runs]

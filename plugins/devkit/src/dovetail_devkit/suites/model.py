@@ -127,7 +127,7 @@ def _check_rejections(make: Callable[[ModelContext], Any], context: ModelContext
 
 
 class _Bench:
-    """A filled model and two sequences to run on it."""
+    """A model with loaded weights, and two sequences to run on it."""
 
     def __init__(
         self, model: Any, context: ModelContext, tolerance: float, ops: WatchedOps
@@ -292,9 +292,9 @@ class _Bench:
         *,
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the logits of a step, [T, V]. Runs are (sequence, ids, first position).
+        """Return the logits of a step, [T, V]. runs: (sequence, ids, first position).
 
-        positions: of all tokens, if they do not follow from the runs.
+        positions: the positions of all tokens, if they do not follow from `runs`.
         """
         attention.begin([(sequence, len(ids)) for sequence, ids, _ in runs])
         input_ids_T = torch.cat([ids for _, ids, _ in runs])

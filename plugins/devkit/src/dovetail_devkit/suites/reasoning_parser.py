@@ -43,7 +43,7 @@ class _Suite:
         self._options = options
 
     def check_example(self) -> None:
-        """Check that the example is separated, and as it is generated."""
+        """Check that the example is separated correctly, also while it is generated."""
         text = self._cls.example
         expect(bool(text), "the attribute `example` is empty")
         parsed = self._read([text])
@@ -71,7 +71,7 @@ class _Suite:
             self._check_splits(text, parsed)
 
     def check_damaged_texts(self) -> None:
-        """Check that no text raises an error, and that the pieces never matter."""
+        """Check that no text raises an error, and that the result does not depend on the pieces."""
         text, random = self._cls.example, Random(1)
         for size in range(len(text)):
             self._check_splits(text[:size], self._read([text[:size]]), num_splits=2)

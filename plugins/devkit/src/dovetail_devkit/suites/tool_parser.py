@@ -82,7 +82,7 @@ class _Suite:
             self._check_splits(text, parsed)
 
     def check_damaged_texts(self) -> None:
-        """Check that no text raises an error, and that the pieces never matter."""
+        """Check that no text raises an error, and that the result does not depend on the pieces."""
         random = Random(1)
         text = self._cls.example
         for size in range(len(text)):

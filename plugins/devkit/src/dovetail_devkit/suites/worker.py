@@ -36,7 +36,7 @@ MAX_STEP_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """Data that all checks use. alone: the tokens of each prompt in a run without other prompts."""
+    """Data that all checks use. alone: the tokens of each prompt without other prompts."""
 
     harness: WorkerHarness
     info: ModelInfo
@@ -263,7 +263,7 @@ def _check_longest(case: _Case) -> None:
 
 
 def _check_together(case: _Case) -> None:
-    """Check that rows that join one by one and run in changing order are independent."""
+    """Check that requests that start one by one and run in changing order are independent."""
     harness = case.harness
     got: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
     for turn in range(NUM_ROWS + NUM_TOKENS):
@@ -351,7 +351,7 @@ def _check_seeds(case: _Case) -> None:
 
 
 def _check_grammar(case: _Case) -> None:
-    """Check that a run with a grammar gets an allowed token, and that other runs do not change."""
+    """Check that a grammar allows its request's token, and that other requests do not change."""
     harness, vocab_size = case.harness, case.info.vocab_size
     only = next(t for t in range(vocab_size) if t != case.alone[1][0])
     bitmask = (1 << only).to_bytes(-(-vocab_size // 32) * 4, "little")
@@ -368,7 +368,7 @@ def _check_grammar(case: _Case) -> None:
 
 
 def _check_empty_plans(case: _Case) -> None:
-    """Check that plans without runs do not change the tokens of requests."""
+    """Check that plans without tokens do not change the tokens of requests."""
     harness = case.harness
     harness.join(0, case.prompts[1])
     tokens = harness.generate(0, 2)

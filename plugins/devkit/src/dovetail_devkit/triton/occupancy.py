@@ -1,4 +1,4 @@
-"""Computes the occupancy of a compiled kernel: resident warps of a processor, of its maximum.
+"""Computes the occupancy of a kernel: the share of a processor's warps that can be resident.
 
 The limits are those of the CUDA C++ Programming Guide (compute capabilities) and of the CDNA 3
 Instruction Set Architecture. Does not depend on Triton.
@@ -53,8 +53,8 @@ LIMITS = {
 def occupancy(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> float:
     """Return the share of the processor's warps that can be resident, between 0 and 1.
 
-    num_warps: warps of a block. registers: per thread. shared_bytes: per block. Raises KeyError for
-    an unknown target.
+    num_warps: warps of a block. registers: number per thread. shared_bytes: size per block. Raises
+    KeyError for an unknown target.
     """
     limits = LIMITS[target]
     unit = limits.register_unit

@@ -16,7 +16,7 @@ _NUM_STEPS = 5
 
 
 class Asked(Protocol):
-    """Interface: a started worker, prompts, and the tokens that each prompt gets alone."""
+    """The interface of a started worker, prompts, and the tokens that each prompt gets alone."""
 
     @property
     def harness(self) -> WorkerHarness:
@@ -28,7 +28,7 @@ class Asked(Protocol):
 
     @property
     def alone(self) -> list[list[int]]:
-        """The tokens of each prompt in a run without other prompts."""
+        """The tokens of each prompt without other prompts."""
 
 
 def check_ahead(case: Asked) -> None:

@@ -21,7 +21,7 @@ BYSTANDER = 3
 
 
 class Asked(Protocol):
-    """Interface: a started worker, prompts, and the greedy tokens that each prompt gets alone."""
+    """The interface of a started worker, prompts, and each prompt's greedy tokens alone."""
 
     @property
     def harness(self) -> WorkerHarness:
@@ -37,7 +37,7 @@ class Asked(Protocol):
 
     @property
     def alone(self) -> list[list[int]]:
-        """The greedy tokens of each prompt in a run without other prompts."""
+        """The greedy tokens of each prompt without other prompts."""
 
 
 def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SEEDS) -> list[int]:

@@ -82,7 +82,7 @@ class WorkerHarness:
         shared: HarnessRow | None = None,
         bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> HarnessRow:
-        """Assign a row to a request with `tokens` in the next step.
+        """Assign a row to a new request with `tokens` in the next step.
 
         num_prompt: number of prompt tokens among `tokens`; 0 if all are prompt tokens. shared:
         another row, whose full blocks are reused as after a prefix cache hit; their tokens must be
@@ -119,7 +119,7 @@ class WorkerHarness:
         self._free += [block for block in state.blocks if block not in held]
 
     def run(self, row: int, num_tokens: int = 0) -> None:
-        """Run `num_tokens` of a row in the next step, or 0 for all known tokens."""
+        """Compute `num_tokens` of a row in the next step, or all known tokens if it is 0."""
         state = self.rows[row]
         start, known = state.num_computed, len(state.tokens)
         end = start + num_tokens if num_tokens else known
@@ -184,7 +184,7 @@ class WorkerHarness:
         return result
 
     def generate(self, row: int, num_tokens: int) -> list[int]:
-        """Run steps with only this row until it has `num_tokens` new tokens, and return them."""
+        """Run steps with only this row until it has `num_tokens` new tokens. Return them."""
         tokens: list[int] = []
         while len(tokens) < num_tokens:
             self.run(row)
@@ -192,7 +192,7 @@ class WorkerHarness:
         return tokens
 
     def clear(self) -> None:
-        """Release all rows, in a step without runs."""
+        """Release all rows, in a step without tokens."""
         for row in list(self.rows):
             self.leave(row)
         self.step()

@@ -1,4 +1,4 @@
-"""`dovetail lab compare`: run policies on the same workloads, and report what is different.
+"""`dovetail lab compare`: runs policies on the same workloads, and reports the differences.
 
 The exit code is 1 if a run failed.
 """
@@ -89,7 +89,7 @@ def experiment_spec(
 
 
 def print_results(results: Results) -> None:
-    """Print the tables of each engine and what was not measured."""
+    """Print the tables of each engine, and list what was not measured."""
     total, failed = len(results.records), len(results.failures)
     print_line(
         f"{total:,} runs, {results.num_reused:,} reused, {failed:,} failed. Load 1 is "
@@ -118,7 +118,7 @@ def _print(table: TextTable, suffix: str) -> None:
 
 
 def _require_matplotlib() -> None:
-    """Raise UserError before the first run, not after the last one."""
+    """Raise UserError before the first run if matplotlib is not installed."""
     import importlib.util
 
     if importlib.util.find_spec("matplotlib") is None:

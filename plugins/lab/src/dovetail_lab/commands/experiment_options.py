@@ -32,7 +32,7 @@ def _option(group: Group, text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentOptions:
-    """Flags of the experiment. An empty value keeps that of the file, or the default."""
+    """Flags that describe the experiment. An empty value keeps the file's value, or the default."""
 
     trace: Annotated[
         str,
@@ -88,9 +88,10 @@ class ExperimentOptions:
     time_limit: Annotated[float, _option(EXPERIMENT_GROUP, "Seconds per run (600).")] = 0.0
 
     def make_spec(self, fields: Mapping[str, Any]) -> ExperimentSpec:
-        """Return the experiment of a file's fields and the flags; warn about its step times.
+        """Return the experiment described by a file's fields and the flags.
 
-        Raises UserError for an invalid field, and with `strict` instead of a warning.
+        Warn about its step times. Raises UserError for an invalid field. With `strict`, raises it
+        instead of a warning.
         """
         spec = make_spec(self.apply(fields))
         if "sim" not in spec.engines:
@@ -107,7 +108,7 @@ class ExperimentOptions:
         return spec
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of an experiment file with those of the flags."""
+        """Return the fields of an experiment file, overridden by the flags."""
         told = dict(fields)
         told["workload"] = self._workload(dict(told.get("workload") or {}))
         setup = {
@@ -212,7 +213,7 @@ def print_warning(text: str) -> None:
 
 
 def run_text(record: RunRecord | None) -> str:
-    """Return the name of a run for progress; its error if it failed."""
+    """Return the name of a run for the progress display, with its error if it failed."""
     if record is None:
         return ""
     name = f"{record.key.policy} load {record.key.load:g} seed {record.key.seed}"
@@ -239,7 +240,7 @@ def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _slo_class(text: str) -> dict[str, Any]:
-    """Return a class from "ttft:500,tpot:50"."""
+    """Return an SLO class from a text such as "ttft:500,tpot:50"."""
     fields: dict[str, Any] = {"name": "default"}
     for part in text.split(","):
         name, _, number = part.partition(":")

@@ -44,7 +44,7 @@ def explain(
 
 
 def print_step(found: ObservedStep) -> None:
-    """Print what a policy saw and did in a step."""
+    """Print the policy's view of a step and its actions."""
     view, limits = found.view, found.header.limits
     print_line(
         f"Step {view.step_id} of {found.scheduler}: {len(view.running)} running, "

@@ -33,7 +33,7 @@ def _option(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFlags:
-    """The engine to measure. Experiments may use any smaller one."""
+    """The engine to measure. Experiments may use any smaller engine."""
 
     max_num_seqs: Annotated[int, _option("Rows.")] = 32
     max_num_batched_tokens: Annotated[int, _option("Maximum number of tokens in a step.")] = 256
@@ -74,7 +74,7 @@ def profile_model(
 
 
 def print_calibration(calibration: Calibration) -> None:
-    """Print the terms of a calibration and its errors."""
+    """Print the terms of a calibration and the errors of its fit."""
     rows = [
         (f"per {name.replace('_', ' ')}", f"{value / 1e6:,.3f}")
         for name, value in calibration.step_ps.items()

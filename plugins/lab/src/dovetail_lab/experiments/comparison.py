@@ -1,4 +1,4 @@
-"""Compares policies by the paired differences of their runs, and says the result in words."""
+"""Compares policies by the paired differences of their runs, and describes the result in words."""
 
 from __future__ import annotations
 

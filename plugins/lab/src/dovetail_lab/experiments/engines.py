@@ -22,7 +22,7 @@ def run_workload(
     """Return the result of a run with the columns of its steps.
 
     decision_log: a new file for the decision log of one simulated engine. An error of the policy,
-    raised or returned as `RunResult.error`, fails the run.
+    raised or returned as `RunResult.error`, makes the run fail.
     """
     policy = spec.policy(key.policy)
     setup = spec.setup.setup(policy, key.seed, trust_local_code=trust_local_code)

@@ -1,4 +1,4 @@
-"""Runs an experiment: measures the capacity, makes the missing runs, returns the results."""
+"""Runs an experiment: measures the capacity, runs what is missing, and returns the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _ignore(done: int, total: int, record: RunRecord | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How an experiment runs. None of this changes the result of a run.
+    """Options for running an experiment. They do not change the result of a run.
 
     out: folder of the results. num_workers: processes. max_seeds: run only this many of the
     experiment's seeds; 0 for all. command: starts a worker process. pool: processes that other
@@ -58,8 +58,8 @@ class RunOptions:
 def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
     """Run what is missing in the folder, and return all results.
 
-    Runs of other experiments in the folder are reused if their ids are equal. A failed run is made
-    again. Raises UserError if the folder cannot be written or the capacity cannot be measured.
+    Runs of other experiments in the folder are reused if their ids are equal. A failed run is
+    repeated. Raises UserError if the folder cannot be written or the capacity cannot be measured.
     """
     if options.pool is None:
         with options.make_pool() as pool:

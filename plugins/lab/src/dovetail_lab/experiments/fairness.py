@@ -20,10 +20,10 @@ NUM_POINTS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceCurves:
-    """Service of each tenant on a grid of times.
+    """The service of each tenant, at regular points in time.
 
     times_ns: `NUM_POINTS` + 1 times. service: per tenant, the service up to each time. backlogged:
-    per tenant, per interval of the grid, whether a request waited during the whole interval.
+    per tenant and interval between two times, whether a request waited during the whole interval.
     """
 
     times_ns: Sequence[int]
@@ -123,7 +123,7 @@ def _add_service(
 
 
 def _add_wait(waits: list[int], times: Sequence[int], columns: RequestColumns, index: int) -> None:
-    """Count the request in the intervals of the grid during which it waits from begin to end."""
+    """Count the request in the intervals during which it waits from beginning to end."""
     arrival, admitted = columns.arrival_ns[index], columns.admitted_ns[index]
     if arrival == NEVER:
         return

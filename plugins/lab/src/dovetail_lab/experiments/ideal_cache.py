@@ -8,7 +8,7 @@ from dovetail_lab.workloads.workload import HASH_BLOCK_TOKENS, WorkloadRequest
 
 
 def ideal_hits(requests: Sequence[WorkloadRequest], block_size: int) -> list[int]:
-    """Return, per request, the prompt tokens that earlier requests have in common with it.
+    """Return, for each request, the number of prompt tokens that it shares with earlier requests.
 
     Counts whole blocks of `block_size` tokens, and never the last token of a prompt, because its
     output must be computed.

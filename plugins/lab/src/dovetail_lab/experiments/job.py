@@ -1,4 +1,4 @@
-"""One job of a worker process: build the workload, run it, measure it, store it."""
+"""One job of a worker process: builds a workload, runs it, measures and stores the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Runner = Callable[..., RunResult]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to make. folder: where to store it. keep_steps: whether to store its steps, too."""
+    """A run to execute. folder: where to store its result.
+
+    keep_steps: whether to store its steps.
+    """
 
     run_id: str
     spec: ExperimentSpec
@@ -45,7 +48,7 @@ class Job:
 
     @classmethod
     def from_plain(cls, told: Mapping[str, Any]) -> Job:
-        """Return the job that `plain` has described."""
+        """Return the job from the result of `plain`."""
         spec, key = ExperimentSpec.model_validate(told["spec"]), RunKey(**told["key"])
         return cls(**{**told, "spec": spec, "key": key})
 
@@ -62,7 +65,7 @@ def built_workload(spec: ExperimentSpec, key: RunKey) -> BuiltWorkload:
 
 
 def do_job(job: Job, runner: Runner) -> RunRecord:
-    """Run, measure and store; an error of any kind gives a record with the status "failed"."""
+    """Run, measure and store. An error of any kind gives a record with the status "failed"."""
     store, started = RunFolder(Path(job.folder)), time.monotonic()
     record = RunRecord(run_id=job.run_id, key=job.key, status="failed")
     try:
@@ -105,7 +108,7 @@ def _measured(job: Job, built: BuiltWorkload, result: RunResult) -> RunRecord:
 
 
 def burst_capacity(result: RunResult) -> float:
-    """Return requests per second of a burst, until `CAPACITY_SHARE` of them have ended.
+    """Return the requests per second of a burst, until `CAPACITY_SHARE` of them have ended.
 
     The last requests of a burst run in small batches, which says little about a loaded engine.
     Raises ValueError if no request ended.

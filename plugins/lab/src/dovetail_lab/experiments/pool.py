@@ -35,7 +35,7 @@ class WorkerPool:
     def __init__(
         self, num_workers: int, clock: Clock, log: Path, *, command: Sequence[str] = COMMAND
     ) -> None:
-        """num_workers: processes. log: receives what they write to standard error."""
+        """num_workers: number of processes. log: receives their standard error output."""
         self._num_workers = num_workers
         self._clock = clock
         self._command = command
@@ -75,7 +75,7 @@ class WorkerPool:
         self._selector.register(worker.replies, selectors.EVENT_READ, worker)
 
     def _ready(self, limit_ns: int) -> list[_Worker]:
-        """Wait for replies, exits or the next time limit; return the workers with a reply."""
+        """Wait for replies, exits or the next time limit. Return the workers with a reply."""
         deadline = min(worker.started_ns for worker in self._busy) + limit_ns
         left_s = max(0.0, (deadline - self._clock.now_ns()) / _NS)
         return [key.data for key, _ in self._selector.select(left_s + 0.01)]

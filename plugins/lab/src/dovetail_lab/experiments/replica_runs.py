@@ -1,4 +1,4 @@
-"""Runs one workload on several simulated replicas, as an experiment describes them."""
+"""Runs one workload on several simulated replicas, according to an experiment."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def run_replicas(
 ) -> RunResult:
     """Return the result of all replicas together.
 
-    setup: the engine of each replica. router: its name; separate pools for prefill and decode each
-    get a router of this kind. Raises UserError if it is unknown.
+    setup: the engine of each replica. router: the name of the router; separate pools for prefill
+    and decode each get such a router. Raises UserError if it is unknown.
     """
 
     def make_router() -> Router:

@@ -54,7 +54,7 @@ class RunFolder:
         self.folder = folder
 
     def write(self, record: RunRecord) -> None:
-        """Write a record; an existing one is replaced at once."""
+        """Write a record. An existing record is replaced atomically."""
         plain = {one.name: getattr(record, one.name) for one in fields(record) if one.name != "key"}
         text = json.dumps({"version": _VERSION, **plain, "key": record.key.plain()}, indent=1)
         _replace(self.folder / f"{record.run_id}.json", text.encode())
@@ -117,7 +117,7 @@ def _decode(head: Mapping[str, Mapping[str, int]], body: memoryview) -> dict[str
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old or the new content, never a part."""
+    """Write a file so that readers see either the old or the new content, never a part."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(content)
     os.replace(temporary, path)

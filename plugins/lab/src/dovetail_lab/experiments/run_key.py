@@ -1,4 +1,4 @@
-"""What identifies a run, and its id: a hash of everything that determines its result."""
+"""The identity of a run, and its id: a hash of everything that determines its result."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def code_version() -> str:
 
 @lru_cache
 def policy_version(reference: str, *, trust_local_code: bool) -> str:
-    """Return the SHA-256 of the sources of a policy: of its package, or of its file.
+    """Return the SHA-256 of the sources of a policy: those of its package, or its file.
 
-    "" if the policy cannot be loaded; its runs fail with the reason.
+    Returns "" if the policy cannot be loaded; its runs then fail with the reason.
     """
     registry = PluginRegistry(policy=PluginPolicy(trust_local_code=trust_local_code))
     try:
@@ -90,7 +90,7 @@ def _source_hash(reference: str, module: str) -> str:
 def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_code: bool) -> str:
     """Return the id of a run: equal ids mean equal results, except for measured wall times.
 
-    fingerprint: of the workload. Names and the other runs of the experiment do not matter.
+    fingerprint: the fingerprint of the workload. Names and other runs do not matter.
     """
     policy = spec.policy(key.policy)
     router = policy.router or spec.setup.router
@@ -112,7 +112,7 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
 
 
 def _step_times_digest(spec: ExperimentSpec) -> str:
-    """Return the digest of the step times; of an invalid model the name, because its runs fail."""
+    """Return the digest of the step times, or the model's name if it is invalid (its runs fail)."""
     reference = spec.setup.step_time_reference
     try:
         return reference.digest()

@@ -22,7 +22,7 @@ NS = 1_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Which requests are measured.
+    """The choice of the measured requests.
 
     warmup, drain: shares of the requests at the beginning and at the end that are not measured.
     min_p99: a 99th percentile is reported only for at least this many measured requests.

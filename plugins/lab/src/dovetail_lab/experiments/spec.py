@@ -163,8 +163,8 @@ class ExperimentSpec(_Model):
     policies: the first one is the baseline of all differences, and its burst runs measure the
     capacity. loads: mean rates of arrival as fractions of the capacity. seeds: number of workloads
     per load; every policy runs all of them. first_seed: the lowest seed. engine: "sim",
-    "real" or "both". warmup, drain, min_p99: see `Cut`. confidence: of all intervals. time_limit_s:
-    wall time of one run.
+    "real" or "both". warmup, drain, min_p99: see `Cut`. confidence: the level of all intervals.
+    time_limit_s: wall time of one run.
     """
 
     name: str = "experiment"
@@ -207,7 +207,7 @@ class ExperimentSpec(_Model):
 
     @property
     def cut(self) -> Cut:
-        """Which requests are measured."""
+        """The choice of the measured requests."""
         return Cut(warmup=self.warmup, drain=self.drain, min_p99=self.min_p99)
 
     def policy(self, name: str) -> PolicySpec:

@@ -32,8 +32,9 @@ class Interval:
 class PairedDifference:
     """The difference of paired values: right minus left.
 
-    t: interval by Student's t. boot_low, boot_high: percentile bootstrap interval. p_value: of the
-    two-sided paired t test; 1 if it cannot be computed. left, right: means of both sides.
+    t: interval by Student's t. boot_low, boot_high: percentile bootstrap interval. p_value: the p
+    value of the two-sided paired t test; 1 if it cannot be computed. left, right: means of both
+    sides.
     """
 
     left: float

@@ -1,7 +1,7 @@
 """A worker process: reads jobs as lines of JSON, runs them, and writes a line for each.
 
-`python -m dovetail_lab.experiments.worker`. Standard output belongs to the protocol: what a policy
-prints goes to standard error instead.
+`python -m dovetail_lab.experiments.worker`. Standard output is used for the protocol: the output
+of a policy goes to standard error instead.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Inspection of single steps: what a policy saw and did, and why a request did not run."""
+"""Inspection of single steps: a policy's view and actions, and why a request did not run."""

@@ -126,7 +126,7 @@ def _why_not_tried(step: ObservedStep, position: int) -> Iterator[str]:
 
 
 def _denial_text(attempt: Attempt, request: RequestState, view: StepView) -> str:
-    """Return a sentence about a denied or empty grant, with the numbers that matter."""
+    """Return a sentence about a denied or empty grant, with the relevant numbers."""
     name, denied = attempt.request_id, attempt.grant.denied
     blocks = _needed_blocks(attempt, request, view)
     texts = {

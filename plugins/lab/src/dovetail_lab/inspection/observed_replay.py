@@ -25,8 +25,9 @@ from dovetail_lab.replay import ReplayedScheduler
 class ObservedStep:
     """A step of a replay.
 
-    scheduler: its name. view: what its policy saw and did. granted: tokens by request id. known:
-    requests that were added before the step; ended: those that ended or were aborted before it.
+    scheduler: its name. view: the view and the actions of its policy. granted: tokens by request
+    id. known: requests that were added before the step; ended: those that ended or were aborted
+    before it.
     """
 
     scheduler: str
@@ -46,7 +47,7 @@ class _History:
         self._rows: dict[int, str] = {}
 
     def note(self, replayed: ReplayedScheduler, kind: RecordKind, payload: bytes) -> None:
-        """Add what a record has changed."""
+        """Add the changes of a record."""
         if kind is RecordKind.ADD and replayed.last_request is not None:
             self.known.add(replayed.last_request.request_id)
         elif kind is RecordKind.ABORT:

@@ -1,4 +1,4 @@
-"""Records what a policy sees and does in one step, without changing its decisions."""
+"""Records a policy's view and actions in one step, without changing its decisions."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Attempt:
 
 @dataclass(kw_only=True)
 class StepView:
-    """One step: what the policy saw before its first action, and its actions.
+    """One step: the policy's view before its first action, and its actions.
 
     waiting: in the policy's order. running: in the order of admission. victims: requests that the
     policy chose for preemption because blocks were missing. block_size: tokens per block.
@@ -68,7 +68,7 @@ class StepView:
 
 
 class StepObserver:
-    """Observes one step of a policy. view: what was observed; None before the step."""
+    """Observes one step of a policy. view: the recorded step; None before."""
 
     def __init__(self, step: int) -> None:
         self._step = step

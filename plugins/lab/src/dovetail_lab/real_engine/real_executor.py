@@ -91,7 +91,7 @@ class RealExecutor(SimExecutor):
         return _RealStep(self, self._real.sample_tokens(grammar), plan, planned_ns)
 
     def end_real(self, plan: SchedulerOutput, planned_ns: int) -> ModelRunnerOutput:
-        """Read the clock, because a step has ended. Return its result."""
+        """Read the clock at the end of a step. Return the step's result."""
         start_ns = max(planned_ns, self._free_ns)
         self._free_ns = self._clock.latch()
         return self.end(plan, planned_ns, start_ns, self._free_ns)
@@ -145,5 +145,5 @@ class NoTimes:
         raise AssertionError("a real step has no modelled time")
 
     def gap_ns(self, num_runs: int) -> int:
-        """Return 0: the pause between real steps passes by itself."""
+        """Return 0, because the pause between real steps passes in real time."""
         return 0

@@ -40,7 +40,7 @@ class ClusterResult:
     error: str = ""
 
     def as_run(self) -> RunResult:
-        """Return the result as that of one engine: totals, and the steps of all replicas by time.
+        """Return the result in the form of one engine: totals, and all replicas' steps by time.
 
         num_blocks and num_used_blocks are those of one replica.
         """
@@ -123,14 +123,14 @@ def simulate_replicas(
 def can_skip(workload: Workload) -> bool:
     """Return whether replicas may skip stretches of decoding.
 
-    They may not if requests follow others: such a request arrives when another replica ends one.
+    Returns False if requests follow others: such a request arrives when another replica ends one.
     """
     return not any(request.parent for request in workload.requests)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRun:
-    """How a run of pools ended: its wall time, and its error or ""."""
+    """The end of a run of pools: its wall time, and its error or ""."""
 
     host_ns: int
     error: str

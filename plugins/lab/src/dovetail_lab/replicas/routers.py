@@ -29,7 +29,7 @@ LOAD_SLACK = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaLoad:
-    """The load of a replica when a request arrives.
+    """The load of a replica at the arrival of a request.
 
     num_waiting, num_running: requests in its scheduler after the step in progress.
     num_unfinished: all requests that were sent to it and have not ended.
@@ -44,7 +44,10 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivingRequest:
-    """What a router knows of a request. The fields are those of `WorkloadRequest`."""
+    """The properties of a request that a router may use.
+
+    The fields are those of `WorkloadRequest`.
+    """
 
     request_id: str
     num_prompt_tokens: int
@@ -86,7 +89,7 @@ class LeastLoad(Router):
     """Sends each request to the replica with the fewest unfinished requests."""
 
     def choose(self, request: ArrivingRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        """Return the replica with the lowest load, the first one of equals."""
+        """Return the replica with the lowest load, or the first of several with that load."""
         return least_loaded(replicas)
 
 

@@ -79,7 +79,7 @@ def simulate_split(
 
 
 class _Split:
-    """Both pools, and the way of a request through them."""
+    """Both pools, and the route of a request through them."""
 
     def __init__(
         self,
@@ -165,7 +165,10 @@ class _Split:
 
 
 class _ConnectedEngine(SimulatedEngine):
-    """A replica with a KV connector. link: of a decode replica; None for a prefill replica."""
+    """A replica with a KV connector.
+
+    link: the link of a decode replica; None for a prefill replica.
+    """
 
     def __init__(
         self,
@@ -191,7 +194,7 @@ class _ConnectedEngine(SimulatedEngine):
 
 
 class _PrefillPrompts(Prompts):
-    """The prompts of the whole requests. They are kept until the decode replica takes them."""
+    """The prompts of the complete requests, kept until the decode replica takes them."""
 
     def __init__(self, requests: Sequence[WorkloadRequest]) -> None:
         super().__init__(requests)
@@ -208,7 +211,7 @@ class _PrefillPrompts(Prompts):
 
 
 class _DecodePrompts(Prompts):
-    """The prompts of the decode replicas: those of the prefill replicas and the first token."""
+    """The prompts of the decode replicas: those of the prefill replicas, plus the first token."""
 
     def __init__(self, prompts: _PrefillPrompts) -> None:
         super().__init__(())
@@ -240,7 +243,7 @@ def _second_part(request: WorkloadRequest) -> WorkloadRequest:
 def _joined(
     first: RequestColumns, second: RequestColumns, decode: ReplicaPool, has_rest: Sequence[bool]
 ) -> RequestColumns:
-    """Return the columns of the whole requests from those of both parts.
+    """Return the columns of the complete requests from the columns of both parts.
 
     has_rest: whether each request has more than one output token.
     """

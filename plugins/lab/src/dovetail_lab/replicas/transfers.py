@@ -29,7 +29,7 @@ class TransferCost:
     ps_per_token: int = 2_600_000
 
     def time_ns(self, num_tokens: int) -> int:
-        """Return how long the transfer of `num_tokens` tokens takes."""
+        """Return the duration of the transfer of `num_tokens` tokens."""
         return self.latency_ns + num_tokens * self.ps_per_token // 1000
 
 
@@ -58,15 +58,18 @@ class PrefillSide:
         self._stored = stored
 
     def has(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Return False for each key: a prefill replica loads nothing."""
+        """Return False for each key, because a prefill replica loads nothing."""
         return [False] * len(keys)
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Raise NotImplementedError: `has` finds no block."""
+        """Raise NotImplementedError, because `has` finds no block."""
         raise NotImplementedError
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Store the blocks at once. Return False: they need not be kept for a transfer."""
+        """Store the blocks immediately.
+
+        Return False, because they need not be kept for a transfer.
+        """
         self._stored.add(transfer.keys)
         return False
 
@@ -75,7 +78,7 @@ class PrefillSide:
         return b""
 
     def update(self, answer: bytes, rank: int = 0) -> KVOutcome:
-        """Return no outcomes: there are no transfers."""
+        """Return no outcomes, because there are no transfers."""
         return KVOutcome()
 
     def shutdown(self) -> None:
@@ -98,12 +101,12 @@ class DecodeSide:
         return [key in self._stored for key in keys]
 
     def load(self, transfer: KVTransfer) -> bool:
-        """Begin a load with the next plan. Return True: the request waits for it."""
+        """Begin a load with the next plan. Return True, because the request waits for it."""
         self._instructions.extend((transfer.transfer_id, len(transfer.keys)))
         return True
 
     def store(self, transfer: KVTransfer) -> bool:
-        """Return False: a decode replica stores nothing."""
+        """Return False, because a decode replica stores nothing."""
         return False
 
     def take_instructions(self) -> bytes:

@@ -1,4 +1,4 @@
-"""The style of all charts, and how a chart becomes PNG, SVG or a part of an HTML page."""
+"""The style of all charts, and their conversion to PNG, SVG or a part of an HTML page."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def chart_style(name: str) -> Iterator[None]:
 def new_figure(
     rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (6.4, 3.6), **options: Any
 ) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure and its axes, row by row. size: inches."""
+    """Return a figure and its axes, in row order. size: in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=size)

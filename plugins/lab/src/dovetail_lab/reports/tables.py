@@ -16,7 +16,7 @@ PREFERRED_LOAD = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class TextTable:
-    """A table. headings, rows: of equal width."""
+    """A table. headings, rows: all of the same width."""
 
     title: str
     headings: Sequence[str]

@@ -39,9 +39,9 @@ _LAST_STEP = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A tried workload. regret: by how much A is worse than B, relative to B; NaN if a run failed.
+    """A tried workload. regret: how much A is worse than B, relative to B; NaN if a run failed.
 
-    comparison: of A with B; None if no seed has both values.
+    comparison: the comparison of A with B; None if no seed has both values.
     """
 
     parameters: Mapping[str, float]

@@ -39,7 +39,7 @@ _STOPS = frozenset({STOP_TOKEN})
 
 @dataclass(frozen=True, kw_only=True)
 class RunLimits:
-    """Limits of one run. A run that exceeds one returns with `RunResult.error`.
+    """Limits of one run. If a run exceeds a limit, it ends with `RunResult.error`.
 
     time_s: wall time in seconds, checked between steps. num_steps: engine steps; 0 for no limit.
     """
@@ -245,7 +245,7 @@ class SimulatedEngine(StepObserver):
         self._wait_idle(ran_nothing and self._executor.num_steps > num_steps)
 
     def _wait_idle(self, is_idle: bool) -> None:
-        """After a step without runs, wait for the engine's next attempt or the next arrival."""
+        """After a step without tokens, wait for the engine's next attempt or the next arrival."""
         self._num_idle = self._num_idle + 1 if is_idle else 0
         if self._num_idle > MAX_IDLE_STEPS:
             depth = self._scheduler.depth()
@@ -261,7 +261,7 @@ class SimulatedEngine(StepObserver):
             self.clock.advance(wait_ns)
 
     def _skip_decoding(self) -> bool:
-        """Compute the next steps at once if only decoding can happen in them."""
+        """Compute the next steps together if only decoding can happen in them."""
         scheduler = self._scheduler
         if self._setup.depth > 1 or not isinstance(scheduler, Scheduler):
             return False

@@ -1,4 +1,4 @@
-"""An executor that computes how long each step takes instead of running a model."""
+"""An executor that computes how long each step takes, instead of running a model."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class SimExecutor(Executor):
     A result is available when its step has ended; waiting for it advances the clock. With a depth
     above 1, a step starts when the device has finished the step before, so the host's work overlaps
     with the device's work as in the engine.
-    num_steps, num_runs: number of executed steps, and of runs in them. host_ns: wall time that
-    computing the results took. transfers: the KV connector's worker side, or None.
+    num_steps, num_runs: number of executed steps, and of scheduled requests in them. host_ns: wall
+    time for computing the results. transfers: the KV connector's worker side, or None.
     """
 
     max_concurrent_steps = 1
@@ -74,7 +74,7 @@ class SimExecutor(Executor):
         return Ready(None)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Return the step, which ends when the device has executed all earlier steps and it."""
+        """Return the step, which ends when the device has executed it and all earlier steps."""
         plan, self._plan = self._plan, None
         if plan is None:
             raise ContractError("sample_tokens was called without execute_model.")
@@ -88,7 +88,7 @@ class SimExecutor(Executor):
         return _Step(self, plan, planned_ns, start_ns, self._free_ns)
 
     def _end_ns(self, plan: SchedulerOutput, start_ns: int) -> int:
-        """Return when a step ends that the device starts at `start_ns`."""
+        """Return the end of a step that the device starts at `start_ns`."""
         if not plan.rows:
             return start_ns
         return start_ns + max(1, self._step_times.step_ns(plan))
@@ -130,10 +130,10 @@ class SimExecutor(Executor):
         raise ContractError(f"The simulator has no workers, so {operation!r} cannot be called.")
 
     def check_health(self) -> None:
-        """Do nothing: nothing can fail."""
+        """Do nothing, because nothing can fail."""
 
     def shutdown(self) -> None:
-        """Do nothing: there are no processes."""
+        """Do nothing, because there are no processes."""
 
 
 class _Step:

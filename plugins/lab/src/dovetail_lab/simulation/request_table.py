@@ -66,7 +66,7 @@ class RequestTable:
         return array("i", tokens.tobytes())
 
     def num_decode_runs(self, plan: SchedulerOutput) -> int:
-        """Return the number of runs of a recorded plan that decode one token."""
+        """Return the number of requests in a recorded plan that decode one token."""
         rows = np.frombuffer(plan.rows, dtype=np.int32)
         is_single = np.frombuffer(plan.num_tokens, dtype=np.int32) == 1
         has_output = self._first_token_ns[self._in_row[rows]] != NEVER

@@ -1,4 +1,4 @@
-"""What a simulated engine is: its limits, its cache, its policy and its step times."""
+"""The setup of a simulated engine: its limits, its cache, its policy and its step times."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ class StepTimeModel(Protocol):
     def gap_ns(self, num_runs: int) -> int:
         """Return the host's time from the end of a step to the plan of the next one.
 
-        num_runs: the number of runs in the step. With more than one step in flight, the host works
-        during the next step, so the gap is not used.
+        num_runs: the number of scheduled requests in the step. With more than one step in flight,
+        the host works during the next step, so the gap is not used.
         """

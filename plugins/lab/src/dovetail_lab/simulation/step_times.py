@@ -1,4 +1,4 @@
-"""Step-time models: how long a step takes, computed from its plan.
+"""Step-time models, which compute the duration of a step from its plan.
 
 All arithmetic is in integers, so that the times of a stretch of decode steps are exactly the sum of
 the times of its steps.
@@ -18,13 +18,13 @@ _PS_PER_NS = 1000
 
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
-    """What a step computes, as sums over its runs.
+    """The work of a step, as sums over its scheduled requests.
 
-    num_prefill_tokens, num_prefills: tokens and runs of prompts, except runs of a single token.
-    num_decodes: runs of one token. num_kv_tokens: cached tokens that these read.
+    num_prefill_tokens, num_prefills: tokens and requests of prompts, except single tokens.
+    num_decodes: requests with one token. num_kv_tokens: cached tokens that these read.
     num_context_pairs: products of a prefill's tokens and the tokens before them, summed.
-    num_joins: requests that get a row. is_first: 1 if all runs are of such requests, as in the
-    first step after a pause.
+    num_joins: new requests. is_first: 1 if all requests are new, as in the first step after a
+    pause.
     """
 
     num_prefill_tokens: int
@@ -63,7 +63,7 @@ class StepFeatures:
 class LinearStepTimes:
     """A step-time model that is a sum of one term per feature, in picoseconds.
 
-    step_ps: every step. decode_ps, prefill_ps, join_ps: per decode run, prefill run and new
+    step_ps: every step. decode_ps, prefill_ps, join_ps: per decode, prefill and new
     request. prefill_token_ps, kv_token_ps, context_pair_ps: see `StepFeatures`.
     """
 
@@ -97,5 +97,5 @@ class LinearStepTimes:
         return np.maximum(1, time_ps // _PS_PER_NS)
 
     def gap_ns(self, num_runs: int) -> int:
-        """Return 0: the constants include the host's time."""
+        """Return 0, because the constants include the host's time."""
         return 0

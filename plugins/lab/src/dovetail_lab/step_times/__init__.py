@@ -1,1 +1,1 @@
-"""Step-time models: from measurements of an engine, from a decision log, or from a device sheet."""
+"""Step-time models: from measurements of an engine, a decision log, or a device's data sheet."""

@@ -75,8 +75,8 @@ class CalibratedStepTimes:
 class _Line:
     """A piecewise linear function of a number of tokens, in integers of 1/4096.
 
-    The first and last values continue. maximum: an upper bound of the values and of the differences
-    between them, at least 1.
+    Beyond the first and last positions, the first and last values apply. maximum: an upper bound of
+    the values and of the differences between them, at least 1.
     """
 
     def __init__(self, scale: int, positions: Floats, factors: Floats) -> None:
@@ -108,7 +108,10 @@ class _Line:
 
 
 class _DecodeFactors:
-    """A bilinear function of rows and cached tokens per row. The outer values continue."""
+    """A bilinear function of the number of requests and of cached tokens per request.
+
+    The outermost values apply beyond the table.
+    """
 
     def __init__(self, tables: DecodeKnots) -> None:
         self._rows = [rows for rows, _ in tables]
@@ -116,7 +119,7 @@ class _DecodeFactors:
         self._lines: dict[int, _Line] = {}
 
     def line(self, num_rows: int) -> _Line:
-        """Return the function of the cached tokens of `num_rows` rows together."""
+        """Return the function of the cached tokens of `num_rows` requests together."""
         line = self._lines.get(num_rows)
         if line is None:
             line = self._lines[num_rows] = self._make_line(num_rows)

@@ -140,9 +140,10 @@ def mismatches(
 ) -> Sequence[str]:
     """Return one sentence for each difference between a calibration and an experiment.
 
-    machine: this machine. model_digest: of the experiment's model; "" if it is not known.
-    engine: the limits of the experiment; its `num_threads` is not compared. commit: of this
-    version; "" to accept the software of any version.
+    machine: this machine. model_digest: the digest of the experiment's model; "" if it is not
+    known.
+    engine: the limits of the experiment; its `num_threads` is not compared. commit: the commit of
+    this version; "" to accept any version.
     """
     sentences = []
     if calibration.machine.hardware != machine.hardware:

@@ -1,7 +1,7 @@
-"""The designed grid of `dovetail lab profile`: workloads that produce steps of every shape.
+"""The set of workloads of `dovetail lab profile`, which produce steps of every shape.
 
-- decodes: batches that shrink from all rows to one, with contexts up to the longest; a batch of
-  every size would compute the prompts of all these rows again;
+- decodes: batches that shrink from the maximum size to one request, with contexts up to the
+longest; a batch of every size would compute all these prompts again;
 - prompts: single prompts of all lengths with pauses, so that each begins after an idle time;
 - mixes: random lengths at once, and random arrivals, so that prompts and decodes share steps.
 """
@@ -26,9 +26,9 @@ _MIXED_GAPS_NS = (0, 2 * _MS, 20 * _MS)
 
 
 def design(limits: SchedulerLimits, num_tokens: int, seed: int) -> Sequence[Workload]:
-    """Return the workloads of the grid.
+    """Return the workloads to measure.
 
-    num_tokens: tokens of the KV cache. seed: of the random mixes.
+    num_tokens: tokens of the KV cache. seed: the seed of the random mixes.
     """
     return [
         *_decode_batches(limits, num_tokens),
@@ -47,7 +47,7 @@ def sizes_up_to(maximum: int) -> Sequence[int]:
 
 
 def _decode_batches(limits: SchedulerLimits, num_tokens: int) -> Iterator[Workload]:
-    """Yield batches that shrink from all rows to one, and full batches of the longest requests."""
+    """Yield batches that shrink to one request, and full batches of the longest requests."""
     sizes = _batch_sizes(limits.max_num_seqs)
     num_steps = [max(_MIN_RUNG, _LADDER_STEPS // len(sizes))] * len(sizes)
     num_steps[0] = max(num_steps[0], _SINGLE_STEPS)
@@ -57,7 +57,7 @@ def _decode_batches(limits: SchedulerLimits, num_tokens: int) -> Iterator[Worklo
 
 
 def _batch_sizes(maximum: int) -> Sequence[int]:
-    """Return every size up to `_EVERY_SIZE`, because odd ones may take other kernels; then some."""
+    """Return every size up to `_EVERY_SIZE`, because odd sizes may differ, then some."""
     return sorted({*range(1, min(maximum, _EVERY_SIZE) + 1), *sizes_up_to(maximum)})
 
 
@@ -66,8 +66,8 @@ def _ladder(
 ) -> Workload:
     """Return requests of which, after their prompts, `size` decode for `rungs[size]` steps.
 
-    part: of the longest prompt with which the requests still fit the model and the cache. The
-    requests whose prompts are computed first wait for the others, so they decode longer.
+    part: the fraction of the longest prompt with which the requests still fit the model and the
+    cache. The requests whose prompts are computed first wait for the others, so they decode longer.
     """
     batch = max(rungs)
     tail, longest = sum(rungs.values()), min(limits.max_model_len, num_tokens // batch) - 1

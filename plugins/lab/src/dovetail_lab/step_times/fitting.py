@@ -4,7 +4,7 @@ The errors are relative: a step of 1 ms counts as much as a step of 100 ms. The 
 corrects what a sum of terms cannot describe, such as a matrix product whose time does not grow
 evenly with the number of tokens. It keeps the sum of the times. Steps without prefills have a table
 of two dimensions, because the time of a cached token depends on the level of the processor's cache
-that holds the keys and values of all rows.
+that holds the keys and values of all requests.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ DecodeKnots = tuple[tuple[int, Knots], ...]
 class Fit:
     """The result of a fit.
 
-    step_ps: picoseconds per unit of each term of `TERMS`. gap_ps: of the gap after a step, constant
-    and per run. decode_factors: residuals of steps without prefills, by rows and cached tokens per
-    row. prefill_factors: of steps with prefills, by tokens in the step.
+    step_ps: picoseconds per unit of each term of `TERMS`. gap_ps: the gap after a step, constant
+    and per request. decode_factors: residuals of steps without prefills, by number of requests and
+    cached tokens per request. prefill_factors: residuals of steps with prefills, by tokens in the
+    step.
     """
 
     step_ps: Mapping[str, int]
@@ -122,7 +123,7 @@ def nonnegative_least_squares(matrix: Matrix, target: Vector) -> Vector:
 
 
 def _fit_gaps(runs: Vector, gaps: Vector) -> tuple[int, int]:
-    """Return the constant and the time per run; the sum of the gaps is kept."""
+    """Return the constant and the time per request. The sum of the gaps is kept."""
     matrix = np.stack([np.ones(len(runs)), runs], axis=1)
     ends = np.quantile(gaps, 0.99)
     terms = nonnegative_least_squares(matrix, np.minimum(gaps, ends))
@@ -141,9 +142,9 @@ def _residuals(tokens: Vector, predicted: Vector, measured: Vector) -> Knots:
 
 
 def _decode_residuals(matrix: Matrix, predicted: Vector, measured: Vector) -> DecodeKnots:
-    """Return the residuals by rows and cached tokens per row.
+    """Return the residuals by number of requests and cached tokens per request.
 
-    Each number of rows up to `_MAX_EXACT` has a table of its own.
+    Each number of requests up to `_MAX_EXACT` has a separate table.
     """
     rows = matrix[:, TERMS.index("decode")]
     contexts = matrix[:, TERMS.index("kv_token")] / np.maximum(rows, 1)

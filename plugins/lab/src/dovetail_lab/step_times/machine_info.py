@@ -35,7 +35,7 @@ class MachineInfo(BaseModel):
 
     @property
     def hardware(self) -> tuple[str, int, tuple[str, ...]]:
-        """What determines the speed."""
+        """The properties that determine the speed."""
         return self.cpu, self.num_cores, self.devices
 
     def describe(self) -> str:
@@ -68,7 +68,7 @@ def config_digest(config: Mapping[str, Any] | None) -> str:
 
 
 def model_name(model: str) -> str:
-    """Return the name of a model for files: of a directory, its last part."""
+    """Return the name of a model for file names: for a directory, its last part."""
     return Path(model).name if Path(model).exists() else model
 
 

@@ -63,7 +63,7 @@ def profile(
 ) -> Calibration:
     """Measure a model on this machine, and return its calibration.
 
-    The grid is repeated, in random order, until `seconds` have passed, at least twice; see
+    The measurements are repeated, in random order, until `seconds` have passed, at least twice; see
     `_measure` for a slow model. setup: the largest engine. num_threads: CPU threads; 0 for the
     platform's choice. Raises DovetailError if the engine cannot be created or a run fails.
     """
@@ -96,7 +96,7 @@ def model_quality(samples: Sequence[StepSample], model: CalibratedStepTimes) -> 
 
 
 def repeat_quality(first: Sequence[StepSample], second: Sequence[StepSample]) -> Quality:
-    """Return the errors of one measurement as a model of another one of the same steps."""
+    """Return the errors if one measurement of the same steps is used to predict another."""
     pairs = [
         (a.duration_ns, b.duration_ns)
         for a, b in zip(first, second, strict=False)
@@ -158,7 +158,7 @@ def make_calibration(
     model: MeasuredModel,
     num_threads: int,
 ) -> Calibration:
-    """Return the calibration of measured passes over the grid."""
+    """Return the calibration from the measured passes over all workloads."""
     samples = [step for one in passes for steps in one.values() for step in steps]
     fit, limits = fit_steps(samples), setup.limits
     unknown = FitQuality(num_steps=0, bias=0.0, mape=0.0, repeat_mape=0.0)

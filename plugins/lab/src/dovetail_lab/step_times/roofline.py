@@ -33,7 +33,8 @@ class DeviceSheet(BaseModel):
     """What a data sheet says about a device.
 
     tflops: dense matrix products of 16-bit numbers, in 10^12 operations per second.
-    bandwidth_gb_s: of its memory. compute_share, memory_share: parts of these that kernels reach.
+    bandwidth_gb_s: memory bandwidth. compute_share, memory_share: fractions of these that kernels
+    reach.
     step_us, layer_us: constant time per step, and per step and layer.
     """
 
@@ -62,8 +63,8 @@ class ModelSizes:
     """Sizes of a dense decoder.
 
     token_flops, run_flops, pair_flops: operations per token, per sampled position, and per pair of
-    a token and a token before it. weight_bytes: read by every step. kv_bytes: keys and values of
-    one token.
+    a token and a token before it. weight_bytes: bytes that every step reads. kv_bytes: keys and
+    values of one token.
     """
 
     num_layers: int

@@ -1,7 +1,7 @@
-"""Measured steps of a real engine: what each step computed, how long it took, and the gap after it.
+"""Measured steps of a real engine: the work of each step, its duration, and the gap after it.
 
 `StepRecorder` stores plans while a run goes on, and computes their features after the run, so that
-recording takes no time of the measured steps.
+recording does not slow the measured steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepRecorder:
         self._end_ns = -1
 
     def end_step(self, plan: SchedulerOutput, start_ns: int, end_ns: int) -> None:
-        """Store a step. Steps without runs are ignored."""
+        """Store a step. Steps without tokens are ignored."""
         if plan.rows:
             self._plans.append(plan)
             self._durations.append(end_ns - start_ns)

@@ -1,4 +1,4 @@
-"""Builds the workload of one run: the same object for every policy.
+"""Builds the workload of one run, which is the same object for every policy.
 
 The random numbers depend on the seed and on their purpose, not on the rate. So a request has the
 same lengths, tenant and class at every load.
@@ -35,7 +35,7 @@ BURST = math.inf
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltWorkload:
-    """A workload and what happened to its requests.
+    """A workload, and how its requests were changed to fit the engine.
 
     num_clipped, num_dropped: requests that were longer than the engine's maximum length.
     overlap: whether different seeds use the same rows of the trace.

@@ -20,11 +20,12 @@ class _Model(BaseModel):
 
 
 class ArrivalSpec(_Model):
-    """When requests arrive.
+    """The times at which requests arrive.
 
     process: "trace" (the times of the trace), "poisson", "gamma" (bursts), "on_off", "diurnal" or
     "burst" (all at the start). burstiness: shape of the gamma distribution; 1 is Poisson, smaller
-    values are more bursty. on_s, off_s: mean durations. period_s, amplitude: of the sine, 0 to 1.
+    values are more bursty. on_s, off_s: mean durations. period_s, amplitude: parameters of the
+    sine; amplitude is 0 to 1.
     """
 
     process: Literal["", "trace", "poisson", "gamma", "on_off", "diurnal", "burst"] = ""
@@ -59,7 +60,8 @@ class SessionSpec(_Model):
     """Conversations or agents: the next request arrives after the previous one has ended.
 
     turns: mean number of requests per session, geometric. think_s: mean time between the end of a
-    request and the next one: of a person, or of a tool. think_cv: its coefficient of variation.
+    request and the next request (a person who reads, or a tool that runs). think_cv: its
+    coefficient of variation.
     first_tokens: mean length of the first prompt. message_tokens: mean number of tokens that each
     further turn adds to the conversation. reply_tokens: mean length of an output.
     system_tokens: length of the beginning that all sessions share, rounded down to 512.

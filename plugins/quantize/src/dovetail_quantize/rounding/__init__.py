@@ -1,6 +1,6 @@
 """Rounding of weights to the block types of GGUF files, in torch.
 
-block_types     the block types: fit scales to weights, round, and encode blocks
+block_types     fits scales to weights, rounds, and encodes blocks
 scale_search    scales and minima of groups with the least weighted squared error
 """
 

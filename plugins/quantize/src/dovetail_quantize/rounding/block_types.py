@@ -48,9 +48,9 @@ class Grid:
 
 
 class BlockType(ABC):
-    """One type. size: values of a block. group: values with one scale. num_bytes: of a block.
+    """One type. size: values in a block. group: values with one scale. num_bytes: bytes of a block.
 
-    low, high: the least and the greatest code.
+    low, high: the lowest and the highest code.
     """
 
     def __init__(self, name: str, size: int, group: int, num_bytes: int, low: int) -> None:
@@ -59,7 +59,7 @@ class BlockType(ABC):
 
     @property
     def high(self) -> int:
-        """The greatest code."""
+        """The highest code."""
         return -self.low - 1 if self.low else 15
 
     @property
@@ -82,7 +82,7 @@ class BlockType(ABC):
 
 
 class _OneLevel(BlockType):
-    """A scale in float16 for each block, and codes of either sign: Q4_0, Q5_0 and Q8_0."""
+    """Types with a float16 scale for each block and signed codes: Q4_0, Q5_0 and Q8_0."""
 
     def fit(self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor) -> Grid:
         if self.name == "Q8_0":
@@ -106,7 +106,7 @@ class _OneLevel(BlockType):
 
 
 class _Q41(BlockType):
-    """Scale and minimum in float16 for each block, and codes from 0."""
+    """The type Q4_1: a float16 scale and minimum for each block, and unsigned codes."""
 
     def fit(self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor) -> Grid:
         scale_NG1, minimum_NG1 = search_range(x_NGK, importance_NGK, self.high, _SPANS_4)
@@ -119,7 +119,7 @@ class _Q41(BlockType):
 
 
 class _Q4K(BlockType):
-    """Eight groups of 32. Scales and minima have 6 bits and a factor in float16.
+    """The type Q4_K: eight groups of 32. Scales and minima have 6 bits and a factor in float16.
 
     A rounded scale and a rounded minimum are not the best pair: their neighbors are tried too.
     """
@@ -175,7 +175,7 @@ class _Q4K(BlockType):
 
 
 class _Q6K(BlockType):
-    """Sixteen groups of 16. Scales have 8 bits and a factor in float16."""
+    """The type Q6_K: sixteen groups of 16. Scales have 8 bits and a factor in float16."""
 
     def fit(self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor) -> Grid:
         scale_NG1 = search_scale(x_NGK, importance_NGK, self.low, _TARGETS[self.low])
@@ -243,7 +243,7 @@ def decode_rows(blocks_OB: torch.Tensor, type_name: str) -> torch.Tensor:
 def round_to_values(
     weight_OI: torch.Tensor, type_name: str, importance_I: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the values, float32 [O, I], of the blocks that `quantize_rows` makes."""
+    """Return the values, float32 [O, I], of the blocks that `quantize_rows` creates."""
     return decode_rows(quantize_rows(weight_OI, type_name, importance_I), type_name)
 
 
@@ -257,7 +257,7 @@ def _round_rows(
 
 
 def _importances(x_NGK: torch.Tensor, importance_I: torch.Tensor | None) -> torch.Tensor:
-    """Return the importance of each weight's error in whole rows of blocks. See `quantize_rows`."""
+    """Return the importance of each weight's error, arranged in blocks. See `quantize_rows`."""
     if importance_I is None:
         return torch.ones((), dtype=x_NGK.dtype)
     blocks = importance_I.view(-1, *x_NGK.shape[1:])
@@ -265,7 +265,7 @@ def _importances(x_NGK: torch.Tensor, importance_I: torch.Tensor | None) -> torc
 
 
 def _second_level(scale_NG1: torch.Tensor, maximum: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales as float16 factors [N, 1, 1] times whole numbers from -most to most."""
+    """Return scales as a float16 factor [N, 1, 1] times integers from -maximum to maximum."""
     greatest_N11 = scale_NG1.abs().amax(1, keepdim=True)
     factor_N11 = (greatest_N11 / maximum).half()
     numbers_NG1 = (scale_NG1 / factor_N11.float()).round_().nan_to_num_(0.0, 0.0, 0.0)

@@ -1,6 +1,7 @@
 """Scales and minima of groups of weights with the least weighted squared error.
 
-Candidates come from the group's greatest weights; each is refined by least squares for its codes.
+Candidate scales come from the group's greatest weights. Each candidate is refined by least squares
+for its codes.
 Every function takes float32 groups [..., K] with importances that broadcast to them, and is
 computed for all groups at once.
 Dimensions: N groups, K values of a group.

@@ -1,4 +1,4 @@
-"""What the formats share: the tensors of a module, and checks of shapes and config fields."""
+"""Code that the formats share: the tensors of a module, and checks of shapes and config fields."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class CompressedTensors(Format):
     def _packed_bits(
         self, module: ModuleTensors, packed: tuple[int, ...], shape: tuple[int, int]
     ) -> int:
-        """Return the bits of a code. Those that the configuration states are tried first."""
+        """Return the number of bits of a code. Try those that the configuration states first."""
         num_outputs, num_inputs = shape
         stated = [scheme.bits for scheme in self._schemes]
         for bits in (*stated, *range(2, 9)):
@@ -228,7 +228,7 @@ def _integers(
 def _groups(
     module: ModuleTensors, read: Read, num_groups: int, num_inputs: int
 ) -> torch.Tensor | None:
-    """Return the group of each feature if the features of groups are not successive."""
+    """Return the group of each feature, or None if successive features form the groups."""
     if "weight_g_idx" not in module.entries:
         return None
     module.entry("weight_g_idx", ("I32", "I64"))

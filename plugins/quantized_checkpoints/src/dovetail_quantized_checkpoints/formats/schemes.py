@@ -17,9 +17,9 @@ STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """How the weights of some layers are quantized. Dimensions as in `stored_weight`.
+    """The quantization of the weights of some layers. Dimensions as in `stored_weight`.
 
-    bits: of a code. block: rows and columns of one scale; 0 stands for all rows, or all columns.
+    bits: the bits of a code. block: rows and columns of one scale; 0 for all rows or all columns.
     """
 
     bits: int

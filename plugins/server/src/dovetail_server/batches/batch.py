@@ -1,4 +1,4 @@
-"""A batch: its state, and its form in OpenAI's API."""
+"""A batch: its status, and its form in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ COMPLETION_WINDOW = "24h"
 
 
 class LineCounts(Struct, kw_only=True):
-    """Numbers of lines. completed: with the status 200. failed: the others with a record."""
+    """Numbers of lines. completed: lines with the status 200. failed: other lines with a record."""
 
     total: int = 0
     completed: int = 0
@@ -32,7 +32,7 @@ class Batch(Struct, kw_only=True):
     """A batch. Times are UNIX times in seconds.
 
     owner: name of the API key. output_id, error_id: the files that are being written. times: when
-    it got each status, by status. output_lifetime_s: of its files; None for the default.
+    it got each status, by status. output_lifetime_s: lifetime of its files; None for the default.
     """
 
     id: str

@@ -26,7 +26,10 @@ _ENDS = {"cancelled": "was cancelled", "expired": "expired"}
 
 
 class BatchExecution:
-    """Executes a batch. num_workers: lines of it that are executed at the same time at most."""
+    """Executes a batch.
+
+    num_workers: maximum number of its lines that are executed at the same time.
+    """
 
     def __init__(
         self,
@@ -117,7 +120,7 @@ class BatchExecution:
         return await asyncio.to_thread(open_both)
 
     async def _execute_lines(self, file: BinaryIO, records: RecordFiles) -> str:
-        """Execute the lines without a record. Return how that ended: the final status."""
+        """Execute the lines without a record. Return the final status."""
         if await self._batches.save(self._batch):
             return "cancelled"
         lines = self._lines(file)

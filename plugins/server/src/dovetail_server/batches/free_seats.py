@@ -1,4 +1,4 @@
-"""Lets batch lines start only while the engine has seats that no client needs."""
+"""Lets batch lines start only while the engine has free rows that no client needs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _POLL_S = 0.02
 
 
 class FreeSeats:
-    """Limits the batch lines of this process, whatever batch they are of.
+    """Limits the batch lines of this process, over all batches.
 
-    A line starts only while fewer requests are running than the engine has seats. Policies that
-    know priorities also prefer the requests of clients.
+    A line starts only while fewer requests are running than the engine has rows (`max_num_seqs`).
+    Policies that use priorities also prefer the requests of clients.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -25,7 +25,7 @@ class FreeSeats:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Wait for a seat, in the order of the calls, and use it in the context."""
+        """Wait for a free row, in the order of the calls, and use it within the context."""
         if self._turns is None:
             self._turns = asyncio.Lock()
         async with self._turns:
@@ -39,7 +39,7 @@ class FreeSeats:
 
     @property
     def max_lines(self) -> int:
-        """How many lines this process may execute at the same time."""
+        """The maximum number of lines that this process may execute at the same time."""
         settings = self._state.settings
         maximum = settings.batch_concurrency or max(1, self._num_seats // 2)
         return -(-maximum // settings.api_processes)

@@ -11,7 +11,10 @@ MAX_LINE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """A line that is not blank. number: in the file, from 1. text: None if it is too long."""
+    """A line that is not blank. number: its number in the file, from 1.
+
+    text: None if it is too long.
+    """
 
     number: int
     text: bytes | None

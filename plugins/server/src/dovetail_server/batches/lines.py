@@ -1,4 +1,4 @@
-"""Reads and executes the lines of a batch file. A wrong line fails alone."""
+"""Reads and executes the lines of a batch file. An invalid line does not affect other lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ MAX_WAIT_S = 10.0
 
 
 class LineError(Exception):
-    """A line that cannot be executed. code: a stable word. custom_id: of the line, or ""."""
+    """A line that cannot be executed. code: a stable identifier.
+
+    custom_id: the line's id, or "".
+    """
 
     def __init__(self, message: str, *, code: str = "invalid_line", custom_id: str = "") -> None:
         super().__init__(message)
@@ -100,7 +103,8 @@ class LineExecutor:
     ) -> None:
         """endpoints: the routes that the lines may call.
 
-        max_values: of the JSON of a line, as `num_values` counts them; None for no limit.
+        max_values: maximum number of JSON values of a line, counted by `num_values`; None for no
+        limit.
         max_attempts: how often a line is sent while the server is busy; None for no limit.
         """
         self.custom_ids: dict[str, int] = {}
@@ -111,9 +115,9 @@ class LineExecutor:
         self._max_attempts = max_attempts
 
     async def record(self, line: InputLine, *, record_id: str, caller: str = "") -> dict[str, Any]:
-        """Execute a line of a file and return its record. A wrong line has an error.
+        """Execute a line of a file and return its record.
 
-        See `execute` for the arguments.
+        The record of an invalid line has an error. See `execute` for the arguments.
         """
         try:
             request = self.read(line)

@@ -80,7 +80,10 @@ class RecordFiles:
                     file.close()
 
     def _read(self, file: BinaryIO) -> int:
-        """Note the records of an earlier process. Return how many, and remove an incomplete one."""
+        """Read the records of an earlier process.
+
+        Return their number, and remove an incomplete record.
+        """
         file.seek(0)
         count = end = 0
         for line in file:

@@ -49,7 +49,7 @@ class BatchRunner:
         self._task = asyncio.create_task(self._run())
 
     def wake(self) -> None:
-        """Look for new batches at once."""
+        """Look for new batches immediately."""
         self._changed.set()
 
     async def stop(self) -> None:

@@ -14,7 +14,7 @@ _WEIGHT = 0.1
 
 
 class Admission:
-    """Counts the running requests, and calculates when rejected clients should retry.
+    """Counts the running requests, and computes when rejected clients should retry.
 
     num_running: requests between `enter` and their end.
 
@@ -53,7 +53,7 @@ class Admission:
         )
 
     def _next_retry_after_s(self, limit: int) -> int:
-        """Return after how many seconds the next rejected client should retry.
+        """Return the number of seconds after which the next rejected client should retry.
 
         Count this client.
         """

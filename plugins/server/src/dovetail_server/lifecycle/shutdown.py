@@ -1,4 +1,4 @@
-"""Graceful shutdown: running requests finish after the first signal. A second one ends them."""
+"""Graceful shutdown: running requests finish after the first signal. A second signal ends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of `--verbose` about the start: the phases, and the use of memory."""
+"""The report of `--verbose` about the start: the phases, and the memory use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Prometheus metrics: counts and times of requests, and the state of the engine at each scrape.
 
-Our names begin with `dovetail_`. With `vllm_names`, each metric also appears under the names that
-dashboards for vLLM use.
+Names of Dovetail's metrics begin with `dovetail_`. With `vllm_names`, each metric also has the name
+that dashboards for vLLM use.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ VLLM_LABELS = {"model": "model_name", "reason": "finished_reason"}
 
 
 class RequestMetrics:
-    """Observes requests. `exposition` returns all metrics. slot: holds the engine."""
+    """Observes requests. `exposition` returns all metrics. slot: contains the engine."""
 
     def __init__(self, slot: EngineSlot, *, vllm_names: bool = False) -> None:
         disable_created_metrics()
@@ -133,7 +133,7 @@ class RequestMetrics:
     # --- RequestObserver ------------------------------------------------------------------------
 
     def request_started(self, request_id: str, route: str) -> None:
-        """Do nothing: running requests are counted by the engine."""
+        """Do nothing, because the engine counts running requests."""
 
     def request_ended(self, record: RequestRecord) -> None:
         """Count a request."""

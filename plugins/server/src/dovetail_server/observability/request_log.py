@@ -13,7 +13,7 @@ class RequestLog:
     """Observes requests."""
 
     def request_started(self, request_id: str, route: str) -> None:
-        """Do nothing: a request is logged once, at its end."""
+        """Do nothing, because a request is logged once, at its end."""
 
     def request_ended(self, record: RequestRecord) -> None:
         """Log a request with its duration and token counts."""

@@ -1,7 +1,7 @@
 """OpenTelemetry spans (`--otlp-traces-endpoint`): request, queue, prefill and decode.
 
-A span is made when the request ends, with the times of the engine. The header `traceparent` of a
-request selects the parent of its span.
+Spans are created when the request ends, with the times of the engine. The header `traceparent` of
+a request selects the parent span.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make_exporter(endpoint: str) -> SpanExporter:
 
 
 class RequestTraces:
-    """Observes requests, and exports their spans. clock: of the engine."""
+    """Observes requests, and exports their spans. clock: the clock of the engine."""
 
     def __init__(
         self, exporter: SpanExporter, *, served_model_name: str, clock: Clock, batch: bool = True
@@ -58,13 +58,13 @@ class RequestTraces:
         self._provider.shutdown()
 
     def request_started(self, request_id: str, route: str) -> None:
-        """Do nothing: the spans are made at the end."""
+        """Do nothing, because the spans are created at the end."""
 
     def request_rejected(self, route: str, status: int, code: str) -> None:
-        """Do nothing: a rejected request has no spans."""
+        """Do nothing, because a rejected request has no spans."""
 
     def request_ended(self, record: RequestRecord) -> None:
-        """Make the spans of a request."""
+        """Create the spans of a request."""
         # Spans have the time of day, and the engine's clock is monotonic.
         offset_ns = time.time_ns() - self._clock.now_ns()
         parent = TraceContextTextMapPropagator().extract({"traceparent": record.traceparent})

@@ -60,7 +60,7 @@ def main(context: ChildContext) -> int:
 class Lead:
     """The main process, as seen by an API process.
 
-    replaces_another: whether this process replaces one that ended.
+    replaces_another: whether this process replaces an API process that has ended.
     """
 
     def __init__(

@@ -11,9 +11,9 @@ MAX_BYTES = 1 << 16
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What an API process needs: its settings, the model's name, and inherited descriptors.
+    """The data that an API process needs: settings, the model's name, and inherited descriptors.
 
-    replaces_another: whether the process replaces one that ended.
+    replaces_another: whether the process replaces an API process that has ended.
     """
 
     settings: dict[str, Any]
@@ -49,9 +49,10 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class Question(msgspec.Struct, frozen=True, tag="question"):
-    """Requests that all other API processes abort requests, or to count them.
+    """Asks all other API processes to abort requests, or to count their running requests.
 
-    ids, everything: the requests to abort. counts: whether to count the running requests instead.
+    ids: the requests to abort. everything: whether to abort all requests. counts: whether to count
+    running requests instead.
     """
 
     number: int
@@ -61,7 +62,7 @@ class Question(msgspec.Struct, frozen=True, tag="question"):
 
 
 class Answer(msgspec.Struct, frozen=True, tag="answer"):
-    """The number of aborted or running requests, for the question with this number."""
+    """The response to the question with this number: the number of aborted or running requests."""
 
     number: int
     count: int

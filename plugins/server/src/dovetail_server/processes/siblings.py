@@ -1,4 +1,4 @@
-"""Questions of an API process to all others, which the main process passes on."""
+"""Questions of an API process to all other API processes, which the main process forwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IDS_PER_QUESTION = 200
 
 
 class Siblings:
-    """The other API processes, as seen by one of them. channel: to the main process."""
+    """The other API processes, as seen by one of them. channel: the channel to the main process."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -28,11 +28,17 @@ class Siblings:
         self._waiting: dict[int, asyncio.Future[int]] = {}
 
     async def num_running(self) -> int:
-        """Return how many requests the others serve. Raise APIError if one does not respond."""
+        """Return the number of requests that the others serve.
+
+        Raise APIError if one does not respond.
+        """
         return await self._ask(Question(next(self._numbers), [], False, counts=True))
 
     async def abort(self, ids: Collection[str], everything: bool) -> int:
-        """Abort requests of the others. Return how many. Raise APIError if one does not respond."""
+        """Abort requests of the others. Return their number.
+
+        Raise APIError if one does not respond.
+        """
         possible = [item for item in ids if len(item) <= MAX_ID_CHARS]
         starts = [0] if everything else range(0, len(possible), _IDS_PER_QUESTION)
         num_aborted = 0
@@ -63,7 +69,7 @@ class Siblings:
 
 @dataclass
 class _Open:
-    """A query whose responses are incomplete. number: of the process that sent it."""
+    """A question whose responses are incomplete. number: the number of the process that sent it."""
 
     asker: Asker
     number: int
@@ -72,15 +78,15 @@ class _Open:
 
 
 class Asker:
-    """A process that sends queries and responds to those of others, as the main process sees it."""
+    """A process that asks and answers questions, as seen by the main process."""
 
     def send(self, message: Message) -> None:
-        """Send it a message."""
+        """Send the process a message."""
         raise NotImplementedError
 
 
 class Questions:
-    """The queries that the main process forwards, until all processes have responded."""
+    """The questions that the main process forwards, until all processes have responded."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()

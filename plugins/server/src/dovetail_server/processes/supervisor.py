@@ -60,7 +60,7 @@ class APIProcess(Asker):
         send(self._channel, message)
 
     def follow(self, listener: Callable[[APIProcess, Question | Answer], None]) -> None:
-        """Process the API process's messages from now on. Forward queries and responses."""
+        """Process the API process's messages from now on. Forward questions and responses."""
         self._listener = listener
         asyncio.get_running_loop().add_reader(self._channel, self.read)
 
@@ -164,7 +164,7 @@ class Supervisor:
         return (slot for slot in self._places if slot is not None)
 
     def _bury(self) -> None:
-        """Release API processes that have ended. Raise the error of one that cannot start."""
+        """Release API processes that have ended. Raise the error of a process that cannot start."""
         now_s = asyncio.get_running_loop().time()
         for index, process in enumerate(self._places):
             if process is None:
@@ -220,7 +220,7 @@ class Supervisor:
         return process
 
     def _pass_on(self, sender: APIProcess, message: Question | Answer) -> None:
-        """Forward a query to the other API processes, or a response to the sender of the query."""
+        """Forward a question to the other API processes, or a response to the asking process."""
         if isinstance(message, Answer):
             self._questions.answer(sender, message)
             return

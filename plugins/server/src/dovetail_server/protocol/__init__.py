@@ -1,1 +1,1 @@
-"""Requests and responses of the OpenAI API, without sockets and without an engine."""
+"""Requests and responses of the OpenAI API. Independent of sockets and of an engine."""

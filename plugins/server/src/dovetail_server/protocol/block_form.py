@@ -23,8 +23,8 @@ REASONING, TEXT, CALL = "reasoning", "text", "call"
 class Block:
     """A part of a message. kind: `REASONING`, `TEXT` or `CALL`. index: position in the message.
 
-    id: a new random id. call_id, name: of a tool call. pieces: its text, or the arguments of the
-    call. logprobs: entries of a text.
+    id: a new random id. call_id, name: id and name of a tool call. pieces: the text, or the
+    arguments of the call. logprobs: log-probabilities of a text.
     """
 
     kind: str
@@ -44,7 +44,8 @@ class Block:
 class BlockForm(ResponseForm):
     """A form whose responses consist of blocks.
 
-    blocks: so far. finish_reason, stop_reason: of the message, once it has ended.
+    blocks: the blocks so far. finish_reason, stop_reason: reasons of the message, once it has
+    ended.
     """
 
     object_name = event_name = ""

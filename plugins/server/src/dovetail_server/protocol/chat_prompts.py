@@ -1,4 +1,4 @@
-"""The token ids of a conversation.
+"""Converts a conversation to token ids.
 
 The chat template is rendered in the sandbox of the tokenizer. Text of special tokens inside a
 message is encoded as plain text: before rendering, a mark is inserted into it, and the rendered
@@ -41,7 +41,7 @@ _TEXT_PARTS = ("text", "input_text")
 def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
     """Return the token ids and the text of a conversation. Raise APIError or RequestError.
 
-    Blocks for the time of the template, so call it in a thread.
+    Blocks while the template is rendered, so call it in a thread.
     """
     tokenizer = llm.tokenizer
     if tokenizer is None:
@@ -59,10 +59,10 @@ def chat_prompt(llm: AsyncLLM, request: ChatRequest) -> tuple[list[int], str]:
 
 
 def fit_messages(llm: AsyncLLM, request: ChatRequest) -> ChatRequest:
-    """Return the request without as many of its oldest messages as its prompt is too long.
+    """Return the request without its oldest messages, so that its prompt is short enough.
 
     Instructions at the start stay, and the conversation then starts with a message of the user.
-    Blocks for the time of a few templates, so call it in a thread.
+    Blocks while the template is rendered a few times, so call it in a thread.
     """
     limit = llm.max_model_len - max(request.max_completion_tokens or 1, 1)
     messages = request.messages

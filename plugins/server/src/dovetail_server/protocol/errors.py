@@ -38,7 +38,7 @@ _TYPES = {
 class APIError(Exception):
     """An error response. status: the HTTP status. param: the invalid field, or None.
 
-    code: a stable word for programs. retry_after_s: when to try again; None to not try again.
+    code: a stable identifier for programs. retry_after_s: when to try again; None to not try again.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ErrorForm(Protocol):
 
 
 class OpenAIErrors:
-    """The form of OpenAI's API, which all routes have unless their row names another form."""
+    """The form of OpenAI's API, which all routes have unless the route table names another form."""
 
     def body(self, error: APIError, request_id: str) -> dict[str, Any]:
         """Return the body of an error response."""
@@ -102,10 +102,10 @@ OPENAI_ERRORS: ErrorForm = OpenAIErrors()
 
 
 def rename_fields(error: APIError, names: Mapping[str, str]) -> APIError:
-    """Return an error with the names that the fields have in another API.
+    """Return an error with the field names of another API.
 
-    names: of that API, by the names of a chat completion. The position in a list is left out,
-    because the lists of the two APIs differ.
+    names: maps the fields of a chat completion to those of the other API. The position in a list is
+    left out, because the lists of the two APIs differ.
     """
     field = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
     if field not in names:

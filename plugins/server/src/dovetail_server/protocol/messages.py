@@ -19,7 +19,7 @@ from dovetail_server.protocol.sampling import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How the text of the choices of a request is read.
+    """Options for reading the text of a request's choices.
 
     use: the tools. prompt_end: the end of the prompt's text. hidden: a pattern of special tokens,
     which are not shown; None to show them. with_reasoning: whether the reasoning is returned.
@@ -32,7 +32,7 @@ class Reading:
     with_reasoning: bool
 
     def parser(self) -> MessageParser | None:
-        """Return the parser of a choice, or None if its text is content as a whole."""
+        """Return the parser of a choice, or None if its whole text is content."""
         return self.parsers.make(self.use.offered, self.prompt_end)
 
 
@@ -105,7 +105,7 @@ class ChoiceReader:
         return _message(message, self._reading)
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return the finish reason of the choice: "tool_calls" if it ends with calls."""
+        """Return the finish reason of the choice, which is "tool_calls" if it ends with calls."""
         return "tool_calls" if reason == "stop" and self._has_calls else reason
 
     def _call(self, index: int, name: str | None, arguments: str) -> dict[str, Any]:

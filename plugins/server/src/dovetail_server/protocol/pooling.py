@@ -1,6 +1,6 @@
 """The fields of requests to pooling models, and the forms of their responses.
 
-Each result is encoded by itself, so that a thread that encodes many of them lets others run.
+Each result is encoded separately, so that a thread that encodes many results lets others run.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def document_texts(documents: Sequence[str | dict[str, Any]]) -> list[str]:
 def embedding_items(
     outputs: Sequence[PoolingRequestOutput], kind: str, key: str, encoding: Encoding | None
 ) -> list[msgspec.Raw]:
-    """Return an item for each output. kind: the value of "object". key: of the result."""
+    """Return an item for each output. kind: the value of "object". key: the key of the result."""
     items = []
     for index, output in enumerate(outputs):
         assert output.outputs is not None, "failed outputs were raised"
@@ -157,7 +157,7 @@ def _score(output: PoolingRequestOutput) -> float:
 
 
 def _base64(data: Any) -> Any:
-    """Return little-endian float32 values in base64; one text for each row of several."""
+    """Return little-endian float32 values in base64, one text per row if there are several rows."""
     if data and isinstance(data[0], list):
         return [_base64(row) for row in data]
     values = array("f", data)

@@ -62,7 +62,7 @@ class ResponseForm:
         self._starts: dict[int, bytes] = {}
 
     def event(self, index: int, text: str) -> bytes:
-        """Return an event that has only text. index: of the choice."""
+        """Return an event that has only text. index: the index of the choice."""
         start = self._starts.get(index)
         if start is None:
             start = self._starts[index] = self._choice_start(index) + self.text_open

@@ -52,10 +52,10 @@ TOKEN_ID = re.compile("-?(0|[1-9][0-9]*)")
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the prompts of a request are sampled.
+    """The sampling parameters for the prompts of a request.
 
-    params: with `n` completions, of which the `num_returned` best are returned. names: the fields
-    of the request by parameter, for errors. without_output: whether the caller requests no
+    params: the parameters; the `num_returned` best of its `n` completions are returned. names: the
+    fields of the request by parameter, for errors. without_output: whether the caller requests no
     generated token.
     """
 

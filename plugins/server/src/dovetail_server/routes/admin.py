@@ -1,7 +1,7 @@
 """The routes of operators: pause, resume, abort, prefix cache, sleep, profile.
 
-They are served on a listener of their own (`--admin-port`) or behind a key of their own
-(`--admin-key`), and otherwise not at all.
+They are served on a separate listener (`--admin-port`) or with a separate key (`--admin-key`), and
+otherwise not at all.
 """
 
 from __future__ import annotations

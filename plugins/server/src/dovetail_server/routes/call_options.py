@@ -1,4 +1,4 @@
-"""Other options of a generation request: headers, model name, priority, format."""
+"""Checks of other options of a generation request: headers, model name, priority, format."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_task(tasks: Sequence[str], exchange: Exchange, slot: EngineSlot) -> No
 
 
 def note_ignored(exchange: Exchange, names: Sequence[str]) -> None:
-    """Name the ignored fields of a request in a header of its response."""
+    """List the ignored fields of a request in a header of its response."""
     if names:
         shown = [quote(name[:64], safe="") for name in names[:32]]
         exchange.extra_headers.append((b"x-ignored-params", ", ".join(shown).encode("ascii")))

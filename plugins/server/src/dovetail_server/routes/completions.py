@@ -226,7 +226,7 @@ def form_arguments(
 
 
 def _reading(llm: AsyncLLM, request: ChatRequest, text: str) -> Reading:
-    """Return how the text of the choices is read. text: of the prompt."""
+    """Return how the text of the choices is read. text: the text of the prompt."""
     hides = request.skip_special_tokens is not False and llm.tokenizer is not None
     return Reading(
         parsers=llm.parsers,

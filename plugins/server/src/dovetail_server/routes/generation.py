@@ -33,11 +33,12 @@ R = TypeVar("R")
 class Call:
     """A checked generation request.
 
-    prompts: for the engine, in order. form: of the responses. echo: whether the text of a prompt
-    precedes its completions. with_ids: whether the token ids are returned. timeout_s: time limit,
-    or None. reading: how the text of the choices is read; None if it is content as a whole.
+    prompts: the prompts for the engine, in order. form: the form of the responses. echo: whether
+    the text of a prompt precedes its completions. with_ids: whether the token ids are returned.
+    timeout_s: time limit, or None. reading: how the text of the choices is read; None if the whole
+    text is content.
     outputs: the last output of each prompt so far. num_tokens: generated tokens of each.
-    finish_reasons: of the ended completions. usage: the token counts so far.
+    finish_reasons: reasons of the ended completions. usage: the token counts so far.
     """
 
     prompts: Sequence[Prompt]
@@ -271,7 +272,7 @@ class EventWriter:
 
 
 def _reader(call: Call) -> ChoiceReader | None:
-    """Return the reader of a new choice, or None if its text is content as a whole."""
+    """Return the reader of a new choice, or None if its whole text is content."""
     parser = call.reading.parser() if call.reading is not None else None
     return None if call.reading is None or parser is None else ChoiceReader(call.reading, parser)
 
@@ -287,7 +288,7 @@ async def _echoed(llm: AsyncLLM, call: Call, output: RequestOutput) -> str:
 
 
 def _shown(call: Call, completion: CompletionOutput) -> CompletionOutput:
-    """Return a completion as the client sees it."""
+    """Return a completion in the form that the client receives."""
     if not call.sampling.without_output:
         return completion
     return replace(completion, text="", token_ids=[], logprobs=None)

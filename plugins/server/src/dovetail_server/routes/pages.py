@@ -1,4 +1,4 @@
-"""Queries of lists, and their pages, in OpenAI's form."""
+"""Query parameters of lists, and pages of lists, in OpenAI's form."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class ResponsesRoutes:
         await exchange.respond(body)
 
     async def delete(self, exchange: Exchange) -> None:
-        """Delete a stored response. One that is being generated is aborted."""
+        """Delete a stored response. Abort it if it is still being generated."""
         body, _ = await self._store.get(exchange.caller, exchange.rest)
         await self._store.delete(exchange.caller, exchange.rest)
         if body["status"] == "in_progress":
@@ -183,7 +183,7 @@ class ResponsesRoutes:
 
 
 class _Saved:
-    """The row of a response that is being generated."""
+    """The database row of a response that is being generated."""
 
     def __init__(self, store: ResponseStore, owner: str, items: Sequence[dict[str, Any]]) -> None:
         self.has_row = False
@@ -199,12 +199,12 @@ class _Saved:
         self._is_final = body["status"] != "in_progress"
 
     async def remove(self, form: ResponsesForm, error: BaseException) -> None:
-        """Delete a response whose id its client does not know."""
+        """Delete a response whose id is unknown to its client."""
         with suppress(APIError):
             await self._store.delete(self._owner, form.id)
 
     async def end(self, form: ResponsesForm, error: BaseException) -> None:
-        """Store how a response failed. A client that has left cancels it."""
+        """Store the error of a response, or its cancellation if the client has disconnected."""
         if self._is_final:
             return
         is_error = isinstance(error, Exception)

@@ -17,7 +17,7 @@ Handler = Callable[["Exchange"], Awaitable[None]]
 
 
 class Access(Enum):
-    """Who may use a route: everyone, clients with a key, or operators with the admin key."""
+    """Access levels of a route: everyone, clients with a key, or operators with the admin key."""
 
     PUBLIC = "public"
     KEY = "key"
@@ -117,7 +117,7 @@ async def _no_path(exchange: Exchange) -> None:
 
 
 def route_name(path: str) -> str:
-    """Return a path as messages show it. Paths with a leading slash are hidden in messages."""
+    """Return a path for messages. Paths with a leading slash are hidden in messages."""
     return path[:80].lstrip("/")
 
 

@@ -121,9 +121,10 @@ class BatchStore:
         return await self._database.run(work)
 
     async def claim(self) -> Batch | None:
-        """Return a batch that no running process executes, or None. This process executes it then.
+        """Assign a batch that no running process executes to this process.
 
-        Batches of keys with few running batches come first, and then older ones.
+        Return the batch, or None. Batches of keys with few running batches come first, and then
+        older ones.
         """
 
         def work(db: sqlite3.Connection) -> Batch | None:
@@ -152,7 +153,7 @@ class BatchStore:
         return await self._database.run(work)
 
     async def release(self, batch_id: str) -> None:
-        """Let another process execute a batch that is not complete."""
+        """Allow another process to execute a batch that is not complete."""
         await self._database.run(
             lambda db: db.execute("UPDATE batches SET process = '' WHERE id = ?", (batch_id,))
         )

@@ -119,7 +119,7 @@ class Database:
                 raise storage_failed(error) from error
 
     def is_running(self, process: str) -> bool:
-        """Return whether the process with this id still runs."""
+        """Return whether the process with this id is still running."""
         if process == self.process:
             return True
         try:

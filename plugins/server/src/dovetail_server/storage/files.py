@@ -71,7 +71,7 @@ class FileStore:
     async def reserve(self, owner: str, num_bytes: int, status: str = UPLOADING) -> str:
         """Add the row of a file that is not complete, and return its id.
 
-        num_bytes: the most that the file may have. Raises APIError if a limit is reached.
+        num_bytes: maximum size of the file. Raises APIError if a limit is reached.
         """
         settings, file_id, now_s = self._settings, f"file-{uuid.uuid4().hex}", time.time()
 
@@ -126,7 +126,7 @@ class FileStore:
         await self._database.run(lambda db: self._delete(db, file_id))
 
     async def set_sizes(self, owner: str, sizes: dict[str, int]) -> None:
-        """Set the sizes of files that grow. Raise APIError if the key has too many bytes then."""
+        """Set the sizes of files that grow. Raise APIError if the key then has too many bytes."""
 
         def work(db: sqlite3.Connection) -> int:
             for file_id, size in sizes.items():

@@ -20,7 +20,7 @@ _WEIGHTS = ((b",", 1), (b":", 4), (b"[", 4), (b"{", 4))
 
 
 class ClientLeftError(Exception):
-    """The client has closed the connection."""
+    """Raised if the client has closed the connection."""
 
 
 class BodyReader:

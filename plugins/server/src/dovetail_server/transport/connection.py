@@ -1,7 +1,7 @@
 """The connections of the server: uvicorn's protocol with limits on sizes and times.
 
 Headers and bodies have a deadline, and a client that does not read its response is disconnected.
-All checks are timers of a connection, so a streamed token costs nothing more. A connection that
+All checks are timers of a connection, so streamed tokens have no additional cost. A connection that
 closes before its request has arrived reads on for a short time: otherwise, the kernel resets the
 connection and the client may lose the response.
 """
@@ -195,7 +195,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _drop(self) -> None:
-        """Close the connection at once, without sending the data that the kernel still buffers."""
+        """Close the connection immediately, without sending data in the kernel's buffer."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
@@ -208,7 +208,7 @@ class Connection(HttpToolsProtocol):
 
 
 class _RequestTransport:
-    """The transport as the cycle of a request uses it."""
+    """A wrapper of the transport for the handler of one request."""
 
     def __init__(self, connection: Connection) -> None:
         self.write = connection.transport.write

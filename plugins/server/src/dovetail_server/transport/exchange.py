@@ -40,13 +40,13 @@ _BODY = "http.response.body"
 class Exchange:
     """A request and its response.
 
-    method, path, query, headers: of the request; names of headers are in lower case. rest: the end
-    of the path behind a route that ends with "/*". request_id: of the response. caller: the name of
-    the API key, or "". response_id: the field `id` of a generated response, or "". started, ended:
-    whether the response has begun, and is complete. failure: the error with which the server ends
-    the request from outside. left: whether the client has closed the connection. is_background:
-    whether no client waits, so that the request has the lowest priority. extra_headers: further
-    headers of the response. errors: the form of errors.
+    method, path, query, headers: properties of the request; header names are in lower case. rest:
+    the end of the path behind a route that ends with "/*". request_id: the id of the response.
+    caller: the name of the API key, or "". response_id: the field `id` of a generated response, or
+    "". started, ended: whether the response has begun, and is complete. failure: the error with
+    which the server ends the request from outside. left: whether the client has closed the
+    connection. is_background: whether no client waits, so that the request has the lowest priority.
+    extra_headers: further headers of the response. errors: the form of errors.
     """
 
     __slots__ = (
@@ -181,7 +181,7 @@ class Exchange:
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(events), events))
 
     async def start_stream(self, headers: Iterable[Header], status: int = 200) -> None:
-        """Send the head of a streamed response that is not a stream of events."""
+        """Send the headers of a streamed response that is not a stream of events."""
         self.started = True
         await self._start(status, headers)
 

@@ -18,7 +18,10 @@ _CORS_HEADERS = (
 
 
 class Guard:
-    """Checks requests before their routes run. keys: for clients; admin_keys: for admin routes."""
+    """Checks requests before their routes run. keys: client keys.
+
+    admin_keys: keys for admin routes.
+    """
 
     def __init__(self, settings: ServerSettings, keys: KeyRing, admin_keys: KeyRing) -> None:
         self._keys = keys

@@ -1,4 +1,4 @@
-"""Calls of the server's own routes without a connection, such as those of a batch."""
+"""Calls the server's own routes without a connection, for example for a batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class InternalCalls:
     ) -> InternalResponse:
         """Send a JSON body to a route and return the response.
 
-        caller: name of the API key for which the call is made. request_id: of the response.
+        caller: name of the API key for which the call is made. request_id: the id of the response.
         """
         state = self._state
         application = Application(

@@ -1,4 +1,4 @@
-"""Limits the requests that start in one turn of the event loop."""
+"""Limits the number of requests that start in one iteration of the event loop."""
 
 from __future__ import annotations
 

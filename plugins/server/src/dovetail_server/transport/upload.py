@@ -19,8 +19,8 @@ MAX_NAME_CHARS = 255
 class Upload:
     """An upload that is being received.
 
-    fields: the text fields. name: of the file on the client's machine, without folders.
-    num_bytes: of the file so far.
+    fields: the text fields. name: the name of the file on the client's machine, without folders.
+    num_bytes: the size of the file so far.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Upload:
         write: Callable[[bytes], object],
         max_file_bytes: int,
     ) -> None:
-        """names: of the accepted text fields. write: receives the content of the file.
+        """names: names of the accepted text fields. write: receives the content of the file.
 
         Raises APIError if the body has another form.
         """

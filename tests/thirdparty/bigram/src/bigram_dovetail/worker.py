@@ -1,7 +1,7 @@
 """The bigram worker: a table gives the logits of the next token for each last token.
 
 It supports temperature (0 is greedy), seed and grammars, but no other sampling parameters. It keeps
-the tokens of each row and no cache. Dimensions: S sampled runs, V vocabulary.
+the tokens of each row and no cache. Dimensions: S sampled requests, V vocabulary.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class BigramWorker(WorkerBase):
         """Do nothing: the worker needs no warm-up."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Apply leaves and joins. The lookup itself is part of sampling."""
+        """Apply leaves and joins of the plan. The lookup itself is part of sampling."""
         for row in plan.leaves:
             del self._rows[row], self._tokens[row]
         for request in plan.joins:
@@ -83,7 +83,7 @@ class BigramWorker(WorkerBase):
         self._plan = plan
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Sample a token for each run that samples, and append it to its row."""
+        """Sample a token for each request that samples, and append it to its row."""
         if self._plan is None:
             raise RuntimeError("sample_tokens before execute_model")
         plan, allowed = self._plan, self._allowed(grammar)
@@ -103,7 +103,7 @@ class BigramWorker(WorkerBase):
         self._tokens.clear()
 
     def _allowed(self, grammar: GrammarOutput | None) -> dict[int, np.ndarray]:
-        """Map each constrained run to its allowed tokens, bool [V]."""
+        """Map each constrained request to its allowed tokens, bool [V]."""
         if grammar is None:
             return {}
         words = np.frombuffer(grammar.bitmask, np.uint8).reshape(len(grammar.runs), -1)

@@ -55,14 +55,17 @@ class TraceSource:
     tokenizer: str = ""
 
     def rows(self, start: int = 0, count: int | None = None) -> Iterator[TraceRow]:
-        """Yield `count` rows from the row `start`, all if None; read no further than that."""
+        """Yield `count` rows from the row `start`, or all if `count` is None.
+
+        Read no further rows.
+        """
         reader = READERS[self.format]
         if self.format == "sharegpt" and self.tokenizer:
             reader = partial(read_sharegpt, count=load_counter(Path(self.tokenizer)))
         return islice(reader(self.path), start, None if count is None else start + count)
 
     def version(self) -> FileVersion:
-        """Return what changes when the file is written or replaced, without reading it."""
+        """Return a text that changes when the file is replaced, without reading the file."""
         stat = self.path.stat()
         return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 

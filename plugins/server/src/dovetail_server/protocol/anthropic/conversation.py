@@ -1,4 +1,4 @@
-"""The messages and content blocks of a request, as messages of a chat."""
+"""Converts the messages and content blocks of a request to messages of a chat."""
 
 from __future__ import annotations
 

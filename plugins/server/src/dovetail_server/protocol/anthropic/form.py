@@ -95,7 +95,7 @@ class MessagesForm(BlockForm):
 
 
 class AnthropicErrors:
-    """The form of errors of this API, with the fields `param` and `code` of this server."""
+    """Formats errors of this API, with the additional fields `param` and `code` of this server."""
 
     def body(self, error: APIError, request_id: str) -> dict[str, Any]:
         """Return the body of an error response."""
@@ -136,7 +136,7 @@ def _content(block: Block, text: str) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call; {} if `max_tokens` has cut them."""
+    """Return the arguments of a call, or {} if `max_tokens` has truncated them."""
     try:
         value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):

@@ -18,7 +18,10 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 class Reasoning(Struct, kw_only=True):
-    """How the model reasons. summary: "auto" or "detailed" return the reasoning as a summary."""
+    """Options of the model's reasoning.
+
+    summary: "auto" or "detailed" return the reasoning as a summary.
+    """
 
     effort: str | None = None
     summary: str | None = None

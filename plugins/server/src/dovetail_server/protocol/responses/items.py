@@ -20,7 +20,7 @@ PREFIXES |= {"reasoning": "rs"}
 def read_items(value: Any) -> list[Item]:
     """Return the items of the field `input`, each with an id. Raise APIError for a wrong item.
 
-    Items of the type `item_reference` are returned as they are.
+    Items of the type `item_reference` are returned unchanged.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
