@@ -144,10 +144,11 @@ def test_ranks_divide_the_heads_but_not_the_latent_vectors():
         for rank in range(2)
     )
     attention = first.model.layers[0].self_attn
-    assert attention.kv_b_proj.weight.shape == (2 * (7 + 5), 12)
+    assert attention.k_b_proj.weight.shape == (2 * 7, 12)
+    assert attention.v_b_proj.weight.shape == (2 * 5, 12)
     assert attention.qkv_a_proj.shape.part_sizes == (9, 16)
     assert attention.q_b_proj.shape.part_sizes == (2 * 11,)
-    assert second.model.layers[0].self_attn.kv_b_proj.shards["weight"].start == 24
+    assert second.model.layers[0].self_attn.k_b_proj.shards["weight"].start == 14
     with pytest.raises(ConfigError, match="3 query heads"):
         make_model(DeepseekV3ForCausalLM, OneRank(size=2), "meta")
 

@@ -5,7 +5,7 @@ contains, with the rotary features of the keys. The weights of the keys are mult
 queries, and the weights of the values into the result, so that attention itself reads the latent
 vectors only. Source: DeepSeek-AI 2024, arXiv:2405.04434.
 Dimensions: T tokens, D hidden size, H query heads, N features of a head without position, P rotary
-features, V features of a value, L latent features, O = H · V.
+features, V features of a value, L latent features, O = H · V, F = N or V.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class LatentSelfAttention(AttentionBranch):
         num_heads, hidden_size = options.num_heads, shape.hidden_size
         latent_size = options.rank + options.rotary_size
         query_size = num_heads * (options.plain_size + options.rotary_size)
-        self.kv_b_proj = LatentHeads(context, f"{name}.kv_b_proj", options)
+        self.k_b_proj = LatentHeads(context, f"{name}.k_b_proj", options, options.plain_size)
+        self.v_b_proj = LatentHeads(context, f"{name}.v_b_proj", options, options.value_size)
         if options.query_rank:
             # Both projections have the same input, and no rank has a part of them.
             sizes = {"q_a_proj": options.query_rank, "kv_a_proj_with_mqa": latent_size}
@@ -122,9 +123,9 @@ class LatentSelfAttention(AttentionBranch):
         latent_TL = self.kv_a_layernorm(latent_TL.contiguous())
         q_THP, k_T1P = self.rotary(q_THP, k_TP.unsqueeze(1), positions_T)
         k_T1S = torch.cat((latent_TL.unsqueeze(1), k_T1P), dim=-1)
-        q_THS = torch.cat((self.kv_b_proj.absorb(q_THN), q_THP), dim=-1)
+        q_THS = torch.cat((self.k_b_proj.absorb(q_THN), q_THP), dim=-1)
         attended = self.attn(q_THS, k_T1S, k_T1S[..., : options.rank], attention)
-        return self.kv_b_proj.values(attended.unflatten(-1, (-1, options.rank))).flatten(1)
+        return self.v_b_proj.project(attended.unflatten(-1, (-1, options.rank))).flatten(1)
 
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the queries of this rank, [T, H, N + P], and the latent vectors, [T, L + P]."""
@@ -140,16 +141,18 @@ class LatentSelfAttention(AttentionBranch):
 
 
 class LatentHeads(nn.Module):
-    """The weights of the keys and of the values of each head. Never quantized.
+    """A projection of latent vectors to F features of each head. Never quantized.
 
-    weight: [H · (N + V), L], of this rank's heads. shards: this rank's part of it; read by the
+    weight: [H · F, L], of this rank's heads. shards: this rank's part of it; read by the
     weight loader. Raises ConfigError if the heads cannot be divided evenly.
     """
 
-    def __init__(self, context: ModelContext, name: str, options: LatentOptions) -> None:
+    def __init__(
+        self, context: ModelContext, name: str, options: LatentOptions, num_features: int
+    ) -> None:
+        """num_features: F."""
         super().__init__()
-        self.sizes = (options.plain_size, options.value_size)
-        num_features = sum(self.sizes)
+        self.num_features = num_features
         own = options.heads.share(context.ranks, name).num_heads
         shard = Shard(
             start=context.ranks.rank * own * num_features,
@@ -160,21 +163,17 @@ class LatentHeads(nn.Module):
         weight = torch.empty(shard.size, options.rank, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(weight, requires_grad=False)
 
-    def absorb(self, q_THN: torch.Tensor) -> torch.Tensor:
-        """Return the queries, multiplied by the weights of the keys, [T, H, L]."""
-        key_HNL, _ = self._heads()
-        return torch.bmm(q_THN.transpose(0, 1), key_HNL).transpose(0, 1)
+    def absorb(self, x_THF: torch.Tensor) -> torch.Tensor:
+        """Return features of each head, multiplied by the transposed projection, [T, H, L]."""
+        return torch.bmm(x_THF.transpose(0, 1), self._heads()).transpose(0, 1)
 
-    def values(self, latent_THL: torch.Tensor) -> torch.Tensor:
-        """Return sums of latent vectors, multiplied by the weights of the values, [T, H, V]."""
-        _, value_HVL = self._heads()
-        return torch.bmm(latent_THL.transpose(0, 1), value_HVL.mT).transpose(0, 1)
+    def project(self, latent_THL: torch.Tensor) -> torch.Tensor:
+        """Return the projected vectors, one for each head, [T, H, F]."""
+        return torch.bmm(latent_THL.transpose(0, 1), self._heads().mT).transpose(0, 1)
 
-    def _heads(self) -> tuple[torch.Tensor, torch.Tensor]:
-        key_HNL, value_HVL = self.weight.unflatten(0, (-1, sum(self.sizes))).split(
-            self.sizes, dim=1
-        )
-        return key_HNL, value_HVL
+    def _heads(self) -> torch.Tensor:
+        """Return the weight of each head, [H, F, L]."""
+        return self.weight.unflatten(0, (-1, self.num_features))
 
 
 def latent_attention(options: LatentOptions) -> MakeAttention:

@@ -174,6 +174,11 @@ def _read_shape(
             *(WeightMapping(source=LAYER.format(num_layers + n)) for n in range(num_ignored)),
             *at_layer(LAYER, {"mlp.shared_experts": "mlp.shared_expert"}),
             *stacked_experts(f"{LAYER}.mlp.experts", num_experts),
+            WeightMapping(  # the keys of a head, then its values
+                source=f"{LAYER}.self_attn.kv_b_proj",
+                targets=(f"{LAYER}.self_attn.k_b_proj", f"{LAYER}.self_attn.v_b_proj"),
+                groups=options.num_heads,
+            ),
             *(_rotary_pairs(options) if read_flag(config, "rope_interleave", default=True) else ()),
         ),
         **changes,
