@@ -13,7 +13,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from dovetail.plugins import PluginRegistry
-from dovetail_gguf.architectures import ARCHITECTURES as GGUF_ARCHITECTURES
 from dovetail_model_sources.architectures import ArchitectureInfo, supported_architectures
 from parity.checkpoints import CHECKPOINTS
 from parity.fallback_checkpoints import REJECTED, SERVED
@@ -94,11 +93,10 @@ def _checkpoints(count: int) -> str:
 
 
 def _gguf_classes() -> set[str]:
-    described = GGUF_ARCHITECTURES.values()
+    """Return the architectures whose GGUF files are compared with transformers."""
     written = {conversion.family.model for conversion in CONVERSIONS.values()}
     own = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-    classes = {name for item in described for name in (item.model_class, item.windowed) if name}
-    return classes & (written | own)
+    return written | own
 
 
 def _listed(model_types: Collection[str]) -> str:

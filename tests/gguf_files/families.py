@@ -1,4 +1,4 @@
-"""Writes the checkpoints of dense families to GGUF files, by the rules of llama.cpp's converter.
+"""Writes the checkpoints of families to GGUF files, by the rules of llama.cpp's converter.
 
 Names of tensors come from the gguf package. Every rule below is a rule of the converter, which is
 independent of the engine's reader.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +18,16 @@ from gguf import GGMLQuantizationType, GGUFWriter, get_tensor_name_map
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from gguf.quants import dequantize, quantize
 
+from gguf_files.conversion import Conversion, changed
+from gguf_files.expert_families import EXPERT_CONVERSIONS
+from gguf_files.expert_tensors import converted
 from gguf_files.vocabularies import finish
-from parity.family_checkpoints import FAMILIES, Family, usual_family
+from parity.family_checkpoints import FAMILIES, usual_family
 
+BLOCK = 32
+"""Values of a block of the types in the tests."""
 PATTERN = {"num_hidden_layers": 4}
 """Enough layers for the fixed patterns of files, which do not list the type of each layer."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """The rules for a family. architecture: its name in the gguf package.
-
-    family: the checkpoint. qkv: the order of a fused weight: "" as in the checkpoint, "heads" for
-    q, k, v of each head, "groups" for the queries of each group with its key and value.
-    is_permuted: whether rotary halves become pairs. transposed: endings of names that are stored
-    as [in, out]. norm_offset: added to norms. keys: metadata, by name without the architecture;
-    a string is the name of a field of the config.
-    """
-
-    architecture: MODEL_ARCH
-    family: Family
-    qkv: str = ""
-    is_permuted: bool = False
-    transposed: tuple[str, ...] = ()
-    norm_offset: float = 0.0
-    keys: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _changed(name: str, **changes: Any) -> Family:
-    """Return a family of the parity tests with other fields."""
-    family = FAMILIES[name]
-    return Family(
-        model=family.model,
-        config=family.config,
-        fields={**family.fields, **changes},
-        max_len=family.max_len,
-        attention=family.attention,
-    )
 
 
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping"}
@@ -82,7 +54,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "gemma": Conversion(architecture=MODEL_ARCH.GEMMA, family=FAMILIES["gemma"], norm_offset=1.0),
     "gemma2": Conversion(
         architecture=MODEL_ARCH.GEMMA2,
-        family=_changed("gemma2", query_pre_attn_scalar=20),
+        family=changed("gemma2", query_pre_attn_scalar=20),
         norm_offset=1.0,
         keys=_CAPS | _WINDOW,
     ),
@@ -95,7 +67,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "phi2": Conversion(architecture=MODEL_ARCH.PHI2, family=FAMILIES["phi"]),
     "phi3": Conversion(
         architecture=MODEL_ARCH.PHI3,
-        family=_changed("phi3, window", hidden_size=64, intermediate_size=96),
+        family=changed("phi3, window", hidden_size=64, intermediate_size=96),
         keys=_WINDOW,
     ),
     "phi3, long rope": Conversion(
@@ -110,7 +82,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     ),
     "gptneox": Conversion(
         architecture=MODEL_ARCH.GPTNEOX,
-        family=_changed("gpt_neox", intermediate_size=96),
+        family=changed("gpt_neox", intermediate_size=96),
         qkv="heads",
         keys=_RESIDUAL,
     ),
@@ -121,12 +93,12 @@ CONVERSIONS: Mapping[str, Conversion] = {
         keys=_RESIDUAL,
     ),
     "starcoder2": Conversion(
-        architecture=MODEL_ARCH.STARCODER2, family=_changed("starcoder2", sliding_window=None)
+        architecture=MODEL_ARCH.STARCODER2, family=changed("starcoder2", sliding_window=None)
     ),
     "stablelm": Conversion(architecture=MODEL_ARCH.STABLELM, family=FAMILIES["stablelm"]),
     "stablelm, parallel": Conversion(
         architecture=MODEL_ARCH.STABLELM,
-        family=_changed("stablelm", use_parallel_residual=True),
+        family=changed("stablelm", use_parallel_residual=True),
     ),
     "olmo": Conversion(
         architecture=MODEL_ARCH.OLMO,
@@ -180,6 +152,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
         family=FAMILIES["mpt"],
         keys={"attention.clamp_kqv": 1.5, "attention.max_alibi_bias": 8.0},
     ),
+    **EXPERT_CONVERSIONS,
 }
 
 
@@ -192,7 +165,8 @@ def write_family(
 ) -> Path:
     """Write a model of transformers to the file `path`. type_: the type of matrices.
 
-    The matrices of `model` are rounded to this type, so that it stays the reference.
+    The matrices of `model` are rounded to this type, so that it stays the reference. Matrices with
+    rows that are not whole blocks have the type F32.
     extra: more tensors, by their names in the file.
     """
     config = model.config
@@ -201,16 +175,19 @@ def write_family(
     for key, value in (_usual_keys(config) | dict(conversion.keys)).items():
         if isinstance(value, str):
             value = value[1:] if value.startswith("!") else getattr(config, value)
-        _add(writer, f"{name}.{key}", value)
+        if value is not None:
+            _add(writer, f"{name}.{key}", value)
     names = get_tensor_name_map(conversion.architecture, config.num_hidden_layers)
     tensors = _tensors(conversion, model, type_)
     for own, tensor in tensors.items():
         own = own.removeprefix("transformer.") if name == "bloom" else own
         stored = names.get_name(own, try_suffixes=(".weight", ".bias"))
         assert stored is not None, own
-        kind = type_ if tensor.ndim == 2 and "norm" not in own else GGMLQuantizationType.F32
+        kind = type_ if is_rounded(own, tensor.shape) else GGMLQuantizationType.F32
         writer.add_tensor(stored, quantize(tensor, kind), raw_dtype=kind)
     rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_divisors(config, rope))
     for kind in ("long", "short"):
         if f"{kind}_factor" in rope:
             factors = np.array(rope[f"{kind}_factor"], dtype=np.float32)
@@ -219,6 +196,14 @@ def write_family(
         writer.add_tensor(own, tensor)
     finish(writer)
     return path
+
+
+def _llama3_divisors(config: Any, rope: Mapping[str, float]) -> np.ndarray:
+    """Return the divisors of the frequencies, where low_freq_factor equals high_freq_factor."""
+    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
+    lengths = 2 * np.pi * rope["rope_theta"] ** exponents
+    is_short = lengths < rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    return np.where(is_short, 1.0, rope["factor"]).astype(np.float32)
 
 
 def _usual_keys(config: Any) -> dict[str, Any]:
@@ -274,10 +259,20 @@ def _tensors(
     config = model.config
     tensors: dict[str, np.ndarray] = {}
     parameters = dict(model.named_parameters())  # without a tied head
-    for name, parameter in parameters.items():
-        if type_ != GGMLQuantizationType.F32 and parameter.ndim == 2 and "norm" not in name:
+    parameters |= {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name.endswith("e_score_correction_bias")
+    }
+    pieces = {
+        own: piece
+        for name, parameter in parameters.items()
+        for own, piece in converted(conversion, config, name, parameter.detach()).items()
+    }
+    for name, parameter in pieces.items():
+        if type_ != GGMLQuantizationType.F32 and is_rounded(name, parameter.shape):
             _round(parameter, type_)
-        values = parameter.detach().float().numpy()
+        values = parameter.float().numpy()
         if name.endswith(conversion.transposed):
             values = values.T
         if name.endswith("norm.weight"):
@@ -289,6 +284,15 @@ def _tensors(
             values = _separated(values, config, conversion.qkv)
         tensors[name] = np.ascontiguousarray(values)
     return tensors
+
+
+def is_rounded(name: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a tensor has the type of matrices. name: in the checkpoint.
+
+    The converter never rounds norms, biases and routers.
+    """
+    is_matrix = name.endswith(".weight") and len(shape) > 1 and shape[-1] % BLOCK == 0
+    return is_matrix and not re.search(r"norm|mlp\.gate\.|router|shared_expert_gate", name)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Compares dense families in GGUF files with transformers, and quantized blocks as well."""
+"""Compares families in GGUF files with transformers, and quantized blocks as well."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from gguf_files.expert_families import EXPERT_CONVERSIONS
 from gguf_files.families import CONVERSIONS, write_family
 
 from dovetail import LLM, SamplingParams
@@ -82,6 +83,13 @@ def test_a_family_in_a_gguf_file_agrees_with_transformers(name, tmp_path, record
 @pytest.mark.parametrize("name", BLOCKS)
 def test_fused_weights_of_quantized_blocks_agree_with_transformers(name, tmp_path):
     assert largest_difference(name, tmp_path, GGMLQuantizationType.Q8_0) <= BLOCK_TOLERANCE
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", EXPERT_CONVERSIONS)
+def test_quantized_experts_agree_with_transformers_on_dequantized_weights(name, tmp_path):
+    kind = GGMLQuantizationType.MXFP4 if name == "gpt-oss" else GGMLQuantizationType.Q8_0
+    assert largest_difference(name, tmp_path, kind) <= TOLERANCE
 
 
 def test_norms_of_queries_in_a_stablelm_file_are_rejected(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +15,17 @@ _FORMS = {U8: "<B", I8: "<b", U16: "<H", U32: "<I", I32: "<i", F32: "<f", BOOL: 
 SPECIAL = ("<unk>", "<s>", "</s>")
 WORDS = ("he", "ll", "hell", "hello", "\u0120hello")
 HIDDEN, INNER, LAYERS = 32, 64, 1
+NUM_EXPERTS, EXPERT_INNER = 4, 32
 EXTREMES = (0, 1, 2, 3, 7, 31, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 LARGE = (*EXTREMES, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+NAMES = (
+    "",
+    "x" * 300,
+    "blk.0.attn_q.weight",
+    "blk.99.ffn_up.weight",
+    "blk.0.ffn_up_exps.weight",
+    "blk.0.attn_k_b.weight",
+)
 SPLIT = 4
 """If the number of a damaged file has this last digit, the file is a split model."""
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -89,8 +99,9 @@ def _value(kind: int, value: Any) -> bytes:
     return struct.pack("<IQ", inner, count) + b"".join(_value(inner, item) for item in items)
 
 
-def make_valid() -> Parts:
-    """Return a Llama with one layer and a byte-level vocabulary."""
+def make_valid(*, has_experts: bool = False) -> Parts:
+    """Return a Llama, or a Qwen 3 with experts, with one layer and a byte-level vocabulary."""
+    architecture = "qwen3moe" if has_experts else "llama"
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [*map(chr, printable), *(chr(0x100 + n) for n in range(256 - len(printable)))]
     tokens = [*alphabet, *WORDS, *SPECIAL]
@@ -104,9 +115,15 @@ def make_valid() -> Parts:
         "attention.head_count_kv": 2,
         "rope.dimension_count": 8,
     }
-    metadata: dict[str, tuple[int, Any]] = {"general.architecture": (STRING, "llama")}
-    metadata |= {f"llama.{key}": (U32, value) for key, value in model.items()}
-    metadata["llama.attention.layer_norm_rms_epsilon"] = (F32, 1e-5)
+    if has_experts:
+        model |= {
+            "expert_count": NUM_EXPERTS,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": EXPERT_INNER,
+        }
+    metadata: dict[str, tuple[int, Any]] = {"general.architecture": (STRING, architecture)}
+    metadata |= {f"{architecture}.{key}": (U32, value) for key, value in model.items()}
+    metadata[f"{architecture}.attention.layer_norm_rms_epsilon"] = (F32, 1e-5)
     metadata["general.alignment"] = (U32, 32)
     metadata["split.count"] = (U32, 0)
     ggml: dict[str, tuple[int, Any]] = {
@@ -124,11 +141,22 @@ def make_valid() -> Parts:
     }
     metadata |= {f"tokenizer.ggml.{key}": value for key, value in ggml.items()}
     metadata["tokenizer.chat_template"] = (STRING, TEMPLATE)
-    tensors, data = _tensors(len(tokens))
+    tensors, data = _tensors(len(tokens), has_experts=has_experts)
     return Parts(metadata=metadata, tensors=tensors, data=data)
 
 
-def _tensors(num_tokens: int) -> tuple[list[list[Any]], bytes]:
+_DENSE = {"ffn_gate": (HIDDEN, INNER), "ffn_up": (HIDDEN, INNER), "ffn_down": (INNER, HIDDEN)}
+_EXPERTS = {
+    "attn_q_norm": (8,),
+    "attn_k_norm": (8,),
+    "ffn_gate_inp": (HIDDEN, NUM_EXPERTS),
+    "ffn_gate_exps": (HIDDEN, EXPERT_INNER, NUM_EXPERTS),
+    "ffn_up_exps": (HIDDEN, EXPERT_INNER, NUM_EXPERTS),
+    "ffn_down_exps": (EXPERT_INNER, HIDDEN, NUM_EXPERTS),
+}
+
+
+def _tensors(num_tokens: int, *, has_experts: bool) -> tuple[list[list[Any]], bytes]:
     shapes = {"token_embd.weight": (HIDDEN, num_tokens), "output_norm.weight": (HIDDEN,)}
     for layer in range(LAYERS):
         shapes |= {
@@ -138,13 +166,12 @@ def _tensors(num_tokens: int) -> tuple[list[list[Any]], bytes]:
             f"blk.{layer}.attn_k.weight": (HIDDEN, 16),
             f"blk.{layer}.attn_v.weight": (HIDDEN, 16),
             f"blk.{layer}.attn_output.weight": (32, HIDDEN),
-            f"blk.{layer}.ffn_gate.weight": (HIDDEN, INNER),
-            f"blk.{layer}.ffn_up.weight": (HIDDEN, INNER),
-            f"blk.{layer}.ffn_down.weight": (INNER, HIDDEN),
         }
+        mlp = _EXPERTS if has_experts else _DENSE
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in mlp.items()}
     random, tensors, data = Random(0), [], b""
     for name, shape in shapes.items():
-        num_values = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        num_values = prod(shape)
         if len(shape) == 1:
             kind, content = 0, struct.pack("<f", 1.0) * num_values
         else:  # Q8_0: a float16 scale and 32 bytes
@@ -157,9 +184,14 @@ def _tensors(num_tokens: int) -> tuple[list[list[Any]], bytes]:
     return tensors, data
 
 
+def _has_experts(number: int) -> bool:
+    """Return whether the damaged file `number` is that of a model with experts: one in three."""
+    return number % 3 == 0
+
+
 def damage(number: int) -> bytes:
     """Return the content of the damaged file `number`. The same number gives the same bytes."""
-    random, parts = Random(number), make_valid()
+    random, parts = Random(number), make_valid(has_experts=_has_experts(number))
     kind = DAMAGES[number % len(DAMAGES)]
     if kind is not None:
         kind(random, parts)
@@ -180,7 +212,7 @@ def damage(number: int) -> bytes:
 
 def damage_split(number: int) -> list[bytes]:
     """Return the content of two parts of a model, one of them damaged."""
-    random, first = Random(number), make_valid()
+    random, first = Random(number), make_valid(has_experts=_has_experts(number))
     half = len(first.tensors) // 2
     second = Parts(
         metadata={key: first.metadata[key] for key in ("general.architecture", "split.count")},
@@ -251,7 +283,7 @@ def _damage_tensor(random: Random, parts: Parts) -> None:
     first = random.choice(parts.tensors)
     match random.randrange(6):
         case 0:
-            first[0] = random.choice(("", "blk.0.attn_q.weight", "x" * 300, "blk.99.ffn_up.weight"))
+            first[0] = random.choice(NAMES)
         case 1:
             first[1][random.randrange(len(first[1]))] = random.choice(LARGE)
         case 2:

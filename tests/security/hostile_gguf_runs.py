@@ -33,9 +33,8 @@ class Victim:
         from dovetail.interfaces import ModelContext, WeightLoaderContext
         from dovetail_torch.layers import TorchLinearMethod, TorchOps
 
-        registry = PluginRegistry()
-        self._model_cls = registry.load("model", "LlamaForCausalLM")
-        self._loader_cls = registry.load("weight_loader", "gguf")
+        self._registry = PluginRegistry()
+        self._loader_cls = self._registry.load("weight_loader", "gguf")
         self._make_loader_context = WeightLoaderContext
         self._context = lambda config: ModelContext(
             hf_config=config,
@@ -45,15 +44,17 @@ class Victim:
             ops=TorchOps(),
             max_model_len=64,
         )
-        self._config: dict[str, Any] = {}
+        self._configs: dict[str, dict[str, Any]] = {}
 
     def load(self, path: Path) -> None:
         """Use all data of the file. Raise DovetailError if the file is damaged."""
         actual = EngineArgs(str(path)).create_engine_config().model
         tokenizer = GGUFTokenizer.from_directory(path)
         tokenizer.decode(tokenizer.encode("hello <s> \u00e9"))
-        self._config = self._config or dict(actual.hf_config)  # the first file is valid
-        model = self._model_cls(self._context(self._config))
+        architecture = actual.architecture
+        # The first file of each architecture is valid.
+        config = self._configs.setdefault(architecture, dict(actual.hf_config))
+        model = self._registry.load("model", architecture)(self._context(config))
         context = self._make_loader_context(model_dir=path, progress=False)
         self._loader_cls(context).load(model)
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
@@ -62,8 +63,9 @@ class Victim:
 def main(first: int, count: int, folder: Path) -> dict[str, Any]:
     """Load `count` damaged files. Return the report."""
     victim, valid = Victim(), folder / "valid.gguf"
-    valid.write_bytes(make_valid().to_bytes())
-    victim.load(valid)
+    for has_experts in (False, True):
+        valid.write_bytes(make_valid(has_experts=has_experts).to_bytes())
+        victim.load(valid)
     outcomes: Counter[str] = Counter()
     broken, slowest = [], 0.0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

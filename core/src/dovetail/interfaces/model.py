@@ -138,7 +138,7 @@ class WeightMapping:
         (0, 1), (2, 3), … that are rotated together; the model has them in halves. (0, 0) if not.
     rotary_last: whether these features are the last of each head instead of the first.
     stacked: number of equal parts of the output features that are the checkpoint's first dimension:
-        the weights of that many experts in one tensor, [stacked, out, in]. 0 for a matrix.
+        the weights of that many experts or heads in one tensor, [stacked, out, in]. 0 for a matrix.
     """
 
     source: str

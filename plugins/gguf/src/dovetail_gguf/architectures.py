@@ -10,6 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import ModelError
+from dovetail_gguf.expert_fields import (
+    ExpertNames,
+    read_deepseek,
+    read_gpt_oss,
+    read_llama4,
+    read_olmoe,
+    read_qwen2_moe,
+    read_qwen3_moe,
+)
 from dovetail_gguf.metadata_fields import Fields
 
 Config = dict[str, Any]
@@ -36,6 +45,8 @@ class Architecture:
     ffn_up contains gate and up. names: modules of a layer that differ from those of Llama, by the
     tensor's name. read: changes the fields of config.json. is_writable: whether `dovetail quantize`
     writes files of this architecture.
+    experts: names of the experts; None for dense models. with_experts: the row of files with
+    experts, if the name of the architecture is that of a dense model.
     """
 
     model_class: str
@@ -50,6 +61,8 @@ class Architecture:
     fuses_gate: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
     read: Callable[[Fields, Config], None] | None = None
+    experts: ExpertNames | None = None
+    with_experts: Architecture | None = None
 
 
 def _read_gemma2(fields: Fields, config: Config) -> None:
@@ -165,6 +178,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         windowed="MistralForCausalLM",
         is_writable=True,
         permutes_rotary=True,
+        with_experts=Architecture(
+            model_class="MixtralForCausalLM",
+            model_type="mixtral",
+            permutes_rotary=True,
+            experts=ExpertNames(count="num_local_experts", inner="intermediate_size"),
+        ),
     ),
     "mistral": Architecture(
         model_class="MistralForCausalLM",
@@ -309,5 +328,43 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         model_type="mpt",
         eps="layer_norm_epsilon",
         read=_read_mpt,
+    ),
+    "qwen2moe": Architecture(
+        model_class="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        experts=ExpertNames(),
+        read=read_qwen2_moe,
+    ),
+    "qwen3moe": Architecture(
+        model_class="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        experts=ExpertNames(),
+        read=read_qwen3_moe,
+    ),
+    "olmoe": Architecture(
+        model_class="OlmoeForCausalLM",
+        model_type="olmoe",
+        experts=ExpertNames(inner="intermediate_size"),
+        read=read_olmoe,
+    ),
+    "deepseek2": Architecture(
+        model_class="DeepseekV2ForCausalLM",
+        model_type="deepseek_v2",
+        experts=ExpertNames(count="n_routed_experts"),
+        read=read_deepseek,
+    ),
+    "gpt-oss": Architecture(
+        model_class="GptOssForCausalLM",
+        model_type="gpt_oss",
+        names={"post_attention_norm": "post_attention_layernorm"},
+        experts=ExpertNames(count="num_local_experts", inner="intermediate_size", router="router"),
+        read=read_gpt_oss,
+    ),
+    "llama4": Architecture(
+        model_class="Llama4ForCausalLM",
+        model_type="llama4_text",
+        permutes_rotary=True,
+        experts=ExpertNames(count="num_local_experts", inner="intermediate_size", router="router"),
+        read=read_llama4,
     ),
 }

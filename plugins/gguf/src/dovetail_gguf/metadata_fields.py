@@ -22,15 +22,17 @@ class Fields:
         """Return the value of a key, or None if the file does not have the key."""
         return self.file.metadata.get(f"{self.name}.{key}")
 
-    def integer(self, key: str, *, default: int | None = None) -> int:
-        """Return a non-negative integer. Some converters write one number per layer, all equal."""
+    def integer(
+        self, key: str, *, default: int | None = None, minimum: int = 0, maximum: int = MAX_SIZE
+    ) -> int:
+        """Return an integer. Some converters write one number per layer, all equal."""
         value = self.get(key)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
         if value is None and default is not None:
             return default
-        if type(value) is not int or not 0 <= value <= MAX_SIZE:
-            raise self._rejection(key, value, "an integer")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self._rejection(key, value, f"an integer from {minimum} to {maximum}")
         return value
 
     def number(self, key: str, *, default: float | None = None) -> float:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dovetail.errors import ModelError, nearest
 from dovetail_gguf.architectures import ARCHITECTURES, Architecture
+from dovetail_gguf.expert_fields import check_experts, read_counts
 from dovetail_gguf.metadata_fields import Fields
 from dovetail_gguf.reader import GGUFFile
 
@@ -21,11 +22,15 @@ ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with the divisors of the rotary frequencies of Llama 3.1 and later."""
 
 _LLAMA3_LENGTH = 8192
-_LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
+_LLAMA3_LOW = 1.0
+_LLAMA3_HIGH = {"Llama 3": 4.0, "Llama 4": 1.0}
 
 
 def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
-    """Return a file's architecture and its table row. Raise ModelError for an unsupported one."""
+    """Return a file's architecture and its table row. Raise ModelError for an unsupported one.
+
+    The row depends on whether the file has experts.
+    """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = f"{name!r:.80}"
@@ -33,17 +38,21 @@ def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
             f"{file.path} has the architecture {shown}, which is not supported.\n"
             f"Supported: {', '.join(ARCHITECTURES)}.{nearest(str(name)[:80], ARCHITECTURES)}"
         )
-    return name, ARCHITECTURES[name]
+    row = ARCHITECTURES[name]
+    if row.experts is None and Fields(file, name).integer("expert_count", default=0):
+        if row.with_experts is None:
+            raise ModelError(
+                f"{file.path}: {name} with experts ({name}.expert_count) is not supported. Load "
+                "the original checkpoint."
+            )
+        row = row.with_experts
+    return name, row
 
 
 def read_config(file: GGUFFile) -> dict[str, Any]:
     """Return the fields of config.json. An invalid value raises a ModelError with file and key."""
     name, row = get_architecture(file)
     fields = Fields(file, name)
-    if fields.integer("expert_count", default=0):
-        raise ModelError(
-            f"{file.path}: {name} with experts (mixture of experts) is not supported yet."
-        )
     heads = fields.integer("attention.head_count")
     hidden = fields.integer("embedding_length")
     head_dim = _head_dim(fields, row, hidden // max(1, heads))
@@ -77,8 +86,12 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     if row.is_rotary_partial:
         size = fields.integer("rope.dimension_count", default=head_dim)
         config["partial_rotary_factor"] = size / head_dim if head_dim else 1.0
+    if row.experts is not None:
+        config |= read_counts(fields, row.experts)
     if row.read is not None:
         row.read(fields, config)
+    if row.experts is not None:
+        check_experts(fields, row.experts, config)
     return config
 
 
@@ -129,6 +142,9 @@ def _rope_scaling(fields: Fields, head_dim: int, config: Mapping[str, Any]) -> d
     original = fields.integer("rope.scaling.original_context_length", default=0)
     if original:
         scaling["original_max_position_embeddings"] = original
+    for field in ("beta_fast", "beta_slow"):
+        if kind == "yarn" and fields.get(f"rope.scaling.yarn_{field}") is not None:
+            scaling[field] = fields.number(f"rope.scaling.yarn_{field}")
     return scaling
 
 
@@ -142,22 +158,41 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
         )
     stated = [value for (value,) in struct.iter_unpack("<f", file.data(ROPE_FACTORS))]
     factor = float(f"{max(stated):.6g}")
-    scaling = {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_LENGTH,
-    }
-    for index, divisor in enumerate(stated):
-        frequency = theta ** (-2 * index / head_dim)
-        turns = _LLAMA3_LENGTH * frequency / (2 * math.pi)
-        keep = min(1.0, max(0.0, (turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW)))
-        expected = 1 / ((1 - keep) / factor + keep) if factor > 0 else math.nan
-        if not math.isclose(divisor, expected, rel_tol=1e-3):
-            raise ModelError(
-                f"{file.path}: the divisors in {ROPE_FACTORS} differ from those of Llama 3 "
-                f"(number {index} is {divisor:g}, expected {expected:g}). Other divisors are not "
-                f"supported."
-            )
-    return scaling
+    turns = [
+        _LLAMA3_LENGTH * theta ** (-2 * index / head_dim) / (2 * math.pi)
+        for index in range(len(stated))
+    ]
+    differences = []
+    for model, high in _LLAMA3_HIGH.items():
+        expected = [_llama3_divisor(value, factor, high) for value in turns]
+        difference = _first_difference(stated, expected)
+        if difference is None:
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": _LLAMA3_LOW,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": _LLAMA3_LENGTH,
+            }
+        differences.append(f"those of {model} (number {difference})")
+    raise ModelError(
+        f"{file.path}: the divisors in {ROPE_FACTORS} differ from {' and '.join(differences)}. "
+        "Other divisors are not supported."
+    )
+
+
+def _llama3_divisor(turns: float, factor: float, high: float) -> float:
+    """Return the divisor of a frequency. turns: rotations over the original length."""
+    if factor <= 0:
+        return math.nan
+    if high == _LLAMA3_LOW:  # a step instead of a ramp
+        return 1.0 if turns >= high else factor
+    keep = min(1.0, max(0.0, (turns - _LLAMA3_LOW) / (high - _LLAMA3_LOW)))
+    return 1 / ((1 - keep) / factor + keep)
+
+
+def _first_difference(stated: Sequence[float], expected: Sequence[float]) -> str | None:
+    for index, (value, usual) in enumerate(zip(stated, expected, strict=True)):
+        if not math.isclose(value, usual, rel_tol=1e-3):
+            return f"{index} is {value:g}, expected {usual:g}"
+    return None

@@ -6,15 +6,17 @@ Source: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/tensor_ma
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from dovetail.interfaces import WeightMapping
 from dovetail_gguf.architectures import Architecture
+from dovetail_gguf.expert_fields import ExpertNames
 
 IGNORED_MODULES = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 IGNORED = frozenset(f"{name}.weight" for name in IGNORED_MODULES)
 """Tensors whose content is part of the configuration."""
+_SINKS = "blk.{}.attn_sinks.weight"
 _ROTATED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
 """Tensors whose features a file may have in rotary pairs."""
 
@@ -37,7 +39,17 @@ _OF_LAYER = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
+_EXPERTS = {
+    "ffn_gate_exps": "gate_proj",
+    "ffn_up_exps": "up_proj",
+    "ffn_down_exps": "down_proj",
+}
+"""Tensors with the weights or the biases of all experts of a layer."""
 _LAYER = re.compile(r"blk\.(?P<number>\d{1,6})\.(?P<name>\w+)\.(?P<leaf>weight|bias)")
 _OTHER = re.compile(r"(?P<name>\w+)\.(?P<leaf>weight|bias)")
 
@@ -72,7 +84,9 @@ def tensor_mappings(
         rotary_size = int(size * config.get("partial_rotary_factor", 1.0))
         pairs = dict.fromkeys(_ROTATED, (size, rotary_size))
     return [
+        *(_latent_mappings(config) if "kv_lora_rank" in config else ()),
         *(WeightMapping(source=name) for name in IGNORED_MODULES),
+        WeightMapping(source=_SINKS, targets=("model.layers.{}.self_attn.attn.sinks",)),
         *(WeightMapping(source=own, targets=(module,)) for own, module in _WHOLE.items()),
         *(
             WeightMapping(
@@ -80,7 +94,51 @@ def tensor_mappings(
             )
             for own, target in targets.items()
         ),
+        *(_expert_mappings(architecture.experts, config) if architecture.experts else ()),
     ]
+
+
+def _expert_mappings(names: ExpertNames, config: Mapping[str, Any]) -> Iterator[WeightMapping]:
+    """Yield the mappings of the router and of the experts of a layer."""
+    mlp, num_experts = "model.layers.{}.mlp", config[names.count]
+    yield WeightMapping(source="blk.{}.ffn_gate_inp", targets=(f"{mlp}.{names.router}",))
+    yield WeightMapping(
+        source="blk.{}.exp_probs_b.bias",
+        targets=(f"{mlp}.{names.router}.e_score_correction_bias",),
+    )
+    for own, part in _EXPERTS.items():
+        targets = tuple(f"{mlp}.experts.{expert}.{part}" for expert in range(num_experts))
+        yield WeightMapping(source=f"blk.{{}}.{own}", targets=targets, stacked=num_experts)
+
+
+def _latent_mappings(config: Mapping[str, Any]) -> Iterator[WeightMapping]:
+    """Yield the mappings of attention over latent vectors, with or without separate k_b and v_b."""
+    attention, num_heads = "model.layers.{}.self_attn", config["num_attention_heads"]
+    keys, values = f"{attention}.k_b_proj", f"{attention}.v_b_proj"
+    rotary_size, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    head_size = config["qk_nope_head_dim"] + rotary_size
+    for own, module, size in (
+        ("attn_q", "q_proj", head_size),
+        ("attn_q_b", "q_b_proj", head_size),
+        ("attn_kv_a_mqa", "kv_a_proj_with_mqa", rank + rotary_size),
+    ):
+        yield WeightMapping(
+            source=f"blk.{{}}.{own}",
+            targets=(f"{attention}.{module}",),
+            rotary_pairs=(size, rotary_size),
+            rotary_last=True,
+        )
+    for own, module in (
+        ("attn_q_a", "q_a_proj"),
+        ("attn_q_a_norm", "q_a_layernorm"),
+        ("attn_kv_a_norm", "kv_a_layernorm"),
+    ):
+        yield WeightMapping(source=f"blk.{{}}.{own}", targets=(f"{attention}.{module}",))
+    yield WeightMapping(source="blk.{}.attn_kv_b", targets=(keys, values), groups=num_heads)
+    yield WeightMapping(
+        source="blk.{}.attn_k_b", targets=(keys,), stacked=num_heads, transposed=True
+    )
+    yield WeightMapping(source="blk.{}.attn_v_b", targets=(values,), stacked=num_heads)
 
 
 _FILE_NAMES = {model: own for own, model in _WHOLE.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -117,8 +118,13 @@ def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
     table = build_weight_table(model, mappings)
     targets = table.select(file.tensors.keys(), str(file.path))
     for name, target in targets.items():
-        target.check(file.tensors[name].shape, str(file.tensors[name].path))
+        target.check(_shape(file.tensors[name], target), str(file.tensors[name].path))
     return targets
+
+
+def _shape(info: TensorInfo, target: Target) -> tuple[int, ...]:
+    """Return the shape of a tensor. Files may omit outer dimensions of size 1."""
+    return (1,) * (len(target.shape) - len(info.shape)) + info.shape
 
 
 def _parts(target: Target) -> tuple[Assignment, ...]:
@@ -135,7 +141,7 @@ def _lends(info: TensorInfo, target: Assignment) -> bool:
 
 def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, offset: float) -> None:
     """Write values that are stored one by one. offset: added by the converter."""
-    values = plain_tensor(file.data(info.name), info.type, info.shape)
+    values = plain_tensor(file.data(info.name), info.type, _shape(info, target))
     target.fill(values - offset if offset else values, is_mapped=not offset)
 
 
@@ -145,7 +151,12 @@ def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target) -> bool:
     blocks_OB = torch.frombuffer(memory, dtype=torch.uint8).view(-1, info.row_bytes)
     if not isinstance(target, MappedAssignment):
         return _fill_part(info, target, blocks_OB, is_mapped=True)
-    is_mapped = target.layout == PLAIN  # otherwise the rows are a copy in another order
+    if target.layout.transposed:
+        values = dequantize(blocks_OB, info.type, target.target.dtype)
+        target.fill(values.view(target.shape))
+        return True
+    # In other layouts, the rows are a copy in another order.
+    is_mapped = replace(target.layout, stacked=0) == PLAIN
     results = [
         _fill_part(info, part, piece_OB, is_mapped=is_mapped)
         for part, piece_OB in zip(target.parts, target.pieces(blocks_OB), strict=True)
@@ -164,5 +175,5 @@ def _fill_part(
         if not target.is_table:
             return False
     values = dequantize(blocks_OB, info.type, target.target.dtype)
-    target.fill(values.view(len(blocks_OB), *info.shape[1:]))
+    target.fill(values.view(target.shape))
     return True
