@@ -145,7 +145,7 @@ def _some_of(allowed: tuple[str, ...]) -> Any:
         chosen = tuple(text.split(","))
         unknown = sorted(set(chosen) - set(allowed))
         if unknown:
-            raise argparse.ArgumentTypeError(f"unknown: {unknown}; there are {list(allowed)}")
+            raise argparse.ArgumentTypeError(f"unknown: {unknown}; choose from {list(allowed)}")
         return chosen
 
     return parse

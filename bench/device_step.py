@@ -138,7 +138,7 @@ def count_submitted(num_requests: int) -> Submitted:
                 steps.append(counter.step)
     counted = steps[_NUM_WARM_UP:]
     if any(step != counted[0] for step in counted):
-        raise RuntimeError(f"steps of decodes submit different work: {counted}")
+        raise RuntimeError(f"the decode steps submit different work to the device: {counted}")
     return counted[0]
 
 

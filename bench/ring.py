@@ -172,7 +172,7 @@ def run_once(name: str, num_readers: int, plans: list[SchedulerOutput], num: int
     last = {int.from_bytes(pipe.recv_bytes(), "little") for pipe in pipes}
     rate = num / (time.perf_counter() - start)
     if last != {plans[(num - 1) % NUM_DISTINCT].step_id}:
-        raise RuntimeError(f"{name}: the readers ended with plan {last}")
+        raise RuntimeError(f"{name}: the readers stopped after plan {last}")
     latencies = []
     for number in range(NUM_LATENCIES):
         start = time.perf_counter()

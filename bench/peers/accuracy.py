@@ -68,7 +68,7 @@ def read_accuracy(path: Path) -> Accuracy:
     kl = {key: value for key, value in found.items() if value is not None}
     missing = [weights for weights in ("int8", "int4") if (OURS, weights) not in kl]
     if missing:
-        raise ValueError(f"--quality={path} has no figure of Dovetail for {', '.join(missing)}")
+        raise ValueError(f"--quality={path} has no accuracy of Dovetail for {', '.join(missing)}")
     settings = result["origin"]["settings"]
     num_tokens = settings["chunks"] * settings["chunk_tokens"]
     commits = " and ".join(dict.fromkeys(row["commit"] for row in rows.values()))

@@ -65,7 +65,9 @@ class Child:
             self._process.stdin.write(request.encode())
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise ChildError(f"it exited before {operation!r}: {self._last_words()}") from None
+            raise ChildError(
+                f"the process exited before {operation!r}: {self._last_words()}"
+            ) from None
         response: dict[str, Any] = json.loads(self._read_line(operation, deadline_s))
         if "error" in response:
             raise ChildError(f"{operation!r}: {response['error']}")
@@ -93,10 +95,10 @@ class Child:
             ready, _, _ = select.select([pipe], [], [], max(0.0, end - time.monotonic()))
             if not ready:
                 self._is_late = True
-                raise ChildError(f"no answer to {operation!r} within {deadline_s:.0f} s")
+                raise ChildError(f"no response to {operation!r} within {deadline_s:.0f} s")
             piece = os.read(pipe, 1 << 16)
             if not piece:
-                raise ChildError(f"it exited during {operation!r}: {self._last_words()}")
+                raise ChildError(f"the process exited during {operation!r}: {self._last_words()}")
             self._unread += piece
         line, self._unread = self._unread.split(b"\n", 1)
         return line

@@ -82,7 +82,7 @@ class LlamaCppEngine:
         self._context = native.llama_init_from_model(self._model, params)
         if not self._context:
             raise RuntimeError(
-                f"llama.cpp could not create a context for {room[0]} requests of {room[1]}"
+                f"llama.cpp cannot create a context for {room[0]} requests of {room[1]} tokens"
             )
         self._room, self._kept = room, []
         # Touch the buffers of a new context, as they are in a running server.

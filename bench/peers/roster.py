@@ -86,7 +86,7 @@ def find_contenders(
         requested = [OURS, *(name.strip() for name in expected.split(",") if name.strip())]
         unknown = sorted(set(requested) - set(names))
         if unknown:
-            raise ValueError(f"unknown peers {unknown}; there are {names}")
+            raise ValueError(f"unknown engines {unknown}; choose from {names}")
         names = list(dict.fromkeys(requested))
     collected, absent = [], {}
     for name in names:

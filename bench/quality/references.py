@@ -67,7 +67,8 @@ def _values(file: GGUFFile, info: TensorInfo, random: np.random.Generator | None
     if random is None:
         return values
     if info.type.name not in STEPPED:
-        raise ValueError(f"{info.name} is {info.type.name}, whose steps are not known")
+        kind = info.type.name
+        raise ValueError(f"{info.name} has the type {kind}, whose quantization steps are not known")
     blocks = np.frombuffer(memory, np.uint8).reshape(-1, info.type.num_bytes)
     steps_N1 = np.abs(blocks[:, :2].copy().view(np.float16).astype(np.float32))
     noise = random.random((len(blocks), info.type.num_values), dtype=np.float32) - 0.5

@@ -113,7 +113,7 @@ def _add_row(
     try:
         python = run.pythons.get(first.engine)
         if python is None:
-            raise JobError(f"no interpreter for {first.engine} was given")
+            raise JobError(f"no Python interpreter for {first.engine} was given")
         model = model_path(first, run.source, directory, python)
         actual = run_separately(python, {**job, "model": str(model)}, DEADLINE_S)
     except JobError as error:

@@ -78,5 +78,5 @@ def test_an_aggregated_result_of_too_few_or_too_many_ranks_is_rejected(gathered)
 
 
 def test_a_result_that_was_not_aggregated_over_the_ranks_is_rejected():
-    with pytest.raises(ContractError, match=r"reports of 1 of 2 ranks.*aggregate_outputs"):
+    with pytest.raises(ContractError, match=r"reports of only 1 of 2 ranks.*aggregate_outputs"):
         RankedSide(Side(2), 2).update(b"1")

@@ -228,5 +228,5 @@ def test_runs_added_after_decodes_are_validated():
         builder = StepBuilder()
         builder.run_decodes(array("i", [4]), array("i", [17]))
         builder.run_many(rows, starts, counts, [1] * len(rows))
-        with pytest.raises(ValueError, match=r"a row may run|needs a start"):
+        with pytest.raises(ValueError, match=r"each row \(batch slot\)|needs a start"):
             builder.build()

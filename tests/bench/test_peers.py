@@ -197,7 +197,7 @@ def test_the_section_about_http_survives_when_the_page_is_written_again():
 
 def test_an_accuracy_file_without_figures_of_dovetail_is_rejected(tmp_path):
     path = quality_file(tmp_path, ["int8", "llama.cpp Q4_0"])
-    with pytest.raises(ValueError, match="has no figure of Dovetail for int4"):
+    with pytest.raises(ValueError, match="has no accuracy of Dovetail for int4"):
         read_accuracy(path)
 
 
@@ -247,7 +247,7 @@ def test_an_engine_process_continues_after_an_error_but_not_after_a_missed_deadl
         assert child.ask("load", 20, **load, options={"token_s": 0.0})["versions"] == {"fake": "1"}
         assert child.ask("generate", 20, **generate)["seconds"] >= 0.0
         child.ask("load", 20, **load, options={"token_s": 30.0})
-        with pytest.raises(ChildError, match="no answer"):
+        with pytest.raises(ChildError, match="no response"):
             child.ask("generate", 0.2, **generate)
     finally:
         child.close()

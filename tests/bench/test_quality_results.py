@@ -131,7 +131,7 @@ def test_a_format_that_fails_is_reported_and_the_next_formats_are_measured(jobs,
     going = new_run(tmp_path)
     measure_weights(going, OFF_GRID, chosen(*names))
     assert going.absent == {
-        "llama.cpp Q4_0, off grid": "no interpreter for llamacpp was given",
+        "llama.cpp Q4_0, off grid": "no Python interpreter for llamacpp was given",
         "torch dynamic int8, off grid": "ended by SIGSEGV: no output",
     }
     assert jobs[-1] == "KV cache int8"

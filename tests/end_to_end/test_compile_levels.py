@@ -149,7 +149,7 @@ def test_the_compile_cache_is_used_by_a_second_start(checkpoint, tmp_path, caplo
         damaged = bytearray(file.read_bytes())
         damaged[-1] ^= 1
         file.write_bytes(damaged)
-        assert start() == ("damaged", 0) and "its checksum is wrong" in caplog.text
+        assert start() == ("damaged", 0) and "the checksum is wrong" in caplog.text
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def run(task: Task, report: Report) -> None:
     """Generate with every fp8 cache. Report the shares of equal tokens."""
     platform = PluginRegistry().load("platform", task.parts.platform)()
     if "dtype.fp8_e4m3" not in platform.capabilities():
-        raise NeedsDeviceError(f"the device has no fp8 ({platform.info.name})")
+        raise NeedsDeviceError(f"{platform.info.name} does not support fp8")
     model = str(write_shape("tiny", task.folder))
     prompts = random_prompts((5, 40, 130, 17), vocab_size=1000, seed=task.seed)
     expected = _generate(model, prompts, task)

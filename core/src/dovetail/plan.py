@@ -281,11 +281,11 @@ class StepBuilder:
         if num_runs > first and (
             min(self._num_tokens[first:]) < 1 or min(self._starts[first:]) < 0
         ):
-            raise ValueError("each run needs a start ≥ 0 and at least one token")
+            raise ValueError("each scheduled request needs a start ≥ 0 and at least one token")
         if len(set(self._rows[first:])) != num_runs - first:
-            raise ValueError("a row may run only once in a step")
+            raise ValueError("a step can contain each row (batch slot) only once")
         if not self._num_drafts:
             return
         runs = zip(self._num_tokens, self._samples, self._num_drafts, strict=True)
         if any(drafts and not (samples and 0 < drafts < count) for count, samples, drafts in runs):
-            raise ValueError("a run with drafts must sample, and must begin with a known token")
+            raise ValueError("a request with drafts must sample, and begin with a known token")

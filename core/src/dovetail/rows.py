@@ -35,7 +35,7 @@ class RowAllocator:
     def acquire(self) -> tuple[int, int]:
         """Return (row, generation). Raise LookupError if none is free."""
         if not self._free:
-            raise LookupError(f"all {self.num_rows} rows are in use")
+            raise LookupError(f"all {self.num_rows} rows (batch slots) are in use")
         row = self._free.pop()
         self._held[row] = True
         self._generations[row] += 1

@@ -302,7 +302,7 @@ def test_attaching_a_reader_to_invalid_memory_is_rejected():
     file = anonymous_file(shape.num_bytes)
     RingMemory.format(file, shape).close()
     os.ftruncate(file, shape.num_bytes - 1)
-    with pytest.raises(MessageError, match="its head states"):
+    with pytest.raises(MessageError, match="its header states"):
         RingMemory.attach(file)
     os.pwrite(file, bytes(4), 8)
     with pytest.raises(MessageError, match="num_slots=0"):

@@ -105,9 +105,9 @@ def test_a_worker_uses_the_small_sums_of_its_runtime(has_sums, caplog):
 
     expected = RanksWithSmallSums if has_sums else ProcessRanks
     assert on_two_ranks(work) == [expected] * 2
-    assert ("the platform of 'cpu' does not have it" in caplog.text) != has_sums
+    assert ("the platform of 'cpu' does not provide it" in caplog.text) != has_sums
 
 
 def test_a_platform_without_small_sums_states_the_reason():
-    with pytest.raises(RuntimeError, match="the platform of 'cpu' does not have it"):
+    with pytest.raises(RuntimeError, match="the platform of 'cpu' does not provide it"):
         AcceleratorRuntime("cpu").small_sums(HOST)

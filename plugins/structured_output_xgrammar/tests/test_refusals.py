@@ -130,7 +130,7 @@ TEXTS = {
     "lookahead": ("grammar", 'root ::= "a" (="b")', "not GBNF"),
     "missing rule": ("grammar", "root ::= a", "not defined"),
     "no root": ("grammar", 'a ::= "b"', "root"),
-    "endless rules": ("grammar", "root ::= a\na ::= root", "no text is valid"),
+    "endless rules": ("grammar", "root ::= a\na ::= root", "it accepts no text"),
     "deep grammar": ("grammar", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
     "empty choice": ("choice", [], "not empty"),
     "numbers as choice": ("choice", [1], "list of strings"),

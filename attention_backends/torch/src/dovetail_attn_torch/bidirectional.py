@@ -53,8 +53,9 @@ class BidirectionalBuilder(AttentionMetadataBuilder):
         """Return the prompts by length. Raise ContractError for a part of a prompt."""
         if list(batch.query_lens) != list(batch.seq_lens):
             raise ContractError(
-                "bidirectional attention needs whole prompts, but a run is a part of a prompt; the "
-                "scheduler must not chunk prompts or resume them from the prefix cache"
+                "bidirectional attention needs whole prompts, but a request was scheduled with a "
+                "part of its prompt; the scheduler must not chunk prompts or resume them from the "
+                "prefix cache"
             )
         starts = list(accumulate(batch.query_lens, initial=0))
         by_length: defaultdict[int, list[int]] = defaultdict(list)

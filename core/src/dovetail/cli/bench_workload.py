@@ -89,8 +89,9 @@ def measure(
     length = options.input_len + options.output_len
     if length > engine.max_model_len:
         raise ConfigError(
-            f"--input-len {options.input_len} and --output-len {options.output_len} make {length} "
-            f"tokens, but this engine allows at most {engine.max_model_len}. Lower one of them."
+            f"--input-len {options.input_len} and --output-len {options.output_len} add up "
+            f"to {length} tokens, but this engine allows at most {engine.max_model_len}. Lower "
+            "one of them."
         )
     runs = []
     for number in range(options.warmup + options.repeats):

@@ -297,7 +297,7 @@ class StructuredOutput(AdmissionGate):
         matchers = [_answer_matcher(self._matchers[name]) for name in names]
         try:
             if None in matchers:
-                raise ValueError("some masks are not those of the plugin")
+                raise ValueError("a matcher was replaced, so its mask is filled separately")
             plain = [matcher for matcher in matchers if matcher is not None]
             self._parts.backend().fill_bitmasks(plain, memoryview(bitmask))
         except Exception:  # fill each mask, and find the request whose matcher fails

@@ -43,7 +43,7 @@ def _split(gathered: bytes, num_ranks: int) -> list[bytes]:
         reports = msgspec.msgpack.decode(gathered[len(_MARK) :], type=list[bytes])
     if len(reports) != num_ranks:
         raise ContractError(
-            f"the executor returned the KV-connector reports of {max(1, len(reports))} of "
+            f"the executor returned KV-connector reports of only {max(1, len(reports))} of "
             f"{num_ranks} ranks. It must pass the results of all ranks to `aggregate_outputs`, "
             "because a block is complete only when all ranks have transferred their part."
         )

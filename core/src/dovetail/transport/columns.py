@@ -52,7 +52,7 @@ def pack_columns(
 def frame_kind(frame: bytes) -> int:
     """Return the kind of a frame. Raise MessageError if the frame is too short for a header."""
     if len(frame) < _HEAD.size:
-        raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
+        raise MessageError(f"a frame has {len(frame)} bytes; its header needs {_HEAD.size}.")
     kind: int = _HEAD.unpack_from(frame)[2]
     return kind
 
@@ -63,7 +63,7 @@ def unpack_columns(frame: bytes, kind: int, *, minimum: int) -> ColumnFrame:
     minimum: the minimum number of columns.
     """
     if len(frame) < _HEAD.size:
-        raise MessageError(f"a frame has {len(frame)} bytes; its head needs {_HEAD.size}.")
+        raise MessageError(f"a frame has {len(frame)} bytes; its header needs {_HEAD.size}.")
     magic, version, frame_kind, count, reserved, *numbers = _HEAD.unpack_from(frame)
     if (magic, version, frame_kind, reserved) != (_MAGIC, VERSION, kind, 0):
         raise MessageError(

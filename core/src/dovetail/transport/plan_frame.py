@@ -84,8 +84,8 @@ def _check_runs(plan: SchedulerOutput) -> None:
         check_lengths(num_runs, num_drafts=plan.num_drafts)
     if plan.step_id < 0 or sum(plan.num_tokens) != plan.total_num_tokens or 0 in plan.num_tokens:
         raise MessageError(
-            f"plan {plan.step_id} declares {plan.total_num_tokens} tokens, but its runs have "
-            f"{sum(plan.num_tokens)}; each run needs at least one token."
+            f"plan {plan.step_id} declares {plan.total_num_tokens} tokens, but its requests "
+            f"have {sum(plan.num_tokens)}; each request needs at least one token."
         )
 
 

@@ -81,8 +81,8 @@ def decode_result(frame: bytes) -> ModelRunnerOutput:
     for runs in (tail.errors, tail.logprobs, tail.prompt_logprobs, tail.pooled):
         if any(not 0 <= run < len(num_sampled) for run in runs):
             raise MessageError(
-                f"a result has entries for the runs {sorted(runs)}, but only {len(num_sampled)} "
-                "runs."
+                f"a result has entries for the scheduled requests {sorted(runs)}, but only "
+                f"{len(num_sampled)} requests were scheduled."
             )
     return ModelRunnerOutput(
         step_id=columns.numbers[0],

@@ -176,9 +176,11 @@ class RingMemory:
         try:
             shape = RingShape(num_readers=num_readers, num_slots=num_slots, slot_bytes=slot_bytes)
         except ValueError as error:
-            raise MessageError(f"the ring's head is invalid: {error}.") from None
+            raise MessageError(f"the ring's header is invalid: {error}.") from None
         if size < shape.num_bytes:
-            raise MessageError(f"the ring has {size} bytes, but its head states {shape.num_bytes}.")
+            raise MessageError(
+                f"the ring has {size} bytes, but its header states {shape.num_bytes}."
+            )
         return cls(shape, mmap.mmap(descriptor, shape.num_bytes))
 
     def count(self, side: int) -> int:

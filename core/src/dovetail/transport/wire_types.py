@@ -194,14 +194,14 @@ def read_join(packed: Any) -> NewRequest:
     values["token_ids"] = counts32(values["token_ids"], "token_ids")
     if values["row"] < 0 or not 0 < values["num_prompt_tokens"] <= len(values["token_ids"]):
         raise MessageError(
-            f"a joining request has the row {values['row']} and {values['num_prompt_tokens']} "
+            f"a new request has the row {values['row']} and {values['num_prompt_tokens']} "
             f"prompt tokens among {len(values['token_ids'])} tokens, which is not valid."
         )
     try:
         values["sampling_params"] = _read_params(values["sampling_params"])
     except RequestError as error:
         raise MessageError(
-            f"the sampling parameters of a joining request are not valid: {error}"
+            f"the sampling parameters of a new request are not valid: {error}"
         ) from None
     return NewRequest(**values)
 

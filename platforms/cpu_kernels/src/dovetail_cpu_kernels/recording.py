@@ -33,7 +33,7 @@ class Recording:
         self._calls = self._library.dk_record_end(ctypes.byref(num_calls))
         self.num_calls = num_calls.value
         if self._calls is None:
-            raise MemoryError("there is not enough memory for a recording")
+            raise MemoryError("there is not enough memory to record a step")
 
     def replay(self) -> None:
         """Run all operations again, in order, with the current contents of their memory."""

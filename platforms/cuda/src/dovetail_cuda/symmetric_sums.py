@@ -36,7 +36,7 @@ class SymmetricSums:
 
         schema = str(torch.ops.symm_mem.one_shot_all_reduce.default._schema)
         if schema != ONE_SHOT:
-            raise RuntimeError(f"torch {torch.__version__} has another operator: {schema}")
+            raise RuntimeError(f"torch {torch.__version__} is not supported: {schema}")
         self._name = f"dovetail-{next(_groups)}"
         _SymmetricMemory.set_group_info(self._name, rank, size, store)
         self._buffer = _SymmetricMemory.empty_strided_p2p(

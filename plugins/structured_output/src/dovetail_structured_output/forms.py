@@ -151,7 +151,7 @@ def _triggered(
         default="",
     )
     if not trigger:
-        raise ValueError(f"no trigger of the structural tag begins {structure.begin[:40]!r}")
+        raise ValueError(f"{structure.begin[:40]!r} begins with no trigger of the structural tag")
     value = _value(structure)
     rest = f"{_literal(structure.begin[len(trigger) :], special)} {value}"
     rest += f" {_literal(structure.end, special)}"

@@ -139,7 +139,7 @@ class XGrammar(GrammarBackend):
             words = bytearray(4 * ((vocabulary.vocab_size + 31) // 32))
             matcher.fill_bitmask(memoryview(words))
             if not any(words) or (spec.form in _JSON and matcher.inner.is_completed()):
-                raise ValueError("no text is valid")
+                raise ValueError("it accepts no text")
         except Exception as error:
             raise RequestError(
                 f"the {spec.form} is not supported: {_reason(error)}.",

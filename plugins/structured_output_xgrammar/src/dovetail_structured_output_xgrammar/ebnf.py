@@ -61,7 +61,7 @@ def check_grammar(text: str) -> str:
 def quote(text: str) -> str:
     """Return a text in the library's syntax."""
     if "\0" in text:
-        raise ValueError("a text must not contain the character 0")
+        raise ValueError("a string must not contain the character U+0000")
     return '"' + "".join(map(_quoted, text)) + '"'
 
 

@@ -131,7 +131,7 @@ def _triggered(tag: StructuralTag) -> dict[str, Any]:
             trigger for trigger in tag.triggers if trigger and structure.begin.startswith(trigger)
         ]
         if not fitting:
-            raise ValueError(f"no trigger of the structural tag begins {structure.begin[:40]!r}")
+            raise ValueError(f"{structure.begin[:40]!r} begins with no trigger of the tag")
         used.add(max(fitting, key=len))
     return {
         "type": "triggered_tags",

@@ -96,7 +96,7 @@ def string(schema: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 def read_pattern(value: object, keyword: str = "pattern") -> Pattern:
     """Return the expression of a pattern or of a format. It must match the whole text."""
     if not isinstance(value, str):
-        raise ValueError(f"{keyword} must be a text")
+        raise ValueError(f"{keyword} must be a string")
     if keyword == "pattern":
         return translate(value, JSON_SPECIAL, search=True)
     if value not in FORMATS:

@@ -82,9 +82,9 @@ def arguments(names: Mapping[str, str], call: Call) -> dict[str, object]:
     tensors = call.tensors
     if tensors is not None:
         if call.shape.soft_cap and "soft_cap" not in names:
-            raise ContractError("a provider without soft caps was selected for a layer with one")
+            raise ContractError("the selected provider does not support the soft cap of a layer")
         if tensors.sinks_H is not None and "sinks" not in names:
-            raise ContractError("a provider without sinks was selected for a layer with sinks")
+            raise ContractError("the selected provider does not support the sinks of a layer")
         if tensors.kv_scales is not None and "key_scales" not in names:
-            raise ContractError("a provider without fp8 was selected for a layer with an fp8 cache")
+            raise ContractError("the selected provider does not support an fp8 KV cache")
     return {name: TERMS[term](call) for term, name in names.items()}

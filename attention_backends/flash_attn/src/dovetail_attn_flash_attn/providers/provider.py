@@ -258,7 +258,7 @@ class Provider(ABC):
         The result is int32. For a graph, its length depends only on `shape` and the number of
         requests.
         """
-        raise NotImplementedError(f"provider {self.name!r} has no schedules")
+        raise NotImplementedError(f"provider {self.name!r} does not use kernel schedules")
 
     def reads_whole_pages(self, shape: LayerShape, step: StepTensors) -> bool:
         """Return whether values after a request's last token must be finite."""

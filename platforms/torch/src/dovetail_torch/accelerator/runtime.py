@@ -151,7 +151,7 @@ class AcceleratorRuntime:
 
         Raises RuntimeError, with the reason, if they are not available.
         """
-        raise RuntimeError(f"the platform of {device.type!r} does not have it")
+        raise RuntimeError(f"the platform of {device.type!r} does not provide it")
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> RankGroup:
         """Raise ContractError: a platform that declares "collectives" overrides this."""

@@ -144,23 +144,23 @@ def _unpack(data: bytes, key: Mapping[str, Any], target: Path) -> None:
     Raises OSError if a file cannot be written.
     """
     if not data.startswith(MAGIC) or not _HEAD_BYTES <= len(data) <= MAX_ENTRY_BYTES:
-        raise CacheEntryError("it is not a file of compiled code of this version")
+        raise CacheEntryError("the file does not contain compiled code of this version")
     rest = memoryview(data)[len(MAGIC) + _CHECKSUM_BYTES :]
     if hashlib.sha256(rest).digest() != data[len(MAGIC) : len(MAGIC) + _CHECKSUM_BYTES]:
-        raise CacheEntryError("its checksum is wrong")
+        raise CacheEntryError("the checksum is wrong")
     start = _LENGTH_BYTES + int.from_bytes(rest[:_LENGTH_BYTES], "little")
     try:
         index = json.loads(bytes(rest[_LENGTH_BYTES:start]))
         rows = [(path, size, flag) for path, size, flag in index["files"]]
         stored_key = index["key"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CacheEntryError(f"its index cannot be parsed ({error})") from error
+        raise CacheEntryError(f"the index of the file cannot be parsed ({error})") from error
     if stored_key != json.loads(_text(key)):
-        raise CacheEntryError("it belongs to another model or configuration")
+        raise CacheEntryError("the file belongs to another model or configuration")
     if not all(_is_valid_row(*row) for row in rows):
-        raise CacheEntryError("its index has an invalid path or size")
+        raise CacheEntryError("the index of the file has an invalid path or size")
     if len(rows) > _MAX_FILES or sum(size for _, size, _ in rows) != len(rest) - start:
-        raise CacheEntryError("its index does not match its contents")
+        raise CacheEntryError("the index of the file does not match its contents")
     for path, size, is_executable in rows:
         file = target / path
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -116,7 +116,7 @@ def class_activation(hf_config: Mapping[str, Any], num_labels: int) -> Activatio
         name = named.rpartition(".")[2] if isinstance(named, str) else ""
         if name not in _CLASS_ACTIVATIONS:
             raise ModelError(
-                f"config.json: the activation {shorten(named)} of the head is not supported; use "
+                f"config.json: the head's activation {shorten(named)} is not supported; use "
                 f"one of these classes of torch: {', '.join(_CLASS_ACTIVATIONS)}."
             )
         return _CLASS_ACTIVATIONS[name]

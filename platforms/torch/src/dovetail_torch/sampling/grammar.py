@@ -44,9 +44,9 @@ class GrammarMask:
         demanded = row_bytes * len(grammar.runs)
         if len(grammar.bitmask) != demanded:
             raise ContractError(
-                f"a bit mask for {len(grammar.runs)} runs and {vocab_size} tokens must have "
+                f"a bit mask for {len(grammar.runs)} requests and {vocab_size} tokens must have "
                 f"{demanded} bytes, but has {len(grammar.bitmask)}; use ceil(vocab_size / "
-                "32) words of 4 bytes per run."
+                "32) words of 4 bytes per request."
             )
         index_of = {run: index for index, run in enumerate(runs)}
         all_bits_GB = np.frombuffer(grammar.bitmask, np.uint8).reshape(-1, row_bytes)

@@ -105,7 +105,7 @@ class StepsReader:
             )
         except CallError as error:
             if error.kind == "malformed":
-                raise self._foreign("it sends no valid HTTP, or too much of it") from None
+                raise self._foreign("its response is not valid HTTP, or is too large") from None
             advice = "\nCheck --url, or start a server: dovetail serve --model NAME"
             raise StepsError(f"{error}{advice}", Problem.UNREACHABLE) from None
         if response.status == OK:

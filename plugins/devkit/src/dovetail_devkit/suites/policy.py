@@ -67,7 +67,7 @@ def _check_declarations(policy_cls: type[Policy]) -> None:
 
 def _check_room(policy_cls: type[Policy]) -> None:
     if not policy_cls.work_conserving:
-        raise SkipCase("the policy declares work_conserving = False, so seats may stay empty")
+        raise SkipCase("the policy declares work_conserving = False, so it may leave seats free")
     driver, policy = _make(policy_cls)
     check_room_for_all(driver, policy.accounts)
 

@@ -210,7 +210,7 @@ def _check_logprobs(case: Asked) -> None:
         due = {1} if 1 in sampled else set()
         expect(
             set(result.logprobs) == due,
-            f"logprobs has entries for the runs {sorted(result.logprobs)}; expected {sorted(due)}",
+            f"logprobs has the requests {sorted(result.logprobs)}; expected {sorted(due)}",
         )
         expect(
             not result.prompt_logprobs,
@@ -253,8 +253,8 @@ def _check_prompt_logprobs(case: Asked) -> None:
         result = harness.results[-1]
         expect(
             set(result.prompt_logprobs) == {1} and not result.logprobs,
-            f"prompt_logprobs has entries for the runs {sorted(result.prompt_logprobs)} and "
-            f"logprobs for {sorted(result.logprobs)}; expected run 1 and no run",
+            f"prompt_logprobs has the requests {sorted(result.prompt_logprobs)} and logprobs the "
+            f"requests {sorted(result.logprobs)}; expected request 1 and none",
         )
         positions += result.prompt_logprobs[1].token_ids[::2]
     expect(

@@ -84,7 +84,9 @@ def experiment_spec(
     if file and "name" not in fields:
         fields["name"] = file.stem
     if not fields.get("policies"):
-        raise UserError("no policies. Write --policies fcfs,vtc or name an experiment file.")
+        raise UserError(
+            "no policies are given. Write --policies fcfs,vtc or name an experiment file."
+        )
     return experiment.make_spec(fields)
 
 

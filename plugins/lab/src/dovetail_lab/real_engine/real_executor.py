@@ -138,11 +138,11 @@ class NoTimes:
 
     def step_ns(self, plan: SchedulerOutput) -> int:
         """Raise AssertionError: the times are measured."""
-        raise AssertionError("a real step has no modelled time")
+        raise AssertionError("a step of a real engine has no modelled duration")
 
     def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
         """Raise AssertionError: the times are measured."""
-        raise AssertionError("a real step has no modelled time")
+        raise AssertionError("a step of a real engine has no modelled duration")
 
     def gap_ns(self, num_runs: int) -> int:
         """Return 0, because the pause between real steps passes in real time."""

@@ -84,7 +84,9 @@ class Calibration(_Model):
         tables = [self.prefill_factors, *(knots for _, knots in self.decode_factors)]
         for positions in ([rows for rows, _ in self.decode_factors], *map(_positions, tables)):
             if sorted(set(positions)) != positions:
-                raise ValueError("the tokens and rows of a table of factors must increase")
+                raise ValueError(
+                    "the numbers of tokens and requests in a table of factors must increase"
+                )
         return self
 
     def write(self, path: Path) -> None:
