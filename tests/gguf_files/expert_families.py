@@ -157,7 +157,7 @@ EXPERT_CONVERSIONS: Mapping[str, Conversion] = {
             **SIZES,
             head_dim=32,
             swiglu_limit=7.0,
-            rope_parameters=_YARN | {"truncate": False},
+            rope_parameters=_YARN | {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0},
         ),
         experts="alternating",
         transposes_experts=True,
@@ -166,6 +166,8 @@ EXPERT_CONVERSIONS: Mapping[str, Conversion] = {
         | {
             "expert_feed_forward_length": "intermediate_size",
             "attention.sliding_window": "sliding_window",
+            "rope.scaling.yarn_beta_fast": 8.0,
+            "rope.scaling.yarn_beta_slow": 2.0,
         },
     ),
     "llama4": _llama4(

@@ -26,6 +26,8 @@ def converted(
         return {f"{name}.weight": parameter}
     if name.endswith("e_score_correction_bias"):
         return {f"{name.removesuffix('_bias')}.bias": parameter}
+    if name.endswith("shared_expert_gate.weight"):
+        return {name: parameter.squeeze(0)}
     return {name: parameter}
 
 
