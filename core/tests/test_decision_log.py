@@ -218,7 +218,7 @@ def test_equal_tokens_have_equal_codes_in_the_log(record, path):
     assert list(output.token_ids) == [1] and list(output.num_sampled) == [1]
 
 
-def test_failed_runs_are_recorded_without_the_error_messages():
+def test_failed_requests_are_recorded_without_their_error_messages():
     columns = {"num_sampled": array("B", [1, 1]), "token_ids": array("i", [4, 5])}
     output = ModelRunnerOutput(step_id=3, errors={1: "the user's text"}, **columns)
     payload = encode_output(output, Plain())

@@ -55,7 +55,7 @@ def budget():
     return EncoderBudget(LIMITS)
 
 
-def test_a_run_ends_before_an_encoder_input_that_exceeds_the_budget(budget):
+def test_a_prompt_chunk_ends_before_an_encoder_input_that_exceeds_the_budget(budget):
     first = request("a", (2, 4, "x"), (7, 4, "y"))
     assert budget.reach(first, 0, 12) == 7  # 4 + 4 embeddings exceed the budget of 6
     assert budget.reach(first, 0, 2) == 2

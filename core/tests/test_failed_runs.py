@@ -21,7 +21,7 @@ def settle_with_error(driver, *names):
 
 
 @pytest.mark.parametrize("num_steps", [0, 3])
-def test_a_failed_run_ends_its_request_and_no_other(drive, alone, num_steps):
+def test_a_request_that_fails_in_a_step_ends_and_no_other_request_ends(drive, alone, num_steps):
     driver = drive()
     prompts = {name: driver.add(name, 5, max_tokens=8) for name in "abc"}
     for _ in range(num_steps):
@@ -58,7 +58,7 @@ def test_at_depth_2_the_next_result_of_a_failed_request_is_dropped(drive, alone)
     assert driver.tokens["b"] == alone(prompts["b"], 8)
 
 
-def test_a_failed_run_of_an_aborted_request_does_not_end_it_twice(drive):
+def test_an_aborted_request_that_fails_in_a_step_is_not_ended_twice(drive):
     driver = drive()
     driver.add("a", 5)
     driver.plan()

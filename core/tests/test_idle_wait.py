@@ -25,7 +25,7 @@ class HoldsAll(Policy):
             yield Hold(request)
 
 
-def test_idle_waits_grow_from_one_to_ten_milliseconds_and_are_reset_by_a_run():
+def test_idle_waits_grow_from_1_to_10_milliseconds_and_are_reset_when_a_request_runs():
     clock = ManualClock()
     idle = IdleWait(clock)
     waits = []

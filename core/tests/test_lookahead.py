@@ -64,7 +64,7 @@ def runs(plan):
     return list(zip(plan.starts, plan.num_tokens, plan.samples, drafts, strict=True))
 
 
-def test_drafts_are_verified_by_the_next_run():
+def test_drafts_are_verified_in_the_next_step_of_the_request():
     table = Table()
     table.add("a")
     first = table.plan()
@@ -78,7 +78,7 @@ def test_drafts_are_verified_by_the_next_run():
     assert (outputs.stats.num_drafts, outputs.stats.num_accepted) == (2, 1)
 
 
-def test_the_next_run_begins_after_the_accepted_drafts():
+def test_the_next_step_of_a_request_begins_after_the_accepted_drafts():
     for sampled, start in (([51, 52, 53, 54], 8), ([51], 5)):
         table = Table()
         table.add("a")
@@ -87,7 +87,7 @@ def test_the_next_run_begins_after_the_accepted_drafts():
         assert runs(table.plan()) == [(start, 2, 1, 1)]
 
 
-def test_the_next_run_is_planned_before_the_drafts_are_verified():
+def test_the_next_step_is_planned_before_the_drafts_are_verified():
     table = Table(num_blocks=40, max_model_len=40)
     table.add("a", max_tokens=30)
     table.settle(table.plan(), [[50]], [2])

@@ -42,20 +42,20 @@ def parser(
     )
 
 
-def test_calls_are_found_in_the_text_after_the_reasoning() -> None:
+def test_tool_calls_are_found_in_the_text_after_the_reasoning() -> None:
     message = parse_message(parser(), TEXT, FakeToolParser)
     assert (message.reasoning, message.content) == ("I add.", "Wait. ")
     (call,) = message.tool_calls
     assert (call.name, call.arguments) == ("add", '{"a": 1}') and call.id.startswith("call_")
 
 
-def test_a_call_in_the_reasoning_is_reasoning() -> None:
+def test_a_tool_call_in_the_reasoning_is_part_of_the_reasoning() -> None:
     text = '<why><call>add {"a": 1}</call></why>No.'
     message = parse_message(parser(), text, FakeToolParser)
     assert message.reasoning == '<call>add {"a": 1}</call>' and not message.tool_calls
 
 
-def test_pieces_give_the_same_message_as_the_whole_text() -> None:
+def test_a_text_parsed_in_pieces_gives_the_same_message_as_the_whole_text() -> None:
     whole = parser().finish(TEXT)
     message_parser = parser()
     deltas = [message_parser.feed(char) for char in TEXT] + [message_parser.finish()]
@@ -88,6 +88,6 @@ def test_a_parser_that_fails_leaves_the_rest_of_the_text_as_content(
     assert len(caplog.records) == 1 and "parser failed" in caplog.text
 
 
-def test_without_parsers_no_text_is_read() -> None:
+def test_without_parsers_the_text_is_not_parsed() -> None:
     parsers = MessageParsers(tokenizer=ByteTokenizer(), tools=None, reasoning=None)
     assert parsers.make(TOOLS, "") is None and parsers.markers("") is None

@@ -28,7 +28,7 @@ def joining(row=3, generation=1):
     return NewRequest.of(new_request)
 
 
-def test_plan_columns_are_in_the_order_of_the_runs():
+def test_plan_columns_are_in_the_order_of_the_scheduled_requests():
     builder = StepBuilder()
     builder.leave(9)
     builder.join(joining())
@@ -92,7 +92,7 @@ def test_a_plan_builder_numbers_its_plans_and_starts_each_plan_empty():
     assert list(first.rows) == [3], "the first plan must not change"
 
 
-def test_a_plan_without_runs_can_release_rows():
+def test_a_plan_without_scheduled_requests_can_release_rows():
     builder = StepBuilder()
     builder.leave(2)
     plan = builder.build()
@@ -129,7 +129,7 @@ def test_a_plan_is_frozen():
         plan.step_id = 3
 
 
-def test_a_plan_contains_a_copy_of_the_tokens_of_a_joining_request():
+def test_a_plan_contains_a_copy_of_the_tokens_of_a_new_request():
     new_request = request()
     new_request.row, new_request.generation = 2, 4
     new_request.token_ids.append(99)
@@ -151,7 +151,7 @@ def test_the_digest_of_a_plan_contains_shapes_but_no_tokens():
     assert "424242" not in text
 
 
-def test_the_digest_of_a_plan_with_many_runs_is_short():
+def test_the_digest_of_a_plan_with_many_requests_is_short():
     builder = StepBuilder()
     builder.run_many(range(1000), [0] * 1000, [1] * 1000, [1] * 1000)
     assert len(builder.build().describe().splitlines()) == 17
@@ -162,7 +162,7 @@ def test_a_request_ends_at_max_tokens_or_max_model_len(max_tokens, total):
     assert request(max_tokens=max_tokens).max_total_tokens == total
 
 
-def test_a_plan_has_drafts_for_every_run_or_no_drafts():
+def test_a_plan_has_draft_counts_for_every_request_or_none():
     builder = StepBuilder()
     builder.run(0, 3, 1, samples=True)
     assert not builder.build().num_drafts
@@ -223,7 +223,7 @@ def test_decodes_are_first_in_a_plan_and_sample_one_token_each():
     assert builder.build().empty  # the builder is empty for the next plan
 
 
-def test_runs_added_after_decodes_are_validated():
+def test_requests_added_after_the_decodes_are_validated():
     for rows, starts, counts in (([1, 1], [0, 0], [1, 1]), ([1], [-1], [1]), ([1], [0], [0])):
         builder = StepBuilder()
         builder.run_decodes(array("i", [4]), array("i", [17]))

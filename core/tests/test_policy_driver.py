@@ -337,7 +337,7 @@ def test_an_illegal_action_is_denied_and_counted_without_strict_mode(steer, scri
         ({"running": "a"}, acting(CONTINUE), 0),
     ],
 )
-def test_a_step_without_a_run_is_counted_as_idle(steer, setting, script, idle, caplog):
+def test_a_step_that_schedules_no_request_is_counted_as_idle(steer, setting, script, idle, caplog):
     driver = steer(**setting)
     driver.plan_by(script)
     driver.settle()

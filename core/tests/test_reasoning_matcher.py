@@ -102,7 +102,7 @@ def check_rollback(first, tokens, rng):
         ({"end": "x", "budget": "5"}, "reasoning.budget"),
     ],
 )
-def test_a_wrong_reasoning_parameter_is_rejected_with_its_name(fields, name):
+def test_the_error_for_an_invalid_reasoning_parameter_names_it(fields, name):
     with pytest.raises(RequestError) as rejection:
         ReasoningParams(**fields)
     assert rejection.value.parameter == name

@@ -65,7 +65,7 @@ def test_a_synchronous_load_runs_in_the_same_plan(driver):
     assert driver.num_cached["a"] == PROMPT - 1
 
 
-def test_an_asynchronous_load_holds_blocks_but_no_row(driver):
+def test_a_request_with_an_asynchronous_load_holds_blocks_but_no_batch_slot(driver):
     fill(driver, loads=1)
     driver.add(request("a"))
     plan = driver.schedule()

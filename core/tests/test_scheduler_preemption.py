@@ -151,7 +151,7 @@ def test_the_request_with_the_lower_priority_number_is_served_first(drive, polic
     assert list(driver.reasons) == list("abcd")
 
 
-def test_a_request_of_lower_priority_is_preempted_for_its_row(drive, policy, alone):
+def test_a_request_of_lower_priority_is_preempted_for_its_batch_slot(drive, policy, alone):
     driver = drive(max_num_seqs=2, policy=policy)
     prompts = {n: driver.add(n, 3, max_tokens=4, priority=p) for n, p in (("a", 1), ("b", 2))}
     driver.step()

@@ -196,7 +196,7 @@ def test_a_preempted_request_is_not_checked_by_gates_again():
     driver.drain()
 
 
-def test_a_request_that_waits_for_remote_kvs_has_no_row_and_delays_no_other_request():
+def test_a_request_that_waits_for_remote_kvs_has_no_batch_slot_and_delays_no_other_request():
     driver = waits_for_remote_kvs()
     assert driver.scheduler.depth().num_running == 0
     driver.add(request("behind", first=11))

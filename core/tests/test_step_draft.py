@@ -28,7 +28,7 @@ def draft():
     return StepDraft(16, EncoderBudget(limits))
 
 
-def test_each_grant_reduces_the_token_budget_and_adds_a_run_to_the_plan(draft):
+def test_each_grant_reduces_the_token_budget_and_adds_a_request_to_the_plan(draft):
     whole, chunk = request(0), request(1)
     draft.grant(whole, 6)
     draft.grant(chunk, 4)
@@ -55,7 +55,7 @@ def test_a_partial_prefill_has_no_pending_token(draft):
     assert (first.num_computed_tokens, first.num_tokens_with_pending) == (5, 6)
 
 
-def test_a_plan_contains_all_blocks_of_a_joining_request_and_only_new_blocks_of_a_running_request(
+def test_a_plan_has_all_blocks_of_a_new_request_and_only_new_blocks_of_a_running_request(
     draft,
 ):
     joining, growing = request(3, blocks=(1, 2)), request(4, blocks=(5, 6))

@@ -188,7 +188,7 @@ def decoding(row, **requested):
     return new_request
 
 
-def test_each_member_of_the_decode_batch_gets_one_token_before_the_other_runs():
+def test_each_member_of_the_decode_batch_gets_one_token_before_the_other_requests():
     first_request, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
     result = give_decode_record([first_request, two], [7, 8], rest=[(chunk, []), (first, [9])])
     assert result.request_ids == ["r0", "r1", "r3"] and result.advanced == [

@@ -103,7 +103,7 @@ def test_a_cached_prefix_is_the_start_of_the_first_chunk(make):
     assert chunks == [(1, 0, 12), (2, 8, 4)]
 
 
-def test_a_preempted_request_joins_again_with_its_number(make):
+def test_a_resumed_request_is_traced_with_the_same_number(make):
     core = make(num_blocks=8)
     core.read_steps()
     for name in ("a", "b", "c"):
@@ -122,7 +122,7 @@ def test_a_preempted_request_joins_again_with_its_number(make):
         assert step.num_tokens == len(decodes) + sum(chunk[2] for chunk in step.prefills)
 
 
-def test_an_aborted_request_is_not_a_preempted_one(make):
+def test_an_aborted_request_is_not_traced_as_preempted(make):
     core = make()
     core.read_steps()
     add(core, "a", range(5), max_tokens=50)
@@ -135,7 +135,7 @@ def test_an_aborted_request_is_not_a_preempted_one(make):
     assert not any(step.preempted for step in steps) and steps[-1].num_running == 1
 
 
-def test_requests_that_ran_before_the_recording_are_shown(make):
+def test_requests_that_started_before_the_trace_are_shown(make):
     core = make()
     add(core, "a", range(5), max_tokens=6)
     add(core, "b", range(20, 25), max_tokens=50)
@@ -148,7 +148,7 @@ def test_requests_that_ran_before_the_recording_are_shown(make):
     assert not any(step.preempted for step in trace.steps)
 
 
-def test_a_reader_gets_each_record_once(make):
+def test_a_reader_of_a_trace_gets_each_record_once(make):
     core = make()
     core.read_steps()
     add(core, "a", range(5), max_tokens=30)
@@ -166,7 +166,7 @@ def test_a_reader_gets_each_record_once(make):
     assert restarted.after == 0 and len(restarted.steps) == 30
 
 
-def test_old_records_are_dropped(make, monkeypatch):
+def test_the_oldest_records_of_a_trace_are_dropped(make, monkeypatch):
     core = make()
     core.read_steps()
     monkeypatch.setattr(recorder, "MAX_ENTRIES", 40)
@@ -181,7 +181,7 @@ def test_old_records_are_dropped(make, monkeypatch):
     assert len(steps) == 9, "a decode that repeats is not counted again"
 
 
-def test_nothing_is_recorded_without_a_reader(make):
+def test_no_step_is_recorded_without_a_reader(make):
     core = make()
     scheduler = core.scheduler
     add(core, "a", range(5), max_tokens=50)
@@ -209,6 +209,6 @@ def test_an_error_of_a_recorded_scheduler_names_its_class(make, monkeypatch):
 @pytest.mark.parametrize(
     ("after", "max_steps"), [(-1, 5), (0, 0), (0, MAX_STEPS + 1), (True, 5), (0, None)]
 )
-def test_wrong_arguments_are_rejected(make, after, max_steps):
+def test_invalid_arguments_of_a_step_trace_are_rejected(make, after, max_steps):
     with pytest.raises(UserError, match=r"after=|max_steps="):
         make().read_steps(after, max_steps)

@@ -143,7 +143,7 @@ def test_steps_without_grammar_masks_are_sampled_immediately(engine):
             assert calls[index + 1] == ("sample", call[1])
 
 
-def test_grammar_masks_list_the_constrained_runs(engine):
+def test_grammar_masks_list_the_constrained_requests(engine):
     add(engine, "plain", num_tokens=8)
     add(engine, "a", " ".join([ANY] * 8))
     tokens, ends = run(engine)

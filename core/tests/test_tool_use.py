@@ -97,7 +97,7 @@ def begins(tag: dict[str, Any]) -> list[str]:
         (TOOLS, {"type": "function", "function": {"name": "sub"}}, "tool_choice"),
     ],
 )
-def test_an_invalid_tool_or_choice_is_rejected_with_its_name(
+def test_the_error_for_an_invalid_tool_or_tool_choice_names_it(
     tools: Any, choice: Any, field: str
 ) -> None:
     with pytest.raises(RequestError) as error:
@@ -110,14 +110,14 @@ def test_parallel_tool_calls_must_be_a_boolean() -> None:
         read_tools(TOOLS, None, "yes")
 
 
-def test_a_required_call_is_one_of_all_functions_without_other_text() -> None:
+def test_a_required_tool_call_calls_any_function_and_has_no_other_text() -> None:
     tag = tag_of(constrained(choice="required"))
     assert begins(tag) == ["<call>add ", "<call>weekday "]
     assert tag["at_least_one"] and tag["separator"] == "" and "triggers" not in tag
     assert [item["schema"] for item in tag["structures"]] == [SCHEMA, SCHEMA]
 
 
-def test_without_parallel_calls_a_required_call_ends_the_message() -> None:
+def test_without_parallel_tool_calls_a_required_call_ends_the_message() -> None:
     tag = tag_of(constrained(choice="required", parallel=False))
     assert tag["stop_after_first"] and "separator" not in tag
 
@@ -127,20 +127,20 @@ def test_a_named_function_is_the_only_possible_call() -> None:
     assert begins(tag) == ["<call>weekday "] and tag["stop_after_first"]
 
 
-def test_with_auto_a_trigger_begins_a_constrained_call() -> None:
+def test_with_tool_choice_auto_a_trigger_begins_a_constrained_call() -> None:
     tag = tag_of(constrained())
     assert tag["triggers"] == ["<call>"] and not tag.get("at_least_one")
     assert not tag["stop_after_first"]
     assert tag_of(constrained(parallel=False))["stop_after_first"]
 
 
-def test_with_auto_a_format_without_a_trigger_is_not_constrained() -> None:
+def test_with_tool_choice_auto_a_format_without_a_trigger_is_not_constrained() -> None:
     assert constrained(parser_cls=WithoutTrigger).structured_outputs is None
     assert constrained(parser_cls=WithoutCallText).structured_outputs is None
     assert constrained(has_grammar=False).structured_outputs is None
 
 
-def test_with_auto_a_text_without_an_end_is_not_constrained() -> None:
+def test_with_tool_choice_auto_a_text_without_an_end_is_not_constrained() -> None:
     params = constrain(
         SamplingParams(ignore_eos=True),
         read_tools(TOOLS),
@@ -166,7 +166,7 @@ def test_a_function_without_parameters_takes_an_object() -> None:
         (StructuredOutputsParams(choice=["a.", "b"]), {"regex": "a\\.|b"}),
     ],
 )
-def test_with_auto_and_a_format_the_message_is_a_call_or_has_the_format(
+def test_with_tool_choice_auto_the_message_is_a_call_or_has_the_response_format(
     response: StructuredOutputsParams, structure: dict[str, Any]
 ) -> None:
     tag = tag_of(constrained(answer=response))
@@ -174,7 +174,7 @@ def test_with_auto_and_a_format_the_message_is_a_call_or_has_the_format(
     assert tag["at_least_one"] and tag["stop_after_first"]
 
 
-def test_a_required_call_excludes_the_format_of_the_content() -> None:
+def test_a_required_tool_call_excludes_the_response_format() -> None:
     response = StructuredOutputsParams(json=SCHEMA)
     assert len(tag_of(constrained(answer=response, choice="required"))["structures"]) == 2
 
@@ -192,7 +192,7 @@ def test_a_required_call_excludes_the_format_of_the_content() -> None:
         ),
     ],
 )
-def test_unsupported_features_are_rejected_with_their_names(
+def test_the_error_for_an_unsupported_tool_feature_names_it(
     kwargs: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(RequestError) as error:
@@ -214,7 +214,7 @@ def test_a_grammar_applies_after_the_reasoning() -> None:
     assert limited.reasoning is not None and limited.reasoning.budget == 7
 
 
-def test_a_format_follows_the_text_that_begins_the_answer() -> None:
+def test_the_response_format_applies_after_the_text_that_begins_the_answer() -> None:
     markers = ReasoningMarkers(end="<|end|>", answer="<|final|>")
     params = constrained(tools=[], markers=markers, answer=StructuredOutputsParams(regex="a"))
     assert tag_of(params)["structures"] == [{"begin": "<|final|>", "regex": "a"}]
@@ -235,7 +235,7 @@ def assistant(*calls: Any) -> dict[str, Any]:
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
 
 
-def test_arguments_become_objects_for_the_template() -> None:
+def test_tool_call_arguments_become_objects_for_the_template() -> None:
     values = [assistant(call(), call("no JSON"), call("[1]"), call(""), call({"a": 2})), RESULT]
     messages = prepare_history(values)
     shown = [item["function"]["arguments"] for item in messages[0]["tool_calls"]]
@@ -243,7 +243,7 @@ def test_arguments_become_objects_for_the_template() -> None:
     assert values[0]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
-def test_arguments_remain_strings_for_a_template_that_expects_strings() -> None:
+def test_tool_call_arguments_remain_strings_for_a_template_that_expects_strings() -> None:
     form = CallForm(with_objects=False, content=None)
     (message,) = prepare_history(
         [{**assistant(call({"a": 2}), call('{"a": 1}')), "content": ""}], form
@@ -289,12 +289,14 @@ CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor %
         ("{{ raise_exception('no calls') }}", None),
     ],
 )
-def test_the_form_of_calls_is_found_with_a_trial(call_text: str, form: CallForm | None) -> None:
+def test_the_form_of_tool_calls_is_found_by_a_trial_rendering(
+    call_text: str, form: CallForm | None
+) -> None:
     template = CALLS.replace("CALL", call_text)
     assert call_form(TemplateTokenizer(), template) == (form or CallForm())
 
 
-def test_an_empty_list_of_calls_is_left_out() -> None:
+def test_an_empty_list_of_tool_calls_is_omitted() -> None:
     assert prepare_history([{**assistant(), "content": "a"}]) == [
         {"role": "assistant", "content": "a"}
     ]
@@ -316,13 +318,15 @@ def test_an_empty_list_of_calls_is_left_out() -> None:
         ([assistant(call([1]))], "messages[0].tool_calls[0].function.arguments"),
     ],
 )
-def test_an_invalid_history_is_rejected_with_its_name(messages: list[Any], field: str) -> None:
+def test_the_error_for_an_invalid_message_history_names_the_field(
+    messages: list[Any], field: str
+) -> None:
     with pytest.raises(RequestError) as error:
         prepare_history(messages)
     assert error.value.parameter == field
 
 
-def test_deeply_nested_arguments_remain_a_string() -> None:
+def test_deeply_nested_tool_call_arguments_remain_a_string() -> None:
     deep = "[" * 100_000 + "]" * 100_000
     (message,) = prepare_history([assistant(call(deep))])
     assert message["tool_calls"][0]["function"]["arguments"] == deep

@@ -92,7 +92,7 @@ def make_v2(**changes: object) -> nn.Module:
     ],
 )
 @pytest.mark.parametrize("make", [make_v3, make_v2])
-def test_a_wrong_value_is_rejected_by_its_name(make, changes, words):
+def test_the_error_for_an_invalid_config_value_names_its_field(make, changes, words):
     method = "group_limited_greedy" if make is make_v2 else None
     make(topk_method=method)
     with pytest.raises(ModelError) as failure:
@@ -114,7 +114,7 @@ def test_a_wrong_value_is_rejected_by_its_name(make, changes, words):
         (make_v2, {"num_experts_per_tok": None}, "num_experts_per_tok is absent"),
     ],
 )
-def test_a_value_of_the_other_version_is_rejected(make, changes, word):
+def test_a_config_value_of_the_other_deepseek_version_is_rejected(make, changes, word):
     with pytest.raises(ModelError, match=word):
         make(**changes)
 
@@ -128,7 +128,7 @@ def test_the_first_layers_are_dense_and_the_others_have_experts_and_a_shared_exp
     assert make_v3(n_shared_experts=0).model.layers[2].mlp.shared_expert is None
 
 
-def test_attention_has_one_key_of_the_latent_and_the_rotary_features():
+def test_attention_keys_consist_of_the_latent_and_the_rotary_features():
     _, attention = attention_layers(make_v3())[1]
     sizes = (attention.num_heads, attention.num_kv_heads, attention.head_size)
     assert sizes == (3, 1, 16) and attention.value_size == 12
@@ -165,7 +165,7 @@ def checkpoint(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path):
+def test_multi_token_prediction_layers_are_not_loaded(tmp_path):
     weights = checkpoint(tmp_path)
     extra = {
         "model.layers.3.eh_proj.weight": torch.ones(2),

@@ -53,7 +53,7 @@ def make_model(model_cls: type, **changes: object) -> nn.Module:
         ({"mlp_only_layers": "all"}, ("mlp_only_layers is all",)),
     ],
 )
-def test_a_wrong_value_is_rejected_by_its_name(changes, words):
+def test_the_error_for_an_invalid_config_value_names_its_field(changes, words):
     with pytest.raises(ModelError) as failure:
         make_model(Qwen3MoeForCausalLM, **changes)
     assert all(word in str(failure.value) for word in words), failure.value

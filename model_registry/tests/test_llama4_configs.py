@@ -67,7 +67,7 @@ def chunks(**changes: object) -> list[int]:
         ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'")),
     ],
 )
-def test_a_wrong_value_is_rejected_by_its_name(changes, words):
+def test_the_error_for_an_invalid_config_value_names_its_field(changes, words):
     make_model()
     with pytest.raises(ModelError) as failure:
         make_model(**changes)

@@ -106,7 +106,7 @@ def test_disturbed_repetitions_count_only_if_a_round_has_no_undisturbed_one():
     assert lines["| peer"].endswith("| 1 of 2 |")
 
 
-def test_ratios_to_the_best_peer_are_computed_per_round():
+def test_ratios_to_the_fastest_other_engine_are_computed_per_round():
     result = result_of(
         *(turn("dovetail", n, v, limit=40.0) for n, v in enumerate((10.0, 20.0, 30.0))),
         *(turn("good", n, v) for n, v in enumerate((10.0, 10.0, 10.0))),
@@ -130,7 +130,7 @@ def in_int4(*turns):
     return {**result, "step_bytes": {"int4": 3e6}}
 
 
-def test_only_peers_that_are_accurate_enough_count_in_ratios():
+def test_only_engines_that_are_accurate_enough_count_in_ratios():
     result = in_int4(
         turn("dovetail", 0, 60.0), turn("fast", 0, 40.0), turn("exact", 0, 30.0), turn("new", 0, 50)
     )
@@ -147,7 +147,7 @@ def test_only_peers_that_are_accurate_enough_count_in_ratios():
     assert len(columns) == 1
 
 
-def test_no_peer_counts_without_a_figure_of_our_own_except_in_bf16():
+def test_no_engine_counts_without_an_accuracy_of_dovetail_except_in_bf16():
     result = in_int4(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
     assert ratio_to_best(result, "int4", "decode1", accuracy(exact=0.5)) is None
     plain = result_of(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
@@ -177,7 +177,7 @@ def quality_file(folder, names):
     return path
 
 
-def test_accuracy_is_the_mean_over_the_texts_of_the_weights_off_the_grid(tmp_path):
+def test_accuracy_is_the_mean_over_the_texts_with_noise_in_the_weights(tmp_path):
     path = quality_file(tmp_path, ["int8", "int4", "OpenVINO int4"])
     actual = read_accuracy(path)
     assert set(actual.kl) == {("dovetail", "int8"), ("dovetail", "int4"), ("openvino", "int4")}
@@ -195,7 +195,7 @@ def test_the_section_about_http_survives_when_the_page_is_written_again():
     assert http_section(page + section) == section
 
 
-def test_an_accuracy_file_without_figures_of_dovetail_is_rejected(tmp_path):
+def test_an_accuracy_file_without_results_of_dovetail_is_rejected(tmp_path):
     path = quality_file(tmp_path, ["int8", "llama.cpp Q4_0"])
     with pytest.raises(ValueError, match="has no accuracy of Dovetail for int4"):
         read_accuracy(path)

@@ -168,7 +168,7 @@ def test_a_row_with_a_missing_figure_is_rejected_with_the_name_of_the_figure(tmp
         results.earlier(tmp_path, SETTINGS)
 
 
-def test_the_file_is_read_only_as_published_and_calibration_is_measured_off_the_grid():
+def test_the_file_is_measured_as_published_and_calibration_with_noise_in_the_weights():
     assert not FORMATS["GGUF file"].is_for(OFF_GRID) and FORMATS["GGUF file"].is_for(PUBLISHED)
     assert FORMATS["q4_k, gptq"].is_for(OFF_GRID) and not FORMATS["q4_k, gptq"].is_for(PUBLISHED)
     for name in ("int8", "llama.cpp Q4_0", "OpenVINO int4"):

@@ -158,7 +158,7 @@ def test_token_probabilities_are_shown(page):
     assert len(titles) > 5 and all(re.match(r"\d+\.\d %\n", title) for title in titles)
 
 
-def test_tool_calls_are_shown_apart(page):
+def test_tool_calls_are_shown_separately(page):
     tool = {
         "type": "function",
         "function": {
@@ -223,7 +223,7 @@ def test_large_output_is_rendered_in_a_limited_time(page, text):
     assert milliseconds < 5000
 
 
-def test_reasoning_is_shown_apart(page):
+def test_reasoning_is_shown_separately(page):
     stub(page, [{"reasoning_content": "27 plus "}, {"reasoning_content": "58"}, {"content": "85"}])
     ask(page)
     assert answer(page) == "85"

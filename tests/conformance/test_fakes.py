@@ -56,7 +56,7 @@ def test_an_engine_runs_on_fakes(parts, ahead, tmp_path):
     assert got == [generated_alone(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
 
 
-def test_the_null_executor_returns_a_token_for_every_sampling_run():
+def test_the_null_executor_returns_a_token_for_every_request_that_samples():
     executor = NullExecutor()
     assert isinstance(executor, Executor)
     builder = StepBuilder()

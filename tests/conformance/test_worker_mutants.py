@@ -230,7 +230,7 @@ def test_a_correct_worker_without_internal_checks_passes(context):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_suite_detects_a_worker_with_faulty_rows(model, context):
+def test_the_suite_detects_a_worker_with_faulty_request_state(model, context):
     with pytest.raises(AssertionError) as actual:
         check_worker(on_rows_of(model), context)
     expect_rule_first(actual.value)

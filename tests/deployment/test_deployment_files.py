@@ -63,7 +63,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_server_accepts_the_options(name, tmp_path, capsys):
+def test_the_server_accepts_the_options_of_the_deployment_files(name, tmp_path, capsys):
     file, keys = tmp_path / "serve.yaml", tmp_path / "keys"
     keys.write_text("a-secret-key\n")
     given = options(CONFIGS[name]()) | {"model": "demo", "api-key-file": str(keys)}
@@ -80,7 +80,7 @@ def test_a_probe_is_a_route_that_needs_no_key(container, probe):
     assert container[probe]["httpGet"]["path"] in public_paths()
 
 
-def test_the_ports_agree(container, kubernetes):
+def test_the_ports_in_the_deployment_files_agree(container, kubernetes):
     port = options(CONFIGS["kubernetes.yaml"]())["port"]
     assert [entry["containerPort"] for entry in container["ports"]] == [port]
     assert [entry["targetPort"] for entry in kubernetes["Service"]["spec"]["ports"]] == ["http"]
@@ -127,7 +127,7 @@ def test_the_alerts_use_metrics_of_the_server():
 
 
 @pytest.mark.parametrize("name", NOT_RUN)
-def test_a_file_that_was_never_run_says_so(name):
+def test_a_deployment_file_that_was_never_run_states_it(name):
     head = (DEPLOY / name).read_text("utf-8")[:500].lower()
     assert re.search(r"\bnever (built|run|applied|started) here\b", head.replace("was ", ""))
 

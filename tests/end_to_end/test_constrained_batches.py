@@ -167,7 +167,7 @@ def check(llm, num_batches):
     return counts
 
 
-def test_batches_have_valid_outputs_and_do_not_change_free_requests(engine):
+def test_constrained_outputs_are_valid_and_unconstrained_requests_do_not_change(engine):
     check(engine, 3)
 
 

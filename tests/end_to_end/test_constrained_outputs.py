@@ -44,7 +44,7 @@ def params(**grammar):
 
 
 @pytest.mark.sampled(3)
-def test_outputs_are_valid_and_free_requests_of_the_batch_are_unchanged(engine):
+def test_outputs_are_valid_and_unconstrained_requests_of_the_batch_do_not_change(engine):
     free = SamplingParams(max_tokens=20, temperature=0.8, seed=2)
     (alone,) = engine.generate(PROMPT, free)
     asking = [

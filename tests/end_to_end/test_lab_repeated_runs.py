@@ -98,7 +98,7 @@ def test_the_simulator_repeats_a_run_of_the_engine_byte_for_byte(
     assert NEVER not in real.requests.finished_ns or any(real.requests.failed)
 
 
-def test_scarce_blocks_preempt_requests_in_both(engine, tmp_path):
+def test_scarce_blocks_preempt_requests_in_the_engine_and_in_the_simulator(engine, tmp_path):
     setup = make_setup(num_blocks=NUM_BLOCKS["scarce"], depth=engine.largest.depth)
     real, repeated, *_ = run_twice(engine, "azure:conv", setup, tmp_path)
     assert real.num_preemptions == repeated.num_preemptions > 0

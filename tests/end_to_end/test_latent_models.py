@@ -48,7 +48,9 @@ def plain(tmp_path_factory):
     return folder
 
 
-def test_fp8_weights_of_latent_attention_give_the_outputs_of_their_values(plain, tmp_path):
+def test_fp8_weights_of_latent_attention_give_the_outputs_of_their_dequantized_weights(
+    plain, tmp_path
+):
     written = FORMATS["fp8_blocks"]
     written = replace(written, skipped=(*written.skipped, ROUTER))
     quantized, values = write(plain, tmp_path, written)

@@ -73,7 +73,9 @@ def write(plain: Path, folder: Path, change: Callable[[Tensors], None], **fields
     return quantized
 
 
-def test_mxfp4_experts_give_the_outputs_of_their_values(plain: Path, tmp_path: Path) -> None:
+def test_mxfp4_experts_give_the_outputs_of_their_dequantized_weights(
+    plain: Path, tmp_path: Path
+) -> None:
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
     quantized = write(plain, tmp_path, lambda _: None, modules_to_not_convert=kept)
     tensors = load_file(quantized / "model.safetensors")
@@ -93,7 +95,7 @@ def test_mxfp4_experts_give_the_outputs_of_their_values(plain: Path, tmp_path: P
     assert tokens != outputs(plain, **OPTIONS)[0]
 
 
-def test_values_are_equal_to_those_of_transformers_bit_for_bit() -> None:
+def test_dequantized_values_equal_those_of_transformers_bit_for_bit() -> None:
     generator = torch.Generator().manual_seed(1)
     blocks = torch.randint(0, 256, (3, 10, 2, 16), generator=generator).to(torch.uint8)
     scales = torch.randint(0, 250, (3, 10, 2), generator=generator).to(torch.uint8)

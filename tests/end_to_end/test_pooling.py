@@ -64,7 +64,7 @@ def test_an_embedding_does_not_depend_on_the_batch(encoder):
     ],
     ids=str,
 )
-def test_a_wrong_request_fails_alone(encoder, prompt, params, parameter):
+def test_an_invalid_pooling_request_fails_alone(encoder, prompt, params, parameter):
     prompts = ["w1 w2", prompt, "w3"]
     each = [PoolingParams(), PoolingParams() if params is None else params, PoolingParams()]
     with pytest.raises(RequestError) as caught:

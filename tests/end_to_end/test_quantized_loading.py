@@ -35,7 +35,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.sampled(6)
-def test_a_quantized_checkpoint_gives_the_outputs_of_its_values(name, plain, tmp_path):
+def test_a_quantized_checkpoint_gives_the_outputs_of_its_dequantized_weights(name, plain, tmp_path):
     quantized, values = write(plain, tmp_path, FORMATS[name])
     tokens, rows, loader = outputs(quantized)
     expected, expected_rows, _ = outputs(values)
@@ -43,7 +43,7 @@ def test_a_quantized_checkpoint_gives_the_outputs_of_its_values(name, plain, tmp
     assert (tokens, rows) == (expected, expected_rows)
 
 
-def test_two_ranks_give_the_outputs_of_the_values(plain, tmp_path):
+def test_two_ranks_give_the_outputs_of_the_dequantized_weights(plain, tmp_path):
     quantized, values = write(plain, tmp_path, gptq(act_order=True))
     tokens, rows, _ = outputs(quantized, tensor_parallel_size=2)
     expected, expected_rows, _ = outputs(values, tensor_parallel_size=2)
@@ -163,7 +163,7 @@ ORACLE = {
 
 
 @pytest.mark.parametrize("name", ORACLE)
-def test_values_are_equal_to_those_of_the_library_compressed_tensors(name):
+def test_dequantized_values_equal_those_of_the_library_compressed_tensors(name):
     form, arguments = ORACLE[name]
     tensors, _ = FORMATS[name].quantize((64, 96), torch.Generator().manual_seed(1))
     tensors = {leaf: tensor.contiguous() for leaf, tensor in tensors.items()}

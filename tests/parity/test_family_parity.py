@@ -139,7 +139,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.sampled(40)
 @pytest.mark.parametrize(("checkpoint", "label"), list(cases()), indirect=["checkpoint"])
-def test_a_family_agrees_with_transformers(
+def test_a_model_family_agrees_with_transformers(
     checkpoint: Checkpoint, label: str, record_property
 ) -> None:
     situation = SITUATIONS[label]

@@ -133,7 +133,7 @@ def test_embeddings_of_encoders_agree_with_transformers(tmp_path, name, pooling)
 
 @pytest.mark.parametrize("budget", [256, 24])
 @pytest.mark.parametrize("pooling", POOLING)
-def test_embeddings_of_a_decoder_agree_whole_and_in_chunks(tmp_path, pooling, budget):
+def test_embeddings_of_a_decoder_agree_for_whole_and_chunked_prompts(tmp_path, pooling, budget):
     oracle = make_oracle("Qwen3Model", tmp_path, num_key_value_heads=2, head_dim=12)
     edit_json(tmp_path / "config.json", architectures=["Qwen3ForCausalLM"])
     prompts = make_prompts()
@@ -153,7 +153,7 @@ def test_embeddings_of_a_decoder_agree_whole_and_in_chunks(tmp_path, pooling, bu
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CLASSIFIERS + DECODER_CLASSIFIERS)
 @pytest.mark.parametrize("num_labels", [1, 3])
-def test_classes_and_scores_agree_with_transformers(tmp_path, name, num_labels):
+def test_classification_outputs_and_scores_agree_with_transformers(tmp_path, name, num_labels):
     oracle = make_oracle(name, tmp_path, num_labels=num_labels)
     prompts = make_prompts()
     with torch.no_grad():
@@ -200,7 +200,7 @@ def test_the_modules_of_sentence_transformers_define_the_pooling(tmp_path):
     torch.testing.assert_close(pooled, normalize(expected, dim=-1), rtol=0, atol=TOLERANCE)
 
 
-def test_trained_dimensions_are_the_only_ones(tmp_path):
+def test_only_the_trained_embedding_dimensions_are_accepted(tmp_path):
     make_oracle("BertModel", tmp_path)
     edit_json(tmp_path / "config.json", matryoshka_dimensions=[8, 16])
     with open_model(tmp_path) as llm:

@@ -70,7 +70,7 @@ def ties(value: bool) -> dict[str, object]:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("head", HEADS)
-def test_the_head_is_tied_in_the_same_cases_as_in_transformers(folders, head, tied, caplog):
+def test_the_lm_head_is_tied_in_the_same_cases_as_in_transformers(folders, head, tied, caplog):
     folder = folders[head]
     if not tied and head in ("absent", "no table"):
         # transformers fills missing weights at random, so that its output cannot be compared.
@@ -102,7 +102,7 @@ def test_the_head_is_tied_in_the_same_cases_as_in_transformers(folders, head, ti
     ],
     ids=["two ranks", "bfloat16", "int8", "int4"],
 )
-def test_a_separate_head_works_with_two_ranks_and_all_linear_methods(folders, options):
+def test_a_separate_lm_head_works_with_two_ranks_and_all_linear_methods(folders, options):
     if "quantization" in options:
         native_library = pytest.importorskip("dovetail_cpu.native_library")
         if not native_library.probe_any().usable:

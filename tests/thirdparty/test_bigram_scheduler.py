@@ -108,7 +108,7 @@ def test_a_stop_token_ends_a_request_but_not_before_min_tokens():
     assert finished["a"].stop_reason == 1
 
 
-def test_an_abort_during_a_step_drops_the_result_and_frees_the_row():
+def test_an_abort_during_a_step_drops_the_result_and_frees_the_batch_slot():
     subject = scheduler(max_num_seqs=1)
     subject.add_request(requested("a"))
     subject.add_request(requested("b"))

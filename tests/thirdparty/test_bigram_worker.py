@@ -83,14 +83,14 @@ def test_no_token_is_sampled_after_an_incomplete_prompt_chunk(worker):
     assert (list(output.num_sampled), list(output.token_ids)) == ([0], [])
 
 
-def test_a_row_is_reset_for_its_next_request(worker, table):
+def test_the_state_of_a_row_is_reset_for_the_next_request(worker, table):
     builder = StepBuilder()
     step(worker, builder, [(0, 0, 1, True)], [joining(0, [5], temperature=0)])
     again = step(worker, builder, [(0, 0, 1, True)], [joining(0, [6], temperature=0)], leaves=[0])
     assert list(again.token_ids) == [table[6].argmax()]
 
 
-def test_a_seed_gives_the_same_token_with_any_other_rows(worker):
+def test_a_seed_gives_the_same_token_in_any_batch(worker):
     alone = step(worker, StepBuilder(), [(0, 0, 1, True)], [joining(0, [5], seed=11)])
     joins = [joining(1, [8], seed=3), joining(4, [5], seed=11)]
     both = step(worker, StepBuilder(), [(1, 0, 1, True), (4, 0, 1, True)], joins)

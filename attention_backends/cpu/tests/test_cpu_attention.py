@@ -228,7 +228,7 @@ SHAPE_NAMES = ["grouped", "not grouped", "window", "capped", "latent", "sinks"]
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
-def test_the_exact_attention_output_of_a_row_does_not_depend_on_other_rows(level, shape, dtype):
+def test_the_attention_output_of_a_request_has_the_same_bits_in_any_batch(level, shape, dtype):
     lengths = (530, 3, 270)
     native.set_num_threads(1)
     whole = Rows(lengths, **shape).with_cache(dtype).step(lengths)
@@ -297,7 +297,7 @@ def test_the_split_of_a_context_does_not_change_the_output(
 
 @needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_a_sink_takes_its_share_of_the_weights(level, dtype):
+def test_an_attention_sink_reduces_the_weights_of_the_tokens(level, dtype):
     """The values of the sinks are loaded after the layer is created; one sink is -infinity."""
     rows = Rows((300, 9), num_heads=6, num_kv_heads=2, sinks=True).with_cache(dtype)
     rows.sinks.copy_(torch.tensor([-torch.inf, -3.0, 0.0, 1.0, 4.0, 90.0]))
@@ -307,7 +307,7 @@ def test_a_sink_takes_its_share_of_the_weights(level, dtype):
 
 
 @needs_library
-def test_a_recorded_call_reads_the_current_values_of_the_sinks():
+def test_a_recorded_attention_call_reads_the_current_values_of_the_sinks():
     rows = Rows((40,), num_heads=4, num_kv_heads=2, sinks=True).with_cache("bfloat16").step((39,))
     q, k, v = rows.parts(rows.qkv[0][39:])
     out = torch.zeros_like(q)
@@ -327,7 +327,7 @@ def test_a_recorded_call_reads_the_current_values_of_the_sinks():
 
 @needs_library
 @pytest.mark.parametrize("group", [24, 25, 32, 71])
-def test_a_decode_writes_its_token_for_any_number_of_query_heads_per_head(level, group):
+def test_a_decode_writes_its_token_for_any_number_of_query_heads_per_key_value_head(level, group):
     rows = Rows((20,), num_heads=group, num_kv_heads=1, head_size=16).with_cache("bfloat16")
     rows.step((16,))
     for _ in range(4):
@@ -337,7 +337,7 @@ def test_a_decode_writes_its_token_for_any_number_of_query_heads_per_head(level,
 
 @needs_library
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_nan_in_one_row_does_not_affect_other_rows(level, dtype):
+def test_nan_in_one_request_does_not_affect_other_requests(level, dtype):
     rows = Rows((40, 40), num_heads=4, num_kv_heads=2).with_cache(dtype)
     rows.qkv[0][20] = torch.nan
     rows.step((39, 39)).step((1, 1))
@@ -346,7 +346,7 @@ def test_nan_in_one_row_does_not_affect_other_rows(level, dtype):
 
 
 @needs_library
-def test_a_token_of_zeros_has_a_scale_of_zero():
+def test_a_cached_token_of_zeros_has_a_scale_of_zero():
     rows = Rows((9,), num_heads=4, num_kv_heads=2).with_cache("int8")
     rows.qkv[0].zero_()
     assert torch.equal(rows.step((9,)).out[0], torch.zeros(9, 4, 64).bfloat16())
@@ -373,7 +373,7 @@ def test_a_recorded_attention_call_reads_the_inputs_of_the_next_step():
 
 
 @needs_library
-def test_a_row_without_tokens_is_skipped():
+def test_a_request_without_scheduled_tokens_is_skipped():
     rows = Rows((20, 20), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((20, 20))
     batch = rows.batch([(0, 20, 0), (1, 20, 0)])
     empty = torch.zeros(0, 8, 64).bfloat16()
@@ -382,7 +382,7 @@ def test_a_row_without_tokens_is_skipped():
 
 
 @needs_library
-def test_a_layer_rejects_the_metadata_of_another_group():
+def test_a_layer_rejects_the_metadata_of_another_kv_cache_group():
     rows = Rows((4,), num_heads=4, num_kv_heads=2).with_cache("bfloat16")
     rows.layer = CPUAttentionBackend.create_layer(layer_context(rows.case, sliding_window=4))
     with pytest.raises(ContractError, match=r"layers\.3\.attn has \(window"):

@@ -48,7 +48,7 @@ def test_unsupported_layers_are_rejected(changes, message):
     ("changes", "message"),
     [({"dtype": "fp8_e4m3"}, "fp8_e4m3"), ({"dtype": "int8"}, "scale_bytes=4")],
 )
-def test_unsupported_caches_are_rejected(changes, message):
+def test_unsupported_kv_cache_specs_are_rejected(changes, message):
     spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=64, dtype="bfloat16")
     with pytest.raises(ConfigError, match=message):
         CPUAttentionBackend.create_builder(

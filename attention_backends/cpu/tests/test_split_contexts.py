@@ -84,7 +84,7 @@ def test_a_short_context_and_a_single_thread_are_not_split():
     assert plan_of((1,), (60,), (16, 2, 64)).num_items == 1
 
 
-def test_a_window_limits_what_is_split():
+def test_a_sliding_window_limits_the_context_that_is_split():
     native.set_num_threads(4)
     whole = plan_of((1,), (65536,), (16, 1, 128))
     assert plan_of((1,), (65536,), (16, 1, 128), window=8192).cost < whole.cost / 4

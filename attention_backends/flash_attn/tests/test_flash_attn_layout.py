@@ -42,7 +42,7 @@ def with_window(window):
     return replace(SPEC, sliding_window=window)
 
 
-def test_without_a_window_the_tables_are_those_of_the_batch():
+def test_without_a_sliding_window_the_block_tables_of_the_batch_are_used():
     batch = batch_of()
     step = StepLayout(SPEC, batch)
     assert torch.equal(step.table_RM, batch.block_table_RM[:, :4])
@@ -82,7 +82,7 @@ def test_slots_are_blocks_and_offsets():
 
 
 @pytest.mark.parametrize("window", [0, 3])
-def test_unused_slots_are_after_the_last_token_of_each_row(window):
+def test_unused_slots_are_after_the_last_token_of_each_request(window):
     blocks, offsets = StepLayout(with_window(window), batch_of()).unused_slots()
     assert len(blocks) == len(offsets) == len(RUNS) * B  # independent of the lengths
     unused = {pair for pair in zip(blocks.tolist(), offsets.tolist(), strict=True) if pair[0]}
@@ -92,7 +92,7 @@ def test_unused_slots_are_after_the_last_token_of_each_row(window):
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 4, 5])
-def test_a_graph_has_the_width_of_the_longest_rows(window):
+def test_the_block_table_of_a_graph_has_room_for_the_longest_requests(window):
     for length in range(1, 40):
         context = ((length - 1, 1), (0, 1))
         eager = StepLayout(with_window(window), batch_of(context))
@@ -103,7 +103,7 @@ def test_a_graph_has_the_width_of_the_longest_rows(window):
             assert graph.max_key_len <= window + 2 * B
 
 
-def test_refreshed_tensors_keep_their_addresses_and_follow_their_sources():
+def test_refreshed_step_tensors_keep_their_addresses_and_get_the_new_values():
     first, second = batch_of(((20, 1), (6, 1))), batch_of(((23, 1), (4, 1)))
     graph = StepLayout(with_window(3), first, num_splits=2)
 
@@ -122,7 +122,7 @@ def test_refreshed_tensors_keep_their_addresses_and_follow_their_sources():
     assert all(map(torch.equal, graph.slots(), fresh.slots()))
 
 
-def test_tensors_are_computed_once():
+def test_step_tensors_are_computed_once():
     counts = []
     kept = KeptTensors(for_graph=False)
     for _ in range(2):

@@ -70,7 +70,7 @@ def test_the_capabilities_are_those_of_all_providers(installed):
         ({"features": frozenset({"cascade"})}, "cascade is required but not declared"),
     ],
 )
-def test_requirements_that_are_not_declared_are_rejected(changes, reason):
+def test_attention_requirements_that_are_not_declared_are_rejected(changes, reason):
     (cause,) = FlashAttentionBackend.capabilities.refusals(requirements(**changes))
     assert cause.startswith(reason)
 
@@ -180,7 +180,7 @@ def test_the_first_provider_that_meets_all_requirements_is_loaded(
         ),
     ],
 )
-def test_each_provider_gives_the_cause_and_what_would_work(
+def test_the_rejection_of_each_provider_gives_the_cause_and_a_remedy(
     gpu, installed, capability, names, changes, reason
 ):
     gpu(capability)
@@ -202,7 +202,7 @@ def test_each_provider_gives_the_cause_and_what_would_work(
         (["FP8"], FP8, "a KV cache of fp8_e4m3 is not supported"),
     ],
 )
-def test_parts_that_an_fa3_build_does_not_have_are_rejected(gpu, installed, flags, changes, reason):
+def test_features_that_an_fa3_build_lacks_are_rejected(gpu, installed, flags, changes, reason):
     installed("fa3", flags=flags)
     assert reason in rejections(**changes)[1]
     installed("fa3")

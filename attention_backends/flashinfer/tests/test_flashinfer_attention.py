@@ -131,13 +131,13 @@ def gpu(monkeypatch, version_of):
         ),
     ],
 )
-def test_requirements_that_are_not_declared_are_refused(changes, reason):
+def test_attention_requirements_that_are_not_declared_are_refused(changes, reason):
     found = FlashInferAttentionBackend.capabilities.refusals(requirements(**changes))
     assert found == [reason]
 
 
 @pytest.mark.parametrize(("head_size", "stored"), [(32, 64), (80, 128), (96, 128), (160, 256)])
-def test_heads_of_other_sizes_are_padded(head_size, stored):
+def test_heads_of_unsupported_sizes_are_padded(head_size, stored):
     assert FlashInferAttentionBackend.capabilities.stored_head_size(head_size) == stored
 
 

@@ -43,7 +43,7 @@ def random_runs(seed):
 
 @pytest.mark.parametrize("window", [0, 1, 5, B, B + 1, 60, 1000])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_lists_contain_exactly_the_seen_blocks(seed, window):
+def test_the_block_lists_contain_exactly_the_visible_blocks(seed, window):
     runs = sorted(random_runs(seed), key=lambda run: run[1] != 1)
     batch = make_batch(runs)
     layout = StepLayout(batch, B, window)
@@ -67,7 +67,7 @@ def test_the_lists_contain_exactly_the_seen_blocks(seed, window):
 
 @pytest.mark.parametrize("window", [0, 1, 5, B, B + 1, 60, 1000])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_tables_start_with_the_seen_blocks(seed, window):
+def test_the_block_tables_start_with_the_visible_blocks(seed, window):
     runs = random_runs(seed)
     batch = make_batch(runs, extra=0)
     tables = StepLayout(batch, B, window).page_tables()
@@ -104,7 +104,7 @@ def test_a_strided_block_table_is_supported():
         ([4, 1, 1], [(False, 0, 3)]),
     ],
 )
-def test_the_decodes_at_the_start_are_a_part(query_lens, parts):
+def test_the_decodes_at_the_start_of_a_batch_form_a_separate_part(query_lens, parts):
     found = StepLayout(make_batch([(7, n) for n in query_lens]), B, 0).parts()
     assert [(x.is_decode, x.rows.start, x.rows.stop) for x in found] == parts
     for part in found:
@@ -123,7 +123,7 @@ def test_unused_slots_are_those_after_the_last_token():
     assert StepLayout(make_batch([(0, B), (B, B)]), B, 0).unused_slots() is None
 
 
-def test_runs_of_no_tokens_are_removed():
+def test_requests_without_scheduled_tokens_are_removed():
     batch = make_batch([(3, 0), (5, 2), (9, 0), (B, 1), (2, 0)])
     found = without_empty_runs(batch)
     assert found.query_start_R1.tolist() == [0, 2, 3]

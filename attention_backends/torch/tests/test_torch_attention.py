@@ -136,14 +136,14 @@ def test_a_prefill_within_its_window_gathers_no_keys():
     assert [chunk.tokens for chunk in metadata.chunks] == [slice(8, 17)]
 
 
-def test_a_row_without_tokens_is_skipped():
+def test_a_request_without_scheduled_tokens_is_skipped():
     metadata = build(((5, 0), (5, 2)))
     assert not metadata.decodes
     assert not metadata.prefills
     assert [chunk.tokens for chunk in metadata.chunks] == [slice(0, 2)]
 
 
-def test_rows_of_similar_length_are_grouped_within_the_slot_limit():
+def test_requests_of_similar_length_are_grouped_within_the_slot_limit():
     lengths = [4000, 10, 3900, 10, 100, 2000, 10]
     groups = group_by_length(range(7), lengths, 8000)
     assert groups == [[0, 2], [5], [4, 1, 3, 6]]
@@ -151,7 +151,7 @@ def test_rows_of_similar_length_are_grouped_within_the_slot_limit():
     assert group_by_length([], lengths, 100) == []
 
 
-def test_a_layer_rejects_a_group_with_another_window():
+def test_a_layer_rejects_a_kv_cache_group_with_another_sliding_window():
     layer = TorchAttentionBackend.create_layer(layer_context(sliding_window=4))
     q, k, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 64), torch.zeros(8, 16, 2, 2, 64)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has a sliding window of 4"):

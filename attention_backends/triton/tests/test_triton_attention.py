@@ -189,7 +189,7 @@ def test_the_cache_shape_has_as_many_bytes_as_the_kv_cache_spec():
         ("bfloat16", 4, "scale_bytes=4"),
     ],
 )
-def test_unsupported_caches_are_rejected(dtype, scale_bytes, message):
+def test_unsupported_kv_cache_specs_are_rejected(dtype, scale_bytes, message):
     spec = FullAttentionSpec(
         block_size=16, num_kv_heads=2, head_size=64, dtype=dtype, scale_bytes=scale_bytes
     )

@@ -46,7 +46,7 @@ def paced(bench):
     return bench.start(worker_config={"step_s": 0.002})
 
 
-def test_a_ready_sink_takes_all_outputs_except_the_last(bench, paced):
+def test_a_ready_output_sink_takes_all_outputs_except_the_last(bench, paced):
     sink = Sink()
     (last,) = bench.run(collect(paced, sink))
     assert last.finished
@@ -54,14 +54,14 @@ def test_a_ready_sink_takes_all_outputs_except_the_last(bench, paced):
     assert tokens_of([*sink.taken, last]) == tokens_of(bench.run(collect(paced)))
 
 
-def test_a_reader_gets_all_outputs_if_its_sink_is_not_ready(bench, paced):
+def test_a_reader_gets_all_outputs_if_its_output_sink_is_not_ready(bench, paced):
     sink = Sink(ready=False)
     outputs = bench.run(collect(paced, sink))
     assert not sink.taken
     assert len(tokens_of(outputs)) == NUM_TOKENS
 
 
-def test_a_sink_takes_no_output_before_the_reader_has_processed_the_previous_output(bench, paced):
+def test_an_output_sink_takes_no_output_before_the_previous_output_is_processed(bench, paced):
     sink = Sink(ready=False)
 
     async def read():
@@ -76,7 +76,7 @@ def test_a_sink_takes_no_output_before_the_reader_has_processed_the_previous_out
     assert len(tokens_of(bench.run(read()))) == NUM_TOKENS
 
 
-def test_an_error_of_a_sink_ends_only_its_own_request(bench, paced):
+def test_an_error_of_an_output_sink_ends_only_its_own_request(bench, paced):
     async def read():
         other = asyncio.create_task(collect(paced))
         with pytest.raises(UserError, match="the sink of the request failed"):

@@ -95,7 +95,7 @@ def test_benchmark_prompts_are_determined_by_the_seed(spell, requested) -> None:
     assert prompts[0:2] == prompts[2:4] != prompts[4:6]
 
 
-def test_a_run_with_one_output_token_has_no_inter_token_latency(spell, capsys) -> None:
+def test_a_benchmark_with_one_output_token_has_no_inter_token_latency(spell, capsys) -> None:
     assert main(["bench", "latency", *spell(), "--output-len", "1", "--repeats", "1"]) == 0
     output = capsys.readouterr().out
     assert "time to first token" in output and "between tokens" not in output
@@ -129,7 +129,7 @@ def test_the_benchmark_summary_contains_median_and_spread() -> None:
     assert summarize("s", [5.0]).iqr == 0.0
 
 
-def test_run_times_are_measured_from_the_start_of_the_run() -> None:
+def test_benchmark_times_are_measured_from_the_start_of_a_benchmark_run() -> None:
     run = Run(start_ns=1_000_000_000, token_times_ns=(1_500_000_000, 4_000_000_000))
     assert (run.first_token_s, run.total_s) == (0.5, 3.0)
 

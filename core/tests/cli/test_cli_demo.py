@@ -69,7 +69,9 @@ def demo_model(checkpoint: Path, monkeypatch, tmp_path: Path) -> Iterator[None]:
         del sys.modules[name]
 
 
-def test_runs_that_differ_in_one_plugin_give_the_same_outputs(no_demo_model, capsys) -> None:
+def test_the_demo_gives_the_same_outputs_after_one_plugin_is_replaced(
+    no_demo_model, capsys
+) -> None:
     assert main(["demo"]) == 0
     output = capsys.readouterr().out
     for words in (

@@ -70,7 +70,7 @@ def test_an_engine_stays_asleep_after_a_failed_wake_up(client_of, parts, traffic
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("tags", ["weights", ("gpu",), (1,), [["weights"]], 7])
-def test_wrong_tags_are_rejected(client_of, parts, tags):
+def test_invalid_sleep_tags_are_rejected(client_of, parts, tags):
     client = client_of("inproc", options={"worker_cls": parts.Sleepy, "enable_sleep_mode": True})
     client.sleep()
     with pytest.raises(UserError, match="tags="):

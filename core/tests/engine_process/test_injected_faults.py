@@ -133,7 +133,7 @@ CASES = [
 ]
 
 
-def test_a_run_without_injected_faults_succeeds(healthy):
+def test_an_engine_without_injected_faults_succeeds(healthy):
     assert healthy.status == 0 and healthy.result["outcome"] == "served", healthy
     assert healthy.result["message"].strip() == "" and len(healthy.result["tokens"]) == 12
     assert healthy.result["left"] == healthy.survivors == healthy.folders == []

@@ -103,7 +103,7 @@ def test_a_step_error_raised_before_the_tokens_are_requested_is_reported(make):
         executor.execute_model(third)
 
 
-def test_a_worker_that_exited_is_reported_as_the_cause_even_if_its_peer_fails_first(make):
+def test_a_worker_that_exited_is_reported_as_the_cause_even_if_another_worker_fails_first(make):
     executor = make(2, step=["loses its peer", "exits late"])
     start(executor)
     first, second, *_ = make_plans()
@@ -112,7 +112,7 @@ def test_a_worker_that_exited_is_reported_as_the_cause_even_if_its_peer_fails_fi
         launch(executor, second).result(PATIENCE_S)
 
 
-def test_a_lost_connection_to_a_running_peer_is_reported(make):
+def test_a_lost_connection_to_a_running_worker_is_reported(make):
     executor = make(2, step=["loses its peer", "hangs"])
     start(executor)
     first, second, *_ = make_plans()

@@ -218,7 +218,7 @@ def test_an_inconsistent_plan_is_rejected(change):
         {"token_ids": array("i", [1, -1, 1, 1, 1, 1, 1])},
     ],
 )
-def test_inconsistent_data_of_a_joining_request_is_rejected(arguments):
+def test_inconsistent_data_of_a_new_request_is_rejected(arguments):
     builder = StepBuilder()
     builder.join(join(**arguments))
     with pytest.raises(MessageError):

@@ -184,7 +184,7 @@ class Tied(torch.nn.Module):
         self.head = ParallelLMHead(context, "head", 70, WIDTH, tied_to=self.embed)
 
 
-def test_a_tied_head_uses_blocks_and_the_embedding_table_uses_dequantized_values():
+def test_a_tied_lm_head_uses_blocks_and_the_embedding_table_uses_dequantized_values():
     method = make_method()
     model = Tied(make_context(method))
     target = build_weight_table(model).assignments["embed.weight"]

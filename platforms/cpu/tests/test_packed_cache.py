@@ -256,7 +256,7 @@ def test_models_below_the_minimum_or_above_the_maximum_size_are_not_cached(start
     assert "limit" in warnings(caplog)[0]
 
 
-def test_a_tied_head_is_loaded_from_the_weight_lm_head_if_the_file_contains_it(
+def test_a_tied_lm_head_is_loaded_from_its_own_weight_if_the_file_contains_it(
     start, checkpoint, tied, tmp_path
 ):
     file = checkpoint / "model.safetensors"

@@ -46,7 +46,7 @@ def make():
         item.close()
 
 
-def test_memory_pages_are_allocated_before_their_rows_are_used(buffers, make):
+def test_memory_pages_are_allocated_before_their_kv_cache_blocks_are_used(buffers, make):
     buffers[0][0, 5] = 7
     supply, before = make(buffers, 32 * MIB), resident_mib()
     supply.use(0)

@@ -85,7 +85,7 @@ def sum_of_single_tokens(stacks, x, experts, weights, **activation):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_token_is_the_sum_of_single_linears_whatever_the_batch(level, name):
+def test_the_expert_output_of_a_token_equals_the_sum_of_single_linear_layers(level, name):
     stacks = (
         Stack(KINDS[name], 2 * INNER, SIZE, gate_up=True, seed=0),
         Stack(KINDS[name], SIZE, INNER, gate_up=False, seed=50),
@@ -167,7 +167,7 @@ def test_the_experts_of_a_token_do_not_depend_on_the_batch(level):
 
 
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_experts_of_a_token_that_is_not_finite_exist_and_differ(level, broken):
+def test_a_token_with_nonfinite_values_gets_valid_and_distinct_experts(level, broken):
     x, weight = random_values(9, 40, seed=1), random_values(10, 40, seed=2)
     want, _ = route(x, weight, 4)
     x[5, 3] = broken

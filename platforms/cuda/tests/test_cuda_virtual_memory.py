@@ -71,7 +71,7 @@ def memory(library):
     return CUDAVirtualMemory(0, library=library, wrap=as_host_tensor)
 
 
-def test_the_structures_have_the_sizes_of_the_driver():
+def test_the_ctypes_structures_have_the_sizes_of_the_driver_structures():
     assert ctypes.sizeof(AllocationProperties) == 32
     assert AllocationProperties.win32_metadata.offset == 16
     assert AllocationProperties.flags.offset == 24
@@ -147,7 +147,7 @@ def unmapped(memory):
 
 
 @pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES)
-def test_the_stand_in_rejects_misuse(memory, library, misuse):
+def test_the_fake_driver_rejects_invalid_calls(memory, library, misuse):
     with pytest.raises(PluginError, match="failed with error 1;"):
         misuse(memory)
     assert library.stand_in_misuse()

@@ -79,7 +79,7 @@ def make_batch(runs):
     )
 
 
-def test_a_run_is_divided_at_the_borders_of_chunks():
+def test_the_tokens_of_a_request_are_divided_at_attention_chunk_boundaries():
     divided = divide_runs(make_batch([(0, 6, 11), (1, 16, 1)]), CHUNK_SIZE, BLOCK_SIZE)
     check_batch(divided, BLOCK_SIZE)
     assert list(divided.query_lens) == [2, 8, 1, 1]
@@ -106,7 +106,7 @@ def test_random_steps_become_valid_batches_of_the_same_tokens(seed):
 
 
 @pytest.mark.parametrize("sizes", [(37,), (5, 1, 1, 1, 9, 20), (8, 8, 1, 16, 4)])
-def test_chunks_of_a_prompt_give_the_results_of_each_chunk_alone(sizes):
+def test_each_attention_chunk_of_a_prompt_gives_the_result_of_that_chunk_alone(sizes):
     state = make_state()
     assert len(state.builders) == 2
     generator = torch.Generator().manual_seed(1)
@@ -137,7 +137,7 @@ def test_a_block_size_that_does_not_divide_the_chunk_is_rejected():
     make_state(chunk_size=12)
 
 
-def test_the_order_of_runs_that_a_backend_needs_does_not_change_the_results():
+def test_reordering_requests_for_a_backend_does_not_change_the_results():
     """The fake builder rejects a batch in which a run of one token follows a longer run."""
     generator = torch.Generator().manual_seed(1)
     q, k, v = (torch.randn(20, heads, 16, generator=generator) for heads in (4, 2, 2))

@@ -55,7 +55,7 @@ def test_the_files_of_an_entry_are_restored_without_links(stored, path, tmp_path
     assert not os.access(tmp_path / "target/a.txt", os.X_OK)
 
 
-def test_another_key_is_a_miss(stored, path, tmp_path):
+def test_a_different_key_is_a_cache_miss(stored, path, tmp_path):
     assert restore(path, tmp_path, KEY | {"sizes": [1]}) == ("miss", {})
 
 
@@ -105,7 +105,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_file_is_deleted_and_no_file_leaves_the_folder(
+def test_a_hostile_file_is_deleted_and_no_file_is_written_outside_the_folder(
     stored, path, tmp_path, change, caplog
 ):
     stored.write_bytes(change(stored.read_bytes()))

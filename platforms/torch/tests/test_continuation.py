@@ -39,7 +39,7 @@ def test_sampled_tokens_are_written_before_the_next_step_is_gathered(steps, mode
 
 @counting
 @pytest.mark.parametrize("change", ["order", "start", "count", "samples", "fewer", "block"])
-def test_step_inputs_are_gathered_again_after_a_change_other_than_one_token_per_row(
+def test_step_inputs_are_gathered_again_after_a_change_other_than_one_token_per_request(
     steps, model, change
 ):
     for row, blocks in ((0, [7]), (1, [2])):

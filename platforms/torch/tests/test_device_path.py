@@ -92,7 +92,7 @@ def test_warm_up_steps_change_no_state(runner_of):
     assert got == expected
 
 
-def test_the_op_provider_samples_the_tokens_of_all_rows_in_one_call(runner_of):
+def test_the_op_provider_samples_the_tokens_of_all_requests_in_one_call(runner_of):
     calls = []
 
     def draw_tokens(logits_RV, columns: DrawColumns):

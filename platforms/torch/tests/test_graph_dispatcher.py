@@ -82,7 +82,7 @@ def seeded():
     torch.manual_seed(11)
 
 
-def test_a_shape_is_run_then_captured_then_verified_then_replayed():
+def test_a_step_shape_is_executed_then_captured_then_verified_then_replayed():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     costs = [step(dispatcher, model, 4) for _ in range(5)]
@@ -92,7 +92,7 @@ def test_a_shape_is_run_then_captured_then_verified_then_replayed():
     assert (counts.eager, counts.captured, counts.replayed) == (2, 1, 2)
 
 
-def test_graphs_are_verified_once_with_and_once_without_the_output_head():
+def test_graphs_are_verified_once_with_and_once_without_the_lm_head():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider)
     for size in (2, 3):
@@ -103,7 +103,7 @@ def test_graphs_are_verified_once_with_and_once_without_the_output_head():
     assert dispatcher.counts.replayed == 2
 
 
-def test_a_graph_includes_sampling_if_all_rows_take_the_most_likely_token():
+def test_a_graph_includes_sampling_if_all_requests_use_greedy_sampling():
     model, provider = Model(), Provider()
     dispatcher = GraphDispatcher(model, provider, lambda logits_TV: logits_TV.argmin(-1))
     descriptor = BatchDescriptor(num_tokens=2, num_requests=2, uniform=True, greedy=True)

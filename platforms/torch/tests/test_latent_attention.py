@@ -79,7 +79,7 @@ def test_a_layer_with_separate_values_has_another_spec():
     assert {type(group.spec) for group in config.groups} == {FullAttentionSpec, LatentAttentionSpec}
 
 
-def test_the_facts_of_the_model_state_that_values_are_parts_of_keys():
+def test_the_attention_facts_state_that_values_are_parts_of_keys():
     layers = make_layers()
     assert attention_facts(layers.values()) == AttentionFacts(
         head_size=24, num_heads=5, num_kv_heads=1, mla=True
@@ -127,7 +127,7 @@ def test_padded_and_unpadded_layers_return_the_features_of_the_values(backend):
     torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
 
 
-def test_runs_before_the_cache_exists_return_the_features_of_the_values():
+def test_steps_before_the_kv_cache_exists_return_the_features_of_the_values():
     k_TKD = torch.ones(T, 1, 24)
     out = NoAttention(1).attend(0, torch.ones(T, 5, 24), k_TKD, k_TKD[..., :VALUE_SIZE])
     assert out.shape == (T, 5, VALUE_SIZE) and not out.any()

@@ -218,7 +218,7 @@ class RecordingMethod(TorchLinearMethod):
         return x_TI @ layer.packed_IO
 
 
-def test_a_tied_head_shares_the_weight_and_is_packed() -> None:
+def test_a_tied_lm_head_shares_the_weight_and_is_packed() -> None:
     method = RecordingMethod()
     context = make_context(linear_method=method)
     model = nn.Module()
@@ -247,7 +247,7 @@ class ScaledMethod(LinearMethod):
         return x_TI
 
 
-def test_a_head_cannot_be_tied_if_the_linear_method_has_additional_parameters() -> None:
+def test_an_lm_head_cannot_be_tied_if_the_linear_method_has_additional_parameters() -> None:
     context = make_context(linear_method=ScaledMethod())
     embed = VocabParallelEmbedding(context, 11, 4)
     with pytest.raises(ModelError, match="ScaledMethod stores head as qweight, scales"):

@@ -110,7 +110,7 @@ def sample(sampler, *rows, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_processor_gets_the_tokens_of_its_row(dtype):
+def test_a_logits_processor_gets_the_tokens_of_its_request(dtype):
     processor = Watched()
     sampler = new_sampler(
         new_request(0),
@@ -127,7 +127,7 @@ def test_a_processor_gets_the_tokens_of_its_row(dtype):
     assert all(logits.dtype == torch.float32 for logits in processor.seen)
 
 
-def test_a_processor_is_not_called_in_a_step_without_its_rows(monkeypatch):
+def test_a_logits_processor_is_not_called_in_a_step_without_its_requests(monkeypatch):
     processor = Watched()
     requests = [new_request(0), new_request(1, extra_args={}), new_request(2, extra_args={})]
     requests[2] = new_request(2, extra_args={}, temperature=1.0, seed=None)
@@ -138,7 +138,7 @@ def test_a_processor_is_not_called_in_a_step_without_its_rows(monkeypatch):
     assert sample(sampler, 1) == [0]
 
 
-def test_a_processor_is_not_applied_to_the_next_request_of_a_row():
+def test_a_logits_processor_is_not_applied_to_the_next_request_in_the_same_row():
     processor = Watched()
     sampler = new_sampler(new_request(0), processors=[processor])
     assert sample(sampler, 0) == [4]
@@ -151,7 +151,7 @@ def test_a_processor_is_not_applied_to_the_next_request_of_a_row():
     assert sample(sampler, 0) == [9]
 
 
-def test_processors_run_after_penalties_and_before_the_temperature():
+def test_logits_processors_run_after_penalties_and_before_the_temperature():
     processor = Watched()
     request = new_request(
         tokens=[1, 5],
@@ -167,14 +167,14 @@ def test_processors_run_after_penalties_and_before_the_temperature():
     assert (logits[1], logits[2], logits[6]) == (best[1] / 2, best[2] + 3, best[6])
 
 
-def test_processors_run_in_the_configured_order():
+def test_logits_processors_run_in_the_configured_order():
     first, second = Watched(), Watched()
     assert sample(new_sampler(new_request(), processors=[second, first]), 0) == [4]
     assert second.order < first.order
     assert first.seen[0][0, 4] == second.seen[0][0, 4] + 1000
 
 
-def test_a_row_with_a_processor_is_not_on_the_fast_path_after_min_tokens():
+def test_a_request_with_a_logits_processor_does_not_use_the_greedy_fast_path():
     """The row has no mask anymore, but its processor prevents the fast path."""
     request = new_request(min_tokens=1, stop=[11])
     sampler = new_sampler(request, processors=[Watched()])
@@ -197,7 +197,7 @@ def test_reading_the_distribution_applies_processors_and_changes_no_state():
     assert sample(sampler, 0) == [4]
 
 
-def test_a_processor_that_raises_ends_only_the_request_of_its_row():
+def test_a_logits_processor_that_raises_ends_only_the_affected_request():
     class Broken(Watched):
         def apply(self, logits_SV, rows):
             if 1 in rows:

@@ -118,7 +118,7 @@ def test_layers_without_mappings_and_weights_that_are_cast_get_copies(tmp_path):
     assert not cast.mlp.weight.isnan().any()
 
 
-def test_a_mapped_embedding_is_also_the_weight_of_a_tied_head(tmp_path):
+def test_a_mapped_embedding_is_also_the_weight_of_a_tied_lm_head(tmp_path):
     weights = make_weights(tied=True)
     model = load(tmp_path, Model(Borrowing(), tied=True), weights)
     assert model.lm_head.weight is model.embed.weight

@@ -12,7 +12,7 @@ from dovetail_devkit.harnesses.runner_harness import MAX_LEN, SIZE, Builder, V
 PROMPT = [3, 1, 4, 1, 5, 9]
 
 
-def test_a_row_uses_its_sampled_tokens_as_the_next_inputs(steps, model):
+def test_a_request_uses_its_sampled_tokens_as_the_next_inputs(steps, model):
     expected = model.answer(PROMPT, 4)
     got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 6, True))[1]]
     got += [steps.run((1, position, 1, True))[1] for position in (6, 7, 8)]
@@ -56,7 +56,7 @@ def test_chunks_give_the_same_tokens_as_a_whole_prompt(steps, model, cuts):
     assert got == {0: model.answer(PROMPT, 1)[0]}
 
 
-def test_a_reused_row_has_no_state_of_the_last_request(steps, model):
+def test_a_reused_row_has_no_state_of_the_previous_request(steps, model):
     steps.join(0, PROMPT, [7, 2, 5], temperature=1.0, allowed_token_ids=[3]).run((0, 0, 6, True))
     steps.builder.leave(0)
     other = [2, 2]
@@ -64,7 +64,7 @@ def test_a_reused_row_has_no_state_of_the_last_request(steps, model):
     assert steps.run((0, 2, 1, True)) == {0: model.answer(other, 2)[1]}
 
 
-def test_a_row_cannot_join_with_an_older_generation(steps):
+def test_a_new_request_with_an_older_row_generation_is_rejected(steps):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
     steps.generations[0] = 0
     with pytest.raises(AssertionError, match="generation"):
@@ -85,7 +85,7 @@ def test_cached_blocks_are_not_computed_again(steps, model):
     assert model.forwards[-1] == ([6, 6], [4, 5])
 
 
-def test_a_plan_without_runs_releases_rows(steps, model):
+def test_a_plan_without_scheduled_requests_releases_rows(steps, model):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
     steps.builder.leave(0)
     assert steps.run() == {}
@@ -93,7 +93,7 @@ def test_a_plan_without_runs_releases_rows(steps, model):
     steps.join(0, [5], [2]).run((0, 0, 1, True))
 
 
-def test_blocks_are_appended_as_a_row_grows(steps, model):
+def test_blocks_are_appended_as_a_request_grows(steps, model):
     expected = model.answer(PROMPT[:4], 7)
     got = [steps.join(1, PROMPT[:4], [7]).run((1, 0, 4, True))[1]]
     for position in range(4, 10):
@@ -104,7 +104,7 @@ def test_blocks_are_appended_as_a_row_grows(steps, model):
     assert Builder.seen[-1].block_table_RM.tolist() == [[7, 2, 4]]
 
 
-def test_the_output_head_gets_only_the_positions_that_are_sampled(steps, model, monkeypatch):
+def test_the_lm_head_gets_only_the_positions_that_are_sampled(steps, model, monkeypatch):
     sizes = []
     original = model.compute_logits
     monkeypatch.setattr(
@@ -116,7 +116,7 @@ def test_the_output_head_gets_only_the_positions_that_are_sampled(steps, model, 
     assert sizes == [2]
 
 
-def test_block_table_entries_beyond_the_blocks_of_a_row_are_0(steps):
+def test_block_table_entries_beyond_the_blocks_of_a_request_are_0(steps):
     steps.join(0, range(16), [7, 2, 5, 3]).run((0, 0, 16, True))
     steps.builder.leave(0)
     steps.join(0, [1], [4]).join(1, range(12), [8, 9, 10])
@@ -138,13 +138,13 @@ def test_the_attention_batch_has_correct_indices(steps):
     assert batch.slot_mapping_T.dtype == torch.int64
 
 
-def test_a_row_may_have_max_model_len_tokens(steps, model):
+def test_a_request_may_have_max_model_len_tokens(steps, model):
     prompt = [n % V for n in range(MAX_LEN - 1)]
     got = steps.join(2, prompt, range(1, 7)).run((2, 0, MAX_LEN - 1, True))
     assert got == {2: model.answer(prompt, 1)[0]}
 
 
-def test_grammars_are_applied_to_the_runs_of_their_requests(steps, model):
+def test_grammars_are_applied_only_to_their_requests(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(1, PROMPT, [3, 4]).join(2, PROMPT, [5, 6])
     words = np.zeros((1, 1), np.uint32)
     words[0, 0] = 1 << 11
@@ -153,7 +153,7 @@ def test_grammars_are_applied_to_the_runs_of_their_requests(steps, model):
     assert got == {0: model.answer(PROMPT, 1)[0], 2: 11}
 
 
-def test_only_runs_that_requested_logprobs_get_them(steps, model):
+def test_only_requests_that_ask_for_logprobs_get_them(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(1, [8], [3]).join(2, PROMPT[:3], [5], logprobs=2)
     got = steps.run((0, 0, 3, False), (1, 0, 1, True), (2, 0, 3, True))
     assert list(steps.output.logprobs) == [2]

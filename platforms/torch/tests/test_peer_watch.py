@@ -75,7 +75,7 @@ def test_a_process_that_exits_aborts_the_exchange_and_its_result_is_an_error(pee
     assert group.num_calls == 1
 
 
-def test_a_process_that_has_exited_before_the_watch_is_lost(peer):
+def test_a_process_that_exited_before_the_watch_is_reported_as_lost(peer):
     peer.kill()
     peer.wait()
     group = Group()
@@ -85,7 +85,7 @@ def test_a_process_that_has_exited_before_the_watch_is_lost(peer):
         watch.check()
 
 
-def test_a_closed_watch_does_not_abort(peer):
+def test_a_closed_watch_does_not_abort_the_exchange_of_tensors(peer):
     group = Group()
     watch = PeerWatch({1: peer.pid}, group.abort)
     assert check_peers(OUTPUT, watch) is OUTPUT

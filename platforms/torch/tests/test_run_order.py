@@ -49,7 +49,7 @@ def backend_with(threshold):
         ([7, 1, 3], (), None),
     ],
 )
-def test_short_runs_come_first_in_the_order_of_the_plan(counts, thresholds, order):
+def test_requests_with_few_tokens_come_first_in_the_order_of_the_plan(counts, thresholds, order):
     got = run_order(np.array(counts), thresholds)
     assert order == (None if got is None else got.tolist())
     (ordered,) = in_order((np.array(counts),), got)
@@ -82,7 +82,7 @@ def test_a_runner_that_keeps_the_order_of_the_plan_is_detected(runner_of, monkey
         play(runner, Program(0, 40))
 
 
-def test_the_reordered_batch_has_the_runs_of_the_plan(runner_of):
+def test_the_reordered_batch_has_the_requests_of_the_plan(runner_of):
     model = Model()
     steps = Steps(runner_of(model, backend_with(1)))
     steps.join(0, [3, 1, 4, 1], [7, 2]).join(1, [8, 8, 2], [3, 4])

@@ -80,7 +80,7 @@ def test_greedy_sampling_takes_the_first_most_likely_token_in_any_dtype():
             assert out.logprobs == {}
 
 
-def test_a_batch_of_greedy_rows_calls_argmax_once(monkeypatch):
+def test_a_batch_of_greedy_requests_calls_argmax_once(monkeypatch):
     calls = []
 
     def counted(logits):
@@ -102,7 +102,7 @@ def test_a_batch_of_greedy_rows_calls_argmax_once(monkeypatch):
     assert calls == [(8, VOCAB)]
 
 
-def test_a_row_is_on_the_fast_path_again_after_min_tokens(monkeypatch):
+def test_a_greedy_request_uses_the_fast_path_again_after_min_tokens(monkeypatch):
     sampler = new_sampler(new_request(temperature=0, min_tokens=2, stop=[0]))
     assert [one(sampler, falling()) for _ in range(3)] == [1, 1, 0]
     monkeypatch.setattr(sampler_module.Sampler, "_describe", lambda *_: pytest.fail("slow path"))
@@ -158,13 +158,13 @@ def test_bad_words_with_the_same_last_token_do_not_affect_each_other():
     assert one(sampler, falling()) == 0
 
 
-def test_a_grammar_masks_only_the_runs_of_its_requests():
+def test_a_grammar_masks_only_the_logits_of_its_requests():
     sampler = new_sampler(new_request(0, temperature=0), new_request(1, temperature=0))
     grammar = grammar_of({4: [33, 39], 5: [2]}, runs=[3, 4])  # run 5 does not sample
     assert sampler.sample(falling(2), [0, 1], grammar).token_ids.tolist() == [0, 33]
 
 
-def test_a_grammar_for_runs_without_sampling_changes_nothing():
+def test_a_grammar_for_requests_that_sample_no_token_changes_nothing():
     sampler = new_sampler(new_request(0, temperature=0))
     grammar = grammar_of({4: [33]}, runs=[0])
     assert one(sampler, falling(), grammar=grammar) == 0
@@ -195,7 +195,7 @@ def test_contradictory_sampling_parameters_always_leave_an_allowed_token():
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.inf, torch.nan])
 @pytest.mark.parametrize("vocab", [VOCAB, 5000])
-def test_invalid_logits_do_not_affect_other_rows(value, vocab):
+def test_invalid_logits_do_not_affect_other_requests(value, vocab):
     all_settings = [
         {"temperature": 0},
         {"temperature": 1.0},
@@ -235,7 +235,7 @@ def test_a_prompt_without_tokens_of_the_vocabulary_is_not_penalized():
     assert [one(sampler, falling()) for _ in range(2)] == [0, 1]
 
 
-def test_a_reused_row_has_no_state_of_the_last_request():
+def test_a_reused_row_has_no_state_of_the_previous_request():
     torch.manual_seed(3)
     logits = torch.randn(1, VOCAB)
     everything = new_request(
@@ -276,7 +276,7 @@ def test_a_reused_row_has_no_state_of_the_last_request():
     assert one(used, falling()) == 0
 
 
-def test_token_histories_stay_with_their_rows_while_rows_join_and_leave():
+def test_token_histories_stay_correct_while_requests_start_and_finish():
     """Histories stay with their rows while history slots are freed, reused and added."""
     random = torch.Generator().manual_seed(5)
     sampler = new_sampler(num_rows=64)
@@ -319,7 +319,7 @@ def test_an_empty_batch_has_no_tokens():
 
 
 @pytest.mark.clock
-def test_a_step_on_the_fast_path_needs_no_python_code_per_row():
+def test_a_step_on_the_fast_path_needs_no_python_code_per_request():
     """A step takes about 20 µs. The limit is higher, because the machine may be busy."""
     sampler = new_sampler(*(new_request(r, temperature=0) for r in range(16)))
     logits, rows = falling(16), list(range(16))

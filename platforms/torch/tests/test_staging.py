@@ -19,7 +19,7 @@ COLUMNS = (
 )
 
 
-def test_columns_arrive_on_the_device_unchanged():
+def test_staged_columns_arrive_on_the_device_unchanged():
     staging = Staging(HOST, LateDevice())
     for _ in range(3):
         sent = staging.send(COLUMNS)
@@ -29,7 +29,7 @@ def test_columns_arrive_on_the_device_unchanged():
             assert not tensor.numel() or (tensor.data_ptr() - sent[0].data_ptr()) % 16 == 0
 
 
-def test_a_slot_is_reused_only_after_its_copies():
+def test_a_staging_slot_is_reused_only_after_its_copies():
     device = LateDevice()
     staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
     taken = []
@@ -39,7 +39,7 @@ def test_a_slot_is_reused_only_after_its_copies():
     assert [int(item[0]) for item in taken] == list(range(12))
 
 
-def test_a_packet_that_is_larger_than_a_slot_is_sent_in_parts():
+def test_a_packet_that_is_larger_than_a_staging_slot_is_sent_in_parts():
     device = LateDevice()
     staging = Staging(HOST, device, num_slots=2, slot_bytes=64)
     staging.upload(np.arange(4))
@@ -67,7 +67,7 @@ def test_results_are_kept_until_they_are_requested():
         assert item.result(timeout=0).token_ids == list(range(step))
 
 
-def test_a_larger_result_gets_a_larger_slot():
+def test_a_result_that_is_larger_than_its_staging_slot_gets_a_larger_slot():
     ring = FetchRing(LateDevice(), 64, num_slots=1)
     many = torch.arange(5000)
     assert ring.fetch((many[:1], many), result_of).result().token_ids == many.tolist()

@@ -60,7 +60,7 @@ def play(request, runner_of):
     return make
 
 
-def test_hooks_get_only_the_rows_of_requests_that_use_the_extension(play):
+def test_hooks_get_only_the_requests_that_use_the_extension(play):
     watched = Watched()
     steps, model = play(watched)
     steps.join(0, PROMPT, [7, 2, 5]).join(1, [8, 8, 2], [3, 4], **ASK)
@@ -74,7 +74,7 @@ def test_hooks_get_only_the_rows_of_requests_that_use_the_extension(play):
     assert steps.run((1, 4, 1, True), (0, 7, 1, True)) == {1: 5, 0: model.answer(PROMPT, 3)[2]}
 
 
-def test_a_step_without_rows_of_an_extension_calls_no_hook(play):
+def test_a_step_without_requests_that_use_an_extension_calls_no_hook(play):
     watched = Watched()
     steps, _ = play(watched)
     steps.join(0, PROMPT, [7, 2, 5]).join(1, [8, 8, 2], [3, 4], **ASK)
@@ -108,7 +108,7 @@ def test_a_hook_that_is_not_overridden_is_not_called(play):
     assert list(extension.taken) == model.answer(PROMPT, 2)
 
 
-def test_changed_hidden_states_change_the_logits_of_their_rows_only(play):
+def test_changed_hidden_states_change_only_the_logits_of_their_requests(play):
     class Zeroes(FakeStepExtension):
         def hidden_states(self, batch, hidden_TD):
             return hidden_TD.zero_()

@@ -136,7 +136,7 @@ def test_a_tied_weight_is_loaded_under_either_of_its_two_names(tmp_path: Path, k
     assert model.lm_head.weight is model.embed.weight
 
 
-def test_a_tied_head_that_differs_in_the_files_is_untied(tmp_path: Path) -> None:
+def test_a_tied_lm_head_that_differs_in_the_files_is_untied(tmp_path: Path) -> None:
     weights, model = make_weights(), SmallModel(tied=True)
     save_shards(tmp_path, weights)
     load(tmp_path, model)
@@ -296,7 +296,7 @@ def test_unexpected_weights_are_listed(tmp_path: Path) -> None:
     rejected(tmp_path, "2 weights", "attn.q_norm.weight", "score.weight", "the model does not have")
 
 
-def test_an_untied_model_needs_the_weight_of_its_output_head(tmp_path: Path) -> None:
+def test_an_untied_model_needs_the_weight_of_its_lm_head(tmp_path: Path) -> None:
     weights = make_weights()
     del weights["lm_head.weight"]
     save_file(weights, tmp_path / SINGLE)

@@ -51,7 +51,7 @@ def serve(null):
     return start
 
 
-def test_a_wrong_line_fails_alone(run, files, serve, monkeypatch):
+def test_an_invalid_line_of_the_input_fails_alone(run, files, serve, monkeypatch):
     monkeypatch.setattr(input_file, "MAX_LINE_BYTES", 1000)
     source, output = files
     wrong = ("{", line("a"), line("c", url="/metrics"), line("d", body={"prompt": "x" * 2000}))
@@ -77,7 +77,7 @@ def test_a_wrong_line_fails_alone(run, files, serve, monkeypatch):
     assert "6 of 6 lines" in messages
 
 
-def test_a_run_that_lost_its_server_continues_with_the_lines_that_have_no_record(
+def test_a_batch_that_lost_its_server_continues_with_the_lines_that_have_no_record(
     run, files, serve, null, monkeypatch
 ):
     monkeypatch.setattr(remote_calls, "FIRST_WAIT_S", 0)

@@ -40,7 +40,7 @@ def picture(view, **more):
     return Picture(names=ServerNames("http://x", "m"), view=view, **more)
 
 
-def test_the_fields_are_those_of_the_engine():
+def test_the_parsed_fields_are_those_that_the_engine_sends():
     for ours, core in (
         (records.Step, core_records.StepRecord),
         (records.Steps, core_records.StepTrace),
@@ -130,7 +130,7 @@ def test_each_request_shows_what_it_did():
 
 
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 80, 200, 10_000])
-def test_a_picture_fits_into_the_terminal(steps, width):
+def test_the_display_fits_into_the_terminal(steps, width):
     view = EngineView()
     view.add(decoded(**steps.trace(0, 1024)))
     for height in (1, 5, 24):
@@ -172,7 +172,7 @@ def test_texts_of_the_server_cannot_control_the_terminal(run, null, steps, monke
         ("502 Bad", b"", "responded with 502: no message"),
     ],
 )
-def test_another_response_gives_a_clear_error(run, null, steps, status, body, message):
+def test_a_response_of_another_server_gives_a_clear_error(run, null, steps, status, body, message):
     steps.status, steps.body = status, body
     with null.running(steps.respond) as url:
         code, text, messages = run("top", "--url", url, "--once", "--interval-s", 0.2)

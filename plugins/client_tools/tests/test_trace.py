@@ -225,7 +225,7 @@ def frame(kind, payload):
         (lambda log: log + frame(RecordKind.ADD, b"\x00" * 2**22), "more than 1,048,576 bytes"),
     ],
 )
-def test_another_file_gives_a_clear_error_and_no_output(
+def test_a_file_that_is_not_a_decision_log_gives_a_clear_error_and_no_output(
     run, log, tmp_path, monkeypatch, change, message
 ):
     monkeypatch.setattr(log_file, "MAX_PAYLOAD_BYTES", 1 << 20)
@@ -302,7 +302,7 @@ def test_a_server_that_restarts_or_ends_leaves_the_trace_until_then(
     assert code == 0 and "503: ?[2Jdraining" in text and "\x1b" not in text + page.read_text()
 
 
-def test_steps_whose_numbers_do_not_increase_end(run, null, tmp_path):
+def test_steps_whose_numbers_do_not_increase_end_the_trace(run, null, tmp_path):
     trace = {"started_ns": 1, "now_ns": 1, "after": 0, "num_steps": 2**53}
     wrong = {"number": 0, "step_id": 1, "begin_ns": 9, "end_ns": 1}
     trace["steps"] = [wrong | {"num_tokens": 1, "num_new_tokens": 0}] * 3

@@ -86,7 +86,7 @@ def test_one_seed_has_no_verdict(tmp_path):
     assert found.verdict == "one seed: no interval"
 
 
-def test_finished_runs_are_reused_and_changed_ones_are_not(done, tmp_path):
+def test_finished_runs_are_reused_if_their_settings_are_unchanged(done, tmp_path):
     results, out = done
     counts = []
     again = run(spec_of(), out, on_progress=lambda done, total, last: counts.append((done, total)))
@@ -98,7 +98,7 @@ def test_finished_runs_are_reused_and_changed_ones_are_not(done, tmp_path):
     assert other.num_reused == 0
 
 
-def test_a_damaged_file_of_a_run_is_made_again(done):
+def test_a_run_with_a_damaged_file_is_repeated(done):
     _, out = done
     victim = next((out / "runs").glob("*.json"))
     victim.write_text(victim.read_text()[:50])
@@ -136,7 +136,7 @@ def test_output_of_a_policy_goes_to_the_log_of_the_workers(tmp_path):
     assert "hello from a policy" in (tmp_path / "workers.log").read_text()
 
 
-def test_a_failed_run_is_made_again(tmp_path):
+def test_a_failed_run_is_repeated(tmp_path):
     spec = spec_of(("fcfs", "raises"), seeds=1, loads=(0.5,))
     run(spec, tmp_path)
     again = run(spec, tmp_path)

@@ -83,7 +83,7 @@ def log(tmp_path):
     return recording.close()
 
 
-def test_a_request_that_waits_for_a_row_is_explained(log):
+def test_a_request_that_waits_for_a_batch_slot_is_explained(log):
     text = text_of(log, 0, "c")
     assert "position 3 of 3" in text and "no row was free" in text
     assert "rank 2" in text
@@ -218,6 +218,6 @@ def test_diff_shows_the_first_different_step_with_both_views(log, capsys):
         (["0", "--scheduler", "prioritty"], "Did you mean 'priority'"),
     ],
 )
-def test_impossible_questions_are_rejected(arguments, message, log, capsys):
+def test_invalid_arguments_of_explain_are_rejected(arguments, message, log, capsys):
     assert main(["lab", "explain", str(log), *arguments]) == 2
     assert message in capsys.readouterr().err.replace("\n", " ")

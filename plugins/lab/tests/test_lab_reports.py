@@ -131,7 +131,7 @@ def test_a_distribution_ends_at_one_unless_requests_are_unfinished(done, tmp_pat
     assert figure.axes[2].get_lines()[0].get_ydata()[-1] < 1.0
 
 
-def test_requests_of_all_policies_share_their_axes(done):
+def test_the_charts_of_all_policies_share_their_axes(done):
     results, _, _ = done
     figure = drawn("gantt", draw_gantt, results, "sim", 0.9, ["fcfs", "shortest", "raises"])
     left, right = figure.axes
@@ -159,7 +159,7 @@ def test_tables_name_winners_and_ties(done):
     assert set(means.rows[2][1:]) == {"–"} and " ± " in means.rows[0][1]
 
 
-def test_a_wide_table_is_turned():
+def test_a_wide_table_is_transposed():
     table = TextTable(title="t", headings=["policy", "a", "b", "c"], rows=[["x", "1", "2", "3"]])
     turned = table.oriented()
     assert list(turned.headings) == ["metric", "x"] and list(turned.rows[2]) == ["c", "3"]

@@ -52,7 +52,7 @@ def test_every_request_runs_on_exactly_one_replica(router):
         assert set(result.replica_of) == {0, 1, 2}
 
 
-def test_skipped_stretches_change_nothing_in_a_cluster(monkeypatch):
+def test_skipping_decode_steps_changes_no_result_of_a_cluster(monkeypatch):
     requests = [request(n, arrival_ns=n * 3 * 10**7, num_output_tokens=9 + n) for n in range(40)]
     arrivals = workload(*requests)
     skipping = simulate_replicas(arrivals, [setup()] * 2, TIMES, LeastLoad())

@@ -21,7 +21,7 @@ POLICIES = (
 @pytest.mark.parametrize("num_blocks", [130, 600])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_skipped_stretches_change_no_plan_and_no_time(policy, caching, num_blocks):
+def test_skipping_decode_steps_changes_no_plan_and_no_time(policy, caching, num_blocks):
     for seed in range(3):
         load = random_workload(seed, mean_gap_ns=(10**6, 3 * 10**7, 3 * 10**8)[seed])
         made = setup(policy, num_blocks=num_blocks, enable_prefix_caching=caching)

@@ -72,7 +72,7 @@ def test_decode_is_not_delayed_by_prefills_of_other_requests():
     assert split(arrivals, 1, 1).requests.max_gap_ns[0] < 0.7 * together
 
 
-def test_skipped_stretches_change_nothing(monkeypatch):
+def test_skipping_decode_steps_changes_no_result(monkeypatch):
     requests = [request(n, arrival_ns=n * 3 * 10**7, num_output_tokens=9 + n) for n in range(40)]
     cost = TransferCost()
     skipping = split(workload(*requests), 2, 2, cost=cost)

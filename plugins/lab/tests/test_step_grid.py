@@ -28,7 +28,7 @@ def test_the_requests_of_the_grid_fit_the_model_and_the_cache(limits, num_tokens
         assert total <= num_tokens or "decodes" not in one.name
 
 
-def test_the_grid_has_full_batches_of_the_longest_contexts_and_every_number_of_rows():
+def test_the_grid_has_full_batches_of_the_longest_contexts_and_every_batch_size():
     made = setup(max_num_seqs=16, max_model_len=512)
     longest, rows = 0, set()
     for one in design(made.limits, 9600, 0):

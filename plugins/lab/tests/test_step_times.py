@@ -163,7 +163,7 @@ def test_a_jump_of_the_time_per_cached_token_is_fitted_between_the_measured_cont
     assert tables.mape < 0.06 and abs(tables.bias) < 0.03
 
 
-def test_rows_that_were_not_measured_are_between_their_neighbours():
+def test_step_times_of_batch_sizes_that_were_not_measured_are_interpolated():
     contexts = (20, 60, 140, 300, 480)
     steps = decode_samples((1, 2, 4, 8, 16), contexts)
     model = CalibratedStepTimes(calibration([*steps, *prefill_samples()]))
@@ -343,7 +343,9 @@ def other_machine():
         ({"commit": lambda: "0123456789ab"}, "measured with commit 0123456789ab", False),
     ],
 )
-def test_a_calibration_of_another_machine_or_commit(changes, message, is_warned, small, capsys):
+def test_the_option_strict_rejects_a_calibration_of_another_machine_or_commit(
+    changes, message, is_warned, small, capsys
+):
     write(small / "other.json", **{name: make() for name, make in changes.items()})
     command = [*RUN, "other.json"]
     assert main(command) == 0
@@ -361,7 +363,7 @@ def test_a_calibration_of_another_model_or_a_smaller_engine_is_a_warning(small, 
     assert "measured up to max_num_seqs=32; max_num_seqs=256 is extrapolated" in shown
 
 
-def test_rough_times_are_a_warning_and_rejected_by_strict(small, capsys):
+def test_inaccurate_step_times_give_a_warning_and_are_rejected_by_strict(small, capsys):
     command = [*RUN, "roofline:l4", "--model", "model"]
     assert main(command) == 0
     assert "Times of roofline are rough" in told(capsys)

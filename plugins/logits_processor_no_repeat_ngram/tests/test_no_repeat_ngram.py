@@ -75,7 +75,7 @@ def test_a_greedy_output_repeats_no_pair_of_tokens():
     assert len(set(pairs)) == len(pairs)
 
 
-def test_a_row_that_would_have_no_token_left_is_not_changed():
+def test_a_request_that_would_have_no_allowed_token_left_is_not_changed():
     processor = make()
     join(processor, 0, range(VOCAB), 1)
     assert banned(processor, 0) == set()

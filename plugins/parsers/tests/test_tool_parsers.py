@@ -208,7 +208,7 @@ def test_a_prefix_of_a_call_raises_no_error(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
-def test_calls_of_functions_that_are_not_offered_are_content(name: str, text: str) -> None:
+def test_calls_of_functions_that_are_not_offered_count_as_content(name: str, text: str) -> None:
     other = [{"type": "function", "function": {"name": "other"}}]
     content, calls = read(make(name, other), [text])
     assert calls == []

@@ -29,7 +29,7 @@ def test_decoded_blocks_are_near_the_weights(name):
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
-def test_decoded_blocks_are_the_nearest_values_of_the_grid(name):
+def test_decoded_blocks_are_the_nearest_representable_values(name):
     kind = BLOCK_TYPES[name]
     weight_OI = normal(8, 512, seed=1)
     x_NGK = weight_OI.view(-1, kind.size // kind.group, kind.group)

@@ -206,7 +206,7 @@ def test_a_batch_with_a_wrong_file_fails_as_a_whole(tmp_path, text, settings, co
     asyncio.run(run())
 
 
-def test_batches_of_the_key_with_fewest_running_ones_are_claimed_first(tmp_path):
+def test_batches_of_the_api_key_with_the_fewest_running_batches_are_claimed_first(tmp_path):
     async def run():
         storage, owners = Storage(tmp_path), ("a", "a", "a", "b")
         for owner in owners:
@@ -222,7 +222,7 @@ def test_batches_of_the_key_with_fewest_running_ones_are_claimed_first(tmp_path)
     asyncio.run(run())
 
 
-def test_lines_start_only_while_seats_are_free(tmp_path):
+def test_batch_lines_start_only_while_the_engine_has_free_batch_slots(tmp_path):
     async def run():
         settings = ServerSettings(batch_concurrency=3)
         state = state_of(settings, num_seqs=4, running=4)

@@ -145,7 +145,7 @@ def test_a_batch_calls_other_routes(anna, endpoint, body):
     assert record["response"]["body"]["id"].startswith(("cmpl", "resp"))
 
 
-def test_a_bad_line_fails_alone(anna):
+def test_an_invalid_line_of_a_batch_fails_alone(anna):
     lines = [
         line("good"),
         "{",
@@ -330,7 +330,9 @@ FORM = "multipart/form-data; boundary=b"
         (FORM, form(FILE, PURPOSE) + b"x" * (1 << 18), "file_too_large"),
     ],
 )
-def test_a_wrong_form_is_rejected_and_leaves_nothing(keyed_server, anna, folder, kind, body, code):
+def test_an_invalid_upload_form_is_rejected_and_leaves_no_file(
+    keyed_server, anna, folder, kind, body, code
+):
     headers = {"Content-Type": kind, "Authorization": f"Bearer {KEYS[0]}"}
     reply = keyed_server.send("POST", "/v1/files", body, headers)
     assert (reply.status in (400, 413, 415), reply.error["code"]) == (True, code), reply.content
@@ -343,7 +345,7 @@ def test_a_file_name_has_no_folders(keyed_server, anna):
     assert reply.json["filename"] == "passwd"
 
 
-def test_an_upload_that_breaks_off_leaves_nothing(keyed_server, anna, folder):
+def test_an_interrupted_upload_leaves_no_file(keyed_server, anna, folder):
     connection = http.client.HTTPConnection(keyed_server.host, keyed_server.port, timeout=WAIT_S)
     connection.putrequest("POST", "/v1/files")
     connection.putheader("Content-Type", FORM)

@@ -7,7 +7,7 @@ from dovetail_server.protocol.responses.fields import ResponsesRequest
 NOT_STORED = ("response_not_found", "file_not_found", "batch_not_found")
 
 
-def test_the_document_has_every_route_and_field(server):
+def test_the_openapi_document_has_every_route_and_field(server):
     document = server.get("/openapi.json").json
     schemas = document["components"]["schemas"]
     for kind in (CompletionRequest, ChatRequest, ResponsesRequest, MessagesRequest, CountRequest):

@@ -333,7 +333,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("field", FORMATS)
-def test_an_output_with_a_schema_is_valid_streamed_and_whole(server, field):
+def test_an_output_with_a_schema_is_valid_with_and_without_streaming(server, field):
     asking = {"prompt": "Anna", "max_tokens": 60, "seed": 4, field: FORMATS[field]}
     (whole,) = texts(server.complete(**asking))
     content = json.loads(whole)

@@ -286,7 +286,7 @@ def test_the_error_of_a_wrong_field_names_it(server, fields, param):
         assert reply.error["param"] == param, reply.error
 
 
-def test_hostile_requests_leave_another_stream_unharmed(server, client):
+def test_hostile_requests_do_not_change_another_stream(server, client):
     expected, texts = create(client, max_output_tokens=64).output_text, []
 
     def read():

@@ -40,6 +40,6 @@ def test_the_server_generates_the_same_text_after_sleep(sleepy, level):
 
 
 @pytest.mark.parametrize("tags", ["weights", ["gpu"], [1], {"weights": 1}, [["weights"]]])
-def test_wrong_tags_are_rejected(sleepy, tags):
+def test_invalid_sleep_tags_are_rejected(sleepy, tags):
     reply = sleepy.post("/wake_up", {"tags": tags}, **ADMIN)
     assert reply.status == 400 and reply.error["param"] == "tags"

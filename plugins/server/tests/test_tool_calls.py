@@ -91,7 +91,9 @@ def check_calls(choice):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("temperature", [0, 1.5])
 @pytest.mark.parametrize("tool_choice", ["required", NAMED], ids=["required", "named"])
-def test_a_forced_call_is_valid_streamed_and_whole(tools_server, tool_choice, temperature):
+def test_a_forced_tool_call_is_valid_with_and_without_streaming(
+    tools_server, tool_choice, temperature
+):
     body = {"tools": TOOLS, "tool_choice": tool_choice, "temperature": temperature, "seed": 7}
     choice = choice_of(tools_server, **body)
     calls = check_calls(choice)
@@ -186,7 +188,7 @@ def test_log_probabilities_of_a_call_are_returned(tools_server):
     ]
 
 
-def test_a_result_is_read_and_an_unknown_one_rejected(tools_server):
+def test_a_tool_result_is_read_and_a_result_of_an_unknown_call_is_rejected(tools_server):
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "5555"}
     assert choice_of(tools_server, tools=TOOLS, messages=[*QUESTION, called, result])
@@ -215,7 +217,7 @@ def test_a_result_is_read_and_an_unknown_one_rejected(tools_server):
         ({"tools": [tool("a", {"properties": {"b": {"uniqueItems": True}}})]}, "tools"),
     ],
 )
-def test_a_wrong_field_is_rejected_with_its_name(tools_server, body, param):
+def test_the_error_for_an_invalid_tool_field_names_it(tools_server, body, param):
     reply = ask(tools_server, **body)
     assert reply.status == 400, reply.content[:300]
     assert reply.error["param"] == param, reply.error
@@ -229,7 +231,7 @@ def test_tools_need_a_parser_for_the_format_of_the_model(serving):
         assert "tool parser" in reply.error["message"]
 
 
-def test_a_budget_ends_the_reasoning_and_the_answer_follows(thinking_server):
+def test_a_thinking_budget_ends_the_reasoning_and_the_answer_follows(thinking_server):
     body = {"thinking_budget": 6, "max_tokens": 40}
     choice = choice_of(thinking_server, **body)
     message = choice["message"]

@@ -76,7 +76,7 @@ def test_the_plugin_meets_the_contract_of_grammars():
     load_suite("grammar")(LLGuidance)
 
 
-def test_the_library_is_not_loaded_with_the_class_of_the_plugin():
+def test_importing_the_plugin_does_not_load_the_library():
     code = "import sys, dovetail_structured_output.backend; sys.exit('llguidance' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
     assert set(FORMS) == LLGuidance.forms
@@ -225,7 +225,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("form", "text", "reason"), REFUSED.values(), ids=REFUSED)
-def test_a_text_that_is_not_supported_is_rejected_with_its_name(backend, form, text, reason):
+def test_the_error_for_an_unsupported_grammar_names_the_cause(backend, form, text, reason):
     with pytest.raises(RequestError, match=reason) as rejection:
         backend.compile(spec(form, text))
     assert rejection.value.parameter.startswith("structured_outputs")

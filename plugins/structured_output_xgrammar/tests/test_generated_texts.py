@@ -139,7 +139,7 @@ def random_expression(rng, depth=0):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_expressions_match_the_strings_that_python_matches(backend, seed):
+def test_regular_expressions_match_the_strings_that_python_matches(backend, seed):
     rng = random.Random(seed)
     num_checked = 0
     for _ in range(60):

@@ -99,7 +99,7 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize(("schema", "named"), SCHEMAS, ids=[str(item)[:60] for item, _ in SCHEMAS])
-def test_a_schema_that_the_library_would_not_enforce_is_rejected_with_its_name(schema, named):
+def test_the_error_for_a_schema_that_the_library_would_not_enforce_names_the_keyword(schema, named):
     with pytest.raises(ValueError, match=named):
         translate_schema(schema)
 
@@ -112,7 +112,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("pattern", EXPRESSIONS)
-def test_an_expression_with_another_meaning_in_the_library_is_rejected(pattern):
+def test_a_regular_expression_with_another_meaning_in_the_library_is_rejected(pattern):
     with pytest.raises(ValueError, match="regular expression"):
         translate(pattern)
 
@@ -166,7 +166,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("form", "text", "reason"), TEXTS.values(), ids=TEXTS)
-def test_a_text_that_is_not_supported_is_rejected_with_its_name(backend, form, text, reason):
+def test_the_error_for_an_unsupported_grammar_names_the_cause(backend, form, text, reason):
     with pytest.raises(RequestError, match=reason) as rejection:
         backend.compile(spec(form, text))
     assert rejection.value.parameter.startswith("structured_outputs")

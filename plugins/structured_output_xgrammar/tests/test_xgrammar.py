@@ -76,7 +76,7 @@ def test_the_plugin_meets_the_contract_of_grammars():
     load_suite("grammar")(XGrammar)
 
 
-def test_the_library_is_not_loaded_with_the_class_of_the_plugin():
+def test_importing_the_plugin_does_not_load_the_library():
     module = "dovetail_structured_output_xgrammar.backend"
     code = f"import sys, {module}; sys.exit('xgrammar' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
@@ -195,7 +195,7 @@ def test_a_compiled_grammar_is_reused_and_starts_at_the_beginning(backend):
     assert [chr(token) for token in allowed(backend.find(arguments))] == ["f"]
 
 
-def test_kept_grammars_are_limited_in_bytes(monkeypatch):
+def test_cached_grammars_are_limited_in_bytes(monkeypatch):
     pytest.importorskip("xgrammar", reason=MISSING)
     monkeypatch.setattr("dovetail_structured_output_xgrammar.backend.MAX_CACHED_BYTES", 100_000)
     backend = XGrammar(GrammarContext(tokenizer=TOKENIZER, vocab_size=WIDTH))

@@ -33,13 +33,13 @@ def named(name):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_mixed_step_has_one_call(backend):
+def test_a_step_with_prefills_and_decodes_makes_one_kernel_call(backend):
     RandomStep().run(backend)
     assert len([name for name, _ in calls if name != "schedule"]) == 1
 
 
 @pytest.mark.skipif(NAME != "vllm", reason="only vLLM has two versions")
-def test_vllm_uses_the_version_of_the_gpu():
+def test_the_provider_vllm_selects_the_flash_attention_version_for_the_gpu():
     RandomStep().run(OnAmpere)
     assert [name for name, _ in calls] == ["vllm 2"]
     RandomStep().run(OnCpu)
@@ -47,7 +47,7 @@ def test_vllm_uses_the_version_of_the_gpu():
 
 
 @pytest.mark.parametrize(("window", "expected"), [(0, (-1, 0)), (1, (0, 0)), (5, (4, 0))])
-def test_a_window_includes_the_token_itself_and_is_a_tuple(window, expected):
+def test_the_window_argument_is_a_tuple_and_includes_the_current_token(window, expected):
     RandomStep(spec=replace(SPEC, sliding_window=window)).run()
     (keywords,) = named(KERNELS[NAME])
     if NAME == "fa3":
@@ -58,7 +58,7 @@ def test_a_window_includes_the_token_itself_and_is_a_tuple(window, expected):
         assert window == expected and isinstance(window, tuple)
 
 
-def test_the_table_omits_the_blocks_before_the_window():
+def test_the_block_table_omits_the_blocks_before_the_sliding_window():
     step = RandomStep(((3 * B, 1), (B + 2, 3)), replace(SPEC, sliding_window=2))
     metadata = step.builder().build(step.batch())
     assert metadata.step.table_RM.tolist() == [[3, 4], [6, 0]]
@@ -67,7 +67,7 @@ def test_the_table_omits_the_blocks_before_the_window():
     step.check(step.attend(step.layer(), metadata))
 
 
-def test_a_step_without_a_window_passes_the_table_without_a_copy():
+def test_a_step_without_a_sliding_window_does_not_copy_the_block_table():
     step = RandomStep()
     layout = step.builder().build(step.batch()).step
     assert layout.table_RM.data_ptr() == step.table_RM.data_ptr()
@@ -114,7 +114,7 @@ def test_a_captured_step_has_fixed_addresses_and_a_fixed_number_of_splits():
 
 
 @only_fa3
-def test_a_stale_schedule_is_an_error_of_the_reference():
+def test_the_reference_kernel_rejects_a_stale_schedule():
     step = RandomStep(DECODES)
     batch = step.batch()
     metadata = step.builder().build_for_graph(batch)
@@ -147,7 +147,7 @@ def test_the_reference_reads_whole_blocks_as_the_kernel_does(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_slots_are_cleared_otherwise(backend):
+def test_no_slots_are_cleared_if_the_kernel_does_not_load_whole_blocks(backend):
     step = RandomStep()
     step.run(backend)
     assert step.cache[7, 1, 5:].isnan().all()
@@ -163,7 +163,7 @@ def test_strided_queries_and_results_are_supported(backend):
     assert memory[..., D:].isnan().all()
 
 
-def test_decodes_of_grouped_heads_write_the_result():
+def test_decodes_with_grouped_query_heads_write_their_results():
     """torch's FlashAttention 2 would write it to a copy for a maximum of one query."""
     RandomStep(DECODES).run()
     if NAME == "torch":

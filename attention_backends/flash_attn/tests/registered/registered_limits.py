@@ -53,7 +53,7 @@ def install(function):
     return previous
 
 
-def test_an_unchanged_call_is_accepted():
+def test_the_reference_kernel_accepts_the_call_of_the_backend():
     kernel_call()
 
 
@@ -117,13 +117,13 @@ def test_the_reference_raises_for_what_a_kernel_would_ignore_or_reject(changes):
         kernel_call(**changes)
 
 
-def test_unknown_keywords_raise_an_error():
+def test_unknown_keyword_arguments_raise_an_error():
     with pytest.raises((TypeError, RuntimeError), match="no_such"):
         kernel_call(no_such=1)
 
 
 @pytest.mark.skipif(NAME != "torch", reason="other functions do not compare the window")
-def test_a_list_as_window_is_not_causal_in_torch():
+def test_torch_attention_is_not_causal_if_the_window_is_a_list():
     kernel_call(window_size=[-1, 0])
     assert calls[-1][1]["causal"] is False and calls[-2][1]["causal"] is True
 
@@ -180,5 +180,5 @@ def test_an_operator_that_an_import_does_not_register_is_rejected(monkeypatch):
         signatures.check_operator("fa3", "flash_attn_3", "bwd")
 
 
-def test_the_spec_of_the_tests_is_supported():
+def test_the_kv_cache_spec_of_the_tests_is_supported():
     assert not PROVIDER.support(90).unmet(NEEDS) and SPEC.block_size == B

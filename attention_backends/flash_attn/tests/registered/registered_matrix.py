@@ -124,7 +124,7 @@ def rounded_to_fp8(x, scale):
 @pytest.mark.skipif(not IS_FA3, reason="the provider has no fp8")
 @pytest.mark.sampled(NUM_SAMPLED)
 @pytest.mark.parametrize(("backend", "case"), list(fp8_cases()))
-def test_the_error_with_an_fp8_cache_is_as_small(rounded_inputs, backend, case):
+def test_the_error_with_an_fp8_cache_is_within_the_same_limit(rounded_inputs, backend, case):
     check_case(backend, case)
 
 

@@ -145,7 +145,7 @@ def test_layers_of_equal_shape_share_the_plans_of_a_step():
     assert len({id(x["int_workspace_buffer"]) for n, x in calls if "plan" in n}) == 4
 
 
-def test_layers_with_other_caps_or_sinks_have_other_plans():
+def test_layers_with_different_soft_caps_or_sinks_have_separate_plans():
     step = Step()
     metadata = step.builder().build(step.batch())
     sinks = torch.zeros(H)
@@ -164,7 +164,7 @@ def test_layers_with_other_caps_or_sinks_have_other_plans():
     ],
 )
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, H)])
-def test_decodes_and_other_runs_use_the_kernels_of_the_device(backend, names, sinks):
+def test_decodes_and_prefills_use_the_kernels_for_the_device(backend, names, sinks):
     assert attended(Step(), backend, sinks=sinks) == names
 
 
@@ -173,27 +173,27 @@ def test_layers_with_a_soft_cap_use_the_wrappers_on_every_device():
 
 
 @pytest.mark.parametrize("runs", [((9, 1), (B, 1)), ((0, 5), (9, 1))])
-def test_a_step_has_one_launch_if_its_decodes_are_alone_or_follow_other_runs(runs):
+def test_a_step_makes_one_launch_if_it_has_only_decodes_or_decodes_after_prefills(runs):
     assert attended(Step(runs), OnCpu) == ["plan fa2", "run fa2"]
     calls.clear()
     kernel = "decode" if runs[0][1] == 1 else "context"
     assert attended(Step(runs), BlackwellOnCpu) == [kernel]
 
 
-def test_blocks_of_other_sizes_use_the_wrappers_on_blackwell():
+def test_unsupported_block_sizes_use_the_flashinfer_wrappers_on_blackwell():
     spec = replace(SPEC, block_size=48)
     assert Step(spec=SPEC).builder(BlackwellOnCpu)._kernels.trtllm is not None
     assert Step(spec=spec).builder(BlackwellOnCpu)._kernels.trtllm is None
 
 
-def test_the_option_kernels_selects_the_wrappers():
+def test_the_option_kernels_selects_the_flashinfer_wrappers():
     assert Step().builder(BlackwellOnCpu, kernels="fa2")._kernels.trtllm is None
     with pytest.raises(ConfigError, match=r"needs compute capability 9\.0"):
         Step().builder(OnCpu, kernels="fa3")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_wrappers_get_host_tensors_and_the_device_has_the_pages(backend):
+def test_the_wrappers_get_lengths_on_the_host_and_block_ids_on_the_device(backend):
     attended(Step(), backend, soft_cap=2.0)
     runs = [x for name, x in calls if name.startswith("run")]
     assert [x["paged_kv_indices"].tolist() for x in runs] == [[1, 2, 3, 4, 5], [6, 7, 8]]
@@ -238,7 +238,7 @@ def test_strided_queries_and_results_are_supported(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("window", [0, 5])
-def test_runs_of_no_tokens_are_omitted(backend, window):
+def test_requests_without_scheduled_tokens_are_omitted(backend, window):
     runs = ((B, 1), (3, 0), (2, 3), (2 * B, 0), (7, 1))
     attended(Step(runs, replace(SPEC, sliding_window=window)), backend, sliding_window=window)
 

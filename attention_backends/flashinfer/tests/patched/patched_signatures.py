@@ -15,12 +15,12 @@ WANTED = json.loads(signatures.FIXTURE.read_text("utf-8"))
 FOUND = signatures.current()
 
 
-def test_the_fixture_contains_all_functions():
+def test_the_recorded_signatures_include_all_called_functions():
     assert set(WANTED) == {"version", *FOUND}
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_the_signature_is_that_of_the_fixture(name):
+def test_the_installed_signature_equals_the_recorded_signature(name):
     diff = difflib.unified_diff(
         WANTED[name], FOUND[name], f"{name} in {WANTED['version'][0]}", "installed", lineterm=""
     )

@@ -77,7 +77,7 @@ def test_attention_is_correct_for_any_number_of_heads_per_group(num_heads):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("window", [0, 400])
-def test_a_long_context_of_few_rows_is_split(window):
+def test_a_long_context_is_split_if_the_batch_is_small(window):
     rows = Rows([901, 140], window=window)
     rows.step([900, 139])
     assert num_splits(rows, [1, 1])[0] > 2
@@ -127,7 +127,7 @@ def test_warm_up_steps_use_every_variant_of_the_launches(group):
     assert variants == {(False, a, b) for a in (0, 1) for b in (0, 1)} | {(1, 1, 0), (1, 1, 1)}
 
 
-def test_a_mixed_step_with_many_runs_is_computed_correctly():
+def test_a_step_with_many_prefills_and_decodes_is_computed_correctly():
     lengths = [(1, 6, 2)[row % 3] for row in range(150)]  # more than `list_work` counts at a time
     rows = Rows(lengths, num_heads=4, num_kv_heads=1, head_size=32)
     results = rows.step(lengths)
@@ -155,14 +155,14 @@ def test_layers_with_different_shapes_can_run_in_one_step():
     assert_close(out[:40], reference_attention(q[:40], k, v, scale=rows.scale))
 
 
-def test_blocks_may_be_strided():
+def test_kv_cache_blocks_may_be_strided():
     rows = Rows([50, 33], padding=64, dtype=torch.float16)
     rows.step([49, 20])
     for row, result in enumerate(rows.step([1, 13])):
         assert_close(result, rows.want(row, len(result)), 4e-3)
 
 
-def test_nan_in_one_row_does_not_affect_other_rows():
+def test_nan_in_one_request_does_not_affect_other_requests():
     rows = Rows([40, 40], dtype=torch.bfloat16)
     rows.qkv[0][20] = torch.nan
     rows.step([39, 39])
@@ -171,7 +171,7 @@ def test_nan_in_one_row_does_not_affect_other_rows():
     assert second.isfinite().all()
 
 
-def test_runs_without_tokens_are_skipped():
+def test_requests_without_scheduled_tokens_are_skipped():
     rows = Rows([20, 20])
     rows.step([20, 20])
     batch = rows.batch([(0, 0), (1, 0)])
@@ -226,7 +226,7 @@ def test_an_engine_generates_the_same_tokens_with_triton_and_torch_attention(tmp
     assert answers[0] == answers[1]
 
 
-def test_a_layer_rejects_the_metadata_of_another_group():
+def test_a_layer_rejects_the_metadata_of_another_kv_cache_group():
     rows = Rows([4])
     other = replace(rows.layer_context, sliding_window=4)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has \(window"):

@@ -78,7 +78,7 @@ def test_values_are_divided_by_the_scale_of_the_layer_rounded_and_limited(cache_
         assert not (error > distance + 1e-6 * given.abs().nan_to_num()).any()
 
 
-def test_without_scales_the_layer_uses_one():
+def test_a_layer_without_scales_uses_a_scale_of_1():
     rows = Rows([40], cache_dtype="fp8_e5m2", dtype=torch.float16)
     assert rows.layer_context.kv_scales is None
     rows.step([39])
