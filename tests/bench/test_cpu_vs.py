@@ -75,7 +75,7 @@ def test_working_and_failing_engines_are_compared_and_reported(checkpoint, peers
 
     reasons = {(f["engine"], f["case"]): f["reason"] for f in result["failures"]}
     assert "no such model" in reasons["load", "load"]
-    assert "no answer" in reasons["hang", "decode1"]
+    assert "no response" in reasons["hang", "decode1"]
     assert "the last words" in reasons["die", "decode1"]
     assert "requested" in reasons["short", "decode1"]
     assert not {"dovetail", "slow"} & {engine for engine, _ in reasons}

@@ -102,7 +102,7 @@ try:
         for _ in range(1_000_000):
             call(address)
 except MemoryError as error:
-    assert "recording" in str(error), error
+    assert "memory to record a step" in str(error), error
     print("a typed error")
 """
 

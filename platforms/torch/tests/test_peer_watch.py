@@ -94,10 +94,18 @@ def test_a_closed_watch_does_not_abort_the_exchange_of_tensors(peer):
     before = len(os.listdir("/proc/self/fd"))
     watch.close()
     watch.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 2
+    assert len(os.listdir("/proc/self/fd")) == before - 3
     peer.kill()
     assert not group.aborted.wait(0.05)
     watch.check()
+
+
+def test_a_watch_whose_thread_has_closed_its_end_can_be_closed(peer):
+    """A pipe without a reader cannot be written."""
+    watch = PeerWatch({1: peer.pid}, Group().abort)
+    peer.kill()
+    watch._thread.join(LIMIT_S)
+    watch.close()
 
 
 def test_ranks_of_this_process_and_of_other_machines_are_not_watched():

@@ -167,7 +167,11 @@ def test_texts_of_the_server_cannot_control_the_terminal(run, null, steps, monke
         ("200 OK", b"<html>", "is not a Dovetail server: the content"),
         ("200 OK", b"[" * 100_000, "is not a Dovetail server: the content"),
         ("200 OK", b'{"started_ns": -1}', "is not a Dovetail server: the content"),
-        ("200 OK", b"x" * (9 << 20), "is not a Dovetail server: it sends"),
+        (
+            "200 OK",
+            b"x" * (9 << 20),
+            "is not a Dovetail server: its response is not valid HTTP, or is too large",
+        ),
         ("503 No", b'{"error": {"message": "loading"}}', "503: loading"),
         ("502 Bad", b"", "responded with 502: no message"),
     ],

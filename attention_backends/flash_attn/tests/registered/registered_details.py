@@ -209,7 +209,7 @@ def test_features_are_never_ignored():
     """The selection prevents this. A table of names without the term reports it."""
     step = RandomStep()
     metadata = step.builder().build(step.batch())
-    for changes, text in (({"soft_cap": 2.0}, "soft caps"), ({"sinks": torch.zeros(H)}, "sinks")):
+    for changes, text in (({"soft_cap": 2.0}, "soft cap"), ({"sinks": torch.zeros(H)}, "sinks")):
         recorded = {}
 
         class Recorder:
@@ -227,7 +227,7 @@ def test_features_are_never_ignored():
         layer._context, layer._provider = context, Recorder()
         layer._shape = replace(layer._shape, soft_cap=context.soft_cap)
         step.attend(layer, metadata)
-        with pytest.raises(ContractError, match=f"without {text} was selected"):
+        with pytest.raises(ContractError, match=f"does not support the {text} of a layer"):
             arguments({"queries": "q"}, recorded["call"])
 
 

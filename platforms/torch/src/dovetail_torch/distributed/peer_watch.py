@@ -13,6 +13,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class PeerWatch:
         """pids: process ids by rank, without this process. abort: must not raise."""
         self._abort = abort
         self._lost: int | None = None
+        self._is_closed = False
         self._ranks: dict[int, int] = {}
         self._wake_read, self._wake_write = os.pipe()
         for rank, pid in pids.items():
@@ -67,9 +69,13 @@ class PeerWatch:
 
     def close(self) -> None:
         """End the watch. May be called twice."""
-        if self._thread.is_alive():
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(BrokenPipeError):  # the thread has just ended, and closed its end
             os.write(self._wake_write, b"x")
-            self._thread.join()
+        self._thread.join()
+        os.close(self._wake_write)
 
     def _run(self) -> None:
         poll = select.poll()
