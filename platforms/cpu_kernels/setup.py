@@ -66,7 +66,7 @@ LEVELS = {
     "avx512_amx": Level(
         number=3,
         flags=(*AVX512_BF16, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
-        only=(*TILES, "attention_level"),
+        only=(*TILES, "attention_level", "bidirectional_level"),
     ),
 }
 

@@ -64,6 +64,28 @@ typedef struct dk_attention_args {
 } dk_attention_args;
 DK_API int64_t dk_attention(const dk_attention_args* args);
 
+/* Attention of encoders: each token attends to all tokens of its run, without a cache. With a
+ * window it attends to the tokens at a distance below it. score = scale * q.k; softmax in float32.
+ *
+ * The bits of a token's output depend only on its query, on the keys and values of its run and on
+ * the level. (A value that is not finite may reach every token of its run.) */
+typedef struct dk_bidirectional_args {
+  const void* q; /* bf16 [T, H, D] */
+  const void* k; /* bf16 [T, K, D] */
+  const void* v; /* bf16 [T, K, D] */
+  void* out;     /* bf16 [T, H, D] */
+  int64_t q_token_stride, q_head_stride;
+  int64_t k_token_stride, k_head_stride;
+  int64_t v_token_stride, v_head_stride;
+  int64_t out_token_stride, out_head_stride;
+  const dk_attention_batch* batch;
+  const int32_t* query_start;                 /* [R + 1]; runs may be empty */
+  int64_t num_heads, num_kv_heads, head_size; /* as in dk_attention_args */
+  int64_t window;                             /* 0 for all */
+  float scale;                                /* above 0 */
+} dk_bidirectional_args;
+DK_API int64_t dk_bidirectional(const dk_bidirectional_args* args);
+
 /* How a call would be distributed over the team's threads; for tests and measurements. */
 typedef struct dk_attention_work {
   int64_t num_items; /* that threads claim */

@@ -1,5 +1,6 @@
 // Attention: random batches in two steps, every window, cap and cache, compared with double sums.
 #include <cmath>
+#include <cstdlib>
 #include <vector>
 
 #include "cases.h"
@@ -181,4 +182,60 @@ DK_CASE(attention) {
   memset(cache.data(), 0xff, cache.size());  // NaN in bf16 and float32
   Step(random, s, rows, cache);
   Step(random, s, rows, cache);
+}
+
+DK_CASE(bidirectional) {
+  Shape s = random_shape(random);
+  const int64_t group = s.group, heads = s.heads();
+  Buffer<int32_t> start(s.runs + 1);
+  for (int64_t r = 0; r < s.runs; ++r) {
+    const int64_t lengths[] = {0, 1, random.between(2, 40), random.between(240, 300)};
+    start[r + 1] = start[r] + static_cast<int32_t>(lengths[random.below(4)]);
+  }
+  const int64_t tokens = start[s.runs], all = heads + 2 * s.kv_heads;
+  const int64_t stride = all * s.size + random.below(5);
+  // The last token ends at the end of the memory.
+  const int64_t count = tokens ? (tokens - 1) * stride + all * s.size : 0;
+  Buffer<uint16_t> qkv(count, random.below(8));
+  Buffer<uint16_t> out(tokens * heads * s.size, random.below(8));
+  cases::fill(qkv, random);
+  const dk_attention_batch batch{s.runs, tokens};
+  dk_bidirectional_args a{};
+  a.q = qkv.data();
+  a.k = qkv.data() + heads * s.size;
+  a.v = qkv.data() + (heads + s.kv_heads) * s.size;
+  a.out = out.data();
+  a.q_token_stride = a.k_token_stride = a.v_token_stride = stride;
+  a.q_head_stride = a.k_head_stride = a.v_head_stride = a.out_head_stride = s.size;
+  a.out_token_stride = heads * s.size;
+  a.batch = &batch;
+  a.query_start = start.data();
+  a.num_heads = heads;
+  a.num_kv_heads = s.kv_heads;
+  a.head_size = s.size;
+  a.window = s.window;
+  a.scale = s.scale;
+  dk_bidirectional(&a);
+  const auto number = [&](int64_t token, int64_t head, int64_t d) {
+    return static_cast<double>(cases::from_bf16(qkv[token * stride + head * s.size + d]));
+  };
+  for (int n = 0; n < 12 && tokens; ++n) {
+    const int64_t t = random.below(tokens), head = random.below(heads), kv = heads + head / group;
+    int64_t r = 0;
+    while (start[r + 1] <= t) ++r;
+    std::vector<double> want(s.size);
+    double sum = 0;
+    for (int64_t p = start[r]; p < start[r + 1]; ++p) {
+      if (s.window && std::abs(p - t) >= s.window) continue;
+      double score = 0;
+      for (int64_t d = 0; d < s.size; ++d) score += number(t, head, d) * number(p, kv, d);
+      const double weight = std::exp(score * s.scale);
+      sum += weight;
+      for (int64_t d = 0; d < s.size; ++d) want[d] += weight * number(p, kv + s.kv_heads, d);
+    }
+    for (int64_t d = 0; d < s.size; ++d) {
+      const double got = cases::from_bf16(out[(t * heads + head) * s.size + d]);
+      cases::check(std::fabs(got - want[d] / sum) < 0.012, "bidirectional attention is wrong");
+    }
+  }
 }

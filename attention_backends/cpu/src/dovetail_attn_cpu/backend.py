@@ -16,11 +16,14 @@ from dovetail.interfaces.attention import (
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
+    AttentionLayer,
     AttentionLayerContext,
+    AttentionMetadataBuilder,
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import DTYPE_BYTES, FullAttentionSpec, LatentAttentionSpec
 from dovetail_attn_cpu.availability import probe
+from dovetail_attn_cpu.bidirectional import BidirectionalBuilder, BidirectionalLayer
 from dovetail_attn_cpu.layer import CPUAttentionLayer
 from dovetail_attn_cpu.metadata import CACHE_KINDS, CPUMetadataBuilder
 from dovetail_cpu_kernels.attention import BLOCK_MULTIPLE, attention_block_bytes
@@ -48,6 +51,7 @@ class CPUAttentionBackend(AttentionBackend):
                 "padded_pages",
                 "batch_invariant",
                 "supports_advance",
+                "bidirectional",
                 MLA,
             }
         ),
@@ -64,8 +68,10 @@ class CPUAttentionBackend(AttentionBackend):
         return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
 
     @staticmethod
-    def create_builder(context: AttentionGroupContext) -> CPUMetadataBuilder:
+    def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:
         """Return the metadata builder of a group. Raise ConfigError for an unsupported cache."""
+        if context.bidirectional:
+            return BidirectionalBuilder(context)
         spec = context.spec
         if spec.dtype not in CACHE_KINDS:
             raise ConfigError(
@@ -87,7 +93,7 @@ class CPUAttentionBackend(AttentionBackend):
         return CPUMetadataBuilder(context)
 
     @staticmethod
-    def create_layer(context: AttentionLayerContext) -> CPUAttentionLayer:
+    def create_layer(context: AttentionLayerContext) -> AttentionLayer:
         """Return the attention layer. Raise ConfigError if the kernels do not support it."""
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
             raise ConfigError(
@@ -101,4 +107,6 @@ class CPUAttentionBackend(AttentionBackend):
                 f"{context.layer_name} scales its scores by {context.scale}; the attention backend "
                 "'cpu' needs a factor above 0. Choose attention_backend='torch'"
             )
+        if context.bidirectional:
+            return BidirectionalLayer(context)
         return CPUAttentionLayer(context)

@@ -18,8 +18,8 @@ from dovetail_models.decoder.mlp import GatedMLP
 from dovetail_models.decoder.shape import DecoderShape
 from dovetail_torch.layers import Norm
 
-State = tuple[torch.Tensor, torch.Tensor]
-"""x and the residual, [T, D]."""
+State = tuple[torch.Tensor, torch.Tensor | None]
+"""x and the residual, [T, D]. None counts as 0."""
 
 
 class Block(nn.Module):
@@ -65,7 +65,9 @@ class Block(nn.Module):
         return x_TD if self.branch_scale == 1 else x_TD.mul_(self.branch_scale)
 
 
-def add(norm: Norm, x_TD: torch.Tensor, residual_TD: torch.Tensor | None) -> State:
+def add(
+    norm: Norm, x_TD: torch.Tensor, residual_TD: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the normalized sum of x and residual, and the sum. None counts as 0."""
     return (norm(x_TD), x_TD) if residual_TD is None else norm.add(x_TD, residual_TD)
 
@@ -161,13 +163,13 @@ class PostNormBlock(Block):
         positions_T: torch.Tensor,
         attention: AttentionContext,
     ) -> State:
-        """Return the hidden state and a residual of 0."""
+        """Return the hidden state, and None as residual."""
         hidden_TD = summed(x_TD, residual_TD)
         x_TD = self.attend(hidden_TD, positions_T, attention)
         hidden_TD, _ = self.input_layernorm.add(x_TD, self.narrow(hidden_TD, attention))
         x_TD = self.scaled(self.mlp(hidden_TD))
         hidden_TD, _ = self.post_attention_layernorm.add(x_TD, hidden_TD)
-        return hidden_TD, torch.zeros_like(hidden_TD)
+        return hidden_TD, None
 
 
 class ParallelBlock(Block):

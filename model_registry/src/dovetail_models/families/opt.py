@@ -122,6 +122,10 @@ class OPTForCausalLM(DecoderForCausalLM):
 class _Sum(nn.Module):
     """A module that is used in place of a norm and only adds the residual."""
 
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Return the argument."""
+        return x_TD
+
     def add(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

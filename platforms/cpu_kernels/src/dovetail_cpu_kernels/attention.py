@@ -64,6 +64,32 @@ class AttentionArgs(ctypes.Structure):
     )
 
 
+class BidirectionalArgs(ctypes.Structure):
+    """The struct `dk_bidirectional_args`. The first 12 fields, integers, change between calls."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("q_token_stride", ctypes.c_int64),
+        ("q_head_stride", ctypes.c_int64),
+        ("k_token_stride", ctypes.c_int64),
+        ("k_head_stride", ctypes.c_int64),
+        ("v_token_stride", ctypes.c_int64),
+        ("v_head_stride", ctypes.c_int64),
+        ("out_token_stride", ctypes.c_int64),
+        ("out_head_stride", ctypes.c_int64),
+        ("batch", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_size", ctypes.c_int64),
+        ("window", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+    )
+
+
 class AttentionWork(ctypes.Structure):
     """The struct `dk_attention_work`: how a call would be distributed over the team's threads.
 
@@ -92,6 +118,11 @@ def plan_attention(args: AttentionArgs) -> AttentionWork:
 def attention_operation() -> ctypes._NamedFuncPointer:
     """Return `dk_attention`: call it with the address of an AttentionArgs."""
     return native_operation("attention")
+
+
+def bidirectional_operation() -> ctypes._NamedFuncPointer:
+    """Return `dk_bidirectional`: call it with the address of a BidirectionalArgs."""
+    return native_operation("bidirectional")
 
 
 def attention_block_bytes(

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-from dovetail_cpu_kernels.attention import AttentionArgs, AttentionBatchSize, AttentionWork
+from dovetail_cpu_kernels.attention import (
+    AttentionArgs,
+    AttentionBatchSize,
+    AttentionWork,
+    BidirectionalArgs,
+)
 from dovetail_cpu_kernels.experts import ExpertsArgs, SelectExpertsArgs
 from dovetail_cpu_kernels.linear import LinearArgs, PackLinearArgs
 from dovetail_cpu_kernels.ops import (
@@ -22,6 +27,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_attention_batch": AttentionBatchSize,
     "dk_attention_args": AttentionArgs,
     "dk_attention_work": AttentionWork,
+    "dk_bidirectional_args": BidirectionalArgs,
     "dk_pack_linear_args": PackLinearArgs,
     "dk_linear_args": LinearArgs,
     "dk_probe_read_args": ProbeReadArgs,

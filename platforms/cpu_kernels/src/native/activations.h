@@ -7,6 +7,7 @@
 #pragma once
 #include "linear.h"
 #include "simd.h"
+#include "word_transpose.h"
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
@@ -106,35 +107,6 @@ DK_INLINE float quantise_group(const uint16_t* x, int64_t n, int8_t* q, int32_t*
   }
   return group.scale;
 }
-
-#if DK_LEVEL >= 2
-// Transpose 16 rows of 16 words, in registers.
-DK_INLINE void transpose_16(__m512i* r) {
-  __m512i t[16];
-  DK_UNROLL for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-  DK_UNROLL for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-  DK_UNROLL for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-    t[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-    t[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-    t[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-  }
-  DK_UNROLL for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
-    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
-    r[4 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0x88);
-    r[12 + i] = _mm512_shuffle_i32x4(t[4 + i], t[12 + i], 0xdd);
-  }
-}
-#endif
 
 // Transpose `rows` rows of num_bytes bytes each, `stride` bytes apart, into out[unit][tile_rows]
 // words of 4 bytes. Bytes after num_bytes and rows after `rows` (at most tile_rows <= 12) become

@@ -13,6 +13,7 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_attention_batch);
   DK_SIZE(dk_attention_args);
   DK_SIZE(dk_attention_work);
+  DK_SIZE(dk_bidirectional_args);
   DK_SIZE(dk_pack_linear_args);
   DK_SIZE(dk_linear_args);
   DK_SIZE(dk_probe_read_args);

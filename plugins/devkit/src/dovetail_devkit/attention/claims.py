@@ -17,6 +17,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, cast
 
 from dovetail.interfaces.attention import KV_LAYER_SCALES, AttentionBackend, AttentionBatch
+from dovetail_devkit.attention.bidirectional import check_bidirectional
 from dovetail_devkit.attention.case import LARGEST, AttentionCase
 from dovetail_devkit.attention.rows import AttentionRows, Run
 from dovetail_devkit.case import Case
@@ -45,6 +46,7 @@ EXERCISED = frozenset(
         "graphs",
         "kv_layer_scales",
         "mla",
+        "bidirectional",
     }
 )
 """The features for which the suite has cases."""
@@ -271,5 +273,6 @@ _CHECKS: Mapping[str, tuple[str, Check]] = {
     "batch_invariant": ("batch_invariant", _check_invariance),
     "supports_advance": ("supports_advance", _check_counting),
     "graphs": ("graphs", _check_graphs),
+    "bidirectional": ("bidirectional", check_bidirectional),
 }
 """Map of case name to the feature that must be claimed ("" for none) and the check."""

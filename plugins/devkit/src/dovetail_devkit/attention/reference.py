@@ -24,13 +24,14 @@ def reference_attention(
     soft_cap: float = 0.0,
     sinks_H: torch.Tensor | None = None,
     slopes_H: torch.Tensor | None = None,
+    bidirectional: bool = False,
 ) -> torch.Tensor:
-    """Return the causal attention of one sequence, float64 [Q, H, D], computed densely.
+    """Return the attention of one sequence, float64 [Q, H, D], computed densely.
 
     Values may have another number of features than keys; the result has that of the values.
     The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
-    Window, soft cap, sinks and ALiBi slopes are those of `AttentionLayerContext`. The arguments are
-    only read.
+    Window, soft cap, sinks, ALiBi slopes and `bidirectional` are those of `AttentionLayerContext`.
+    The arguments are only read.
     """
     import torch
 
@@ -45,9 +46,10 @@ def reference_attention(
     if slopes_H is not None:
         slopes_KG11 = slopes_H.double().reshape(num_kv_heads, -1, 1, 1)
         scores = scores + slopes_KG11 * (keys_L - queries_Q1)
-    hidden = keys_L > queries_Q1
+    hidden = (keys_L > queries_Q1) & (not bidirectional)
     if sliding_window:
         hidden |= keys_L <= queries_Q1 - sliding_window
+        hidden |= keys_L >= queries_Q1 + sliding_window
     scores = scores.masked_fill(hidden, float("-inf"))
     if sinks_H is not None:
         sinks_KG11 = sinks_H.double().reshape(num_kv_heads, -1, 1, 1)

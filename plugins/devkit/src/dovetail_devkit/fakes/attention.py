@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from dovetail.errors import ContractError
 from dovetail.interfaces.attention import (
     MLA,
     ROTARY,
@@ -28,6 +29,7 @@ from dovetail.interfaces.attention import (
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec, LatentAttentionSpec
 from dovetail_devkit.attention.batch import check_batch
+from dovetail_devkit.attention.bidirectional import prompt_ranges
 from dovetail_devkit.attention.reference import reference_attention
 
 if TYPE_CHECKING:
@@ -44,6 +46,20 @@ class FakeAttentionMetadata:
 
     slots_T: torch.Tensor
     runs: Sequence[tuple[int, list[int]]]
+
+
+class FakeBidirectionalBuilder(AttentionMetadataBuilder):
+    """Returns metadata whose slots are the indices of the tokens in the step, without a cache."""
+
+    def __init__(self, context: AttentionGroupContext) -> None:
+        """Create the builder. It needs nothing of the context."""
+
+    def build(self, batch: AttentionBatch) -> FakeAttentionMetadata:
+        """Return the metadata of a step. Raise ContractError for a part of a prompt."""
+        if list(batch.query_lens) != list(batch.seq_lens):
+            raise ContractError("bidirectional attention needs whole prompts")
+        runs = [(len(tokens), list(tokens)) for tokens in prompt_ranges(batch.query_lens)]
+        return FakeAttentionMetadata(slots_T=batch.slot_mapping_T, runs=runs)
 
 
 class FakeAttentionBuilder(AttentionMetadataBuilder):
@@ -91,13 +107,15 @@ class FakeAttentionLayer(AttentionLayer):
         """Write k and v to the cache, attend causally, and write the result to `out_THD`."""
         if rotary_args is not None:
             q_THD, k_TKD = rotary_args.apply(q_THD, k_TKD)
-        slots_2SKD = kv_cache.view(len(kv_cache), -1, *kv_cache.shape[3:])
-        self.write(slots_2SKD, metadata.slots_T, k_TKD, v_TKD)
-        values_SKD = slots_2SKD[-1][..., : v_TKD.shape[-1]]
+        keys_SKD, values_SKD = k_TKD, v_TKD
+        if not self.context.bidirectional:
+            slots_2SKD = kv_cache.view(len(kv_cache), -1, *kv_cache.shape[3:])
+            self.write(slots_2SKD, metadata.slots_T, k_TKD, v_TKD)
+            keys_SKD, values_SKD = slots_2SKD[0], slots_2SKD[-1][..., : v_TKD.shape[-1]]
         start = 0
         for query_len, slots in metadata.runs:
             end = start + query_len
-            out_QHD = self.attend(q_THD[start:end], slots_2SKD[0][slots], values_SKD[slots])
+            out_QHD = self.attend(q_THD[start:end], keys_SKD[slots], values_SKD[slots])
             out_THD[start:end] = out_QHD.to(out_THD.dtype)
             start = end
 
@@ -128,6 +146,7 @@ class FakeAttentionLayer(AttentionLayer):
             soft_cap=self.context.soft_cap,
             sinks_H=self.context.sinks,
             slopes_H=self.context.alibi_slopes,
+            bidirectional=self.context.bidirectional,
         )
 
 
@@ -137,7 +156,9 @@ class FakeAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset({"float32", "bfloat16", "float16"}),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", ROTARY, MLA}),
+        features=frozenset(
+            {"sliding_window", "soft_cap", "sinks", "alibi", "bidirectional", ROTARY, MLA}
+        ),
     )
 
     @staticmethod
@@ -149,6 +170,8 @@ class FakeAttentionBackend(AttentionBackend):
     @staticmethod
     def create_builder(context: AttentionGroupContext) -> AttentionMetadataBuilder:
         """Return the metadata builder of a group."""
+        if context.bidirectional:
+            return FakeBidirectionalBuilder(context)
         return FakeAttentionBuilder(context)
 
     @staticmethod

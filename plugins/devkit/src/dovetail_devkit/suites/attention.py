@@ -42,7 +42,10 @@ __all__ = [
     "standard_cases",
 ]
 
-_FEATURES = ("sliding_window", "soft_cap", "sinks", "alibi", "cascade", "a_feature_nobody_has")
+_FEATURES = (
+    *("sliding_window", "soft_cap", "sinks", "alibi", "bidirectional", "cascade"),
+    "a_feature_nobody_has",
+)
 
 
 def check_attention(backend: type[AttentionBackend], device: torch.device) -> None:
