@@ -148,7 +148,7 @@ def test_a_distribution_without_plugins_can_be_denied(plugin_site):
         load(plugin_site, "acme_lib.parts:Hidden", "*:*@acme-lib")
 
 
-def test_the_option_no_plugins_rejects_classes_that_a_first_party_module_has_imported(plugin_site):
+def test_the_no_plugins_option_rejects_classes_that_a_first_party_module_has_imported(plugin_site):
     plugin_site.add("acme", {"policy": {"fast": ".parts:FastPolicy"}}, parts=PARTS)
     source = "from acme.parts import FastPolicy\nclass Own(FastPolicy.__base__): ...\n"
     plugin_site.add("dovetail-a", {"policy": {"own": ":Own"}}, init=source)

@@ -52,7 +52,7 @@ def run(site: Path, *arguments: str, check: str = "") -> subprocess.CompletedPro
     "arguments",
     [["--help"], ["plugins", "list"], ["plugins", "list", "--json"], ["collect-env"], ["nonsense"]],
 )
-def test_the_command_line_imports_no_plugin_and_no_large_library(
+def test_the_command_line_does_not_import_plugins_or_large_libraries(
     site: Path, arguments: list[str]
 ) -> None:
     check = f"print('loaded', *[m for m in {BANNED!r} if m in sys.modules], sep=':')"
@@ -60,7 +60,7 @@ def test_the_command_line_imports_no_plugin_and_no_large_library(
     assert done.stdout.splitlines()[-1] == "loaded"
 
 
-def test_the_help_option_imports_no_command(site: Path) -> None:
+def test_the_help_option_does_not_import_commands(site: Path) -> None:
     modules = [path.partition(":")[0] for _, path, _ in COMMANDS]
     check = f"print('loaded', *[m for m in {modules!r} if m in sys.modules], sep=':')"
     done = run(site, "--help", check=check)

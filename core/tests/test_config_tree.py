@@ -258,7 +258,7 @@ def test_extensions_are_lists_of_plugins(fields: dict[str, object], report: str)
         ExtensionsConfig(**fields)
 
 
-def test_an_empty_extension_name_means_no_extension() -> None:
+def test_an_empty_extension_name_disables_the_extension() -> None:
     assert ExtensionsConfig(worker_extension_cls="").worker_extension_cls is None
 
 

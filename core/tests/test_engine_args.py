@@ -151,7 +151,7 @@ def test_every_option_has_a_help_text() -> None:
         assert text.endswith(".") and len(text) <= 75, name
 
 
-def test_importing_the_options_imports_no_pydantic() -> None:
+def test_importing_the_options_does_not_import_pydantic() -> None:
     code = (
         "import sys; from dovetail.config import EngineArgs; EngineArgs('m');"
         "print(sorted({'pydantic', 'torch', 'numpy', 'transformers'} & set(sys.modules)))"
@@ -187,7 +187,7 @@ def test_engine_options_are_frozen() -> None:
     assert dataclasses.replace(args, seed=3).seed == 3
 
 
-def test_options_without_a_value_stay_unset(model: Path) -> None:
+def test_options_without_a_value_remain_unset(model: Path) -> None:
     config = create(model)
     assert config.model.model == config.model.served_model_name == str(model)
     assert config.model.model_dir == config.model.tokenizer_dir == model

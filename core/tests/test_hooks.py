@@ -104,7 +104,7 @@ def test_the_error_for_a_listener_that_raises_at_startup_names_it():
     assert isinstance(e.value.__cause__, SystemExit)
 
 
-def test_an_error_during_shutdown_affects_no_other_listener(caplog):
+def test_an_error_during_shutdown_does_not_affect_other_listeners(caplog):
     fake = FakeHooks(None)
     hooks = HookPlugins({"bad": Last(None), "fake": fake})
     with caplog.at_level(logging.WARNING):

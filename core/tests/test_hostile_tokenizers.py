@@ -239,7 +239,7 @@ def test_a_tokenizer_panic_rejects_the_request_or_gives_a_replacement_character(
     assert tokenizer.decode([1]) == "\ufffd"
 
 
-def test_a_decoder_that_panics_at_one_token_affects_no_other_token(tmp_path):
+def test_a_decoder_that_panics_at_one_token_does_not_affect_other_tokens(tmp_path):
     """The checks may miss one token of thousands on which the regex panics."""
     bad = "a" * 60 + "!"
     vocabulary = {"<unk>": 0, "b": 1, bad: 2} | {f"w{n}": n for n in range(3, 5000)}

@@ -48,7 +48,7 @@ def test_only_the_selected_command_is_imported_and_run(zoo, capsys):
     assert "acme_zoo.bomb" not in sys.modules
 
 
-def test_help_imports_no_command_of_a_plugin(zoo, capsys):
+def test_help_does_not_import_plugin_commands(zoo, capsys):
     assert main(["--help"]) == 0
     assert "Commands of acme-zoo." in capsys.readouterr().out
     assert main(["zoo", "--help"]) == 0

@@ -23,7 +23,7 @@ def test_increment_adds_one_to_the_first_values_of_a_column(typecode, num):
 
 @pytest.mark.parametrize("limit", [1, 2, 32_000, 2**31 - 1, 2**31])
 @pytest.mark.parametrize("num", [0, 1, 1023, 1024, 2050])
-def test_all_below_rejects_negative_values_and_values_from_the_limit_on(num, limit):
+def test_all_below_rejects_negative_values_and_values_not_below_the_limit(num, limit):
     source = Random(num)
     fine = array("i", [source.choice([0, limit - 1, limit // 2]) for _ in range(num)])
     assert all_below(fine, limit)

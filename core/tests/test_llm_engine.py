@@ -142,7 +142,7 @@ def test_the_output_of_a_text_prompt_contains_text(engine):
     assert [out.outputs[0].text for out in run(llm_engine)] == [PIECE[:12]]
 
 
-def test_joined_delta_outputs_equal_the_text_and_have_no_partial_characters(engine):
+def test_concatenated_delta_outputs_equal_the_text_and_have_no_partial_characters(engine):
     llm_engine = engine()
     long = SamplingParams(max_tokens=len(PIECE.encode()), temperature=0)
     llm_engine.add_request("a", "say", long, output_kind=RequestOutputKind.DELTA)

@@ -64,7 +64,7 @@ def test_a_text_parsed_in_pieces_gives_the_same_message_as_the_whole_text() -> N
     assert "".join(call.arguments for delta in deltas for call in delta.calls) == '{"a": 1}'
 
 
-def test_a_message_for_the_next_request_has_openais_form() -> None:
+def test_a_message_for_the_next_request_has_the_openai_format() -> None:
     message = parse_message(parser(), TEXT, FakeToolParser)
     assert message.to_dict()["tool_calls"][0]["function"] == {
         "name": "add",

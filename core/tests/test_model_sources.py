@@ -98,7 +98,7 @@ def test_a_local_directory_takes_precedence_over_a_source(site, tmp_path, monkey
     assert ModelDirectory.open("tiny-toy").path == own
 
 
-def test_listing_model_names_imports_no_plugin(site):
+def test_listing_model_names_does_not_import_plugins(site):
     assert {"tiny-toy", "broken-toy"} <= set(source_names(PluginRegistry()))
     assert "'tiny-toy'" in rejection("tiny-tyo")
     assert "toy.parts" not in sys.modules

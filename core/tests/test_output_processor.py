@@ -91,7 +91,7 @@ def test_delta_outputs_contain_only_new_tokens():
 
 
 @pytest.mark.parametrize("options", [{}, {"stop": "never"}, {"logprobs": 0}])
-def test_the_output_kind_final_only_returns_one_output(options):
+def test_the_final_only_output_kind_returns_one_output(options):
     processor = ProcessorDriver()
     processor.add("r", FINAL_ONLY, **options)
     plain = options.get("logprobs") is None
@@ -256,7 +256,7 @@ def test_delta_outputs_contain_only_completions_with_new_tokens():
     assert [o.index for o in output.outputs] == [0]
 
 
-def test_the_output_kind_final_only_waits_for_the_last_completion():
+def test_the_final_only_output_kind_waits_for_the_last_completion():
     processor = ProcessorDriver()
     processor.add("r", FINAL_ONLY, n=2)
     assert processor.step({"r#0": b"a", "r#1": b"b"}, [("r#0", LENGTH)]).request_outputs == []

@@ -105,7 +105,7 @@ def test_granted_actions_form_the_plan_in_order(steer):
     assert grants == [Grant(num_tokens=1), Grant(num_tokens=4), Grant(num_tokens=1)]
 
 
-def test_the_action_continue_covers_all_requests_that_are_neither_granted_nor_held(steer):
+def test_the_continue_action_covers_all_requests_that_are_neither_granted_nor_held(steer):
     driver = steer(running="abcd")
 
     def script(view):
@@ -144,7 +144,7 @@ def test_a_chunk_is_limited_by_the_action_the_token_budget_and_the_prefill_thres
     assert runs == {"a": (0, 6)}
 
 
-def test_the_option_whole_grants_the_complete_prompt_or_nothing(steer):
+def test_the_whole_option_grants_the_complete_prompt_or_nothing(steer):
     driver = steer(waiting="ab", prompt=20, max_num_batched_tokens=16)
     runs, grants = driver.plan_by(
         action(

@@ -138,7 +138,7 @@ def test_a_step_with_many_prefix_hits_admits_other_requests_later(drive, monkeyp
 
 
 @pytest.mark.parametrize("preempts", [False, True])
-def test_a_long_prompt_is_hashed_in_slices_and_delays_no_other_request(
+def test_a_long_prompt_is_hashed_in_slices_and_does_not_delay_other_requests(
     drive, alone, monkeypatch, preempts
 ):
     class Eager(Policy):
@@ -192,7 +192,7 @@ class AsksOfAll(Policy):
         return request.sequence
 
 
-def test_policies_that_query_cached_tokens_do_not_hash_all_prompts(drive, monkeypatch):
+def test_policies_that_query_cached_tokens_do_not_hash_every_prompt(drive, monkeypatch):
     monkeypatch.setattr("dovetail.scheduling.scheduler_state.MAX_BLOCKS_HASHED", 500)
     driver = drive(
         policy=AsksOfAll,

@@ -26,7 +26,7 @@ def test_stop_strings_become_a_tuple(arguments, kept):
     assert SamplingParams(stop=arguments).stop_strings == kept
 
 
-def test_lists_in_parameters_become_tuples_that_a_caller_cannot_change():
+def test_lists_in_parameters_become_immutable_tuples():
     ids = [1, 2]
     params = SamplingParams(stop_token_ids=ids, allowed_token_ids=ids, bad_words=["x"])
     ids.append(3)

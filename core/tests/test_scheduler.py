@@ -18,7 +18,7 @@ def test_a_prompt_runs_in_one_step_and_then_decodes_token_by_token(drive, alone)
     assert (depth.num_waiting, depth.num_running) == (0, 0)
 
 
-def test_requests_join_and_leave_a_running_batch(drive):
+def test_requests_are_added_to_and_removed_from_a_running_batch(drive):
     driver = drive()
     driver.add("a", 3, max_tokens=3)
     assert driver.step() == {"a": (0, 3)}
@@ -65,7 +65,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_with_enough_budget(dr
     assert driver.step() == {"a": (6, 1), "b": (0, 6), "c": (0, 1)}
 
 
-def test_at_most_max_num_seqs_requests_run(drive):
+def test_at_most_max_num_seqs_requests_run_at_a_time(drive):
     driver = drive(max_num_seqs=2)
     for name in "abc":
         driver.add(name, 3, max_tokens=2)

@@ -162,7 +162,7 @@ def test_every_operation_on_a_request_is_correct_in_every_status(where, out, act
         assert driver.scheduler.reset_prefix_cache()
 
 
-def test_a_request_that_waits_at_a_gate_delays_no_other_request():
+def test_a_request_that_waits_at_a_gate_does_not_delay_other_requests():
     driver = make_driver(holds=True)
     driver.add(request("r", seed=HELD))
     driver.add(request("behind"))
@@ -196,7 +196,7 @@ def test_a_preempted_request_is_not_checked_by_gates_again():
     driver.drain()
 
 
-def test_a_request_that_waits_for_remote_kvs_has_no_batch_slot_and_delays_no_other_request():
+def test_a_request_that_waits_for_remote_kvs_has_no_batch_slot_and_does_not_delay_other_requests():
     driver = waits_for_remote_kvs()
     assert driver.scheduler.depth().num_running == 0
     driver.add(request("behind", first=11))

@@ -100,7 +100,7 @@ def test_an_unknown_extension_is_rejected(start):
         start("nobody")
 
 
-def test_the_option_worker_extension_cls_sets_the_extension_and_defaults_to_none(model):
+def test_the_worker_extension_cls_option_sets_the_extension_and_defaults_to_none(model):
     config = EngineArgs(model, worker_extension_cls=Counts).create_engine_config()
     assert config.extensions.worker_extension_cls is Counts
     assert EngineArgs(model).create_engine_config().extensions.worker_extension_cls is None

@@ -132,7 +132,7 @@ def test_parameters_are_on_the_device_of_the_context_and_need_no_gradient() -> N
         assert not parameter.requires_grad
 
 
-def test_importing_the_package_imports_no_torch() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, dovetail_models, dovetail_models.families; print('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

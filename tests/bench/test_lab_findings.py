@@ -25,7 +25,7 @@ def test_a_claim_names_policies_a_load_and_a_metric_of_its_experiment(claim):
     assert claim.metric in METRICS and claim.expected in ("lower", "higher")
 
 
-def test_every_experiment_belongs_to_the_page_and_every_policy_has_a_claim():
+def test_every_experiment_is_on_the_page_and_every_policy_has_a_claim():
     used = {claim.experiment for claim in lab_findings.CLAIMS}
     assert used | {f"goodput_{trace}" for trace in lab_findings.TRACES} == set(FILES)
     shipped = {policy.name for policy in spec_of("goodput_azure_conv").policies}
@@ -35,7 +35,7 @@ def test_every_experiment_belongs_to_the_page_and_every_policy_has_a_claim():
     assert all(f"| {trace.replace('_', ':', 1)} |" in page for trace in lab_findings.TRACES)
 
 
-def test_a_claim_is_reproduced_or_contradicted_by_its_direction(tmp_path):
+def test_the_direction_of_a_difference_reproduces_or_contradicts_a_claim(tmp_path):
     spec = spec_of("tenants").model_copy(update={"seeds": 3})
     results = run_experiment(spec, RunOptions(out=tmp_path, num_workers=2))
     claim = next(item for item in lab_findings.CLAIMS if item.experiment == "tenants")

@@ -22,7 +22,7 @@ def test_a_latency_must_be_within_the_limit_or_the_spread(simulated, real, reach
     assert cells[2] == f"{simulated - 1:+.1%}"
 
 
-def test_only_pairs_that_the_real_runs_distinguish_count():
+def test_only_pairs_that_real_runs_distinguish_are_counted():
     names = dict(zip(policies.POLICIES, (1.0, 2.0, 2.0, 2.0, 2.0), strict=True))
     real = {
         name: [{"ttft_mean": mean + seed / 100} for seed in range(4)]
@@ -36,7 +36,7 @@ def test_only_pairs_that_the_real_runs_distinguish_count():
     assert (table.judged, table.passed) == (2, 1)
 
 
-def test_the_page_gets_the_stored_tables_and_keeps_the_rest():
+def test_updating_the_page_replaces_only_its_tables():
     page = "before\n<!-- recorded: T3 -->\nold\n<!-- end -->\nafter\n"
     stored = {
         "T3": {

@@ -62,7 +62,7 @@ def test_rounding_to_nearest_needs_no_calibration_text(commands, tmp_path):
     assert "--calibrate" not in commands[0]
 
 
-def test_a_missing_calibration_text_is_the_reason_of_the_error(monkeypatch, tmp_path):
+def test_the_error_for_a_missing_calibration_text_gives_the_reason(monkeypatch, tmp_path):
     def read():
         raise TextError("jinja2 is not installed")
 
@@ -93,7 +93,7 @@ def test_layer_errors_of_eight_bits_are_smaller_than_those_of_four_bits():
     assert layers.format_names(has_llamacpp=True)[: len(by_name)] == list(by_name)
 
 
-def test_speeds_are_the_medians_of_one_request_by_format():
+def test_the_speed_of_a_format_is_the_median_for_one_request():
     def turn(engine, weights, value, case="decode1"):
         info = {"engine": engine, "weights": weights, "case": case, "value": value}
         return {**info, "round": value, "disturbed": False}

@@ -160,7 +160,7 @@ def test_a_damaged_file_of_results_is_rejected_with_its_name(content, tmp_path):
         results.earlier(tmp_path, SETTINGS)
 
 
-def test_a_row_with_a_missing_figure_is_rejected_with_the_name_of_the_figure(tmp_path):
+def test_the_error_for_a_row_with_a_missing_figure_names_the_figure(tmp_path):
     damaged = row("bf16")
     del damaged["texts"]["prose"]["kl"]
     (tmp_path / "quality.json").write_text(json.dumps(result(damaged)))
@@ -168,7 +168,7 @@ def test_a_row_with_a_missing_figure_is_rejected_with_the_name_of_the_figure(tmp
         results.earlier(tmp_path, SETTINGS)
 
 
-def test_the_file_is_measured_as_published_and_calibration_with_noise_in_the_weights():
+def test_each_format_is_measured_only_for_the_references_it_supports():
     assert not FORMATS["GGUF file"].is_for(OFF_GRID) and FORMATS["GGUF file"].is_for(PUBLISHED)
     assert FORMATS["q4_k, gptq"].is_for(OFF_GRID) and not FORMATS["q4_k, gptq"].is_for(PUBLISHED)
     for name in ("int8", "llama.cpp Q4_0", "OpenVINO int4"):

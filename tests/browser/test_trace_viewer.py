@@ -88,7 +88,7 @@ def test_the_page_shows_steps_and_requests(page, tmp_path):
     assert HOSTILE in page.run("document.querySelector('h1').textContent")
 
 
-def test_the_page_fits_dark_colors_and_narrow_windows(page, tmp_path):
+def test_the_page_supports_dark_mode_and_narrow_windows(page, tmp_path):
     page.emulate(width=360, height=640, dark=True)
     page.open(write(tmp_path / "page.html", 100))
     page.wait("document.documentElement.dataset.ready")
@@ -98,7 +98,7 @@ def test_the_page_fits_dark_colors_and_narrow_windows(page, tmp_path):
 
 
 @pytest.mark.clock
-def test_the_largest_page_responds_at_once(page, tmp_path):
+def test_the_largest_page_responds_immediately(page, tmp_path):
     page.emulate(width=1000, height=700)
     page.open(write(tmp_path / "page.html", MAX_STEPS))
     page.wait("document.documentElement.dataset.ready")

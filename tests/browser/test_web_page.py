@@ -244,7 +244,7 @@ def test_reasoning_is_shown_separately(page):
         ('data: {"error": {"message": "The engine has failed."}}\n\n', "The engine has failed."),
     ],
 )
-def test_a_stream_that_breaks_off_keeps_its_text(page, rest, message):
+def test_the_text_of_an_interrupted_stream_is_kept(page, rest, message):
     stub(page, [{"content": "half of"}], rest)
     ask(page)
     assert answer(page) == "half of"
@@ -331,7 +331,7 @@ def test_a_narrow_window_has_no_horizontal_scroll_bar(page, dark):
     assert (back == "rgb(255, 255, 255)") is not dark
 
 
-def test_a_server_that_ends_gives_an_error_and_keeps_the_page(shared):
+def test_the_page_shows_an_error_and_remains_after_the_server_exits(shared):
     other = Server("--api-key", "secret-key")
     try:
         shared.open(f"{other.url}/")

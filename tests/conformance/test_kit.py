@@ -115,7 +115,7 @@ def test_first_party_plugins_pass_the_public_conformance_kit(kit):
         assert count(output, plugin, "skipped") == 0, output
 
 
-def test_torch_plugins_pass_the_conformance_kit_and_the_option_k_selects_cases(kit, wrong_parts):
+def test_torch_plugins_pass_the_conformance_kit_and_the_k_option_selects_cases(kit, wrong_parts):
     chosen = "(float32 and decodes and not bfloat16) or chunks or prefix or seeds"
     plugins = ("attention:torch", "worker:cpu@dovetail-cpu", "attention:wrong_parts:NeedsAbacus")
     code, output = kit(*plugins, options=("-k", chosen, "-v"))

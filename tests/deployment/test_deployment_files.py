@@ -90,7 +90,7 @@ def test_the_ports_in_the_deployment_files_agree(container, kubernetes):
     assert f"127.0.0.1:{port};" in (DEPLOY / "nginx.conf").read_text("utf-8")
 
 
-def test_every_manager_waits_longer_than_the_server_drains(kubernetes, container):
+def test_every_process_manager_waits_until_the_server_has_drained(kubernetes, container):
     drain_s = options(CONFIGS["serve.yaml"]())["drain-timeout-s"]
     pod = kubernetes["Deployment"]["spec"]["template"]["spec"]
     pre_stop_s = float(container["lifecycle"]["preStop"]["exec"]["command"][1])

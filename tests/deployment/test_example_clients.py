@@ -50,7 +50,7 @@ def test_a_client_reports_a_rejected_key(client, url):
 
 
 @pytest.mark.sampled(2)
-def test_a_client_reports_a_server_that_is_gone(client):
+def test_a_client_reports_a_server_that_has_exited(client):
     done = client(f"http://127.0.0.1:{free_port()}/v1", KEY)
     assert done.returncode == 1
     assert "ECONNREFUSED" in done.stderr or "Connection refused" in done.stdout

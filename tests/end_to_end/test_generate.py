@@ -329,7 +329,7 @@ def test_requests_may_be_added_while_other_requests_run(engine, llm):
     assert [finished[str(n)].outputs[0].token_ids for n in range(3)] == expected
 
 
-def test_joined_deltas_equal_the_final_text(engine, llm, readable):
+def test_concatenated_deltas_equal_the_final_text(engine, llm, readable):
     for params in (greedy(max_tokens=40), readable(max_tokens=40, stop=["quick", "zz"])):
         (final,) = llm.generate(PROMPT, params)
         engine.add_request("a", PROMPT, params, output_kind=RequestOutputKind.DELTA)

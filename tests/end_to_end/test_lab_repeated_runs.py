@@ -98,13 +98,13 @@ def test_the_simulator_repeats_a_run_of_the_engine_byte_for_byte(
     assert NEVER not in real.requests.finished_ns or any(real.requests.failed)
 
 
-def test_scarce_blocks_preempt_requests_in_the_engine_and_in_the_simulator(engine, tmp_path):
+def test_the_engine_and_the_simulator_preempt_requests_if_blocks_are_scarce(engine, tmp_path):
     setup = make_setup(num_blocks=NUM_BLOCKS["scarce"], depth=engine.largest.depth)
     real, repeated, *_ = run_twice(engine, "azure:conv", setup, tmp_path)
     assert real.num_preemptions == repeated.num_preemptions > 0
 
 
-def test_other_times_give_another_log(engine, tmp_path):
+def test_different_step_times_give_a_different_log(engine, tmp_path):
     setup = make_setup(depth=engine.largest.depth)
     *_, first, _ = run_twice(engine, "azure:conv", setup, tmp_path)
     other = tmp_path / "other.log"

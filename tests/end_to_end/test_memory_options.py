@@ -37,7 +37,7 @@ def test_memory_options_that_the_cpu_does_not_support_are_rejected(
     assert named in capsys.readouterr().err
 
 
-def test_the_precision_of_matrix_products_is_that_of_the_command_line(model_dir):
+def test_the_command_line_sets_the_precision_of_matrix_products(model_dir):
     before = torch.get_float32_matmul_precision()
     try:
         assert generate(model_dir, "--matmul-precision=medium") == 0

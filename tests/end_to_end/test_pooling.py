@@ -64,7 +64,7 @@ def test_an_embedding_does_not_depend_on_the_batch(encoder):
     ],
     ids=str,
 )
-def test_an_invalid_pooling_request_fails_alone(encoder, prompt, params, parameter):
+def test_an_invalid_pooling_request_affects_only_itself(encoder, prompt, params, parameter):
     prompts = ["w1 w2", prompt, "w3"]
     each = [PoolingParams(), PoolingParams() if params is None else params, PoolingParams()]
     with pytest.raises(RequestError) as caught:
@@ -87,7 +87,7 @@ def test_an_invalid_pooling_request_fails_alone(encoder, prompt, params, paramet
         ("second_text_start", -1),
     ],
 )
-def test_a_wrong_field_of_the_parameters_is_named(field, value):
+def test_the_error_for_a_wrong_pooling_parameter_names_it(field, value):
     with pytest.raises(RequestError) as caught:
         PoolingParams(**{field: value})
     assert caught.value.parameter == field
@@ -115,7 +115,7 @@ def test_a_model_that_generates_does_not_pool():
         assert llm.generate("a", use_tqdm=False)[0].outputs[0].token_ids
 
 
-def test_an_embedding_model_scores_by_the_cosine(encoder):
+def test_an_embedding_model_scores_by_cosine_similarity(encoder):
     texts = make_texts(4)
     vectors = dict(zip(texts, embed(encoder, texts), strict=True))
     outputs = encoder.score(texts[0], texts[1:], use_tqdm=False)
@@ -141,7 +141,7 @@ def test_late_interaction_adds_the_largest_similarity_of_each_query_token(folder
     assert output.outputs.score == pytest.approx(sum(best), abs=1e-5)
 
 
-def test_a_cross_encoder_scores_pairs_of_texts(cross_encoder):
+def test_a_cross_encoder_scores_text_pairs(cross_encoder):
     query, *documents = make_texts(3)
     outputs = cross_encoder.score(query, documents, use_tqdm=False)
     for document, output in zip(documents, outputs, strict=True):
@@ -154,7 +154,7 @@ def test_a_cross_encoder_scores_pairs_of_texts(cross_encoder):
         assert 0 < output.outputs.score < 1
 
 
-def test_results_cross_processes_to_an_event_loop(cross_folder, cross_encoder):
+def test_results_are_sent_across_processes_to_an_event_loop(cross_folder, cross_encoder):
     texts = make_texts(6)
 
     async def run():
@@ -187,7 +187,7 @@ def test_results_cross_processes_to_an_event_loop(cross_folder, cross_encoder):
     ],
     ids=str,
 )
-def test_an_option_that_contradicts_the_model_is_named(folder, options, word):
+def test_the_error_for_an_option_that_contradicts_the_model_names_it(folder, options, word):
     with pytest.raises(ConfigError, match=word):
         LLM(str(folder), **QUIET, **options)
 

@@ -112,7 +112,7 @@ def test_a_wrong_list_of_excluded_modules_is_rejected(value):
         ("gptq", "dynamic", r"+:.*\.up_proj", "model.layers.3.mlp.up_proj", False),
     ],
 )
-def test_entries_exclude_modules_as_the_tools_that_write_them_define(
+def test_exclusion_entries_have_the_meaning_that_their_tools_define(
     method, field, entry, module, excludes
 ):
     exclusions = Exclusions(method, {field: [entry]})

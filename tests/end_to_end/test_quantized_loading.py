@@ -163,7 +163,7 @@ ORACLE = {
 
 
 @pytest.mark.parametrize("name", ORACLE)
-def test_dequantized_values_equal_those_of_the_library_compressed_tensors(name):
+def test_dequantized_values_equal_those_of_the_compressed_tensors_library(name):
     form, arguments = ORACLE[name]
     tensors, _ = FORMATS[name].quantize((64, 96), torch.Generator().manual_seed(1))
     tensors = {leaf: tensor.contiguous() for leaf, tensor in tensors.items()}

@@ -148,7 +148,7 @@ def test_fields_without_an_effect_are_accepted(written, field, value):
 @pytest.mark.parametrize(
     ("shape", "block"), [((64, 320), [1, 128]), ((64, 6), [1, 4]), ((64, 64), [32, 32])]
 )
-def test_integers_with_scales_of_blocks_are_rejected(shape, block):
+def test_integers_with_per_block_scales_are_rejected(shape, block):
     weights = {"num_bits": 8, "strategy": "block", "block_structure": block}
     written = replace(
         rows_of_integers(),

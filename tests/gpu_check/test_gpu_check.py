@@ -36,7 +36,7 @@ ORPHANS = FINE + (
 )
 
 
-def test_a_failing_section_affects_no_other_section(tmp_path):
+def test_a_failing_section_does_not_affect_other_sections(tmp_path):
     sources = {
         "raises": RAISES,
         "dies": DIES,
@@ -106,7 +106,7 @@ def test_a_failing_description_of_the_machine_is_a_failure_and_not_a_missing_dev
     assert run["sections"]["machine"]["why"] in fine["why"]
 
 
-def test_time_that_earlier_sections_left_is_given_to_later_ones(tmp_path):
+def test_unused_time_of_earlier_sections_is_given_to_later_sections(tmp_path):
     told = "def run(task, report):\n    report.fact('limit', task.deadline_s)\n"
     settings = {"total_s": 60.0, "deadline_s": 10.0, "slack": 1.5}
     _, run, _ = run_sections(tmp_path, {"one": told, "two": told}, **settings)

@@ -139,7 +139,7 @@ def test_a_plugin_is_verified_on_devices_where_its_suite_passed():
     assert verified_text({"cuda": {**RUN, "sections": absent}}, "attention:triton") == UNVERIFIED
 
 
-def test_an_update_changes_only_the_field_verified_of_a_manifest():
+def test_an_update_changes_only_the_verified_field_of_a_manifest():
     text = (
         '# A comment.\n\n[[plugin]]\nkind = "attention"\nname = "triton"\nrank = 3\n\n'
         '[[plugin]]\nkind = "policy"\nname = "triton"\n\n'

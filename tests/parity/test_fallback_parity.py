@@ -44,7 +44,7 @@ def test_an_architecture_without_a_native_model_agrees_with_transformers(
 
 
 @pytest.mark.parametrize("model_type", REJECTED)
-def test_an_architecture_that_would_be_wrong_is_rejected(model_type: str) -> None:
+def test_an_architecture_that_would_compute_wrong_logits_is_rejected(model_type: str) -> None:
     context = ModelContext(
         hf_config=make_config(model_type, REJECTED[model_type]),
         dtype=torch.float32,

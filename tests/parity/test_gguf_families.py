@@ -92,7 +92,7 @@ def test_quantized_experts_agree_with_transformers_on_dequantized_weights(name, 
     assert largest_difference(name, tmp_path, kind) <= TOLERANCE
 
 
-def test_norms_of_queries_in_a_stablelm_file_are_rejected(tmp_path):
+def test_query_norms_in_a_stablelm_file_are_rejected(tmp_path):
     conversion = CONVERSIONS["stablelm"]
     model = make_model(conversion.family, "stablelm", 0)
     norms = {"blk.0.attn_q_norm.weight": np.ones((4, 16), dtype=np.float32)}

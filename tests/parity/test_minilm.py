@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.soak
-def test_all_minilm_has_the_embeddings_of_transformers(tmp_path):
+def test_all_minilm_embeddings_equal_those_of_transformers(tmp_path):
     folder = tmp_path / "minilm"
     shutil.copytree(fetch("minilm"), folder, copy_function=shutil.copyfile)
     (folder / "1_Pooling").mkdir()  # the asset has no folders

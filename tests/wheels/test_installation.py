@@ -73,7 +73,7 @@ def test_the_requirements_file_installs_a_checkout(checkout, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_extra_cpu_installs_the_wheels_of_make_dist(checkout, wheels, tmp_path):
+def test_the_cpu_extra_installs_the_wheels_of_make_dist(checkout, wheels, tmp_path):
     folder = tmp_path / "dist"
     folder.mkdir()
     for wheel in wheels.values():

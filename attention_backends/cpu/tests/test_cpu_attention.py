@@ -228,7 +228,7 @@ SHAPE_NAMES = ["grouped", "not grouped", "window", "capped", "latent", "sinks"]
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
-def test_the_attention_output_of_a_request_has_the_same_bits_in_any_batch(level, shape, dtype):
+def test_the_attention_output_of_a_request_is_bitwise_equal_in_any_batch(level, shape, dtype):
     lengths = (530, 3, 270)
     native.set_num_threads(1)
     whole = Rows(lengths, **shape).with_cache(dtype).step(lengths)

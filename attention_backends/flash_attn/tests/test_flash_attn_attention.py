@@ -71,7 +71,7 @@ def test_the_kernels_of_all_head_sizes_are_known():
     ]
 
 
-def test_the_cache_has_keys_and_values_of_a_block_side_by_side():
+def test_the_keys_and_values_of_a_block_are_adjacent_in_the_cache():
     spec = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=128, dtype="bfloat16")
     assert FlashAttentionBackend.kv_cache_shape(7, spec) == (7, 2, 32, 3, 128)
 
@@ -111,6 +111,6 @@ def test_unknown_options_are_rejected():
             FlashAttentionOptions(**wrong)
 
 
-def test_the_option_names_all_providers():
+def test_the_provider_option_accepts_every_provider_name():
     values = FlashAttentionOptions.model_fields["provider"].annotation.__args__
     assert values == ("auto", *(provider.name for provider in PROVIDERS)) == ("auto", *NAMES)

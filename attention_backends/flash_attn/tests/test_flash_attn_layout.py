@@ -53,7 +53,7 @@ def test_without_a_sliding_window_the_block_tables_of_the_batch_are_used():
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9, 100])
-def test_the_listed_blocks_are_those_that_the_first_query_sees(window):
+def test_the_listed_blocks_are_visible_to_the_first_query(window):
     batch = batch_of()
     step = StepLayout(with_window(window), batch)
     table, lens = step.table_RM, step.key_lens_R
@@ -70,12 +70,12 @@ def test_the_listed_blocks_are_those_that_the_first_query_sees(window):
     assert step.max_key_len == B * table.shape[1]
 
 
-def test_the_first_block_is_that_of_the_oldest_visible_position():
+def test_the_first_block_contains_the_oldest_visible_position():
     assert [first_block(context, B, 0) for context in (0, 50)] == [0, 0]
     assert [first_block(context, B, 3) for context in (0, 2, 5, 6, 7)] == [0, 0, 0, 1, 1]
 
 
-def test_slots_are_blocks_and_offsets():
+def test_slots_are_computed_from_blocks_and_offsets():
     batch = batch_of()
     blocks, offsets = StepLayout(SPEC, batch).slots()
     assert torch.equal(blocks * B + offsets, batch.slot_mapping_T)

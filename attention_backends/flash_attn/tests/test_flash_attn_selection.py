@@ -39,7 +39,7 @@ def rejections(**changes):
     return list(FlashAttentionBackend.refusals(requirements(**changes)))
 
 
-def test_the_capabilities_are_those_of_all_providers(installed):
+def test_the_capabilities_are_the_union_over_all_providers(installed):
     installed(*NAMES)
     supports = [provider.support(90) for provider in PROVIDERS]
     capabilities = FlashAttentionBackend.capabilities
@@ -75,11 +75,11 @@ def test_attention_requirements_that_are_not_declared_are_rejected(changes, reas
     assert cause.startswith(reason)
 
 
-def test_other_devices_are_rejected_by_the_capabilities_alone():
+def test_other_devices_are_rejected_based_on_the_capabilities_only():
     assert rejections(device_type="cpu") == []
 
 
-def test_without_providers_there_is_one_reason_with_advice_for_each(gpu):
+def test_without_providers_each_provider_has_a_reason_with_advice(gpu):
     assert rejections() == [
         "provider 'vllm': vLLM is not installed: run pip install vllm",
         "provider 'fa3': no package registers torch.ops.flash_attn_3: run pip install "
@@ -317,14 +317,14 @@ def test_a_vllm_whose_library_does_not_load_is_rejected(monkeypatch, installed):
     ("dtype", "advice"),
     [("fp8_e4m3", "kv_cache_scales='layer'"), ("int8", "kv_cache_dtype='auto'")],
 )
-def test_caches_with_a_scale_per_token_are_rejected(gpu, installed, dtype, advice):
+def test_caches_with_per_token_scales_are_rejected(gpu, installed, dtype, advice):
     installed(*NAMES)
     (reason,) = rejections(kv_cache_dtype=dtype)
     assert f"KV caches of {dtype} have a scale for each token and head" in reason
     assert f"set {advice}, or choose attention_backend='triton'" in reason
 
 
-def test_builds_of_torch_for_rocm_are_rejected(gpu, installed, monkeypatch):
+def test_rocm_builds_of_torch_are_rejected(gpu, installed, monkeypatch):
     installed(*NAMES)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     (reason,) = rejections()
@@ -353,7 +353,7 @@ def test_without_a_gpu_only_the_packages_are_checked(installed):
     assert len(rejections()) == len(NAMES)
 
 
-def test_the_option_provider_excludes_other_providers(installed):
+def test_the_provider_option_excludes_other_providers(installed):
     installed(*NAMES)
     spec = FullAttentionSpec(block_size=16, num_kv_heads=2, head_size=64, dtype="bfloat16")
     for name, is_usable in (("vllm", True), ("torch", False)):
@@ -371,7 +371,7 @@ def test_the_option_provider_excludes_other_providers(installed):
     assert installed.loaded == ["vllm"]
 
 
-def test_rejections_import_no_provider():
+def test_a_rejection_does_not_import_providers():
     program = (
         "import sys; from dovetail_attn_flash_attn.backend import FlashAttentionBackend as B;"
         "from dovetail.interfaces.attention import AttentionRequirements as R;"

@@ -131,7 +131,7 @@ def gpu(monkeypatch, version_of):
         ),
     ],
 )
-def test_attention_requirements_that_are_not_declared_are_refused(changes, reason):
+def test_attention_requirements_that_are_not_declared_are_rejected(changes, reason):
     found = FlashInferAttentionBackend.capabilities.refusals(requirements(**changes))
     assert found == [reason]
 
@@ -142,7 +142,7 @@ def test_heads_of_unsupported_sizes_are_padded(head_size, stored):
 
 
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
-def test_caches_with_a_scale_per_token_are_refused(gpu, dtype):
+def test_caches_with_per_token_scales_are_rejected(gpu, dtype):
     gpu(100)
     wanted = requirements(kv_cache_dtype=dtype)
     (reason,) = FlashInferAttentionBackend.refusals(wanted)
@@ -168,12 +168,12 @@ def test_caches_with_a_scale_per_token_are_refused(gpu, dtype):
         (120, []),
     ],
 )
-def test_old_gpus_are_refused(gpu, capability, reasons):
+def test_old_gpus_are_rejected(gpu, capability, reasons):
     gpu(capability)
     assert FlashInferAttentionBackend.refusals(requirements()) == reasons
 
 
-def test_builds_of_torch_for_rocm_are_refused(gpu, monkeypatch):
+def test_rocm_builds_of_torch_are_rejected(gpu, monkeypatch):
     gpu(94)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     (reason,) = FlashInferAttentionBackend.refusals(requirements())
@@ -211,7 +211,7 @@ def test_kernels_are_compiled_or_installed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("version", ["0.6.13", "0.8.0", "1.7.0", "0.70.1"])
-def test_other_versions_are_refused_without_an_import(version_of, version):
+def test_other_versions_are_rejected_without_an_import(version_of, version):
     version_of(version)
     (reason,) = FlashInferAttentionBackend.refusals(requirements(device_type="cpu"))
     assert reason == (
@@ -236,7 +236,7 @@ def test_a_missing_package_is_reported(version_of, monkeypatch):
     assert reason.startswith("flashinfer-python is not installed: run pip install")
 
 
-def test_refusals_do_not_import_flashinfer():
+def test_rejections_do_not_import_flashinfer():
     program = (
         "import sys; from dovetail_attn_flashinfer import backend, options, availability;"
         "availability.probe(); assert 'flashinfer' not in sys.modules"

@@ -79,7 +79,7 @@ def gpu(monkeypatch):
     return pretend
 
 
-def test_the_cpu_device_is_refused():
+def test_the_cpu_device_is_rejected():
     reasons = TritonAttentionBackend.capabilities.refusals(requirements(device_type="cpu"))
     assert reasons == ["device cpu is not supported; supported: cuda, xpu"]
 
@@ -107,18 +107,18 @@ def test_the_cpu_device_is_refused():
         ),
     ],
 )
-def test_old_gpus_are_refused(gpu, capability, cache, reasons):
+def test_old_gpus_are_rejected(gpu, capability, cache, reasons):
     gpu(capability)
     assert TritonAttentionBackend.refusals(requirements(kv_cache_dtype=cache)) == reasons
 
 
-def test_a_cache_of_another_dtype_is_refused(gpu):
+def test_a_cache_of_another_dtype_is_rejected(gpu):
     gpu(90)
     (reason,) = TritonAttentionBackend.refusals(requirements(kv_cache_dtype="float16"))
     assert "'float16' is not supported for dtype bfloat16" in reason
 
 
-def test_fp8_caches_are_refused_on_devices_other_than_cuda(gpu, monkeypatch):
+def test_fp8_caches_are_rejected_on_devices_other_than_cuda(gpu, monkeypatch):
     for dtype in ("fp8_e4m3", "fp8_e5m2"):
         (reason,) = TritonAttentionBackend.refusals(
             requirements(device_type="xpu", kv_cache_dtype=dtype)

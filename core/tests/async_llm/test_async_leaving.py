@@ -158,7 +158,7 @@ def test_a_request_can_be_aborted_while_its_prompt_is_tokenized(bench, slow, mon
     assert bench.run(is_idle_within(slow, 1))
 
 
-def test_an_abort_that_cannot_be_sent_affects_no_other_request(bench, slow, monkeypatch, caplog):
+def test_an_unsent_abort_does_not_affect_other_requests(bench, slow, monkeypatch, caplog):
     params = SamplingParams(max_tokens=8, seed=1, ignore_eos=True)
     abort = slow.client.abort_requests
 

@@ -119,7 +119,7 @@ def test_the_time_stamps_of_a_request_are_in_order(bench, llm):
         ({"timeout_s": "1"}, "timeout_s"),
     ],
 )
-def test_the_error_for_a_rejected_request_names_the_parameter_and_affects_no_other_request(
+def test_the_error_for_a_rejected_request_names_the_parameter_and_does_not_affect_other_requests(
     bench, llm, arguments, parameter
 ):
     async def ask():

@@ -144,7 +144,7 @@ def tokens_alone(traffic, client, first):
     return traffic.Answers().collect(client, 1)[0][first.request_id]
 
 
-def test_engine_progress_contains_steps_and_missing_heartbeats(client_of, traffic):
+def test_engine_progress_contains_steps_and_missed_heartbeats(client_of, traffic):
     client = client_of("sync", step_s=0.15)
     client.add_request(traffic.request("a", max_tokens=9))
     traffic.Answers().collect(client, 1)
@@ -159,7 +159,7 @@ def test_engine_progress_contains_steps_and_missing_heartbeats(client_of, traffi
     assert len(traffic.Answers().collect(client, 1)[0]["b"]) == 5
 
 
-def test_a_failed_call_affects_no_request(client_of, traffic):
+def test_a_failed_call_does_not_affect_requests(client_of, traffic):
     client = client_of("sync", step_s=0.002)
     client.add_request(traffic.request("a", max_tokens=40))
     with pytest.raises(DovetailError, match="not today"):

@@ -63,7 +63,7 @@ def q8_experts(method, in_features, parts, seed, is_block):
     [lambda _: True, lambda _: False, lambda n: n != 3, lambda n: n in (2, 3)],
     ids=["blocks", "bfloat16", "one part in bfloat16", "one expert in blocks"],
 )
-def test_experts_in_blocks_are_computed_in_one_call_and_of_several_kinds_alone(is_block, limit):
+def test_experts_of_one_block_type_run_in_one_call_and_mixed_types_run_separately(is_block, limit):
     from dovetail_cpu.linear_kernel import ExpertKernel
     from dovetail_cpu.quantised_linear import GGUFLinearMethod
 

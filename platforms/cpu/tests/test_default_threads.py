@@ -53,7 +53,7 @@ def machine(monkeypatch, tmp_path):
         (1, 1, None, 4, 1),
     ],
 )
-def test_the_default_is_the_least_of_affinity_quota_and_physical_cores(
+def test_the_default_is_the_minimum_of_affinity_quota_and_physical_cores(
     machine, cpus, threads_per_core, quota, sharing, expected
 ):
     machine(cpus=cpus, threads_per_core=threads_per_core, quota=quota)

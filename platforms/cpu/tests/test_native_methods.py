@@ -355,7 +355,7 @@ def test_weights_of_another_dtype_are_cast_and_copied_instead_of_mapped(tmp_path
         ("int4", {"head": "int4", "group_size": 64}, 2, 2),
     ],
 )
-def test_the_option_head_sets_the_weight_format_of_the_lm_head(name, options, head, body):
+def test_the_head_option_sets_the_weight_format_of_the_lm_head(name, options, head, body):
     model = Model(make(name, **options), tied=False)
     assert model.lm_head.packed_spec.kind == head and model.qkv.packed_spec.kind == body
     if body == 2:

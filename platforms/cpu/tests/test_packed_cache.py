@@ -164,7 +164,7 @@ def test_the_second_start_reads_only_the_weights_that_are_never_packed(start, tm
     assert not warnings(caplog)
 
 
-def test_a_moved_checkpoint_uses_the_cached_file_but_changed_weights_do_not(
+def test_a_moved_checkpoint_uses_the_cached_file_but_a_changed_checkpoint_does_not(
     start, checkpoint, tmp_path, tied
 ):
     start()
@@ -210,7 +210,7 @@ def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, 
     assert start().is_restored
 
 
-def test_a_packed_file_under_the_name_of_another_file_is_rejected(start, tmp_path, caplog):
+def test_a_packed_file_that_was_renamed_to_another_file_is_rejected(start, tmp_path, caplog):
     start()
     (packed_file,) = files(tmp_path)
     start(version=2)

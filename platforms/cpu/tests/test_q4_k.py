@@ -87,7 +87,7 @@ def test_the_number_of_input_features_decides_whether_the_fallback_format_is_use
         (256, "bfloat16", "bf16"),
     ],
 )
-def test_the_option_head_sets_the_weight_format_of_the_lm_head(in_features, head, kind):
+def test_the_head_option_sets_the_weight_format_of_the_lm_head(in_features, head, kind):
     class Head(ParallelLMHead):
         def __init__(self):
             nn.Module.__init__(self)

@@ -104,7 +104,7 @@ def test_the_expert_output_of_a_token_equals_the_sum_of_single_linear_layers(lev
             assert torch.equal(got[:40], want[:num_tokens])
 
 
-def test_the_activation_with_a_limit_is_that_of_gpt_oss(level):
+def test_the_activation_with_a_limit_equals_that_of_gpt_oss(level):
     stacks = (
         Stack(KINDS["bf16"], 2 * INNER, SIZE, gate_up=True, seed=0),
         Stack(KINDS["bf16"], SIZE, INNER, gate_up=False, seed=50),
@@ -121,7 +121,7 @@ def test_the_activation_with_a_limit_is_that_of_gpt_oss(level):
     torch.testing.assert_close(inner.double(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_token_with_nan_has_nan_and_other_tokens_are_unchanged(level):
+def test_a_token_with_nan_inputs_has_nan_outputs_and_does_not_change_other_tokens(level):
     stacks = (
         Stack(KINDS["int8"], 2 * INNER, SIZE, gate_up=True, seed=0),
         Stack(KINDS["int8"], SIZE, INNER, gate_up=False, seed=50),

@@ -237,7 +237,7 @@ def test_inputs_that_are_not_finite_affect_only_their_row(level, kind, group, ba
 
 
 @pytest.mark.parametrize("scale", [5e37, 1e-20])
-def test_weights_of_any_magnitude_are_packed_precisely(level, scale):
+def test_weights_of_any_magnitude_are_packed_accurately(level, scale):
     for kind, group in KINDS[:3]:
         weight = Weight(kind, 64, 128, group=group, scale=scale)
         x = weight.random(3, 128, scale=1e-3)

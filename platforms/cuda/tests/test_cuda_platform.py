@@ -109,7 +109,7 @@ def test_environment_variables_select_and_order_cards(visible, names):
     assert [card.name for card in machine.cards] == names
 
 
-def test_a_card_that_the_driver_cannot_describe_is_refused_only_if_it_is_visible():
+def test_a_card_that_the_driver_cannot_describe_is_rejected_only_if_it_is_visible():
     lost = Card(uuid="", name="device 1", total_bytes=0, capability=(0, 0), problem="error 15")
     (reason,) = reasons_against(with_cards(H200, lost))
     assert reason == f"device 1 cannot be used: error 15; or hide it with {VISIBLE}"
@@ -134,7 +134,7 @@ def test_total_memory_is_reported_for_each_card():
         platform.total_memory_bytes(2)
 
 
-def test_unsupported_configurations_are_refused(tmp_path):
+def test_unsupported_configurations_are_rejected(tmp_path):
     write_fake_config(tmp_path, num_attention_heads=8)
     h200, t4 = platform_on(MACHINE)(), platform_on(with_cards(T4))()
     with pytest.raises(ConfigError, match="bfloat16"):
@@ -250,7 +250,7 @@ def test_the_probe_reads_the_torch_build_and_the_environment(monkeypatch):
     assert machine == replace(MACHINE, torch_version="2.11", toolkit="cuda", visible="3")
 
 
-def test_probing_imports_no_torch():
+def test_probing_does_not_import_torch():
     code = (
         "import sys; from dovetail_cuda.platform import CUDAPlatform; CUDAPlatform.probe(); "
         "print('torch' in sys.modules)"

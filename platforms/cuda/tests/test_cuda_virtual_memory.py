@@ -297,7 +297,7 @@ def test_an_engine_stays_asleep_if_the_memory_is_taken_and_can_wake_up_later(
     assert tokens(engine) == expected
 
 
-def test_tags_wake_the_weights_before_the_cache(engine, library):
+def test_sleep_tags_can_wake_up_the_weights_before_the_cache(engine, library):
     expected = tokens(engine)
     in_use = library.stand_in_used()
     engine.sleep(1)

@@ -143,7 +143,7 @@ def test_only_visible_devices_are_used(outer, inner, cards):
     assert replace(MACHINE, outer=outer, inner=inner).cards == cards
 
 
-def test_look_reads_the_driver_torch_and_the_environment(monkeypatch):
+def test_the_probe_reads_the_driver_the_torch_build_and_the_environment(monkeypatch):
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     build = TorchBuild(version="2.11", toolkit="7.0.51831")

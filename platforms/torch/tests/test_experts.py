@@ -109,7 +109,7 @@ def test_both_layouts_of_checkpoints_give_the_sums_of_the_experts(
 
 
 @pytest.mark.parametrize("method", [TorchLinearMethod, FakeLinearMethod])
-def test_the_sums_of_two_ranks_are_those_of_one(method, tmp_path, weights, tokens):
+def test_two_ranks_compute_the_same_sums_as_one_rank(method, tmp_path, weights, tokens):
     save(tmp_path, weights, stacked=True)
 
     class Rank(OneRank):
@@ -139,7 +139,7 @@ def test_features_that_cannot_be_divided_among_ranks_are_rejected():
         Layer(ranks=OneRank(rank=0, size=4))
 
 
-def test_stacked_weights_of_another_number_of_experts_are_rejected(tmp_path, weights):
+def test_stacked_weights_with_a_wrong_number_of_experts_are_rejected(tmp_path, weights):
     save_file(
         {
             "experts.gate_up_proj": weights.gate_up_EGD[1:].contiguous(),

@@ -103,7 +103,7 @@ def test_the_layers_get_the_scales_of_the_checkpoint(tmp_path, names, dtype):
     worker.shutdown()
 
 
-def test_layers_without_scales_in_the_checkpoint_use_one(tmp_path):
+def test_layers_without_scales_in_the_checkpoint_use_a_scale_of_1(tmp_path):
     worker = start(write_tiny_llama(tmp_path))
     assert [scales.tolist() for scales in ScaledBackend.seen] == [[1.0, 1.0]] * 2
     worker.shutdown()
@@ -123,7 +123,7 @@ def test_a_scale_that_is_not_positive_and_finite_is_rejected(tmp_path, value):
         start(checkpoint)
 
 
-def test_scales_of_heads_are_rejected(tmp_path):
+def test_per_head_scales_are_rejected(tmp_path):
     checkpoint = with_scales(tmp_path, {FOR_LAYER.format(0, "k_scale"): [0.5, 0.25]})
     with pytest.raises(WeightError, match=r"k_scale has the shape \[2\].*kv_cache_scales='token'"):
         start(checkpoint)
@@ -147,7 +147,7 @@ def test_weight_scales_are_not_scales_of_the_cache():
         assert not is_kv_scale(name)
 
 
-def test_a_backend_without_scales_of_the_layer_is_rejected(tmp_path):
+def test_a_backend_without_per_layer_scales_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="kv_layer_scales is required but not declared"):
         start(write_tiny_llama(tmp_path), attention_backend=NoWaitAttentionBackend)
 

@@ -153,7 +153,7 @@ def test_grammars_are_applied_only_to_their_requests(steps, model):
     assert got == {0: model.answer(PROMPT, 1)[0], 2: 11}
 
 
-def test_only_requests_that_ask_for_logprobs_get_them(steps, model):
+def test_only_requests_with_logprobs_get_logprobs(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(1, [8], [3]).join(2, PROMPT[:3], [5], logprobs=2)
     got = steps.run((0, 0, 3, False), (1, 0, 1, True), (2, 0, 3, True))
     assert list(steps.output.logprobs) == [2]

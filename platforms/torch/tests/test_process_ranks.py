@@ -101,13 +101,13 @@ def short_patience(monkeypatch):
     monkeypatch.setattr(joining, "_PATIENCE", timedelta(seconds=1))
 
 
-def test_a_single_rank_joins_no_group(make_context):
+def test_a_single_rank_does_not_join_a_process_group(make_context):
     assert join(make_context(0, 1, rendezvous="")) is ONE_RANK
     x = torch.ones(3)
     assert ONE_RANK.all_reduce(x) is ONE_RANK.all_gather(x) is ONE_RANK.broadcast(x) is x
 
 
-def test_a_single_rank_imports_no_distributed_modules():
+def test_a_single_rank_does_not_import_distributed_modules():
     program = """
 import sys, torch
 before = set(sys.modules)

@@ -19,7 +19,7 @@ class Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_adding_a_request_to_the_token_history_copies_no_single_numbers():
+def test_adding_a_request_to_the_token_history_does_not_copy_scalars():
     history = TokenHistory(vocab_size=9, device=torch.device("cpu"), upload=torch.from_numpy)
     with Copies() as copies:
         history.join(3, [1, 2, 2], [5])

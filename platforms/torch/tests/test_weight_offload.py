@@ -178,7 +178,7 @@ def drop_writing_order(monkeypatch):
 
 
 @pytest.mark.parametrize("drop", [drop_reading_order, drop_writing_order])
-def test_a_missing_order_of_copies_and_layers_is_detected(checkpoint, monkeypatch, drop):
+def test_missing_synchronization_of_copies_and_layers_is_detected(checkpoint, monkeypatch, drop):
     worker = started(checkpoint, cpu_offload_gb=gigabytes(checkpoint, 4))
     DEVICE.timeline.lag = None
     worker._loaded.dummy_run(1, 1)

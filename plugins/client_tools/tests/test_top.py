@@ -141,7 +141,7 @@ def test_the_display_fits_into_the_terminal(steps, width):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)])
-def test_texts_of_the_server_cannot_control_the_terminal(run, null, steps, monkeypatch, arguments):
+def test_server_texts_cannot_control_the_terminal(run, null, steps, monkeypatch, arguments):
     steps.stats = {"policy": HOSTILE[:200]}
     models = {"data": [{"id": HOSTILE}]}
     monkeypatch.setattr(null, "MODELS", json.dumps(models).encode())
@@ -243,7 +243,7 @@ class Terminal:
         return code
 
 
-def test_the_key_q_ends_the_display_and_restores_the_terminal(null, steps, start):
+def test_pressing_q_ends_the_display_and_restores_the_terminal(null, steps, start):
     with null.running(steps.respond) as url:
         terminal = Terminal(start, "--url", url, "--interval-s", "0.2")
         terminal.wait_for(b"FCFSPolicy")

@@ -79,7 +79,7 @@ def step(number, **fields):
     return Step(**base | times | fields)
 
 
-def test_steps_are_joined_to_slices():
+def test_steps_are_merged_into_slices():
     sink = built(
         step(1, joined=((1, 9, 9),), prefills=((1, 4, 3),)),
         step(2, prefills=((1, 7, 2),)),

@@ -50,7 +50,7 @@ def patient(monkeypatch):
     return lie_down
 
 
-def test_plugins_without_problems_are_counted_and_the_exit_code_is_0(patient, capsys):
+def test_working_plugins_are_counted_and_the_exit_code_is_0(patient, capsys):
     patient(WELL)
     assert main(["plugins", "doctor"]) == 0
     output = capsys.readouterr().out
@@ -59,7 +59,7 @@ def test_plugins_without_problems_are_counted_and_the_exit_code_is_0(patient, ca
     assert output.splitlines()[-1] == "0 broken, 0 warnings, 1 note, 4 ok."
 
 
-def test_the_option_all_lists_every_plugin(patient, capsys):
+def test_the_all_option_lists_every_plugin(patient, capsys):
     patient(WELL)
     assert main(["plugins", "doctor", "--all"]) == 0
     output = capsys.readouterr().out

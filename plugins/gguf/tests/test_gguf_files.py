@@ -118,7 +118,7 @@ def test_dequantized_values_equal_those_of_the_gguf_package(kind):
     assert np.array_equal(actual, expected.astype(np.float32), equal_nan=True)
 
 
-def test_the_rows_of_rotary_weights_are_restored():
+def test_the_original_row_order_of_rotary_weights_is_restored():
     weight = torch.arange(HEADS * HEAD_DIM * 3).view(HEADS * HEAD_DIM, 3)
     halves = weight.reshape(HEADS, 2, HEAD_DIM // 2, 3)
     converted = halves.swapaxes(1, 2).reshape(weight.shape)

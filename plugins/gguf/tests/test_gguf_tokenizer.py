@@ -155,7 +155,7 @@ def test_sentencepiece_merges_the_piece_with_the_highest_score_first(best, expec
     assert names(load(path), "hel", add_special_tokens=False) == expected
 
 
-def test_sentencepiece_joins_neighboring_pieces(tmp_path):
+def test_sentencepiece_merges_neighboring_pieces(tmp_path):
     tokenizer = load(write_pieces_vocabulary(tmp_path / "a.gguf"))
     first = len(PIECES) + PIECES_OF_TEXT.index("\u2581hello")
     assert tokenizer.encode("hello he") == [1, first, first + 1]
@@ -193,7 +193,7 @@ def test_named_chat_templates_are_read(tmp_path):
         load(write_bytes_vocabulary(tmp_path / "b.gguf")).apply_chat_template(message)
 
 
-def test_a_file_without_the_name_of_its_pre_tokenizer_causes_a_warning(tmp_path, caplog):
+def test_a_file_that_does_not_name_its_pre_tokenizer_causes_a_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         load(write_bytes_vocabulary(tmp_path / "a.gguf", omit=("pre",)))
     assert "does not state tokenizer.ggml.pre" in caplog.text
@@ -240,7 +240,7 @@ def test_a_repeated_token_is_rejected(tmp_path):
         load(path)
 
 
-def test_a_merge_of_an_unknown_token_is_rejected(tmp_path):
+def test_a_merge_that_contains_an_unknown_token_is_rejected(tmp_path):
     path = write_bytes_vocabulary(tmp_path / "bad.gguf", merges=["h i", "no where"])
     with pytest.raises(ModelError, match=r"(?s)bad\.gguf cannot be used.*no.*out of vocab"):
         load(path)

@@ -114,7 +114,7 @@ def test_a_run_with_a_damaged_file_is_repeated(done):
         ("incomplete", "stopped at step 5"),
     ],
 )
-def test_a_run_that_fails_is_marked_and_the_sweep_goes_on(policy, message, tmp_path):
+def test_a_run_that_fails_is_marked_and_the_sweep_continues(policy, message, tmp_path):
     results = run(spec_of(("fcfs", policy, "shortest"), seeds=2, loads=(0.5,)), tmp_path)
     assert [one.key.policy for one in results.failures] == [policy] * 2
     assert all(message in one.error for one in results.failures)

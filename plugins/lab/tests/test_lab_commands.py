@@ -180,6 +180,6 @@ def test_replay_runs_another_scheduler_from_a_file_only_if_trusted(local, capsys
     ],
     ids=" ".join,
 )
-def test_every_command_that_loads_classes_has_the_option_trust_local_code(command, capsys):
+def test_every_command_that_loads_classes_has_the_trust_local_code_option(command, capsys):
     assert main([*command, "--help-all"]) == 0
     assert "--trust-local-code" in capsys.readouterr().out

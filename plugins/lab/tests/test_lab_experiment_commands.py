@@ -97,7 +97,7 @@ def test_a_policy_that_raises_or_breaks_the_contract_fails_alone(folder, capsys)
     assert "6 of 12 runs failed" in (folder / "lab-results/report.html").read_text()
 
 
-def test_a_policy_of_a_file_needs_trust(folder, capsys):
+def test_a_policy_from_a_file_needs_trust_local_code(folder, capsys):
     command = ["lab", "compare", "--policies", "./mine.py:Mine,fcfs", "--trace", "chat", *SMALL]
     assert main([*command, "--no-report"]) == 2
     assert "trust" in capsys.readouterr().err.replace("\n", " ")

@@ -83,23 +83,23 @@ def log(tmp_path):
     return recording.close()
 
 
-def test_a_request_that_waits_for_a_batch_slot_is_explained(log):
+def test_explain_reports_a_request_that_waits_for_a_batch_slot(log):
     text = text_of(log, 0, "c")
     assert "position 3 of 3" in text and "no row was free" in text
     assert "rank 2" in text
 
 
-def test_a_request_that_ran_is_explained(log):
+def test_explain_reports_a_request_that_ran(log):
     assert "It was admitted and computed 5 tokens" in text_of(log, 0, "a")
     assert "was running and ran: it computed 1 tokens" in text_of(log, 1, "a")
 
 
-def test_requests_before_their_arrival_and_after_their_end_are_named(log):
+def test_requests_that_have_not_arrived_or_have_ended_are_reported(log):
     assert text_of(log, 0, "d") == "d had not arrived before step 0."
     assert text_of(log, 5, "a") == "a had ended before step 5."
 
 
-def test_a_request_behind_a_denied_one_is_explained_with_the_cause(tmp_path):
+def test_the_explanation_of_a_request_behind_a_denied_request_names_the_cause(tmp_path):
     recording = Recording(tmp_path / "run.log", seats=4, blocks=9)
     recording.add("a", length=16, max_tokens=8)
     recording.step()
@@ -115,7 +115,7 @@ def test_a_request_behind_a_denied_one_is_explained_with_the_cause(tmp_path):
     assert "KV blocks" in text
 
 
-def test_a_request_without_budget_is_explained(tmp_path):
+def test_explain_reports_a_request_without_token_budget(tmp_path):
     recording = Recording(tmp_path / "run.log", seats=4, budget=8)
     recording.add("a", length=20)
     recording.add("b", length=20)
@@ -126,7 +126,7 @@ def test_a_request_without_budget_is_explained(tmp_path):
     assert "0 tokens of the step's budget were left" in text_of(path, 1, "b")
 
 
-def test_a_preempted_request_is_explained(tmp_path):
+def test_explain_reports_a_preempted_request(tmp_path):
     recording = Recording(tmp_path / "run.log", seats=4, budget=32, blocks=9)
     recording.add("a", length=15, max_tokens=20)
     recording.add("b", length=15, max_tokens=20)
@@ -152,7 +152,7 @@ class Holding(Policy):
 """
 
 
-def test_a_held_request_and_a_plan_that_ends_early_are_explained(tmp_path, monkeypatch):
+def test_explain_reports_a_held_request_and_a_plan_that_ends_early(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(HOLDING)
     recording = Recording(tmp_path / "run.log", "./mine.py:Holding")

@@ -27,14 +27,14 @@ from dovetail_lab.experiments.statistics import (
         (0.975, 1000, 1.962),
     ],
 )
-def test_quantiles_of_t_equal_published_tables(probability, degrees, expected):
+def test_quantiles_of_the_t_distribution_equal_published_tables(probability, degrees, expected):
     assert t_quantile(probability, degrees) == pytest.approx(expected, abs=6e-4)
     assert t_cdf(t_quantile(probability, degrees), degrees) == pytest.approx(probability)
     assert t_cdf(-1.3, degrees) == pytest.approx(1 - t_cdf(1.3, degrees))
 
 
 @pytest.mark.parametrize("arguments", [(0.4, 3), (1.0, 3), (0.9, 0)])
-def test_an_undefined_quantile_of_t_is_rejected(arguments):
+def test_an_undefined_quantile_of_the_t_distribution_is_rejected(arguments):
     with pytest.raises(ValueError, match="not defined"):
         t_quantile(*arguments)
 

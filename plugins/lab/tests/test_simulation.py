@@ -67,7 +67,7 @@ def test_equal_prefixes_and_conversations_are_found_in_the_prefix_cache():
     assert list(cached) == [0, 512, 0, 0, 144]  # 159 of 160 tokens have keys and values
 
 
-def test_a_following_request_arrives_when_its_parent_has_ended_and_thought():
+def test_a_follow_up_request_arrives_after_its_parent_and_the_think_time():
     load = workload(request(0), request(1, parent="r0", think_ns=10**9), request(2, parent="r1"))
     columns = simulate(load, setup(), TIMES).requests
     assert columns.arrival_ns[1] == columns.finished_ns[0] + 10**9
@@ -121,7 +121,7 @@ def test_a_failing_policy_ends_the_run_with_its_error(tmp_path):
     assert "KeyError" in result.error and "lost" in result.error
 
 
-def test_a_policy_that_runs_nothing_ends_the_run(tmp_path):
+def test_a_policy_that_schedules_no_request_ends_the_simulation(tmp_path):
     file = tmp_path / "lazy.py"
     file.write_text(
         "from dovetail.interfaces import Policy\n"

@@ -46,7 +46,7 @@ def test_a_decode_replica_computes_only_the_part_of_the_prompt_that_is_not_a_ful
     assert decode.requests.num_cached_tokens[0] == 96
 
 
-def test_a_request_alone_waits_for_its_transfer():
+def test_a_single_request_waits_for_its_transfer():
     arrivals = workload(request(0, num_prompt_tokens=160))
     fast = split(arrivals).requests
     slow = split(arrivals, cost=TransferCost(latency_ns=3_000_000_000, ps_per_token=10**10))

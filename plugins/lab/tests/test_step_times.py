@@ -99,14 +99,14 @@ def write(path, max_num_seqs=256, **changes):
 # --- the fit --------------------------------------------------------------------------------------
 
 
-def test_the_fit_finds_the_terms_of_exact_times():
+def test_the_fit_recovers_the_terms_of_noise_free_step_times():
     fit = fit_steps(samples())
     for name, value in TRUE_PS.items():
         assert fit.step_ps[name] == pytest.approx(value, rel=1e-3, abs=2e5), name
     assert fit.gap_ps == pytest.approx((100_000_000, 3_000_000), rel=1e-3)
 
 
-def test_no_term_is_negative_if_the_best_fit_would_be():
+def test_terms_are_not_negative_even_if_the_unconstrained_fit_is():
     matrix = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
     slope_down = nonnegative_least_squares(matrix, np.array([3.0, 2.0, 1.0]))
     assert slope_down.tolist() == pytest.approx([2.0, 0.0])
@@ -320,7 +320,7 @@ def told(capsys):
     return " ".join((shown.out + shown.err).split())
 
 
-def test_a_calibration_of_this_machine_and_commit_is_accepted_by_strict(small, capsys):
+def test_the_strict_option_accepts_a_calibration_of_this_machine_and_commit(small, capsys):
     means = []
     for factor in (1, 1000):
         slower = {name: value * factor for name, value in calibration().step_ps.items()}
@@ -343,7 +343,7 @@ def other_machine():
         ({"commit": lambda: "0123456789ab"}, "measured with commit 0123456789ab", False),
     ],
 )
-def test_the_option_strict_rejects_a_calibration_of_another_machine_or_commit(
+def test_the_strict_option_rejects_a_calibration_of_another_machine_or_commit(
     changes, message, is_warned, small, capsys
 ):
     write(small / "other.json", **{name: make() for name, make in changes.items()})
@@ -363,7 +363,7 @@ def test_a_calibration_of_another_model_or_a_smaller_engine_is_a_warning(small, 
     assert "measured up to max_num_seqs=32; max_num_seqs=256 is extrapolated" in shown
 
 
-def test_inaccurate_step_times_give_a_warning_and_are_rejected_by_strict(small, capsys):
+def test_inaccurate_step_times_give_a_warning_and_the_strict_option_rejects_them(small, capsys):
     command = [*RUN, "roofline:l4", "--model", "model"]
     assert main(command) == 0
     assert "Times of roofline are rough" in told(capsys)

@@ -133,7 +133,7 @@ def test_a_partial_download_with_wrong_contents_is_deleted(
     assert (make(HubSource).fetch("acme/tiny") / "model.safetensors").is_file()
 
 
-def test_a_hub_that_stops_sending_is_reported(rejected, real_child, single, monkeypatch):
+def test_a_hub_that_stops_sending_data_is_reported(rejected, real_child, single, monkeypatch):
     monkeypatch.setattr(hub_download, "STALL_S", 2.0)
     single.stall = {"model.safetensors"}
     assert "sent almost nothing for 2 s" in rejected()

@@ -64,7 +64,7 @@ def test_two_thousand_random_splits_give_the_same_result(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(EXAMPLES) - {"deepseek_r1"}))
-def test_a_text_without_markers_is_content(name: str) -> None:
+def test_text_without_markers_is_content(name: str) -> None:
     assert read(make(name), ["  It is 3."]) == ("", "  It is 3.")
 
 
@@ -75,7 +75,7 @@ def test_reasoning_that_the_prompt_opens_needs_no_start_marker() -> None:
     assert read(closed, ["3"]) == ("", "3")
 
 
-def test_calls_of_harmony_stay_in_the_content() -> None:
+def test_harmony_tool_calls_remain_in_the_content() -> None:
     call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
     text = f"<|channel|>analysis<|message|>I call.<|end|><|start|>assistant{call}"
     assert read(make("harmony"), [text]) == ("I call.", "<|start|>assistant" + call)

@@ -193,7 +193,7 @@ def test_two_thousand_random_splits_give_the_same_calls(name: str, text: str) ->
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_no_text_raises_an_error_and_pieces_do_not_matter(name: str, text: str) -> None:
+def test_no_text_raises_an_error_however_it_is_split(name: str, text: str) -> None:
     whole = read(make(name), [text])
     assert read(make(name), list(text)) == whole
     if "channel" not in text and not whole[1]:

@@ -54,7 +54,7 @@ def test_important_features_are_rounded_more_exactly(name):
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
-def test_the_error_is_not_above_that_of_the_package_gguf(name):
+def test_the_error_does_not_exceed_that_of_the_gguf_package(name):
     kind = gguf.GGMLQuantizationType[name]
     weight_OI = normal(64, 512, seed=3)
     theirs_OB = torch.from_numpy(gguf.quants.quantize(weight_OI.numpy(), kind))

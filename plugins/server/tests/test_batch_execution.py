@@ -188,7 +188,7 @@ def test_a_line_waits_while_the_server_is_busy(tmp_path):
         (None, {}, "file_not_found"),
     ],
 )
-def test_a_batch_with_a_wrong_file_fails_as_a_whole(tmp_path, text, settings, code):
+def test_a_batch_with_an_invalid_file_fails_completely(tmp_path, text, settings, code):
     async def run():
         storage = Storage(tmp_path, **settings)
         file_id = await storage.upload(text or b"x")

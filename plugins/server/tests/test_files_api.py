@@ -196,7 +196,7 @@ def test_a_cancelled_batch_has_a_record_for_every_line(anna):
         anna.batches.cancel(batch.id)
 
 
-def test_requests_of_clients_are_served_beside_a_batch(anna, keyed_server):
+def test_client_requests_are_served_while_a_batch_runs(anna, keyed_server):
     """Half of the seats are free for clients, so their requests do not wait for lines."""
     batch = start(anna, [line(str(i), LONG) for i in range(60)])
     wait_for(anna, batch, ("in_progress",))
@@ -290,7 +290,7 @@ def test_the_error_of_a_wrong_field_of_a_batch_names_it(anna, keyed_server, fiel
     assert reply.status in (400, 404) and reply.error["param"] == param
 
 
-def test_a_file_with_another_purpose_is_no_input_of_a_batch(anna):
+def test_a_file_with_another_purpose_cannot_be_the_input_of_a_batch(anna):
     file = anna.files.create(file=("a", b"{}"), purpose="user_data")
     with pytest.raises(openai.BadRequestError, match='upload it with "batch"') as caught:
         anna.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")

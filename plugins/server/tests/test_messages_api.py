@@ -50,7 +50,7 @@ def create(client, messages=MESSAGES, **fields):
     return client.messages.create(messages=messages, **(kwargs | fields))
 
 
-def test_a_message_has_the_text_of_a_chat(server, client):
+def test_a_message_has_the_same_text_as_a_chat_completion(server, client):
     system = [{"type": "text", "text": "Be "}, {"type": "text", "text": "short."}]
     message = create(client, system=system)
     chat = [{"role": "system", "content": "Be short."}, *MESSAGES]
@@ -141,7 +141,7 @@ def test_the_text_has_the_format_of_the_schema(client):
     jsonschema.validate(json.loads(message.content[0].text), SCHEMA)
 
 
-def test_a_wrong_key_is_rejected_in_the_form_of_the_api(keyed_server):
+def test_the_error_for_a_wrong_key_has_the_format_of_the_api(keyed_server):
     with (
         client_of(keyed_server, "wrong-key") as client,
         pytest.raises(anthropic.AuthenticationError) as caught,

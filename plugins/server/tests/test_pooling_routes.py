@@ -40,7 +40,7 @@ def near(vector):
 
 
 @pytest.mark.parametrize("form", ["texts", "tokens", "base64"])
-def test_embeddings_are_those_of_the_offline_engine(pooling, expected, form):
+def test_embeddings_equal_those_of_the_offline_engine(pooling, expected, form):
     texts = [tokens if form == "tokens" else text for text, (tokens, _) in expected.items()]
     encoding = "base64" if form == "base64" else "float"
     reply = pooling.post("/v1/embeddings", {"input": texts, "encoding_format": encoding}).json
@@ -55,7 +55,7 @@ def test_embeddings_are_those_of_the_offline_engine(pooling, expected, form):
     assert reply["model"] == "tiny" and reply["object"] == "list"
 
 
-def test_the_field_dimensions_keeps_the_first_features(pooling, expected):
+def test_the_dimensions_field_keeps_the_first_features(pooling, expected):
     text, (tokens, vector) = next(iter(expected.items()))
     length = sum(value * value for value in vector[:4]) ** 0.5
     for prompt in (text, tokens):
@@ -68,7 +68,7 @@ def test_the_field_dimensions_keeps_the_first_features(pooling, expected):
     assert pooling.post("/v1/embeddings", body).json["usage"]["prompt_tokens"] == 3
 
 
-def test_scores_and_ranks_are_cosines(pooling, expected):
+def test_scores_and_ranks_are_computed_from_cosine_similarities(pooling, expected):
     (query, (_, own)), *others = expected.items()
     documents = [text for text, _ in others]
     cosines = [sum(a * b for a, b in zip(own, vector, strict=True)) for _, (_, vector) in others]

@@ -223,7 +223,7 @@ def test_a_stream_with_an_error_contains_no_private_information(unharmed):
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/update_weights", "/collective_rpc", "/pause"])
-def test_operations_of_operators_are_not_served_to_clients(unharmed, path):
+def test_admin_operations_are_not_available_to_clients(unharmed, path):
     """Covers CVE-2026-48746 and CVE-2023-48022: operator routes that clients can call."""
     for form in (path, f"{path}/", f"/v1{path}", f"/live{path}", f"//{path}", f"/live/..{path}"):
         assert unharmed.post(form, {}).status in (404, 405)

@@ -229,7 +229,7 @@ def test_only_the_last_tokens_of_a_truncated_prompt_are_used(server, offline):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_roles_of_openai_are_accepted(server, role):
+def test_openai_roles_are_accepted(server, role):
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
     messages += [{"role": role, "content": "a", "tool_call_id": "c"}]
@@ -259,7 +259,7 @@ def test_the_generation_prompt_can_be_omitted(server):
     assert with_prompt[: len(without)] == without and len(with_prompt) == len(without) + 1
 
 
-def test_the_text_parts_of_a_message_are_joined(server):
+def test_the_text_parts_of_a_message_are_concatenated(server):
     parts = [{"type": "text", "text": "reverse: robot,"}, {"type": "text", "text": " bank, window"}]
     joined, _ = ids(server, messages=[{"role": "user", "content": parts}])
     assert joined == ids(server)[0]

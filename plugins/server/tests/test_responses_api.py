@@ -70,7 +70,7 @@ def chat_text(server, messages):
     return server.chat(messages=messages).json["choices"][0]["message"]["content"]
 
 
-def test_a_response_has_the_text_of_a_chat_with_the_same_instructions(server, client):
+def test_a_response_has_the_same_text_as_a_chat_completion(server, client):
     response = create(client, instructions="Be short.", metadata={"a": "b"})
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": TEXT}]
     assert response.output_text == chat_text(server, messages)
@@ -145,7 +145,7 @@ def test_a_cancelled_response_ends_its_stream_and_is_stored(anna):
     assert anna.responses.retrieve(created.response.id).status == "cancelled"
 
 
-def test_a_client_that_leaves_cancels_its_response(anna):
+def test_a_client_that_disconnects_cancels_its_response(anna):
     kwargs = {"stream": True, "max_output_tokens": 8000, "extra_body": {"ignore_eos": True}}
     stream = create(anna, **kwargs)
     response_id = next(stream).response.id

@@ -23,7 +23,7 @@ def expected(offline):
     return offline.generate([PROMPT], params)[0], chat[0]
 
 
-def test_the_state_of_a_running_server_is_reported(server):
+def test_the_status_of_a_running_server_is_reported(server):
     for path in ("/live", "/health", "/ready"):
         assert server.get(path).status == 200
     assert server.get("/version").json["version"]
@@ -35,7 +35,7 @@ def test_the_state_of_a_running_server_is_reported(server):
     assert server.get("/load").json["server_load"] == 0
 
 
-def test_a_completion_has_the_text_of_the_offline_engine(server, expected):
+def test_a_completion_has_the_same_text_as_the_offline_engine(server, expected):
     reply = server.complete(model="demo", prompt=PROMPT)
     body, output = reply.json, expected[0]
     assert reply.status == 200 and body["object"] == "text_completion" and body["model"] == "demo"
@@ -58,7 +58,7 @@ def test_a_streamed_completion_has_the_same_text_and_one_final_event(server, exp
     assert all(event["usage"] is None for event in events)
 
 
-def test_a_chat_has_the_text_of_the_offline_engine(server, expected):
+def test_a_chat_completion_has_the_same_text_as_the_offline_engine(server, expected):
     body = server.chat().json
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"] == {
@@ -78,7 +78,7 @@ def test_a_streamed_chat_starts_with_the_role(server, expected):
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
 
 
-def test_an_error_has_the_form_of_openai_and_the_request_id(server):
+def test_an_error_has_the_openai_format_and_the_request_id(server):
     reply = server.post(
         "/v1/completions", {"prompt": PROMPT, "temperature": -1}, **{"X-Request-Id": "abc-1"}
     )

@@ -135,7 +135,7 @@ def test_without_an_admin_key_there_are_no_admin_routes(server):
         assert server.post(path, {}).status == 404
 
 
-def test_unknown_fields_are_rejected_with_the_option_strict_params(closed):
+def test_unknown_fields_are_rejected_with_the_strict_params_option(closed):
     reply = closed.post("/v1/completions", {"prompt": "a", "temprature": 1}, **bearer(KEY))
     assert reply.status == 400 and reply.error["param"] == "temprature"
     assert "temperature" in reply.error["message"]
@@ -258,7 +258,7 @@ def test_keys_with_any_bytes_are_compared_without_an_error():
     asyncio.run(check())
 
 
-def test_the_option_verbose_logs_the_startup_phases_and_the_memory(closed, server):
+def test_the_verbose_option_logs_the_startup_phases_and_the_memory(closed, server):
     log = "\n".join(line for line in closed.lines if line)
     for word in ("load_model", "warm_up", "weights", "activations", "KV cache", "--quantization"):
         assert word in log

@@ -81,7 +81,7 @@ def disconnect(server, count):
     return took_s
 
 
-def test_clients_that_leave_at_random_moments_free_all_blocks(server):
+def test_all_blocks_are_freed_when_clients_disconnect_at_random_moments(server):
     disconnect(server, NUM_DISCONNECTS)
 
 

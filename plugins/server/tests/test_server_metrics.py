@@ -129,7 +129,7 @@ def aliases_of(values, own, name):
 
 
 @pytest.mark.parametrize("own", VLLM_NAMES)
-def test_a_metric_with_a_name_of_vllm_has_the_value_of_dovetails_metric(observed, own):
+def test_a_vllm_metric_name_has_the_value_of_the_dovetail_metric(observed, own):
     observed.complete(prompt="reverse: robot")
     values = scrape(observed)
     pairs = [pair for name in VLLM_NAMES[own] for pair in aliases_of(values, own, name)]
@@ -138,7 +138,7 @@ def test_a_metric_with_a_name_of_vllm_has_the_value_of_dovetails_metric(observed
         assert values[alias] == values[key], alias
 
 
-def test_metric_names_of_vllm_are_shown_only_with_the_option(server):
+def test_vllm_metric_names_are_exposed_only_with_the_option(server):
     assert not [name for name, _ in scrape(server) if name.startswith("vllm:")]
 
 

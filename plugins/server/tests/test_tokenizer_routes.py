@@ -5,7 +5,7 @@ import pytest
 TEXT = "One and two"
 
 
-def test_the_route_tokenize_gives_the_tokens_of_the_tokenizer(server, offline):
+def test_the_tokenize_route_returns_the_tokens_of_the_tokenizer(server, offline):
     tokenizer = offline.get_tokenizer()
     body = server.post("/tokenize", {"prompt": TEXT, "return_token_strs": True}).json
     assert body["tokens"] == tokenizer.encode(TEXT) and body["count"] == len(body["tokens"])
@@ -21,7 +21,7 @@ def test_a_conversation_has_the_same_tokens_as_in_a_chat_request(server):
     assert server.post("/tokenize", {"messages": messages}).json["tokens"] == chat
 
 
-def test_the_route_tokenizer_info_describes_the_tokenizer(server, offline):
+def test_the_tokenizer_info_route_describes_the_tokenizer(server, offline):
     info = server.get("/tokenizer_info").json
     assert info["eos_token"] == "<|eos|>" and info["bos_token"] == "<|bos|>"
     assert info["eos_token_id"] == offline.get_tokenizer().eos_token_id
@@ -61,7 +61,7 @@ def test_the_error_of_a_tokenizer_route_names_the_wrong_field(server, path, body
 @pytest.mark.parametrize(
     "path", ["/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank", "/classify", "/pooling"]
 )
-def test_a_route_of_pooling_models_names_the_tasks_of_the_model(server, path):
+def test_the_error_of_a_pooling_route_names_the_tasks_of_the_model(server, path):
     reply = server.post(path, {"input": "a", "model": "demo"})
     assert reply.status == 400 and reply.error["code"] == "unsupported_task"
     assert "generate" in reply.error["message"] and reply.error["param"] == "model"

@@ -118,7 +118,7 @@ def test_options_that_do_not_apply_are_rejected(folder, options, error, text):
         ({"num_attention_heads": 5}, "transformers rejects it: .*attention heads"),
     ],
 )
-def test_errors_name_what_is_not_supported(changed, fields, text):
+def test_errors_name_the_unsupported_feature(changed, fields, text):
     with pytest.raises((ModelError, ConfigError), match=text):
         generate(changed(**fields), model_impl="transformers")
 
@@ -144,12 +144,12 @@ def test_code_in_the_model_directory_is_never_run(changed):
     assert generate(path)[0] == "TransformersForCausalLM"
 
 
-def test_a_missing_weight_is_named(changed):
+def test_the_error_for_a_missing_weight_names_it(changed):
     with pytest.raises(WeightError, match=r"missing weights: model\.layers\.2"):
         generate(changed(num_hidden_layers=3))
 
 
-def test_a_damaged_weight_file_is_named(changed):
+def test_the_error_for_a_damaged_weight_file_names_it(changed):
     path = changed()
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:200])

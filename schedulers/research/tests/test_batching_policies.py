@@ -254,7 +254,7 @@ def test_a_mutant_of_a_policy_violates_its_guarantee(mutant, check, lab):
         check(mutant, lab)
 
 
-def test_a_static_batch_stays_open_until_requests_with_the_same_prompt_have_joined(lab):
+def test_a_static_batch_stays_open_until_requests_with_the_same_prompt_are_added(lab):
     prompt = [*range(10, 90)]
     jobs = [lab.Job(name=f"j{n}", prompt=prompt, output=200) for n in range(3)]
     game = lab.play(StaticPolicy, jobs, seats=4, budget=100, caching=True)

@@ -56,7 +56,7 @@ def test_the_backend_passes_the_contract_suite(case):
 
 
 @pytest.mark.skipif(FP8 not in OnCpu.capabilities.kv_cache_dtypes, reason="the provider has no fp8")
-def test_the_suite_rejects_a_backend_that_ignores_the_scales_of_the_layer():
+def test_the_suite_rejects_a_backend_that_ignores_per_layer_scales():
     class Ignoring(OnCpu):
         @classmethod
         def create_layer(cls, context):

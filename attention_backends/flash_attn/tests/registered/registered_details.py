@@ -39,7 +39,7 @@ def test_a_step_with_prefills_and_decodes_makes_one_kernel_call(backend):
 
 
 @pytest.mark.skipif(NAME != "vllm", reason="only vLLM has two versions")
-def test_the_provider_vllm_selects_the_flash_attention_version_for_the_gpu():
+def test_the_vllm_provider_selects_the_flash_attention_version_for_the_gpu():
     RandomStep().run(OnAmpere)
     assert [name for name, _ in calls] == ["vllm 2"]
     RandomStep().run(OnCpu)
@@ -238,7 +238,7 @@ def test_a_layer_that_differs_from_its_group_is_reported():
         step.attend(layer, step.builder().build(step.batch()))
 
 
-def test_the_option_provider_is_enforced():
+def test_the_provider_option_is_enforced():
     step = RandomStep()
     step.builder(provider=NAME)
     with pytest.raises(ConfigError, match=r"with the option provider='"):

@@ -46,7 +46,7 @@ def expected(model):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_engine_generates_the_tokens_of_the_backend_torch(model, expected, backend):
+def test_an_engine_generates_the_same_tokens_as_with_the_torch_backend(model, expected, backend):
     """Prompts are cut into chunks, and steps contain chunks and decodes."""
     assert generate(model, backend, "float16")[0] == expected
 

@@ -112,7 +112,7 @@ def changes_of(name):
 
 
 @pytest.mark.parametrize("changes", changes_of(NAME), ids=", ".join)
-def test_the_reference_raises_for_what_a_kernel_would_ignore_or_reject(changes):
+def test_the_reference_raises_an_error_for_inputs_that_a_kernel_ignores_or_rejects(changes):
     with pytest.raises(ValueError, match="the kernel would not do what was requested"):
         kernel_call(**changes)
 
@@ -141,7 +141,7 @@ def with_another_signature():
 
 
 @pytest.mark.skipif(NAME == "fa3", reason="an operator, not a function")
-def test_a_provider_with_another_signature_is_rejected_with_its_name(monkeypatch):
+def test_the_error_for_a_provider_with_another_signature_names_it(monkeypatch):
     modules = {
         "vllm": (VLLM, "flash_attn_varlen_func"),
         "flash_attn": ("flash_attn", "flash_attn_varlen_func"),
@@ -157,7 +157,7 @@ def test_a_provider_with_another_signature_is_rejected_with_its_name(monkeypatch
 
 
 @pytest.mark.skipif(NAME != "fa3", reason="not an operator")
-def test_an_operator_with_another_schema_is_rejected_with_its_name(monkeypatch):
+def test_the_error_for_an_operator_with_another_schema_names_it(monkeypatch):
     (schema, _) = Path(__file__).with_name("fa3_schema.txt").read_text("utf-8").splitlines()
     library = torch.library.Library("flash_attn_3_other", "DEF")
     library.define(

@@ -80,7 +80,7 @@ def rounded_sinks(monkeypatch):
 
 @pytest.mark.sampled(NUM_SAMPLED)
 @pytest.mark.parametrize(("backend", "case"), list(cases()))
-def test_the_error_is_at_most_twice_the_rounding_of_the_exact_result(backend, case):
+def test_the_error_is_at_most_twice_the_rounding_error_of_the_exact_result(backend, case):
     check_case(backend, case)
 
 

@@ -186,7 +186,7 @@ def test_unsupported_block_sizes_use_the_flashinfer_wrappers_on_blackwell():
     assert Step(spec=spec).builder(BlackwellOnCpu)._kernels.trtllm is None
 
 
-def test_the_option_kernels_selects_the_flashinfer_wrappers():
+def test_the_kernels_option_selects_the_flashinfer_wrappers():
     assert Step().builder(BlackwellOnCpu, kernels="fa2")._kernels.trtllm is None
     with pytest.raises(ConfigError, match=r"needs compute capability 9\.0"):
         Step().builder(OnCpu, kernels="fa3")
@@ -264,7 +264,7 @@ def test_unused_slots_are_cleared_for_kernels_that_read_whole_blocks():
     assert all(not step.cache[block, 1, :, slot].any() for block, slot in cleared)
 
 
-def test_the_fa2_path_clears_no_slots():
+def test_the_fa2_path_does_not_clear_slots():
     step = Step()
     attended(step, OnCpu)
     assert step.cache[7, 1, :, 5:].isnan().all()
@@ -363,7 +363,7 @@ def test_a_workspace_that_is_too_small_is_reported():
         PlannedWrapper(Recorder(RuntimeError("another cause")), None).plan()
 
 
-def test_the_wrappers_of_flashinfer_ignore_their_argument_sinks():
+def test_the_flashinfer_wrappers_ignore_their_sinks_argument():
     """The kernels of FA2 and FA3 have no sinks; the reference raises where they ignore them."""
     step, layer = Step(((B, 1), (B, 1))), OnCpu.create_layer(layer_context())
     metadata = step.builder().build(step.batch())

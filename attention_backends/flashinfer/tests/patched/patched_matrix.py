@@ -68,7 +68,7 @@ def named(values):
 
 @pytest.mark.sampled(NUM_SAMPLED)
 @pytest.mark.parametrize(("backend", "case"), [named(values) for values in MATRIX])
-def test_the_error_is_at_most_twice_the_rounding_of_the_exact_result(backend, case):
+def test_the_error_is_at_most_twice_the_rounding_error_of_the_exact_result(backend, case):
     tests = AttentionRows(backend, case, torch.device("cpu"))
     contexts = [(row, 0, context) for row, (context, _) in enumerate(case.runs) if context]
     runs = [(row, context, n) for row, (context, n) in enumerate(case.runs)]

@@ -43,7 +43,7 @@ def test_the_backend_passes_the_conformance_suite_in_the_triton_interpreter(case
     check_case(TritonAttentionBackend, case, DEVICE)
 
 
-def test_unsupported_requirements_are_refused():
+def test_unsupported_requirements_are_rejected():
     check_rejections(TritonAttentionBackend, DEVICE)
 
 

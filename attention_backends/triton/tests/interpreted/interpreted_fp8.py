@@ -39,9 +39,7 @@ def test_values_in_an_fp8_cache_are_rounded_to_nearest():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("cache_dtype", FP8_OF_TORCH)
-def test_keys_and_values_of_an_fp8_cache_are_multiplied_by_the_scales_of_the_layer(
-    cache_dtype, dtype
-):
+def test_keys_and_values_of_an_fp8_cache_are_multiplied_by_per_layer_scales(cache_dtype, dtype):
     """Prefill, chunk and splits, with a soft cap, sinks and scales that differ."""
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
     kv_scales = torch.tensor([0.5, 0.02], device=DEVICE)
@@ -57,7 +55,7 @@ def test_keys_and_values_of_an_fp8_cache_are_multiplied_by_the_scales_of_the_lay
 
 
 @pytest.mark.parametrize("cache_dtype", FP8_OF_TORCH)
-def test_values_are_divided_by_the_scale_of_the_layer_rounded_and_limited(cache_dtype):
+def test_values_are_divided_by_the_per_layer_scale_rounded_and_clamped(cache_dtype):
     """The result is that of float64 rounded to fp8; large values become the largest number."""
     kv_scales = torch.tensor([0.25, 4.0], device=DEVICE)
     rows = Rows([40], cache_dtype=cache_dtype, dtype=torch.bfloat16, kv_scales=kv_scales)
