@@ -82,7 +82,7 @@ class Peer:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise SystemExit(f"{self.name} ended with status {self.process.returncode}")
+                raise SystemExit(f"{self.name} exited with status {self.process.returncode}")
             try:
                 address = f"http://127.0.0.1:{self.port}/v1"
                 with urllib.request.urlopen(f"{address}/models", timeout=5) as response:

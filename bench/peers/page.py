@@ -38,7 +38,7 @@ METHOD = """## Method
   pages that were accessed.
 - "Same first token" counts for how many of 16 fixed prompts the engine and Dovetail in bf16
   generate the same first token. If bf16 was not run, Dovetail in the same format is the reference.
-  This figure shows whether all engines compute the same model. With random weights the logits of
+  This column shows whether all engines compute the same model. With random weights the logits of
   the most likely tokens are similar, so quantization to 4 bits often changes the first token.
 - The limit of a case is computed step by step, from measurements before and after each repetition.
   The time of a step is at least the time to read its bytes at the measured bandwidth, and at least

@@ -48,7 +48,9 @@ def test_only_status_changes_in_the_transition_table_are_allowed(before, after):
         change_status(request, after)
         assert request.status is after
     else:
-        with pytest.raises(AssertionError, match=f"'r' goes from {before.name} to {after.name}"):
+        with pytest.raises(
+            AssertionError, match=f"'r' cannot change from {before.name} to {after.name}"
+        ):
             change_status(request, after)
         assert request.status is before
     assert (after in TRANSITIONS[before]) == may_follow(before, after)

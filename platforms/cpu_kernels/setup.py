@@ -131,7 +131,9 @@ def run(command: list[str], purpose: str) -> str:
         raise BuildError(f"no C++ compiler: {command[0]}: {error.strerror}") from error
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-2000:]
-        raise BuildError(f"{command[0]} ended with {done.returncode} while {purpose}: {said}")
+        raise BuildError(
+            f"{command[0]} exited with status {done.returncode} while {purpose}: {said}"
+        )
     return done.stdout
 
 

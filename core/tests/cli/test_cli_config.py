@@ -93,8 +93,8 @@ def test_a_command_uses_the_options_of_the_configuration_file(
     [
         ("max-tokns: 3", "line 1: unknown option 'max-tokns'. Did you mean 'max-tokens'?"),
         ("config: other.yaml", "unknown option 'config'"),
-        ("seed: 1\nseed: 2", "line 2: the option 'seed' is already in line 1"),
-        ("max-tokens: 1\nmax_tokens: 2", "line 2: the option 'max_tokens' is already in line 1"),
+        ("seed: 1\nseed: 2", "line 2: the option 'seed' is already on line 1"),
+        ("max-tokens: 1\nmax_tokens: 2", "line 2: the option 'max_tokens' is already on line 1"),
         ("seed: eight", "line 1: seed is 'eight'; it must be an integer"),
         ("seed: '8'", "it must be an integer"),
         ("seed: 1.5", "it must be an integer"),

@@ -53,7 +53,7 @@ def status_of(source, **variables):
 @pytest.mark.parametrize(
     ("compiler", "says"),
     [
-        ("/bin/false", "ended with 1"),
+        ("/bin/false", "exited with status 1"),
         ("/nowhere/c++", "No such file"),
         ("c++ -fnonsense", "fnonsense"),
     ],

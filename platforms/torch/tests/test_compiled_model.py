@@ -82,7 +82,7 @@ def test_a_compilation_in_a_step_is_counted_and_reported(table, caplog):
         hidden_TD = subject.forward(*inputs(5), table)
     assert torch.equal(hidden_TD, model.forward(*inputs(5), table))
     assert compiler.report.num_recompiled == 1
-    assert "compile_level='as_is'" in caplog.text and "compiles again in a step" in caplog.text
+    assert "compile_level='as_is'" in caplog.text and "recompiles during a step" in caplog.text
 
 
 @torch.inference_mode()
@@ -98,6 +98,6 @@ def test_a_second_trace_is_an_error_at_levels_with_one_graph(level, table):
         return graph.forward
 
     torch.compile(lambda x: x + 1, backend=keep)(torch.ones(3))
-    with pytest.raises(PluginError, match=f"compile_level='{level}'.*compiles again in a step"):
+    with pytest.raises(PluginError, match=f"compile_level='{level}'.*recompiles during a step"):
         compiler(*graphs[0])
     assert compiler.report.num_graphs == 1

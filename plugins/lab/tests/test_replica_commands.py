@@ -111,7 +111,7 @@ def test_wrong_options_are_rejected(folder, capsys, options, message):
 
 def test_replicas_need_the_simulator():
     fields = {"policies": ["fcfs"], "workload": {"synthetic": "chat"}, "setup": {"replicas": 2}}
-    with pytest.raises(UserError, match="engine='real' runs one engine; replicas are simulated"):
+    with pytest.raises(UserError, match="engine='real' supports one engine only"):
         make_spec({**fields, "engine": "real"})
     split = {"replicas": 2, "prefill_replicas": 1, "enable_prefix_caching": False}
     with pytest.raises(UserError, match="prefill_replicas needs enable_prefix_caching=true"):

@@ -135,7 +135,7 @@ def test_a_policy_that_schedules_no_request_ends_the_simulation(tmp_path):
         scheduler=f"{file}:Lazy", limits=setup().limits, num_blocks=600, trust_local_code=True
     )
     result = simulate(workload(request(0)), made, TIMES)
-    assert f"ran nothing in {MAX_IDLE_STEPS} consecutive steps" in result.error
+    assert f"scheduled no request in {MAX_IDLE_STEPS} consecutive steps" in result.error
     assert list(result.requests.finished_ns) == [NEVER]
 
 

@@ -217,7 +217,7 @@ REFUSED = {
     "tag with another trigger": (
         "structural_tag",
         {"structures": [CALL], "triggers": ["<tool>"]},
-        "no trigger",
+        "not begin with a trigger",
     ),
     "tag with unknown field": ("structural_tag", {"structures": [], "x": 1}, "not valid"),
     "unknown form": ("yaml", "a: 1", "not one of"),

@@ -91,7 +91,7 @@ SCHEMAS = [
     ({"properties": {"a": {"if": {}}}}, "if"),
     ({"nullable": True, "type": "string"}, "nullable"),
     (LOOP, "without a value"),
-    (ENDLESS, "without end"),
+    (ENDLESS, "infinitely often"),
     (False, "must be an object"),
     ([], "must be an object"),
     (json.loads(nested(60)), "levels deep"),
@@ -138,7 +138,7 @@ TEXTS = {
     "another trigger": (
         "structural_tag",
         {"structures": [CALL], "triggers": ["<tool>"]},
-        "no trigger",
+        "not begin with a trigger",
     ),
     "two triggers": (
         "structural_tag",

@@ -152,8 +152,10 @@ def test_the_error_for_a_provider_with_another_signature_names_it(monkeypatch):
     monkeypatch.setattr(sys.modules[module], name, with_another_signature())
     monkeypatch.setattr(PROVIDER, "_forward", None)
     reason = PROVIDER.rejection(NEEDS, load=True)
-    assert reason.startswith(f"provider '{NAME}': the installed {name} has another signature than")
-    assert "the supported versions (" in reason and "missing " in reason
+    assert reason.startswith(
+        f"provider '{NAME}': the installed {name} does not have the signature of"
+    )
+    assert "a supported version (" in reason and "missing " in reason
 
 
 @pytest.mark.skipif(NAME != "fa3", reason="not an operator")
@@ -170,7 +172,7 @@ def test_the_error_for_an_operator_with_another_schema_names_it(monkeypatch):
     monkeypatch.setattr(torch.ops, "flash_attn_3", other)
     monkeypatch.setattr(PROVIDER, "_is_loaded", False)
     reason = PROVIDER.rejection(NEEDS, load=True)
-    assert reason.startswith("provider 'fa3': the installed fwd has another signature than")
+    assert reason.startswith("provider 'fa3': the installed fwd does not have the signature of")
     assert "added bool is_causal = True, bool x = True; missing bool is_causal = False" in reason
 
 

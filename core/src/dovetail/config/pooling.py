@@ -44,12 +44,13 @@ def choose_pooler(
     modules = read_modules(directory.path) if is_folder and runner != "generate" else {}
     if runner == "generate" and only_pools:
         raise ConfigError(
-            f"runner='generate': the architecture {architecture} only pools; leave runner out."
+            f"runner='generate': the architecture {architecture} supports only pooling; leave "
+            "runner out."
         )
     if runner == "generate" or (runner == "auto" and not only_pools and not modules):
         if pooling_type != "auto":
             raise ConfigError(
-                f"pooling_type={pooling_type!r} has no effect on a model that generates; set "
+                f"pooling_type={pooling_type!r} has no effect on a generative model; set "
                 "runner='pooling', or leave it out."
             )
         return {}
@@ -74,7 +75,7 @@ def _check_options(values: Mapping[str, Any], architecture: str) -> None:
     if architecture == FALLBACK:
         raise ConfigError(
             "Pooling needs a native model, but this architecture is served by transformers' "
-            "classes, which only generate. Choose another model."
+            "classes, which support only generation. Choose another model."
         )
     for name in ("kv_connector", "logits_processors", "step_extensions", "num_lookahead_tokens"):
         if values[name]:

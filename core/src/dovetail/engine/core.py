@@ -256,7 +256,9 @@ class EngineCore:
         if not self._rules.sleep_enabled:
             raise UserError("Sleep mode is not enabled; set enable_sleep_mode=True.")
         if not self.reset_prefix_cache():
-            raise UserError("Requests are unfinished; wait for them, or abort them, before sleep.")
+            raise UserError(
+                "Some requests are unfinished; wait for them or abort them before you call sleep."
+            )
         self.pause(PauseScope.ALL)
         self._asleep = True
         self.executor.collective_rpc("sleep", args=(level,))

@@ -50,7 +50,7 @@ def change_status(request: Request, status: RequestStatus) -> None:
     """
     if not _MASKS[request.status] >> status & 1:
         raise AssertionError(
-            f"request {request.request_id!r} goes from {request.status.name} to {status.name}, "
-            "which its life cycle does not allow"
+            f"request {request.request_id!r} cannot change from {request.status.name} to "
+            f"{status.name}"
         )
     request.status = status

@@ -58,7 +58,8 @@ def read_driver(root: Path = ROOT) -> Driver:
         )
     if not os.access(device, os.R_OK | os.W_OK):
         raise PluginError(
-            f"this process may not use /{DEVICE}: add the user to the groups `render` and `video`"
+            f"this process has no permission to use /{DEVICE}: add the user to the groups "
+            "`render` and `video`"
         )
     return Driver(version=_text(root / VERSION).strip(), cards=tuple(_cards(root / NODES)))
 

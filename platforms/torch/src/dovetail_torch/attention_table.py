@@ -195,7 +195,8 @@ class NoAttention:
             raise ContractError(
                 f"the model computes attention in layer {index}, but has {self._num_layers} "
                 "Attention "
-                "modules (dovetail_torch.layers.Attention), which must have the indices from 0."
+                "modules (dovetail_torch.layers.Attention), which must have consecutive "
+                "indices from 0."
             )
         # This needs as much memory as a step with a backend that does not rotate.
         turned = (q_THD, k_TKD) if rotary_args is None else rotary_args.apply(q_THD, k_TKD)

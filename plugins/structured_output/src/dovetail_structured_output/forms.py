@@ -151,7 +151,9 @@ def _triggered(
         default="",
     )
     if not trigger:
-        raise ValueError(f"{structure.begin[:40]!r} begins with no trigger of the structural tag")
+        raise ValueError(
+            f"{structure.begin[:40]!r} does not begin with a trigger of the structural tag"
+        )
     value = _value(structure)
     rest = f"{_literal(structure.begin[len(trigger) :], special)} {value}"
     rest += f" {_literal(structure.end, special)}"

@@ -191,7 +191,7 @@ def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> xgrammar.CompiledGram
         raise ValueError(f"it has more than {MAX_CHARS} characters")
     compiled = FORMS[spec.form](vocabulary.compiler, spec.text, vocabulary.special)
     if compiled.memory_size_bytes > MAX_GRAMMAR_BYTES:
-        raise ValueError("it is too large when it is compiled")
+        raise ValueError("it is too large after compilation")
     return compiled
 
 

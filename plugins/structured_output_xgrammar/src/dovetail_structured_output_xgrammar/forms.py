@@ -131,7 +131,9 @@ def _triggered(tag: StructuralTag) -> dict[str, Any]:
             trigger for trigger in tag.triggers if trigger and structure.begin.startswith(trigger)
         ]
         if not fitting:
-            raise ValueError(f"{structure.begin[:40]!r} begins with no trigger of the tag")
+            raise ValueError(
+                f"{structure.begin[:40]!r} does not begin with a trigger of the structural tag"
+            )
         used.add(max(fitting, key=len))
     return {
         "type": "triggered_tags",

@@ -20,7 +20,7 @@ def check_recursion(definitions: Mapping[str, dict[str, Any]]) -> None:
             break
         direct = {name: names for name, names in direct.items() if name not in done}
     if direct:
-        raise ValueError("a $ref of the schema leads to itself without a value between")
+        raise ValueError("a $ref in the schema refers to itself without a value in between")
     finite: set[str] = set()
     while True:
         new = {name for name, part in definitions.items() if _is_finite(part, finite)} - finite
@@ -28,7 +28,9 @@ def check_recursion(definitions: Mapping[str, dict[str, Any]]) -> None:
             break
         finite |= new
     if len(finite) < len(definitions):
-        raise ValueError("a $ref of the schema requires a value that contains itself without end")
+        raise ValueError(
+            "a $ref in the schema requires a value that contains itself infinitely often"
+        )
 
 
 def _direct(part: Mapping[str, Any]) -> Iterator[str]:

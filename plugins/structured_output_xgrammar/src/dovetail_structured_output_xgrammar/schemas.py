@@ -259,7 +259,7 @@ class _Translation:
                 key = int(key) if key.isascii() and key.isdigit() and len(key) < 5 else -1
                 node = dict(enumerate(node))
             if not isinstance(node, dict) or key not in node:
-                raise ValueError(f"$ref {pointer[:60]!r} names no part of the schema")
+                raise ValueError(f"$ref {pointer[:60]!r} does not name a part of the schema")
             node = node[key]
         return node
 

@@ -114,7 +114,7 @@ def number(schema: Mapping[str, Any]) -> dict[str, Any]:
     high += [math.ceil(steps[step]) - 1 for step in steps if step == "exclusiveMaximum"]
     if low and high and max(low) > min(high):
         raise ValueError(
-            "between minimum and maximum is no number with six digits after the decimal point"
+            "no number with six digits after the decimal point is between minimum and maximum"
         )
     return {"type": "number", **bounds}
 

@@ -130,7 +130,7 @@ class TransformersForCausalLM(nn.Module):
             raise ModelError(
                 f"{self.cls.__name__} of transformers cannot be served: {len(names)} of its "
                 f"{num_layers} layers call the attention interface (with {len(recorded.calls)} "
-                f"calls), so that others need a recurrent state or a mask.\n{_REMEDY}"
+                f"calls), so the others need a recurrent state or a mask.\n{_REMEDY}"
             )
         return recorded, probed
 

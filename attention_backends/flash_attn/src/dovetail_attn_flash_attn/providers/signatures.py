@@ -66,7 +66,7 @@ def _check(provider: str, function: str, installed: Sequence[str]) -> None:
     if tuple(installed) in accepted.values():
         return
     raise ProviderError(
-        f"the installed {function} has another signature than the supported versions "
+        f"the installed {function} does not have the signature of a supported version "
         f"({', '.join(accepted)}): {_difference(list(accepted.values()), installed)}"
     )
 

@@ -99,7 +99,7 @@ def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
         name = f"--{key.value.removeprefix('--').replace('_', '-')}"
         if name in keys:
             raise ConfigError(
-                f"{_place(file, key)}: the option {shorten(key.value)} is already in line "
+                f"{_place(file, key)}: the option {shorten(key.value)} is already on line "
                 f"{keys[name].start_mark.line + 1}. Remove one of them."
             )
         keys[name] = key

@@ -190,7 +190,7 @@ class _OnceTraced:
         ]
         if len(calls) != 1 or not places:
             raise ConfigError(
-                "the forward pass does more than one call of compiled code, which only "
+                "the forward pass calls compiled code more than once, which only "
                 "compile_level='as_is' supports"
             )
         code, inputs, _ = calls[0]

@@ -97,12 +97,12 @@ class GraphCompiler:
         where = f"compile_level={report.level!r} with compile_backend={report.backend!r}"
         if report.level != "as_is":
             raise PluginError(
-                f"{where} compiles again in a step, which this level does not allow. Choose "
+                f"{where} recompiles during a step, which this level does not allow. Choose "
                 "another compile_backend, or leave compile_level out."
             )
         report.num_recompiled += 1
         logger.warning(
-            "%s compiles again in a step, and all requests wait (compilation %d since the start). "
+            "%s recompiles during a step, and all requests wait (compilation %d since the start). "
             "Set compile_level='once' or 'piecewise' to compile only at the start.",
             where,
             report.num_recompiled,

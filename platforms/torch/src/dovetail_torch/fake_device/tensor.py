@@ -225,7 +225,7 @@ class _Lowering:
             return type(value)(self.lower(item) for item in value)
         if isinstance(value, torch.Generator):
             raise RuntimeError(
-                f"{self._name} received a random generator of the host for tensors on {NAME!r}."
+                f"{self._name} received a host random generator for tensors on {NAME!r}."
             )
         return value
 

@@ -32,7 +32,9 @@ def adapt_model(model: Any, config: WorkerConfig) -> None:
     only_pools = POOLING in getattr(model, "provides", ())
     if not config.model.pooler:
         if only_pools:
-            raise ConfigError(f"The model {type(model).__name__} only pools; set runner='pooling'.")
+            raise ConfigError(
+                f"The model {type(model).__name__} supports only pooling; set runner='pooling'."
+            )
         return
     head = getattr(model, "lm_head", None)
     if only_pools or not isinstance(head, ParallelLMHead):

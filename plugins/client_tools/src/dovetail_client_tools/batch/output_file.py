@@ -70,7 +70,7 @@ class OutputFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"Another process writes {str(self._path)!r}.") from None
+            raise ConfigError(f"Another process is writing to {str(self._path)!r}.") from None
 
     def _prepare(self, mode: Mode) -> None:
         if mode == "overwrite":

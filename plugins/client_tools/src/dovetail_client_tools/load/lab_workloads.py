@@ -36,7 +36,8 @@ def read_spec(name: str, count: int, arrivals: str, burstiness: float) -> Worklo
     fields = {**workload_fields(name), "num_requests": count}
     if arrivals == "constant":
         raise ConfigError(
-            "--arrivals constant is only for --workload fixed. Use poisson, gamma or burst."
+            "--arrivals constant is supported only with --workload fixed. Use poisson, gamma "
+            "or burst."
         )
     if arrivals:
         fields["arrivals"] = ArrivalSpec.model_validate(

@@ -69,7 +69,8 @@ def _check_free(kind: str, plugin_name: PluginName) -> None:
         )
     if package in sys.stdlib_module_names or package in _PACKAGE_FOLDERS:
         raise PluginError(
-            f"The package name {package!r} is a name of Python, or of a folder in every package. "
+            f"The package name {package!r} is reserved by Python, or is the name of a folder "
+            "in every package. "
             f"Choose another name."
         )
     try:

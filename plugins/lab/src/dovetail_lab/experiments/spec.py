@@ -195,7 +195,9 @@ class ExperimentSpec(_Model):
         if twice:
             raise ValueError(f"two policies are named {twice[0]!r}; give them labels")
         if self.setup.replicas > 1 and self.engine != "sim":
-            raise ValueError(f"engine={self.engine!r} runs one engine; replicas are simulated")
+            raise ValueError(
+                f"engine={self.engine!r} supports one engine only; replicas need engine='sim'"
+            )
         if len(set(self.loads)) != len(self.loads):
             raise ValueError("the loads are not unique")
         return self

@@ -80,7 +80,9 @@ def search_adversary(
     if len(spec.policies) != 2:
         raise UserError(f"an adversary needs two policies, got {len(spec.policies)}.")
     if metric not in METRICS or not METRICS[metric].better:
-        raise UserError(f"metric={metric!r} is not known, or neither low nor high is better.")
+        raise UserError(
+            f"metric={metric!r} is unknown, or it has no direction in which it is better."
+        )
     if num_trials < 2:
         raise UserError(f"trials={num_trials} must be at least 2.")
     if options.pool is None:

@@ -250,7 +250,8 @@ class SimulatedEngine(StepObserver):
         if self._num_idle > MAX_IDLE_STEPS:
             depth = self._scheduler.depth()
             raise EngineDeadError(
-                f"the scheduler ran nothing in {MAX_IDLE_STEPS} consecutive steps, although "
+                f"the scheduler scheduled no request in {MAX_IDLE_STEPS} consecutive steps, "
+                "although "
                 f"{depth.num_active} requests are unfinished"
             )
         wait_ns = int(self.core.wait_s * 1e9)

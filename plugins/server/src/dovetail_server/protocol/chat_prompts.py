@@ -226,8 +226,8 @@ def _variables(request: ChatRequest) -> dict[str, Any]:
             )
         if name in RESERVED_VARIABLES or not name.isidentifier():
             raise APIError(
-                f"chat_template_kwargs has the key {name[:40]!r}, which is not the name of a "
-                "further variable of the template.",
+                f"chat_template_kwargs has the key {name[:40]!r}, which is not the name of an "
+                "additional template variable.",
                 param="chat_template_kwargs",
             )
     return {**variables, **own}

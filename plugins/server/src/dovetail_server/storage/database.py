@@ -72,7 +72,7 @@ def _check_folder(folder: str) -> None:
     except OSError as error:
         raise ConfigError(
             f"--storage-dir {folder} cannot be used: {error.strerror}. Give a folder that the "
-            "server may write."
+            "server can write to."
         ) from None
 
 
