@@ -1,6 +1,6 @@
 """Batches with shuffled blocks and layer contexts for the attention benchmarks on the CPU.
 
-The dtype is bfloat16. Does not depend on a backend.
+The dtype is bfloat16. The script does not depend on a backend.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure the attention backend `cpu` and compare it with the machine's limits and with torch.
 
-Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). Needs the
-members of this repository and a native library.
+Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). The
+script needs the members of this repository and a native library.
 
 Method: several layers are called one after the other, as in a model. Their KV caches are separate
 and larger than the processor's cache, and blocks are in random order. Each figure is the median of

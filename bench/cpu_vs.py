@@ -5,8 +5,8 @@ once per weight format, and alternates with the other engines in each round of t
 (`peers/race.py`). Requests are greedy, ignore EOS, have exact numbers of tokens and new prompts
 each time (`cases.py`). Around each repetition, probes measure the machine's read bandwidth and GEMM
 rates (`peers/probe.py`), which give a limit for the case (`peers/limits.py`). Repetitions that
-other processes disturbed are marked and measured again. Prints medians with their spread,
-Dovetail's ratio to the best other engine, and its share of the limit (`peers/tables.py`).
+other processes disturbed are marked and measured again. The script prints medians with their
+spread, Dovetail's ratio to the best other engine, and its share of the limit (`peers/tables.py`).
 
 `startup` is the time from the start of a process to its first token; in `hog`, another process
 keeps one core busy. Other engines ("peers") are optional: `peers/README.md` describes their set-up.

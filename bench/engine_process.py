@@ -5,8 +5,8 @@ fixed seed. An in-process engine and an engine in a separate process run alterna
 number of threads, after one warm-up each. The order within a pair alternates. Throughput: output
 tokens per second of 16 simultaneous greedy requests from `cases.py` (128 prompt tokens, 64 output
 tokens). First token: the time of `LLM.generate` for one request of 32 prompt tokens and one output
-token, on an idle engine. Prints medians and quartiles, and the median cost of the process over the
-pairs.
+token, on an idle engine. The script prints medians and quartiles, and the median cost of the
+process over the pairs.
 
     python bench/engine_process.py [--model PATH] [--repeats 9] [--first 200] [--threads 2]
 """

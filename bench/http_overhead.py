@@ -4,9 +4,9 @@ Method. `dovetail serve` and an offline `LLM` in this process run on the same ch
 same number of threads, and are measured in turn. Throughput: N requests at once with the same
 lengths, offline as one call of `LLM.generate`, through HTTP as N streamed completions with their
 own connections. Time to the first token (TTFT): one request of one token on an idle engine; offline
-it is the time of `LLM.generate`. The order within a pair alternates. Prints the medians, and the
-median of each pair's ratio and difference. The clients run in this process, and their CPU time is
-part of the figures.
+it is the time of `LLM.generate`. The order within a pair alternates. The script prints the medians,
+and the median of each pair's ratio and difference. The clients run in this process, and their CPU
+time is part of the figures.
 
     python bench/http_overhead.py [--model DIR] [--clients 16] [--repeats 7] [--first 40]
 """

@@ -3,10 +3,10 @@
 Method: two random-weight checkpoints in bfloat16 (Qwen3-0.6B's shape; a Llama of 125 M parameters),
 created once under `.bench/` from a fixed seed. The cases are those of `cases.py` (one request, 16
 at once, 64 mixed): greedy, EOS ignored, fixed numbers of tokens. Both engines use the same threads
-in one process. After one warm-up each, their runs alternate. Prints the medians of output tokens
-per second, their spread, and the median of the ratios of each pair of runs. transformers runs one
-left-padded batch with its default cache and SDPA attention; the tokens that it generates beyond a
-request's own number are not counted.
+in one process. After one warm-up each, their runs alternate. The script prints the medians of
+output tokens per second, their spread, and the median of the ratios of each pair of runs.
+transformers runs one left-padded batch with its default cache and SDPA attention; the tokens that
+it generates beyond a request's own number are not counted.
 
     python bench/offline.py [--models llama-160m …] [--repeats 5] [--threads 2] [--json FILE]
 """

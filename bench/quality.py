@@ -1,11 +1,11 @@
 """Measure the accuracy of formats on real weights and compare it with other engines, in one run.
 
-Measures perplexity, KL divergence and the share of equal most likely tokens at every position of
-chunks of 1,024 tokens, compared with Dovetail's float32 and bf16 on the same weights. Weights: a
-GGUF file (default: smollm2), dequantized to bf16 ("published"); and the same weights with noise, so
-that no format can recover the quantization of the file (`off_grid`, used to compare formats). Each
-format runs in a separate process, with the settings of its speed benchmark. Also the errors of
-single layers of all-MiniLM-L6-v2, if its directory is given.
+The script measures perplexity, KL divergence and the share of equal most likely tokens at every
+position of chunks of 1,024 tokens, compared with Dovetail's float32 and bf16 on the same weights.
+Weights: a GGUF file (default: smollm2), dequantized to bf16 ("published"); and the same weights
+with noise, so that no format can recover the quantization of the file (`off_grid`, used to compare
+formats). Each format runs in a separate process, with the settings of its speed benchmark. Also the
+errors of single layers of all-MiniLM-L6-v2, if its directory is given.
 
     python bench/quality.py [--quick] [--model FILE.gguf] [--minilm DIR] [--out DIR] [--keep]
 

@@ -3,7 +3,7 @@
     python bench/quality_plots.py --quality quality.json [--speed cpu_vs.json] --out FOLDER
 
 writes FOLDER/accuracy_size.png and, with the results of a speed run (`cpu_vs.py --json`) on the
-same model, FOLDER/accuracy_speed.png. Needs matplotlib.
+same model, FOLDER/accuracy_speed.png. The script needs matplotlib.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sections of the GPU check, their figures and the targets of these figures.
 
 The check runs the sections of this list; the printed table and `docs/gpu.md` show them. A figure
-that a run does not measure is shown as "never run". Uses the standard library only.
+that a run does not measure is shown as "never run". The script uses the standard library only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Formats the results of `make gpu-check` for a terminal, for `docs/gpu.md` and for manifests.
 
-A figure that a run does not contain is shown as "never run". Uses the standard library only.
+A figure that a run does not contain is shown as "never run". The script uses the standard library
+only.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 creates OUT_PREFIX-bf16.gguf and two quantized copies with llama.cpp's own quantizer. Llama, Qwen3
 and Qwen3-MoE checkpoints in bfloat16 only. No tokenizer is included, because the benchmarks send
-token ids. Needs `gguf`, `numpy` and `llama-cpp-python`.
+token ids. The script needs `gguf`, `numpy` and `llama-cpp-python`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     PEER_PYTHON bench/peers/convert_w8a8.py MODEL_DIR OUT_DIR
 
 The format is compressed-tensors, symmetric with rounding to nearest; embedding and LM head are
-unchanged. Needs torch and safetensors.
+unchanged. The script needs torch and safetensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes the page docs/performance.md from results: machine, method, tables. Measures nothing."""
+"""Writes the page docs/performance.md from results: machine, method, tables.
+
+The script measures nothing.
+"""
 
 from __future__ import annotations
 

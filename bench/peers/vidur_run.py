@@ -1,6 +1,6 @@
-"""Run a trace in Vidur with the step-time model of `lab_vs_vidur.py`. Prints JSON.
+"""Run a trace in Vidur with the step-time model of `lab_vs_vidur.py`. The script prints JSON.
 
-Runs in an interpreter that has Vidur's requirements, in Vidur's checkout:
+The script runs in an interpreter that has Vidur's requirements, in Vidur's checkout:
 
     python vidur_run.py TRACE.csv BATCH_SIZE CHUNK NUM_BLOCKS
 """

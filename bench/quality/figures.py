@@ -1,9 +1,8 @@
 """Computes figures from logits: log-likelihood, KL divergence from references, most likely tokens.
 
-Needs only numpy, because other engines have separate Python environments. The logits of a reference
-are in memory-mapped files. Some rows are processed at a time, so memory does not grow with the
-text.
-Dimensions: P positions, V vocabulary.
+The script needs only numpy, because other engines have separate Python environments. The logits of
+a reference are in memory-mapped files. Some rows are processed at a time, so memory does not grow
+with the text. Dimensions: P positions, V vocabulary.
 """
 
 from __future__ import annotations

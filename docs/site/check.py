@@ -1,4 +1,6 @@
-"""Checks a built site: `python docs/site/check.py site`. Prints the problems and exits with 1.
+"""Checks a built site: `python docs/site/check.py site`.
+
+The script prints the problems and exits with 1.
 
 No page may load a resource from another host (scripts, styles, images, fonts, frames), and the
 search index must contain every page.

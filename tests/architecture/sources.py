@@ -1,4 +1,7 @@
-"""Finds and parses the project's source files for the architecture tests. Contains no rules."""
+"""Finds and parses the project's source files for the architecture tests.
+
+This module contains no rules.
+"""
 
 from __future__ import annotations
 

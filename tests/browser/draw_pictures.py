@@ -1,7 +1,7 @@
 """Draws the pictures of pages in docs/pictures: `python tests/browser/draw_pictures.py`.
 
-SmolLM2 answers on the web page; the trace shows a simulated run. Needs Chromium; downloads the
-model (93 MB) on first use.
+SmolLM2 answers on the web page; the trace shows a simulated run. The script needs Chromium;
+downloads the model (93 MB) on first use.
 """
 
 from __future__ import annotations

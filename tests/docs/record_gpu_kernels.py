@@ -1,6 +1,6 @@
 """Compile every GPU kernel for its targets, count its work, and write docs/gpu_kernels.md.
 
-Needs Triton, but no GPU.
+The script needs Triton, but no GPU.
 
 python tests/docs/record_gpu_kernels.py
 """

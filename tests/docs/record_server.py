@@ -1,7 +1,7 @@
 """Writes the server section of the README: `python tests/docs/record_server.py`.
 
-Starts `dovetail serve --model smollm2` on a free port, runs the commands of the section (curl, and
-the program with the package openai), and writes their output.
+The script starts `dovetail serve --model smollm2` on a free port, runs the commands of the section
+(curl, and the program with the package openai), and writes their output.
 """
 
 from __future__ import annotations

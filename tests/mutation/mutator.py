@@ -1,7 +1,7 @@
 """Generates mutants of a module. Each mutant differs from the module in one operator.
 
-Depends on Python's syntax trees only. Docstrings, messages, annotations, assertions and raised
-errors are not changed, because no test should depend on them.
+This module depends on Python's syntax trees only. Docstrings, messages, annotations, assertions and
+raised errors are not changed, because no test should depend on them.
 """
 
 from __future__ import annotations

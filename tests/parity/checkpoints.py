@@ -2,8 +2,8 @@
 
 Weights are larger than in a trained model: logits have a standard deviation near `LOGIT_STD`, so
 that the two largest logits rarely agree up to rounding errors, and attention is far from uniform,
-so that a wrong mask, angle or cache slot changes the result. Depends on transformers, not on the
-engine.
+so that a wrong mask, angle or cache slot changes the result. This module depends on transformers,
+not on the engine.
 
 Dimensions: T tokens of a sequence, V vocabulary.
 """

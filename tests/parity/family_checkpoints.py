@@ -1,7 +1,7 @@
 """Small random checkpoints of every dense family, with reference logits of transformers.
 
 Sizes are odd where the architecture allows it, and each variant of a family that has its own code
-has a checkpoint. Depends on transformers, not on the engine.
+has a checkpoint. This module depends on transformers, not on the engine.
 """
 
 from __future__ import annotations

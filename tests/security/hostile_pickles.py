@@ -1,6 +1,6 @@
 """Creates hostile pickles, which create a folder when opened, and inserts them into valid content.
 
-Supports the three formats that Dovetail writes: msgpack, columns and JSON.
+This module supports the three formats that Dovetail writes: msgpack, columns and JSON.
 """
 
 from __future__ import annotations

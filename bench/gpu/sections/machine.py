@@ -1,4 +1,7 @@
-"""Describes this machine: device, driver, versions. Selects the device for the other sections."""
+"""Describes this machine: device, driver, versions.
+
+The script selects the device for the other sections.
+"""
 
 from __future__ import annotations
 

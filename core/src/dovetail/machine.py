@@ -1,7 +1,7 @@
 """Cores, memory, compilers and devices of this machine, as the system and its tools report them.
 
-Imports no tensor library and caches nothing. Values that the system does not report are None or
-empty.
+This module imports no tensor library and caches nothing. Values that the system does not report are
+None or empty.
 """
 
 from __future__ import annotations

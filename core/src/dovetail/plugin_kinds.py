@@ -2,7 +2,7 @@
 
 The options and configuration fields, selection, `dovetail plugins`, the conformance kit and the
 scaffolds are derived from these rows or tested against them. A new kind is a row here, a contract
-in `dovetail.interfaces`, a fake and a suite. Imports no contract and names no plugin.
+in `dovetail.interfaces`, a fake and a suite. This module imports no contract and names no plugin.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A second front end of an engine, in a separate process. Arguments: ADDRESS NAME.
 
-Adds three long requests, prints a line when all are running, and waits to be killed.
+The script adds three long requests, prints a line when all are running, and waits to be killed.
 """
 
 import sys

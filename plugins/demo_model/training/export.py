@@ -1,7 +1,7 @@
 """Write a trained network as a Hugging Face folder: bfloat16 safetensors, config, tokenizer.
 
 Contract: `transformers` loads the folder as `LlamaForCausalLM` with tied embeddings. By default it
-samples greedily and stops at <|eos|>. Does not depend on the training loop.
+samples greedily and stops at <|eos|>. This module does not depend on the training loop.
 """
 
 from __future__ import annotations

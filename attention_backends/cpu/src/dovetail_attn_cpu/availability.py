@@ -1,4 +1,7 @@
-"""Checks whether the native library is available, before selection. Does not import torch."""
+"""Checks whether the native library is available, before selection.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

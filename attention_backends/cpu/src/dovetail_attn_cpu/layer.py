@@ -1,7 +1,7 @@
 """Attention of one layer: one native call writes the step's keys and values and attends to them.
 
-The argument struct is created once; each call stores the addresses of its tensors in it. Does not
-depend on blocks, requests or positions.
+The argument struct is created once; each call stores the addresses of its tensors in it. This
+module does not depend on blocks, requests or positions.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size.
 """

@@ -2,7 +2,7 @@
 
 The kernels belong to one of several providers. Unsupported requirements are rejected with a reason
 for each provider, so that another backend is used. A provider is imported only if it meets all
-requirements. Does not depend on the worker, the model or the scheduler.
+requirements. This module does not depend on the worker, the model or the scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find out whether FlashInfer can be used. Imports neither torch nor FlashInfer.
+"""Find out whether FlashInfer can be used. This module imports neither torch nor FlashInfer.
 
 An import of FlashInfer takes seconds, so the version is read from the package metadata.
 """

@@ -1,8 +1,8 @@
 """The attention backend `flashinfer`: its capabilities, cache shape and parts.
 
 Unsupported requirements are rejected, so that another backend is used. FlashInfer is imported when
-the first part is created, so that this module can report a missing FlashInfer. Does not depend on
-the worker, the model or the scheduler.
+the first part is created, so that this module can report a missing FlashInfer. This module does not
+depend on the worker, the model or the scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Properties of a device, and the kernels that they permit. Imports torch, not FlashInfer."""
+"""Properties of a device, and the kernels that they permit.
+
+This module imports torch, not FlashInfer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Describes a step in the forms that FlashInfer's kernels read. Imports torch, not FlashInfer.
+"""Describes a step in the forms that FlashInfer's kernels read.
+
+This module imports torch, not FlashInfer.
 
 The listed blocks of a request are those from the first block that its first query sees up to its
 last token. Blocks before a sliding

@@ -1,7 +1,7 @@
 """The attention backend `torch`: its capabilities, cache shape and parts.
 
 It favors clarity over speed, and is the reference for other backends. It runs on the device of its
-tensors. Does not depend on the worker, the model or the scheduler.
+tensors. This module does not depend on the worker, the model or the scheduler.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention of encoders: each token attends to all tokens of its prompt, without a cache.
 
-Prompts of the same length are computed together. Does not depend on blocks or slots.
-Dimensions: T tokens of the step, H query heads, K key-value heads, D head size; within a batch
-G prompts of L tokens each.
+Prompts of the same length are computed together. This module does not depend on blocks or slots.
+Dimensions: T tokens of the step, H query heads, K key-value heads, D head size; within a batch G
+prompts of L tokens each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention with explicit float32 scores, for what torch does not support: soft caps, sinks, ALiBi.
 
-Does not depend on the cache or on requests.
+This module does not depend on the cache or on requests.
 
 Dimensions: H query heads, D head size; G requests, Q query tokens per request and head, Y query
 heads per key-value head, L positions, X query or key-value heads.

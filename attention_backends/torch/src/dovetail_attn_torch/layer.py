@@ -2,8 +2,8 @@
 
 Everything that is the same for all layers is part of the metadata. With a soft cap, sinks, ALiBi or
 values that are parts of keys, the explicit float32 formula is used, otherwise torch's
-`scaled_dot_product_attention`, which would repeat such keys for each query head. Does not depend on
-blocks, requests or positions.
+`scaled_dot_product_attention`, which would repeat such keys for each query head. This module does
+not depend on blocks, requests or positions.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size, C cached vectors per token and head: key and value, or only the key; within a batch

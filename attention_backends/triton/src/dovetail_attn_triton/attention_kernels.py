@@ -10,8 +10,8 @@ al. 2023, Flash-Decoding).
 Factors are first converted to COMPUTE. On a GPU, COMPUTE is a dtype of its matrix units: the
 model's, or float16 for fp8 caches, because fp8 is converted to it in one instruction. Queries and
 scales of values that exceed the range of float16 are limited to it. In the interpreter, which has
-no bfloat16 arithmetic, COMPUTE is float32. A program reads only memory of its request.
-The cache layout is that of cache_kernel.py. Does not depend on torch; layer.py launches the
+no bfloat16 arithmetic, COMPUTE is float32. A program reads only memory of its request. The cache
+layout is that of cache_kernel.py. This module does not depend on torch; layer.py launches the
 kernels.
 
 Shape legend: T tokens of the step, H query heads, D head size; within a program M rows of queries

@@ -1,8 +1,8 @@
 """The attention backend `triton`: its capabilities, cache shape and parts.
 
 Unsupported requirements are rejected, so that another backend is used. Triton is imported when the
-first part is created, so that this module can report a missing Triton. Does not depend on the
-worker, the model or the scheduler.
+first part is created, so that this module can report a missing Triton. This module does not depend
+on the worker, the model or the scheduler.
 """
 
 from __future__ import annotations

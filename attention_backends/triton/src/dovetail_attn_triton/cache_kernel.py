@@ -2,10 +2,10 @@
 
 It can also rotate queries and keys (rotary embedding).
 
-Cache of a layer: [N, 2, K, B, D], keys before values, so that one head of a block is contiguous.
-An fp8 cache has a scale for each token and head, or one for all keys and one for all values of the
-layer. Scales of tokens follow the elements of their block: float32 [2, K, B].
-Does not depend on torch; layer.py launches it.
+Cache of a layer: [N, 2, K, B, D], keys before values, so that one head of a block is contiguous. An
+fp8 cache has a scale for each token and head, or one for all keys and one for all values of the
+layer. Scales of tokens follow the elements of their block: float32 [2, K, B]. This module does not
+depend on torch; layer.py launches it.
 
 Shape legend: T tokens of a tile, K key-value heads, D head size, N blocks, B block size.
 """

@@ -1,4 +1,7 @@
-"""Cached properties of a device that determine the launches. Imports torch, not Triton."""
+"""Cached properties of a device that determine the launches.
+
+This module imports torch, not Triton.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 In a step, one launch writes the cache, and rotates queries and keys if requested. One or two
 launches attend, each followed by a launch that combines splits if there are any. A step allocates
-nothing and does not wait for the device. Does not depend on requests or positions.
+nothing and does not wait for the device. This module does not depend on requests or positions.
 
 Shape legend: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
 B block size.

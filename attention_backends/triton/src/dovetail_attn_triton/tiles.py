@@ -3,7 +3,7 @@
 There is no tuning at run time: a launch is the same in every process. The sizes fit registers and
 shared memory (checked by the compile test). Short items are memory-bound, so their tiles keep about
 100 KiB of keys and values per processor in flight; the tiles of long items give large matrix
-products. Does not depend on tensors or Triton.
+products. This module does not depend on tensors or Triton.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The work of a step's programs: the items of a mixed step, and the splits of an item.
 
 An item is a tile of the tokens of one request. If all requests are short, each is an item and there
-is no list. Does not depend on torch, heads or the cache.
+is no list. This module does not depend on torch, heads or the cache.
 
 Shape legend: C requests or tiles of a chunk.
 """

@@ -1,9 +1,10 @@
 """The conformance suite, and cases that it does not cover: splits, lists, fp8, NaN.
 
-Runs in Triton's interpreter on the host, started by test_triton_attention.py, and unchanged on a
-GPU: `pytest -o python_files='interpreted_*.py' attention_backends/triton/tests/interpreted`. All
-float32 cases of the suite are run. The interpreter multiplies in float32 for other dtypes, too, so
-only their cases with special loads or stores are run; `-m ""` runs all cases.
+This module runs in Triton's interpreter on the host, started by test_triton_attention.py, and
+unchanged on a GPU: `pytest -o python_files='interpreted_*.py'
+attention_backends/triton/tests/interpreted`. All float32 cases of the suite are run. The
+interpreter multiplies in float32 for other dtypes, too, so only their cases with special loads or
+stores are run; `-m ""` runs all cases.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The entry point of the command line: its commands, errors and exit codes.
 
 A user error prints at most three lines on stderr; with `--traceback` it prints the traceback. Any
-other error is a bug in Dovetail and always prints its traceback. Imports no command, no engine and
-no tensor library.
+other error is a bug in Dovetail and always prints its traceback. This module imports no command, no
+engine and no tensor library.
 
 Exit codes: 0 success; 2 user error; 130 interrupted; commands may define others.
 """

@@ -1,7 +1,7 @@
 """`dovetail collect-env`: prints information about this machine for an issue report.
 
-Imports no tensor library: versions are read from metadata, devices from their vendors' tools.
-Prints no paths, no user or host names and no environment variables.
+This module imports no tensor library: versions are read from metadata, devices from their vendors'
+tools. This module prints no paths, no user or host names and no environment variables.
 """
 
 from __future__ import annotations

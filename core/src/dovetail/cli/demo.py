@@ -1,8 +1,8 @@
 """`dovetail demo`: answers a batch of questions, and repeats this with different plugins.
 
 Shows that plugins are selected by name or by class path, that the answers stay the same, which
-plugin of each kind was selected and why, and how each other plugin changes the speed. Needs no
-download.
+plugin of each kind was selected and why, and how each other plugin changes the speed. This module
+needs no download.
 """
 
 from __future__ import annotations

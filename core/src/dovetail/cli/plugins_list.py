@@ -1,4 +1,7 @@
-"""`dovetail plugins list`: lists the installed plugins from their metadata. Loads no plugin."""
+"""`dovetail plugins list`: lists the installed plugins from their metadata.
+
+This module loads no plugin.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`dovetail plugins show`: prints the details of one plugin. Imports it only with --load."""
+"""`dovetail plugins show`: prints the details of one plugin.
+
+This module imports it only with --load.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Prints tables and JSON for the `plugins` commands.
 
-Imports rich only when a table is printed.
+This module imports rich only when a table is printed.
 """
 
 from __future__ import annotations

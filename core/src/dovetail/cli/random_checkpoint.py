@@ -1,8 +1,8 @@
 """Creates a small Llama checkpoint with random weights and a vocabulary of words.
 
 For demonstrations without a trained model: it loads and runs like any other model, but its output
-has no meaning. Needs `tokenizers`, but no tensor library, because the safetensors format is a JSON
-header and raw numbers.
+has no meaning. This module needs `tokenizers`, but no tensor library, because the safetensors
+format is a JSON header and raw numbers.
 """
 
 from __future__ import annotations

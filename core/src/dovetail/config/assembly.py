@@ -1,8 +1,8 @@
 """Checks flat options and reads the model directory: from `EngineArgs` to `RequestedConfig`.
 
-Replaces aliases, rejects options that are not supported, and turns paths into directories. Does not
-resolve fields that the user left open ("auto", None). Loads no plugin except the source and the
-format of the model.
+This module replaces aliases, rejects options that are not supported, and turns paths into
+directories. This module does not resolve fields that the user left open ("auto", None). It loads no
+plugin except the source and the format of the model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The dtype and the longest sequence that config.json states for a checkpoint.
 
-Reads the mapping only; `dovetail.config.resolve` makes the decisions.
+This module reads the mapping only; `dovetail.config.resolve` makes the decisions.
 """
 
 from __future__ import annotations

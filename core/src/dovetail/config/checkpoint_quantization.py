@@ -1,8 +1,8 @@
 """Reads from its JSON files whether a checkpoint is quantized, and with which method.
 
-Reads `quantization_config` of config.json (or `compression_config`, or MLX's `quantization`). If it
-has none, reads the files that quantization tools write next to it. Opens no weights.
-`dovetail.config.quantized_checkpoints` makes the decisions.
+This module reads `quantization_config` of config.json (or `compression_config`, or MLX's
+`quantization`). If it has none, reads the files that quantization tools write next to it. This
+module opens no weights. `dovetail.config.quantized_checkpoints` makes the decisions.
 """
 
 from __future__ import annotations

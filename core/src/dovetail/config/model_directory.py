@@ -1,7 +1,7 @@
 """Reads the description of a model: config.json of a model directory, or a model file.
 
-Opens no weights and no tokenizer, and runs no code of the model. A name that is not a local path
-may select a model source, which may download the model.
+This module opens no weights and no tokenizer, and runs no code of the model. A name that is not a
+local path may select a model source, which may download the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks that the sizes of a model can be divided among the workers that share it.
 
-Reads config.json only, so that an invalid number of workers is rejected before a worker starts. The
-layers use the same rules.
+This module reads config.json only, so that an invalid number of workers is rejected before a worker
+starts. The layers use the same rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`AsyncLLM`: streams the outputs of requests in an event loop. The engine runs in its own process.
 
 `AsyncLLM` starts the parts and has the methods for callers; `RequestStreamer` streams the requests.
-Depends neither on scheduling nor on the messages to the engine's process.
+This module depends neither on scheduling nor on the messages to the engine's process.
 """
 
 from __future__ import annotations

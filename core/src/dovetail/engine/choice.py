@@ -1,7 +1,7 @@
 """Explains the plugin choices of a configuration, without creating an engine.
 
-Runs engine startup until the plugins are selected: options, registry, platform, resolution. Opens
-no weights, and imports a tensor library only if a candidate plugin does.
+This module runs engine startup until the plugins are selected: options, registry, platform,
+resolution. Opens no weights, and imports a tensor library only if a candidate plugin does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The engine core: schedule, execute, process results.
 
-The input is requests, and the output is columns of tokens. Handles no text and no tokenizer, and
-uses each part only through its contract. Not thread-safe.
+The input is requests, and the output is columns of tokens. This module handles no text and no
+tokenizer, and uses each part only through its contract. Not thread-safe.
 """
 
 from __future__ import annotations

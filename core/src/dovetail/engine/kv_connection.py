@@ -1,6 +1,6 @@
 """Checks whether the engine's parts can use a KV connector, and creates its scheduler side.
 
-The worker creates the worker side itself. Does not depend on a specific connector.
+The worker creates the worker side itself. This module does not depend on a specific connector.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Engine operations: derives messages, checks and client methods from their signatures.
 
-The operations are declared in `dovetail.engine.port`. Does not depend on sockets or an engine.
+The operations are declared in `dovetail.engine.port`. This module does not depend on sockets or an
+engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Applies a grammar only after the reasoning of a request, and limits the reasoning.
 
-Does not depend on a grammar plugin. Markers are found by decoding the last tokens, because a marker
-can be one special token, several tokens, or the beginning of a token.
+This module does not depend on a grammar plugin. Markers are found by decoding the last tokens,
+because a marker can be one special token, several tokens, or the beginning of a token.
 """
 
 from __future__ import annotations

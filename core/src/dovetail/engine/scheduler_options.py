@@ -1,6 +1,6 @@
 """Creates a scheduler's limits and admission gates, and checks the scheduler options.
 
-Does not depend on a specific scheduler or worker.
+This module does not depend on a specific scheduler or worker.
 """
 
 from __future__ import annotations

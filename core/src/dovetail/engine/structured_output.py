@@ -1,7 +1,8 @@
 """Structured output: compiles grammars in threads, and creates the bit masks of each step.
 
 An admission gate holds a request until its grammar is compiled. Then the request has a matcher,
-which reads every token that is generated for it. Does not depend on a grammar plugin or on tensors.
+which reads every token that is generated for it. This module does not depend on a grammar plugin or
+on tensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lock that lets one thread at a time use an object. Does not depend on an engine."""
+"""A lock that lets one thread at a time use an object. This module does not depend on an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs a list of requests to completion, with a progress bar. Returns results in order."""
+"""Runs a list of requests to completion, with a progress bar.
+
+This module returns results in order.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Where this process and its children write their logs. The root logger is never changed.
 
 Libraries do not configure logs; a program such as `dovetail serve` does. Child processes get the
-same configuration with their boot record. Imports only the standard library, because some children
-have few packages on their path.
+same configuration with their boot record. This module imports only the standard library, because
+some children have few packages on their path.
 """
 
 from __future__ import annotations

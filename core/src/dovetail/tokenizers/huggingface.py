@@ -1,9 +1,9 @@
 """Tokenizers in the Hugging Face format: tokenizer.json and related small files.
 
-Reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja`,
-`additional_chat_templates/`, and `generation_config.json` and `config.json` for the EOS token id.
-Code in the directory is never run, vocabulary files in other formats are not supported, and decoded
-text is not changed (`clean_up_tokenization_spaces` is ignored).
+This module reads `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`,
+`chat_template.jinja`, `additional_chat_templates/`, and `generation_config.json` and `config.json`
+for the EOS token id. Code in the directory is never run, vocabulary files in other formats are not
+supported, and decoded text is not changed (`clean_up_tokenization_spaces` is ignored).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The CPUs that this process may use, and how many threads compute by default.
 
-Does not import torch: OpenMP binds the main thread to one CPU when torch is imported if
+This module does not import torch: OpenMP binds the main thread to one CPU when torch is imported if
 OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY is set, so the affinity mask is read before.
 """
 

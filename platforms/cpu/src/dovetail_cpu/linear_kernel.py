@@ -1,8 +1,7 @@
 """The packed weights of one layer: their memory, and the native call that computes with them.
 
-Does not depend on layers, models or the packing format.
-Dimensions: T tokens, I input features, O output features; for experts: D hidden size, K experts
-per token.
+This module does not depend on layers, models or the packing format. Dimensions: T tokens, I input
+features, O output features; for experts: D hidden size, K experts per token.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Find out whether native kernels can be used, and if not, why.
 
-Does not import torch, because `explain`, `list` and `doctor` call these probes.
+This module does not import torch, because `explain`, `list` and `doctor` call these probes.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ This takes one message in each direction instead of the rounds of a ring. Latenc
 the sums of a step are small. Each rank adds in rank order, so all ranks get the same bits, at any
 offset of a tensor. Each rank sends (size - 1) tensors, more than in a ring if there are more than
 two ranks. Each pair has a unix socket (`rank_sockets`); tensors larger than its buffer use shared
-memory (`rank_memory`). Implements `dovetail.interfaces.RankGroup`.
+memory (`rank_memory`). This module implements `dovetail.interfaces.RankGroup`.
 """
 
 from __future__ import annotations

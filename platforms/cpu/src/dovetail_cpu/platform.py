@@ -1,6 +1,6 @@
 """The CPU platform. By default it does not use all memory, because other programs need some.
 
-Imports `cores` before torch is imported; `cores` explains why.
+This module imports `cores` before torch is imported; `cores` explains why.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Each rank writes to its own memory, which all other ranks map and read. Exchanges alternate between
 two slots. A slot may be reused when all ranks have reported that they started the last exchange,
-because they have then finished the previous exchange, which used the slot. Does not depend on
-tensors or exchanges.
+because they have then finished the previous exchange, which used the slot. This module does not
+depend on tensors or exchanges.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 While a step is recorded, torch operations are intercepted: allocations get memory at fixed
 addresses, views are allowed, and any other operation makes the recorded step unusable, because a
-replay would skip it. Does not depend on a model's shape.
-Memory: one arena of ARENA_BYTES for all recorded steps and for steps that are not recorded,
-allocated when it is used, and the argument structs of the operations, below 64 KiB for a model of
-40 layers and one batch size.
+replay would skip it. This module does not depend on a model's shape. Memory: one arena of
+ARENA_BYTES for all recorded steps and for steps that are not recorded, allocated when it is used,
+and the argument structs of the operations, below 64 KiB for a model of 40 layers and one batch
+size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Native CPU kernels with a C ABI: the library, its status, and ctypes structs.
 
-Contract: `include/dovetail_kernels.h`. Needs neither torch nor numpy, and does not load the library
-on import.
+Contract: `include/dovetail_kernels.h`. This module needs neither torch nor numpy, and does not load
+the library on import.
 """
 
 from dovetail_cpu_kernels.library import (

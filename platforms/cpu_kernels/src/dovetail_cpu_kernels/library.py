@@ -1,8 +1,8 @@
 """The native library in this process: whether it is available, its level, its threads.
 
-Loaded once, on first use. Does not depend on a tensor library: memory is passed as addresses.
-Operations do not validate arguments (see `dovetail_kernels.h`); the caller must check shapes and
-addresses.
+Loaded once, on first use. This module does not depend on a tensor library: memory is passed as
+addresses. Operations do not validate arguments (see `dovetail_kernels.h`); the caller must check
+shapes and addresses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Queries the NVIDIA driver through its management library, which creates no context on a device.
 
 The CUDA library itself is not used: a process that has initialized it can no longer be forked.
-Functions and constants are those of nvml.h. Does not depend on torch.
+Functions and constants are those of nvml.h. This module does not depend on torch.
 """
 
 from __future__ import annotations

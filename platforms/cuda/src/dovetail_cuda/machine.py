@@ -1,6 +1,6 @@
 """The facts that determine whether a machine can use CUDA, and the reasons if it cannot.
 
-`look` collects the facts; all other functions only evaluate facts. Imports no torch.
+`look` collects the facts; all other functions only evaluate facts. This module imports no torch.
 """
 
 from __future__ import annotations

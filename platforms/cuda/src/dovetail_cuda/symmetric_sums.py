@@ -1,7 +1,7 @@
 """Sums of small tensors through torch's symmetric memory: buffers that all devices can read.
 
-Implements `dovetail_torch.distributed.small_sums.SmallSums`. It needs devices that can access each
-other's memory (NVLink, or PCIe with peer access). It has not been run on a device.
+This module implements `dovetail_torch.distributed.small_sums.SmallSums`. It needs devices that can
+access each other's memory (NVLink, or PCIe with peer access). It has not been run on a device.
 """
 
 from __future__ import annotations

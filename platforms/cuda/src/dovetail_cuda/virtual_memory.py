@@ -1,9 +1,9 @@
 """Virtual memory of a CUDA device: the driver's functions cuMem…, called through ctypes.
 
-Implements `dovetail_torch.accelerator.virtual_memory.VirtualMemory`. The driver library needs no
-compiler. Only workers load it, because a process that has initialized it can no longer be forked.
-Functions, structures and constants are those of cuda.h of CUDA 12 and 13. Requires a current
-context, which torch creates when it selects a device.
+This module implements `dovetail_torch.accelerator.virtual_memory.VirtualMemory`. The driver library
+needs no compiler. Only workers load it, because a process that has initialized it can no longer be
+forked. Functions, structures and constants are those of cuda.h of CUDA 12 and 13. This module
+requires a current context, which torch creates when it selects a device.
 """
 
 from __future__ import annotations

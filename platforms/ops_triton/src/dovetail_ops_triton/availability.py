@@ -1,4 +1,6 @@
-"""Find out whether the ops and the attention backend can use Triton kernels. Imports no torch.
+"""Find out whether the ops and the attention backend can use Triton kernels.
+
+This module imports no torch.
 
 The platform checks whether a suitable device exists.
 """

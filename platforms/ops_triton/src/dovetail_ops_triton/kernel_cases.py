@@ -1,7 +1,7 @@
 """The launches of all kernels, for compiling them without a GPU.
 
 Sizes are those of models with 0.6 B and 8 B parameters. The dtype is bfloat16, or float32 for
-programs that then need the most resources. Imports Triton.
+programs that then need the most resources. This module imports Triton.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Read what the Linux driver of AMD devices (amdgpu, KFD) reports in files.
 
-Opens no device and creates no context. The files are those of the kernel's topology of compute
-nodes: a node is a processor or a device. Does not depend on torch.
+This module opens no device and creates no context. The files are those of the kernel's topology of
+compute nodes: a node is a processor or a device. This module does not depend on torch.
 """
 
 from __future__ import annotations

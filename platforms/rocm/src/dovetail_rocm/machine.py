@@ -1,6 +1,7 @@
 """The properties that determine whether a machine can use ROCm, and the reasons if it cannot.
 
-`look` collects the properties; all other functions only evaluate them. Imports no torch.
+`look` collects the properties; all other functions only evaluate them. This module imports no
+torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A folder of cache files on disk: its path, owner, files and size limit.
 
-Handles names, sizes and times of files, not their contents. Rejects symbolic links, and folders and
-files that another user could have written.
+This module handles names, sizes and times of files, not their contents. This module rejects
+symbolic links, and folders and files that another user could have written.
 """
 
 from __future__ import annotations

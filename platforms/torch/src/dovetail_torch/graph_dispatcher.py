@@ -2,9 +2,8 @@
 
 A shape is captured when it occurs for the second time. For each kind of step (without the LM head,
 with the LM head, with sampling), the first replay is compared with an eager run, bit by bit. A
-model that cannot be replayed is run eagerly, which is logged once. Does not depend on the device or
-on what a graph is.
-Dimensions: T tokens, D hidden size, V vocabulary.
+model that cannot be replayed is run eagerly, which is logged once. This module does not depend on
+the device or on what a graph is. Dimensions: T tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The interface of graphs: a device captures the computation of a batch shape, and replays it.
 
 A platform's worker returns a provider or None; the runner's dispatcher calls it. Only the provider
-knows what a graph is (recorded native calls, or a device graph). Does not depend on models,
-plans or requests.
+knows what a graph is (recorded native calls, or a device graph). This module does not depend on
+models, plans or requests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The step extensions of a worker: the rows that use each extension, and the calls of hooks.
 
-Stores for each extension the rows that use it and the hooks that it overrides, so that a step
-without such rows only tests whether a set is empty. An error in a hook ends the request that caused
-it, not the step. Does not depend on what an extension does.
-Dimensions: T tokens of the step, D hidden size, S rows that sample, V vocabulary.
+This module stores for each extension the rows that use it and the hooks that it overrides, so that
+a step without such rows only tests whether a set is empty. An error in a hook ends the request that
+caused it, not the step. This module does not depend on what an extension does. Dimensions: T tokens
+of the step, D hidden size, S rows that sample, V vocabulary.
 """
 
 from __future__ import annotations

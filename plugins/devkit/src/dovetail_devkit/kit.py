@@ -1,8 +1,8 @@
 """Lists all conformance cases of a plugin, with the arguments that they need.
 
 The cases of every plugin (`plugin_cases`) come first, then those of the suite of its kind
-(`suite_cases`). A test runner shows each case as a separate test. Depends on the suites, but not on
-plugins or test runners.
+(`suite_cases`). A test runner shows each case as a separate test. This module depends on the
+suites, but not on plugins or test runners.
 """
 
 from __future__ import annotations

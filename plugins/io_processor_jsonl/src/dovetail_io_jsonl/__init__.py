@@ -4,7 +4,7 @@
     rows = llm.process(Path("questions.jsonl"))
     write_rows(Path("answers.jsonl"), rows)
 
-Depends on the format of JSON lines and of prompts, but not on an engine.
+This module depends on the format of JSON lines and of prompts, but not on an engine.
 """
 
 from dovetail_io_jsonl.processor import JSONLProcessor

@@ -1,4 +1,4 @@
-"""Reads and writes rows: one JSON object per line. Does not interpret their fields."""
+"""Reads and writes rows: one JSON object per line. This module does not interpret their fields."""
 
 from __future__ import annotations
 

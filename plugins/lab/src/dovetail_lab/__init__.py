@@ -1,4 +1,4 @@
 """Experiments with schedulers: decision logs, simulations, comparisons.
 
-Depends only on the core.
+This module depends only on the core.
 """

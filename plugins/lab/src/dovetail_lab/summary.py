@@ -1,4 +1,4 @@
-"""Computes counts from a decision log. Does not construct a scheduler."""
+"""Computes counts from a decision log. This module does not construct a scheduler."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     models--ORGANIZATION--NAME/blobs/CHECKSUM           contents of a file
     models--ORGANIZATION--NAME/snapshots/COMMIT/NAME    a link to the contents
 
-Reads and removes models. Needs neither huggingface_hub nor a network.
+This module reads and removes models. This module needs neither huggingface_hub nor a network.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The child process of a download from the hub, with limits on memory and time.
 
 Run as: python -m dovetail_model_sources.hub_child PARENT_PID REQUEST. The request is a JSON object
-with repo, file, revision, endpoint and cache. Writes JSON lines to stdout: {"total": BYTES},
-{"received": BYTES}, and at the end {"path": TEXT} or {"error": TEXT}.
+with repo, file, revision, endpoint and cache. The script writes JSON lines to stdout: {"total":
+BYTES}, {"received": BYTES}, and at the end {"path": TEXT} or {"error": TEXT}.
 """
 
 from __future__ import annotations

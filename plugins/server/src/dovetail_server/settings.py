@@ -1,4 +1,4 @@
-"""The settings of a server, checked once. Imports no web server and no engine."""
+"""The settings of a server, checked once. This module imports no web server and no engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Creates the core's requests from a user's request: tokens, resolved limits, a seed.
 
 Every check that needs the tokenizer or the model's sizes runs here, once, in the front end; its
-error names the parameter. Does not depend on scheduling or on outputs.
+error names the parameter. This module does not depend on scheduling or on outputs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A worker cannot reject a request, because it gets the request in a batch with other requests.
 Therefore the engine runs each plugin's `check_params`. A check that raises an unexpected error
-rejects only the request that it checks. Does not construct the plugins.
+rejects only the request that it checks. This module does not construct the plugins.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the forms that a prompt may have. Does not tokenize."""
+"""Reads the forms that a prompt may have. This module does not tokenize."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ are joined, and bytes of an incomplete character are held back. Otherwise a shor
 which begins with the end of the prompt, is decoded again for each token, and the part that was not
 returned before is the new text; U+FFFD at the end is held back, because it may be an incomplete
 character. Both process tokens one by one, so that the text does not depend on the number of tokens
-in a call. Does not depend on a vocabulary or stop strings.
+in a call. This module does not depend on a vocabulary or stop strings.
 """
 
 from __future__ import annotations

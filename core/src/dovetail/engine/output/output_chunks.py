@@ -1,7 +1,7 @@
 """Splits the outputs of one step into chunks, each processed in a fraction of a millisecond.
 
 An event loop can run other tasks between the chunks, for any number of requests and
-log-probabilities in a step. The work is counted, not measured. Does not depend on text.
+log-probabilities in a step. The work is counted, not measured. This module does not depend on text.
 """
 
 from __future__ import annotations

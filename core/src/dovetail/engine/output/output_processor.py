@@ -1,8 +1,9 @@
 """Turns the core's output columns into users' outputs: text, stop strings, completions.
 
-Only this module groups the completions of a request and searches for stop strings; it returns
-the requests that the engine must abort because of them. Does not depend on scheduling. Tokens of
-unknown requests are dropped: an aborted request may still get tokens from plans in flight.
+Only this module groups the completions of a request and searches for stop strings; it returns the
+requests that the engine must abort because of them. This module does not depend on scheduling.
+Tokens of unknown requests are dropped: an aborted request may still get tokens from plans in
+flight.
 """
 
 from __future__ import annotations

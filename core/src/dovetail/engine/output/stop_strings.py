@@ -1,8 +1,8 @@
 """Finds stop strings in a stream of text, even across the pieces in which it arrives.
 
-Works on characters only. The result does not depend on the pieces: the match that ends first
-wins, and among matches with the same end the longest. Text that may be the beginning of a stop
-string is held back until more text decides it.
+This module works on characters only. The result does not depend on the pieces: the match that ends
+first wins, and among matches with the same end the longest. Text that may be the beginning of a
+stop string is held back until more text decides it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The settings of an engine's process, and its sockets in a private folder.
 
-Only the owner may access the folder (0700) and its files (0600). Does not depend on an engine.
+Only the owner may access the folder (0700) and its files (0600). This module does not depend on an
+engine.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Connects a front end with the client of an engine in another process. One task reads the engine's
 outputs, in chunks between which other tasks of the event loop run; each reader creates its output
-when it takes it. Depends neither on the start of an engine nor on its other operations.
+when it takes it. This module depends neither on the start of an engine nor on its other operations.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Owns an engine's processes: monitors them, and starts another engine when one fails.
 
-Holds the channel to the running engine; all processes of an engine end when it is shut down or
-killed. One thread detects the engine's end, even without calls, and kills an engine that stalls for
-long; while no engine runs, another thread starts the next one. Both refer to the supervisor only
-weakly, so an unused supervisor is collected. The unfinished work of an engine is in its `Work`.
+This module holds the channel to the running engine; all processes of an engine end when it is shut
+down or killed. One thread detects the engine's end, even without calls, and kills an engine that
+stalls for long; while no engine runs, another thread starts the next one. Both refer to the
+supervisor only weakly, so an unused supervisor is collected. The unfinished work of an engine is in
+its `Work`.
 """
 
 from __future__ import annotations

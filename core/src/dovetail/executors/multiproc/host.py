@@ -4,7 +4,7 @@ A failed step ends the worker, because the state of its rows is then unknown. Af
 operation the error is sent as the response, and the next command follows. Rank 0 responds to steps
 (with a KV connector every rank does), and every rank responds to calls. If the worker returns a
 handle, its device is still computing: one more command is executed before the response is sent.
-Does not depend on how its process is started.
+This module does not depend on how its process is started.
 """
 
 from __future__ import annotations

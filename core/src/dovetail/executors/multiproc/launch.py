@@ -1,6 +1,6 @@
 """Starts the worker processes, with the rings that they share with the executor.
 
-If one cannot be started, the others are ended. Does not wait until they are ready.
+If one cannot be started, the others are ended. This module does not wait until they are ready.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A thread that waits for a result reads the rings for all waiting threads; there is no reader thread
 that would delay a step's result. Responses arrive in the order of the commands, so the next result
 belongs to the oldest step. Calls are found by the number of their command. A response without a
-handle is dropped. Does not depend on the content of a command.
+handle is dropped. This module does not depend on the content of a command.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds the installed plugins in entry-point metadata.
 
-Imports no plugin and runs no probe. It takes a few milliseconds for a hundred distributions. It
-reads entry points only, so it does not know the needs of a plugin or whether the plugin can be
-loaded.
+This module imports no plugin and runs no probe. It takes a few milliseconds for a hundred
+distributions. It reads entry points only, so it does not know the needs of a plugin or whether the
+plugin can be loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The cache of packed weights as the worker uses it: restore before loading, save after packing.
 
 It never prevents a start: a problem with a folder or file is logged once, and the weights are
-packed again. Does not depend on a packing format: linear methods exchange bytes (`HasPackedForm`).
+packed again. This module does not depend on a packing format: linear methods exchange bytes
+(`HasPackedForm`).
 """
 
 from __future__ import annotations

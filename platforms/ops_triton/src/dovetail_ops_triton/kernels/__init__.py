@@ -1,6 +1,6 @@
-"""Kernels, and the functions that launch them, from tensors to tensors. Imports Triton.
+"""Kernels, and the functions that launch them, from tensors to tensors. This module imports Triton.
 
-Does not depend on contracts or on the choice of a provider.
+This module does not depend on contracts or on the choice of a provider.
 """
 
 from dovetail_ops_triton.kernels.best_columns import find_best

@@ -1,7 +1,8 @@
 """Captures and replays graphs of a device whose torch module has CUDA graphs (CUDA, ROCm).
 
-Implements `dovetail_torch.graphs.capture.GraphCapture`. All graphs share one memory pool, as
-only one step runs at a time, and the graphs of a step are replayed in the order of their captures.
+This module implements `dovetail_torch.graphs.capture.GraphCapture`. All graphs share one memory
+pool, as only one step runs at a time, and the graphs of a step are replayed in the order of their
+captures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The streams of an asynchronous device: one computes, another copies results to the host.
 
-Implements `dovetail_torch.device_runtime.AsyncDevice` for any device module with torch's API of
-streams and events. Contains no device names.
+This module implements `dovetail_torch.device_runtime.AsyncDevice` for any device module with
+torch's API of streams and events. This module contains no device names.
 """
 
 from __future__ import annotations

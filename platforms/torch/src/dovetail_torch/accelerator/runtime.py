@@ -1,8 +1,8 @@
 """The device runtime of any device with a torch module: selection, memory, streams.
 
-Implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms override methods if their device
-differs. Memory in use is relative to the free memory at startup: memory that other processes used
-before is not part of it.
+This module implements `dovetail_torch.device_runtime.DeviceRuntime`; platforms override methods if
+their device differs. Memory in use is relative to the free memory at startup: memory that other
+processes used before is not part of it.
 """
 
 from __future__ import annotations

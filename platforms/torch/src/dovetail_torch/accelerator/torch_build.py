@@ -1,6 +1,6 @@
 """Properties of the installed torch build, read from its files, because an import takes seconds.
 
-Does not depend on a device: the caller specifies the field of torch's `version.py`.
+This module does not depend on a device: the caller specifies the field of torch's `version.py`.
 """
 
 from __future__ import annotations

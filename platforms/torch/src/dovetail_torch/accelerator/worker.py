@@ -1,6 +1,6 @@
 """The worker of asynchronous devices: the torch worker that does not wait for each step.
 
-Contains no device names; a platform's worker is a subclass, usually without a body.
+This module contains no device names; a platform's worker is a subclass, usually without a body.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the workers of one engine form a group of ranks.
 
 The platform creates the group; torch's default process group is not used, so that two engines in
-one process do not interfere. Does not depend on devices, layers or backends.
+one process do not interfere. This module does not depend on devices, layers or backends.
 """
 
 from __future__ import annotations

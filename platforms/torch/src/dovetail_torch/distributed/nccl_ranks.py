@@ -1,6 +1,6 @@
 """Ranks that exchange tensors on the device with NCCL, or with RCCL under the same name.
 
-Does not depend on a platform: any torch build with the process group "nccl" can use it.
+This module does not depend on a platform: any torch build with the process group "nccl" can use it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ranks of one engine as processes that exchange tensors through a torch process group.
 
-Implements `dovetail.interfaces.RankGroup`. Does not depend on devices, layers or backends; ranks
-are joined in `joining`.
+This module implements `dovetail.interfaces.RankGroup`. This module does not depend on devices,
+layers or backends; ranks are joined in `joining`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rank's part of one dimension of a model, and how dimensions are divided.
 
-Does not depend on tensors or layers, only on numbers.
+This module does not depend on tensors or layers, only on numbers.
 """
 
 from __future__ import annotations

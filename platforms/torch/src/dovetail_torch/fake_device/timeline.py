@@ -3,7 +3,8 @@
 The timeline computes no results; it numbers the operations of each stream. Their order is stored in
 vector clocks (Fidge 1988; Mattern 1989). The order includes the host: work that it has waited for
 comes before all work that it submits later. An event is complete when the host synchronizes, or
-when the host queries it after `lag` later operations. Does not depend on tensors or memory.
+when the host queries it after `lag` later operations. This module does not depend on tensors or
+memory.
 """
 
 from __future__ import annotations

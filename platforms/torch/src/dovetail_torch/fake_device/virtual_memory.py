@@ -1,7 +1,7 @@
 """Virtual memory of the fake device: regions whose pages exist only while they are mapped.
 
-Implements `dovetail_torch.accelerator.virtual_memory.VirtualMemory`. A use of an unmapped region
-is a fault, and newly mapped memory contains NaN in every float dtype.
+This module implements `dovetail_torch.accelerator.virtual_memory.VirtualMemory`. A use of an
+unmapped region is a fault, and newly mapped memory contains NaN in every float dtype.
 """
 
 from __future__ import annotations

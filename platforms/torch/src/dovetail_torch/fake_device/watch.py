@@ -1,8 +1,8 @@
 """Errors that a fake device finds and a real device would not report.
 
 They are hidden waits of the host (`synchronisations`), and uses of memory that an incomplete copy
-still uses (`faults`). Does not depend on tensors or streams: it only receives reports, and adds the
-file and line.
+still uses (`faults`). This module does not depend on tensors or streams: it only receives reports,
+and adds the file and line.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decides which batch sizes are captured, and in which mode, with the reasons for a smaller mode.
 
-Does not depend on a device.
+This module does not depend on a device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The model runner of a pooling model: it computes the pooled results of a plan.
 
-It gathers inputs like `ModelRunner`, but samples no tokens. Does not depend on the scheduler.
+It gathers inputs like `ModelRunner`, but samples no tokens. This module does not depend on the
+scheduler.
 """
 
 from __future__ import annotations

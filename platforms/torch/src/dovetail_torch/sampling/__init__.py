@@ -1,6 +1,6 @@
 """Sampling: computes tokens and their log-probabilities from the logits of a step.
 
-Depends on rows and logits only, not on models, blocks, plans or processes.
+This module depends on rows and logits only, not on models, blocks, plans or processes.
 """
 
 from dovetail_torch.sampling.grammar import GrammarMask

@@ -1,6 +1,6 @@
 """The groups of a batch's rows for sampling, and their parameters as columns.
 
-Computed when the rows of the batch change, else reused. Does not depend on logits.
+Computed when the rows of the batch change, else reused. This module does not depend on logits.
 Dimensions: S rows of the batch, R rows of a group within it.
 """
 

@@ -2,9 +2,9 @@
 
 One vectorized pass reduces every block to one number. A few blocks are selected by these numbers
 and read again. On a CPU this is 4 to 20 times as fast as `argmax` and `topk` over whole rows,
-especially in bfloat16. Does not depend on the meaning of tokens, requests or randomness.
-Dimensions: R rows, V vocabulary, C blocks (the last one may be shorter), K chosen blocks, W block
-width.
+especially in bfloat16. This module does not depend on the meaning of tokens, requests or
+randomness. Dimensions: R rows, V vocabulary, C blocks (the last one may be shorter), K chosen
+blocks, W block width.
 """
 
 from __future__ import annotations

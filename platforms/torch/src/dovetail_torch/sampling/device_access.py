@@ -1,6 +1,6 @@
 """How the sampler sends numbers to its device, and whether it may wait for the device.
 
-Does not depend on a device; the code that creates a sampler selects the access.
+This module does not depend on a device; the code that creates a sampler selects the access.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sample one column from rows of unnormalized probabilities, by the inverse of the CDF.
 
-A token of probability 0 is never sampled, despite rounding. Does not depend on how the
+A token of probability 0 is never sampled, despite rounding. This module does not depend on how the
 probabilities or the uniform numbers are computed. Dimensions: R rows, V vocabulary, N numbers, few
 enough for a sequential sum.
 """

@@ -1,8 +1,8 @@
 """The tokens that grammars allow in a step, as a mask on some rows of the logits.
 
-Does not depend on how grammars are compiled. Bits are read as bytes, to be independent of the byte
-order.
-Dimensions: S rows of the batch, V vocabulary, G constrained rows, B bytes of a row's bit mask.
+This module does not depend on how grammars are compiled. Bits are read as bytes, to be independent
+of the byte order. Dimensions: S rows of the batch, V vocabulary, G constrained rows, B bytes of a
+row's bit mask.
 """
 
 from __future__ import annotations

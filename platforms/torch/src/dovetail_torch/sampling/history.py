@@ -1,9 +1,9 @@
 """The tokens of requests whose sampling depends on earlier tokens: penalties and bad words.
 
 Stored on the device as token sequences, not as counters for the whole vocabulary: a step reads only
-a row's tokens, and rows without these parameters are not stored. Does not depend on how the tokens
-are used.
-Dimensions: H slots of the history, L tokens, R rows read in a step, S rows of the batch.
+a row's tokens, and rows without these parameters are not stored. This module does not depend on how
+the tokens are used. Dimensions: H slots of the history, L tokens, R rows read in a step, S rows of
+the batch.
 """
 
 from __future__ import annotations

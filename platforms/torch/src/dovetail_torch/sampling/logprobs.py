@@ -1,8 +1,7 @@
 """Log-probabilities of tokens under unprocessed logits, as columns.
 
-Reported values are those of the model, without mask, penalty or temperature. Does not depend on
-how the tokens were chosen.
-Dimensions: P positions, V vocabulary, K most likely tokens.
+Reported values are those of the model, without mask, penalty or temperature. This module does not
+depend on how the tokens were chosen. Dimensions: P positions, V vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations

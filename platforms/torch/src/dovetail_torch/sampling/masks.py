@@ -3,9 +3,9 @@
 In this order: allowed_token_ids; forbidden tokens (bad words, and the tokens that would end the
 request before min_tokens); logit_bias. A constraint that would allow no token is skipped. So the
 grammar, which is applied first, has priority over allowed_token_ids, which have priority over
-forbidden tokens. Ids outside the vocabulary are ignored.
-Does not depend on penalties, temperatures or random numbers.
-Dimensions: S rows of the batch, V vocabulary, N forbidden (row, token) pairs.
+forbidden tokens. Ids outside the vocabulary are ignored. This module does not depend on penalties,
+temperatures or random numbers. Dimensions: S rows of the batch, V vocabulary, N forbidden (row,
+token) pairs.
 """
 
 from __future__ import annotations

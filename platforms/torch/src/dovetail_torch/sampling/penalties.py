@@ -1,7 +1,8 @@
 """Penalties on tokens that already occurred: repetition, frequency, presence.
 
-Changes only the logits of tokens in a row's history. Does not depend on how histories are stored.
-Dimensions: S rows of the batch, V vocabulary, R penalized rows, L tokens of the longest row.
+Changes only the logits of tokens in a row's history. This module does not depend on how histories
+are stored. Dimensions: S rows of the batch, V vocabulary, R penalized rows, L tokens of the longest
+row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stateless random numbers: one for each (seed, position), independent of the batch.
 
 With a generator's state, a request's tokens would depend on its batch, on preemption and on the
-pipeline depth. With a hash of seed and position they do not.
-Does not depend on tensors or devices: numbers are computed on the host, a few per step.
+pipeline depth. With a hash of seed and position they do not. This module does not depend on tensors
+or devices: numbers are computed on the host, a few per step.
 """
 
 from __future__ import annotations

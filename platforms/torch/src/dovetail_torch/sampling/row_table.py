@@ -1,7 +1,7 @@
 """The sampling parameters of rows, and the grouping of a batch's rows by these parameters.
 
 The parameters are arrays on the host with one entry per row. The columns of a batch are sent to the
-device when the rows of the batch change, not in each step. Does not depend on logits.
+device when the rows of the batch change, not in each step. This module does not depend on logits.
 """
 
 from __future__ import annotations

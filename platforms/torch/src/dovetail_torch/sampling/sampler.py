@@ -7,9 +7,8 @@ batch: every random number is a hash of the request's seed and its number of tok
 token of the vocabulary for any logits. If all logits of a row are -inf, or one is NaN, it is an
 arbitrary token; other rows are not affected.
 
-Does not depend on plans, models or how tokens are sent to the scheduler.
-Dimensions: S rows of the batch, V vocabulary, P rows that requested log-probabilities, R rows of a
-group.
+This module does not depend on plans, models or how tokens are sent to the scheduler. Dimensions: S
+rows of the batch, V vocabulary, P rows that requested log-probabilities, R rows of a group.
 """
 
 from __future__ import annotations

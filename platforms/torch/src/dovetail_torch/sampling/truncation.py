@@ -3,8 +3,8 @@
 The order of tokens is canonical: tokens with greater logits first, and lower ids first among equal
 logits. So the k most likely tokens, and therefore every sample, do not depend on the number of
 candidates. top-k keeps exactly k tokens; top-p then keeps the fewest that reach p of the remaining
-mass. Does not depend on requests: it gets columns of parameters. Dimensions: R rows, V vocabulary,
-K most likely tokens.
+mass. This module does not depend on requests: it gets columns of parameters. Dimensions: R rows, V
+vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The safetensors files of a model directory, and the contents of their headers.
 
-Reads headers and the shard index only. All problems with files (missing, truncated, contradicting
-the index) are found here, before the first weight is read.
+This module reads headers and the shard index only. All problems with files (missing, truncated,
+contradicting the index) are found here, before the first weight is read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The weight loader `safetensors`: maps one file or several shards and copies one tensor at a time.
 
 All headers are read and compared with the model first, so that a checkpoint of another model is
-rejected within milliseconds, before any parameter is written. Supports any device: copying a weight
-into a parameter converts it to the device and dtype of the parameter.
+rejected within milliseconds, before any parameter is written. This module supports any device:
+copying a weight into a parameter converts it to the device and dtype of the parameter.
 """
 
 from __future__ import annotations

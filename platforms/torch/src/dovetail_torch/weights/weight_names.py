@@ -1,7 +1,7 @@
 """The names of weights in a checkpoint and in the model.
 
-They are equal except for declared `weight_mappings` (`WeightMapping`). Does not depend on tensors
-or files.
+They are equal except for declared `weight_mappings` (`WeightMapping`). This module does not depend
+on tensors or files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The dense float64 reference of attention that backends are compared with.
 
-Does not depend on a cache, on blocks or on a batch. torch is imported within functions.
+This module does not depend on a cache, on blocks or on a batch. torch is imported within functions.
 
 Dimensions: H query heads, K key-value heads, G query heads for each of them, D head size,
 Q queries and L positions of one sequence.

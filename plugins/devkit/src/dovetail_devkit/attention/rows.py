@@ -2,7 +2,8 @@
 
 Cache blocks that belong to no request contain NaN, so that wrong reads are detected. For positions
 before the window, the block table of a request points to such blocks, because an engine may have
-reused the original ones. Uses only the contract of a backend. torch is imported within functions.
+reused the original ones. This module uses only the contract of a backend. torch is imported within
+functions.
 
 Dimensions: T tokens of a step, R requests, M block-table width, B block size, H query heads,
 K key-value heads, G query heads for each of them, D head size, Q queries and L positions of one

@@ -1,7 +1,7 @@
 """Checks whether the machine's accelerators can be used by an installed platform.
 
-Compares the devices that vendor tools report with the probe results of platforms. Does not access
-devices.
+This module compares the devices that vendor tools report with the probe results of platforms. This
+module does not access devices.
 """
 
 from __future__ import annotations

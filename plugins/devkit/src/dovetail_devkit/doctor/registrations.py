@@ -1,6 +1,6 @@
 """Checks plugin declarations for consistency: metadata, manifests, names, contract versions.
 
-Reads entry points and manifests; imports no plugin.
+This module reads entry points and manifests; imports no plugin.
 """
 
 from __future__ import annotations

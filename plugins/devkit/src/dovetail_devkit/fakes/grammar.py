@@ -1,7 +1,7 @@
 """The fake of the grammar contract: a grammar lists the allowed token ids of each position.
 
-With `form="token_ids"`, the text "5|6 7" allows 5 or 6, then 7, then a stop token. Does not depend
-on a tokenizer.
+With `form="token_ids"`, the text "5|6 7" allows 5 or 6, then 7, then a stop token. This module does
+not depend on a tokenizer.
 """
 
 from __future__ import annotations

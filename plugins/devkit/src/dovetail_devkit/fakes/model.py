@@ -1,7 +1,7 @@
 """The fake of the model contract: one attention layer in torch.
 
-Imports torch, so import this module only to test models. Dimensions: T tokens, S sampled positions,
-D hidden size, V vocabulary, H heads.
+This module imports torch, so import this module only to test models. Dimensions: T tokens, S
+sampled positions, D hidden size, V vocabulary, H heads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attention over complete sequences, for comparing a model with itself. Imports torch.
+"""Attention over complete sequences, for comparing a model with itself. This module imports torch.
 
 Dimensions: T tokens, H query heads, K key-value heads, D head size, Q queries, L positions.
 """

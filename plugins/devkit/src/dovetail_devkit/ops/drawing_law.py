@@ -2,8 +2,8 @@
 
 Tokens are sorted by logit, largest first, then by column. Temperature divides the logits; min-p
 removes tokens with less than min_p times the highest probability; top-k keeps exactly k tokens;
-top-p keeps the fewest remaining tokens with a total probability of at least p. Uses no tensors and
-no random numbers.
+top-p keeps the fewest remaining tokens with a total probability of at least p. This module uses no
+tensors and no random numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks that a policy receives each event of its requests exactly once, with correct values.
 
-Policies that count service (fairness, quotas, aging) depend on these hooks. Uses the views of
-`dovetail.interfaces.policy`, and no scheduler.
+Policies that count service (fairness, quotas, aging) depend on these hooks. This module uses the
+views of `dovetail.interfaces.policy`, and no scheduler.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks that a policy's decisions do not depend on future tokens.
 
 The same requests run twice. From a given step on, the two runs get different tokens, and therefore
-outputs of different lengths. The plans must be equal up to this step. Uses only the contract of the
-scheduler.
+outputs of different lengths. The plans must be equal up to this step. This module uses only the
+contract of the scheduler.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The encoder cache of a fake worker, with checks of how plans use it.
 
-Depends on plans and rows. Nothing is encoded: a number that `dovetail_devkit.rows.state` computes
-represents an encoder output.
+This module depends on plans and rows. Nothing is encoded: a number that
+`dovetail_devkit.rows.state` computes represents an encoder output.
 """
 
 from __future__ import annotations

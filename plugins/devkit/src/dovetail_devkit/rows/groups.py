@@ -3,7 +3,7 @@
 Blocks before a window are removed from the tables, so a wrong read of such a block is detected. All
 groups share the memory of a block, so a block belongs to one group at a time, and a write by one
 group replaces the content of another group. The content of the blocks that a step may read is
-compared with the expected content. Does not depend on a scheduler.
+compared with the expected content. This module does not depend on a scheduler.
 """
 
 from __future__ import annotations

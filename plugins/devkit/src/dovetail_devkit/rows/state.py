@@ -1,8 +1,8 @@
 """One row of a fake worker, and the arithmetic that replaces a model.
 
 The "key and value" of a position is a hash of all tokens up to it, and of the encoder outputs of
-placeholders. The next token is computed from the numbers of all positions. Does not depend on
-blocks, plans or other rows.
+placeholders. The next token is computed from the numbers of all positions. This module does not
+depend on blocks, plans or other rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes a new plugin package from the templates of its blueprint.
 
-Writes only to a new folder, and deletes it if an error occurs. Templates are files of the package
-with placeholders such as `${name}` (`string.Template`).
+This module writes only to a new folder, and deletes it if an error occurs. Templates are files of
+the package with placeholders such as `${name}` (`string.Template`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checks the number of drafts in plans against the drafts that workers have returned.
 
-Uses plans and results. `SchedulerDriver` checks that drafts do not change tokens.
+This module uses plans and results. `SchedulerDriver` checks that drafts do not change tokens.
 """
 
 from __future__ import annotations

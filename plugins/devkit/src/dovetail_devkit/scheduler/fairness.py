@@ -1,8 +1,8 @@
 """Checks for starvation: a request must not wait forever because equal requests arrive later.
 
 The scheduler always has requests to run, and they differ only in their arrival. No policy has a
-reason to prefer newer requests, so each request must end after a limited number of steps. Uses only
-the contract of the scheduler.
+reason to prefer newer requests, so each request must end after a limited number of steps. This
+module uses only the contract of the scheduler.
 """
 
 from __future__ import annotations

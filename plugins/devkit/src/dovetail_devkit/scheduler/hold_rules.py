@@ -1,6 +1,7 @@
 """Checks that plans and the counts of `depth()` respect pauses and admission gates.
 
-Uses only request ids and plans. Does not check the order of runnable requests.
+This module uses only request ids and plans. This module does not check the order of runnable
+requests.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A program consists of arrivals, aborts, pauses, resets, plans and results, generated from a seed. It
 checks the complete contract of `SchedulerInterface`: a strict `RowModel` executes the plans, and
-each request must get the tokens that it would get alone. Uses only the contract of the scheduler.
+each request must get the tokens that it would get alone. This module uses only the contract of the
+scheduler.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares the outputs of one request with the outputs that it gets without other requests.
 
-Uses the request and the functions of `dovetail_devkit.rows.state`, but no plan and no other
-request.
+This module uses the request and the functions of `dovetail_devkit.rows.state`, but no plan and no
+other request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares the statistics of a scheduler with the preemptions in its plans.
 
-Uses only plans. A request that gets a row again was preempted, and its tokens are recomputed. The
-counts are lower limits, because not every preemption appears in a plan.
+This module uses only plans. A request that gets a row again was preempted, and its tokens are
+recomputed. The counts are lower limits, because not every preemption appears in a plan.
 """
 
 from __future__ import annotations

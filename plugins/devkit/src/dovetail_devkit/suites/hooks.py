@@ -1,4 +1,7 @@
-"""The conformance suite of the hooks contract, for any hooks plugin. Needs no engine."""
+"""The conformance suite of the hooks contract, for any hooks plugin.
+
+This module needs no engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The conformance suite of the HTTP routes contract. Needs no server.
+"""The conformance suite of the HTTP routes contract. This module needs no server.
 
 It sends an empty request to every GET route, invalid bodies to all other routes, and the requests
 in the attribute `examples` of the class, if it has this attribute.

@@ -1,4 +1,7 @@
-"""The conformance suite of the IO processor contract, for any processor. Needs no engine."""
+"""The conformance suite of the IO processor contract, for any processor.
+
+This module needs no engine.
+"""
 
 from __future__ import annotations
 

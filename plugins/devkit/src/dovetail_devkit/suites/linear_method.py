@@ -1,8 +1,8 @@
 """The conformance suite of the linear method contract, for any method on any device.
 
-Compares layers of several shapes, single and fused, with and without bias, with float64. The suite
-fills the parameters that `create` registers; a method with other parameters provides `fill`.
-torch is imported within functions.
+This module compares layers of several shapes, single and fused, with and without bias, with
+float64. The suite fills the parameters that `create` registers; a method with other parameters
+provides `fill`. torch is imported within functions.
 
 Dimensions: T tokens, I input features, O output features of all parts.
 """

@@ -1,11 +1,11 @@
 """The conformance suite of the model contract, for any architecture at a small size.
 
 With the suite's dense attention, a model is compared with itself: causality, prompts in chunks,
-several sequences in one step, positions and the final norm (`dovetail_devkit.model.structure`).
-A model that pools is compared by the outputs of its head, or by its hidden states; one with
-"whole_prompts" runs with bidirectional attention and is not split into chunks.
-Only a comparison with another implementation (`reference`) shows whether the model matches its
-paper. Imports torch, so import this module only to test models.
+several sequences in one step, positions and the final norm (`dovetail_devkit.model.structure`). A
+model that pools is compared by the outputs of its head, or by its hidden states; one with
+"whole_prompts" runs with bidirectional attention and is not split into chunks. Only a comparison
+with another implementation (`reference`) shows whether the model matches its paper. This module
+imports torch, so import this module only to test models.
 
 Dimensions: T tokens, V vocabulary, labels or features.
 """

@@ -1,9 +1,9 @@
 """The conformance suite of the op provider contract, for any provider on any device.
 
-Compares every operation that the class overrides with a float64 reference, for typical shapes: one
-token, many tokens, sizes that are not powers of two, leading dimensions, views into a fused
-projection. The cases of sampling, step inputs and experts are in `dovetail_devkit.ops`. torch is
-imported within functions.
+This module compares every operation that the class overrides with a float64 reference, for typical
+shapes: one token, many tokens, sizes that are not powers of two, leading dimensions, views into a
+fused projection. The cases of sampling, step inputs and experts are in `dovetail_devkit.ops`. torch
+is imported within functions.
 
 Dimensions: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half
 of the rotary size.

@@ -2,7 +2,8 @@
 
 `check_scheduler` runs random programs twice each, at depth 1 and 2, with caches that are too small,
 with and without prefix caching and chunked prefill (`dovetail_devkit.scheduler.program`), and
-checks that invalid requests are rejected. Needs no model, no executor and no tensor library.
+checks that invalid requests are rejected. This module needs no model, no executor and no tensor
+library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The conformance suite of the stat logger contract, for any logger. Needs no engine."""
+"""The conformance suite of the stat logger contract, for any logger.
+
+This module needs no engine.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The conformance suite of the weight loader contract, for any loader with a small checkpoint.
 
 The model's weights are NaN before loading, and every write to them is counted. A loader that reads
-files must reject damaged files. Imports torch, so import this module only to test loaders.
+files must reject damaged files. This module imports torch, so import this module only to test
+loaders.
 """
 
 from __future__ import annotations

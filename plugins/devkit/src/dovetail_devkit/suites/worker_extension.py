@@ -1,4 +1,7 @@
-"""The conformance suite of the worker extension contract, for any extension. Needs no device."""
+"""The conformance suite of the worker extension contract, for any extension.
+
+This module needs no device.
+"""
 
 from __future__ import annotations
 

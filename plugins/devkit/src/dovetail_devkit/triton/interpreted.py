@@ -3,9 +3,9 @@
 When kernels are decorated, Triton decides for the whole process whether they are interpreted. A
 package therefore has these tests in files `interpreted_*.py`, which a normal test run does not
 collect. One test of the normal run starts them with this module and checks the number of passed
-tests. Does not depend on Triton or on kernels. The interpreter computes on the host, in numpy. It
-is slow, and its bfloat16 results differ from those of a device: the sums of two bfloat16 numbers
-are wrong.
+tests. This module does not depend on Triton or on kernels. The interpreter computes on the host, in
+numpy. It is slow, and its bfloat16 results differ from those of a device: the sums of two bfloat16
+numbers are wrong.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Computes the occupancy of a kernel: the share of a processor's warps that can be resident.
 
 The limits are those of the CUDA C++ Programming Guide (compute capabilities) and of the CDNA 3
-Instruction Set Architecture. Does not depend on Triton.
+Instruction Set Architecture. This module does not depend on Triton.
 """
 
 from __future__ import annotations

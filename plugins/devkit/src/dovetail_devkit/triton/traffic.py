@@ -3,7 +3,7 @@
 The counts are exact for the code and its inputs, but they do not measure time. "Requested" bytes
 are those of all loads and stores of all programs; an address that several lanes of one load share
 counts once. "Moved" bytes count each address once per launch for loads and once for stores, as if
-the caches of a device kept everything that a kernel reads twice. Needs a process with
+the caches of a device kept everything that a kernel reads twice. This module needs a process with
 TRITON_INTERPRET=1. Triton, and numpy, which its interpreter needs, are imported within functions.
 """
 

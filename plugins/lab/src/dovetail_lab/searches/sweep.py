@@ -1,8 +1,8 @@
 """Searches the options of a policy: a grid, or successive halving.
 
 Successive halving runs all candidates on few seeds, keeps the best part, and doubles the seeds.
-Runs are reused from round to round. Source: K. Jamieson and A. Talwalkar, "Non-stochastic Best Arm
-Identification and Hyperparameter Optimization", AISTATS 2016.
+Runs are reused from round to round. Source: K. Jamieson and A. Talwalkar,
+"Non-stochastic Best Arm Identification and Hyperparameter Optimization", AISTATS 2016.
 """
 
 from __future__ import annotations

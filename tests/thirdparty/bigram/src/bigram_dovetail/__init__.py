@@ -1,6 +1,6 @@
 """Bigram models for Dovetail: a third-party platform, worker and scheduler in numpy.
 
-Depends only on the published contracts of the core, and not on torch.
+This module depends only on the published contracts of the core, and not on torch.
 """
 
 from bigram_dovetail.platform import BigramPlatform
