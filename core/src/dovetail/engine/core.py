@@ -256,9 +256,7 @@ class EngineCore:
         if not self._rules.sleep_enabled:
             raise UserError("Sleep mode is not enabled; set enable_sleep_mode=True.")
         if not self.reset_prefix_cache():
-            raise UserError(
-                "Some requests are unfinished; wait for them or abort them before you call sleep."
-            )
+            raise UserError("Some requests are unfinished; wait for them or abort them first.")
         self.pause(PauseScope.ALL)
         self._asleep = True
         self.executor.collective_rpc("sleep", args=(level,))
