@@ -15,7 +15,7 @@ def test_a_sleeping_engine_runs_no_request_until_it_wakes_up(client_of, parts, t
     client = client_of(kind, options={"worker_cls": parts.Sleepy, "enable_sleep_mode": True})
     client.add_request(traffic.request("a", max_tokens=400))
     assert client.get_outputs(5) is not None
-    with pytest.raises(UserError, match="Requests are unfinished"):
+    with pytest.raises(UserError, match="Some requests are unfinished"):
         client.sleep()
     client.abort_requests(["a"])
     for level in (0, 3):
