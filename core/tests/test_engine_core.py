@@ -193,7 +193,7 @@ def test_a_failed_step_ends_the_engine_core_and_the_error_names_its_requests(mak
     core.add_request(request("a", [SECRET] * 5))
     with pytest.raises(EngineDeadError, match="the chip melted") as ended:
         run(core)
-    assert "step 1: 1 runs, 1 tokens" in ended.value.digest
+    assert "step 1: 1 scheduled requests with 1 tokens" in ended.value.digest
     assert "row 0: positions 5..5" in ended.value.digest
     assert str(SECRET) not in str(ended.value)  # the message has no part of the prompt
     assert isinstance(ended.value.__cause__, RuntimeError)

@@ -64,9 +64,9 @@ def test_a_request_error_names_its_parameter():
 
 
 def test_an_engine_dead_error_reports_the_running_requests():
-    error = EngineDeadError("worker 0 died", digest="step 3: 2 runs")
-    assert str(error) == "worker 0 died\nstep 3: 2 runs"
-    assert error.digest == "step 3: 2 runs"
+    error = EngineDeadError("worker 0 died", digest="step 3: 2 scheduled requests")
+    assert str(error) == "worker 0 died\nstep 3: 2 scheduled requests"
+    assert error.digest == "step 3: 2 scheduled requests"
     assert str(EngineDeadError("worker 0 died")) == "worker 0 died"
 
 

@@ -146,7 +146,7 @@ def test_the_digest_of_a_plan_contains_shapes_but_no_tokens():
     builder.join(dataclasses.replace(joining(), token_ids=array("i", [424242])))
     builder.run(3, 8, 3, samples=True)
     text = builder.build().describe()
-    assert "1 runs, 3 tokens, 1 joins, 0 leaves" in text
+    assert "1 scheduled requests with 3 tokens, 1 new requests, 0 released batch slots" in text
     assert "row 3: positions 8..10" in text
     assert "424242" not in text
 

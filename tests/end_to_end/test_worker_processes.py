@@ -125,7 +125,11 @@ def test_the_engine_stops_with_an_error_if_a_worker_is_killed(model_dir, options
         assert time.monotonic() - killed[0] < NOTICE_S
         # The digest contains counts and positions, but no tokens.
         counts, *rows = died.value.digest.splitlines()
-        assert re.fullmatch(r"step \d+: \d+ runs, \d+ tokens, \d+ joins, \d+ leaves", counts)
+        pattern = (
+            r"step \d+: \d+ scheduled requests with \d+ tokens, "
+            r"\d+ new requests, \d+ released batch slots"
+        )
+        assert re.fullmatch(pattern, counts)
         assert all(re.fullmatch(r"  row \d+: positions \d+\.\.\d+", row) for row in rows)
         timer.join()
     assert children_of(os.getpid()) == before

@@ -1,9 +1,8 @@
 """The plan of one step, which the scheduler sends to the executor, as columns.
 
-A plan has one entry for each scheduled request: its row (the request's slot in the batch), the
-first position and the number of tokens. Prefills, chunks, decodes and the verification of drafts
-have the same form. Only new requests are described by objects. A plan is immutable. It contains no
-tensors.
+A plan has one entry for each scheduled request: its batch slot (`row`), the first position and the
+number of tokens. Prefills, chunks, decodes and the verification of drafts have the same form. Only
+new requests are described by objects. A plan is immutable. It contains no tensors.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from dovetail.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """A request that gets a row with this plan and keeps it until it ends or is preempted.
+    """A request that gets a batch slot with this plan, until it ends or is preempted.
 
-    row, generation: the row, and how many requests have had it before. A worker may assert that the
-        generation of a row only increases.
+    row, generation: the batch slot, and how many requests have had it before. A worker may assert
+    that the generation of a batch slot only increases.
     token_ids: int32, all known tokens: the prompt, then the tokens generated before a preemption.
     The other fields are those of `EngineCoreRequest`.
     """
@@ -41,7 +40,7 @@ class NewRequest:
 
     @classmethod
     def of(cls, request: Request) -> NewRequest:
-        """Return the part of `request` for the worker. The row must be set. Copies the tokens."""
+        """Return the part of `request` for the worker. `row` must be set. Copies the tokens."""
         return cls(
             request_id=request.request_id,
             row=request.row,
@@ -59,10 +58,10 @@ class NewRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockColumns:
-    """Blocks to append to the block tables of rows, for one KV-cache group.
+    """Blocks to append to the block tables of requests, for one KV-cache group.
 
-    rows[i] gets the next counts[i] ids of `block_ids`. All typecodes are "i" (int32). A row may
-    occur more than once; its ids are appended in order.
+    rows[i] gets the next counts[i] ids of `block_ids`. All typecodes are "i" (int32). A batch slot
+    may occur more than once; its ids are appended in order.
     """
 
     rows: array[int]
@@ -83,17 +82,17 @@ class SchedulerOutput:
     """The plan of one step: columns with one entry for each scheduled request, in plan order.
 
     step_id: increases by one with each plan of a scheduler.
-    rows, starts, num_tokens: int32; the step computes tokens [start, start + n) of the request
-        in this row.
+    rows, starts, num_tokens: int32; the step computes tokens [start, start + n) of the request in
+    this batch slot.
     samples: uint8; 1 if these tokens include the last known token, so that the step samples the
         next, or returns the pooled result of a request with `pooling_params`.
-    joins: new and resumed requests, which get a row with this plan.
-    leaves: int32; rows released since the last plan. A worker applies leaves, joins, blocks,
+    joins: new and resumed requests, which get a batch slot with this plan.
+    leaves: int32; batch slots released since the last plan. A worker applies leaves, joins, blocks,
         encoder_frees and encoder in this order, and then computes the tokens.
     blocks: one entry per KV-cache group.
     num_drafts: int32; how many of a request's last tokens in this step are drafts to verify. They
-        are the first drafts that the worker holds for the row; it may hold fewer. The step samples
-        for such a request. Empty if no request has drafts.
+        are the first drafts that the worker holds for the request; it may hold fewer. The step
+        samples for such a request. Empty if no request has drafts.
     encoder: content to encode in this step; each hash once, and only if its output is not cached.
     encoder_frees: hashes of content whose encoder output is dropped.
     kv_transfer: message of the KV connector's scheduler side to its worker side; empty for none.
@@ -120,13 +119,19 @@ class SchedulerOutput:
 
     @property
     def empty(self) -> bool:
-        """Whether the plan computes no tokens. It may still release rows and contain transfers."""
+        """Whether the plan computes no tokens.
+
+        It may still release batch slots or contain transfers.
+        """
         return not self.rows
 
     def describe(self) -> str:
         """Return a summary without tokens, for error messages."""
-        head = f"step {self.step_id}: {len(self.rows)} runs, {self.total_num_tokens} tokens, "
-        tail = f"{len(self.joins)} joins, {len(self.leaves)} leaves"
+        head = (
+            f"step {self.step_id}: {len(self.rows)} scheduled requests with "
+            f"{self.total_num_tokens} tokens, "
+        )
+        tail = f"{len(self.joins)} new requests, {len(self.leaves)} released batch slots"
         runs = list(zip(self.rows, self.starts, self.num_tokens, strict=True))[:16]
         return head + tail + "".join(f"\n  row {r}: positions {s}..{s + n - 1}" for r, s, n in runs)
 
@@ -163,11 +168,11 @@ class StepBuilder:
         self._leaves.append(row)
 
     def join(self, request: NewRequest) -> None:
-        """Add a new request, which is assigned to its row."""
+        """Add a new request, whose batch slot is set."""
         self._joins.append(request)
 
     def grow(self, row: int, block_ids: Sequence[int], *, group: int = 0) -> None:
-        """Append `block_ids` to the row's block table of `group`."""
+        """Append `block_ids` to the block table of the request in `row`, for `group`."""
         if block_ids:
             rows, counts, ids = self._blocks[group]
             rows.append(row)
@@ -182,7 +187,7 @@ class StepBuilder:
         ids.extend(block_ids)
 
     def encode(self, row: int, index: int) -> None:
-        """Encode encoder input number `index` of the row before the tokens are computed."""
+        """Encode encoder input `index` of the request in `row` before its tokens are computed."""
         self._encoder.append(EncoderRun(row=row, index=index))
 
     def free_encoded(self, content_hash: bytes) -> None:
@@ -229,10 +234,10 @@ class StepBuilder:
         self._samples.extend(samples)
 
     def run_decodes(self, rows: array[int], starts: array[int]) -> None:
-        """Compute one token of each of `rows` at its start, and sample after it.
+        """Compute one token of each request in `rows` at its start, and sample after it.
 
-        Call it once, before any other request is added. The rows must be distinct, and must not
-        occur in other calls for this step. For speed this is not checked.
+        Call it once, before any other request is added. The batch slots must be distinct, and must
+        not occur in other calls for this step. For speed this is not checked.
         """
         self._num_decodes = len(rows)
         self._rows.extend(rows)

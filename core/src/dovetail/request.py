@@ -124,9 +124,10 @@ class Request:
     num_tokens_with_pending: known tokens after all plans in flight, if every draft is accepted;
         `num_in_flight` more than `num_tokens`. When drafts are rejected, this count and
         num_computed_tokens decrease by the number of rejected drafts.
-    max_drafts: maximum number of drafts of the row. num_drafts: drafts after the last result.
+    max_drafts: maximum number of drafts of the request. num_drafts: drafts after the last
+    result.
     max_total_tokens: maximum length, prompt included.
-    row: row of a running request, -1 otherwise.
+    row: batch slot of a running request, -1 otherwise.
     encoder_end: the position after its last placeholder token; 0 for none.
     num_cached_tokens: prompt tokens found in the prefix cache at its first admission, or -1.
     admitted_ns: the engine's clock at the admission before its first token; 0 before.

@@ -1,7 +1,8 @@
-"""Rows: slots of the batch, by which scheduler and worker identify running requests.
+"""Batch slots, by which scheduler and worker identify running requests.
 
-A request keeps its row while it runs. A released row is reused after the last plan that contains
-it has been executed. Each reuse increments its generation, so that outdated results are detected.
+In code, a batch slot is called `row`. A request keeps its batch slot while it runs. A released
+batch slot is reused after the last plan that contains it has been executed. Each reuse increments
+its generation, so that outdated results are detected.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import deque
 
 
 class RowAllocator:
-    """Allocates rows 0 .. num_rows - 1, the lowest first until a row is reused."""
+    """Allocates batch slots 0 .. num_rows - 1, the lowest first until one is reused."""
 
     def __init__(self, num_rows: int) -> None:
         if num_rows < 1:
@@ -24,12 +25,12 @@ class RowAllocator:
 
     @property
     def num_free(self) -> int:
-        """Number of free rows."""
+        """Number of free batch slots."""
         return len(self._free)
 
     @property
     def num_retiring(self) -> int:
-        """Number of released rows that a step in flight still uses."""
+        """Number of released batch slots that a step in flight still uses."""
         return len(self._retiring)
 
     def acquire(self) -> tuple[int, int]:
@@ -44,7 +45,7 @@ class RowAllocator:
     def release(self, row: int, *, last_step: int) -> None:
         """Release `row`. It becomes free when `last_step` is executed, the last step that uses it.
 
-        Raises ValueError if the row is not in use.
+        Raises ValueError if the batch slot is not in use.
         """
         if not self._held[row]:
             raise ValueError(f"row {row} is not in use")

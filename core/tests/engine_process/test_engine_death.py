@@ -106,7 +106,7 @@ def test_a_failed_step_ends_the_engine_and_the_error_contains_a_digest_of_the_pl
     client.add_request(traffic.request("secret", [77, 77, 77], 20))
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
         traffic.Answers().collect(client, 1)
-    assert caught.value.digest.startswith("step 3: 1 runs")
+    assert caught.value.digest.startswith("step 3: 1 scheduled requests")
     assert "77" not in str(caught.value) and "secret" not in str(caught.value)
     with pytest.raises(EngineDeadError):
         client.get_outputs()

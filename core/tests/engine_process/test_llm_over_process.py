@@ -194,7 +194,7 @@ def test_a_failed_step_ends_the_engine_and_the_error_contains_a_digest_of_the_pl
     llm = make(fails_at=3)
     with pytest.raises(EngineDeadError, match="the chip melted") as caught:
         llm.generate(["secret", "other"], greedy(20))
-    assert caught.value.digest.startswith("step 3: 2 runs")
+    assert caught.value.digest.startswith("step 3: 2 scheduled requests")
     assert "secret" not in str(caught.value) and str(list(b"secret")[:3])[1:-1] not in str(
         caught.value
     )

@@ -87,7 +87,7 @@ FROM_ENGINE = (
     Outputs.of(OUTPUTS),
     Answer(4, b"result"),
     Answer(5, error=RemoteError("RequestError", "too long", "prompt")),
-    Failed(RemoteError("EngineDeadError", "a step failed", "step 3: 2 runs")),
+    Failed(RemoteError("EngineDeadError", "a step failed", "step 3: 2 scheduled requests")),
     Heartbeat(7, 1, PauseScope.NEW),
 )
 

@@ -17,7 +17,7 @@ _SAME_ROWS, _NEXT_STARTS, _ALL_ONE, _ALL_SAMPLE = 1, 2, 4, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedJoin:
-    """A request that starts to run, and gets a row with this plan.
+    """A request that starts to run, and gets a batch slot with this plan.
 
     token_ids: codes instead of ids.
     """

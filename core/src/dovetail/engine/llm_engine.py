@@ -206,7 +206,7 @@ class LLMEngine:
     def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
         """Pause the requests until `resume`. Requests can still be added and aborted.
 
-        scope: "all": nothing runs, and all requests keep rows and blocks; or "new": running
+        scope: "all": nothing runs, and all requests keep batch slots and blocks; or "new": running
         requests continue to their end, and no other starts. `step` then returns soon if there is
         nothing to do. Raises UserError for any other scope.
         """

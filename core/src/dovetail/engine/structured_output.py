@@ -258,7 +258,7 @@ class StructuredOutput(AdmissionGate):
             self._errors.pop(name, None)
 
     def constrains(self, plan: SchedulerOutput) -> bool:
-        """Record which requests have which rows. Return whether a grammar constrains `plan`."""
+        """Record the requests' batch slots. Return whether a grammar constrains `plan`."""
         if not (self._matchers or self._names):
             return False
         for row in plan.leaves:

@@ -131,7 +131,7 @@ class UniprocExecutor(Executor):
     def _guarded(self, call: Callable[[Any], T], argument: Any) -> T:
         """Execute one half of a step.
 
-        After a failure every call fails: the rows' state is unknown.
+        After a failure every call fails: the state of the requests is unknown.
         """
         if self._failure is not None:
             raise EngineDeadError(f"the worker has failed: {self._failure!r}")

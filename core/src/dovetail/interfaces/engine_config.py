@@ -125,10 +125,10 @@ class ComputeConfig(RequestedCompute):
 class WorkerConfig(ConfigNode):
     """The part of the configuration that determines what a worker computes.
 
-    max_num_seqs, max_num_batched_tokens: maximum rows and tokens of a step. num_lookahead_tokens,
-    max_num_encoder_tokens, encoder_cache_tokens: as in SchedulerConfig. platform, worker_cls: as in
-    ParallelConfig. logits_processors, step_extensions, kv_connector: plugins that the worker
-    constructs.
+    max_num_seqs, max_num_batched_tokens: maximum requests and tokens of a step.
+    num_lookahead_tokens, max_num_encoder_tokens, encoder_cache_tokens: as in SchedulerConfig.
+    platform, worker_cls: as in ParallelConfig. logits_processors, step_extensions, kv_connector:
+    plugins that the worker constructs.
     """
 
     model: CheckpointConfig

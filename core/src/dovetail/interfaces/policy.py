@@ -1,9 +1,10 @@
 """The contract of a scheduling policy: the policy proposes actions, the scheduler grants them.
 
 A policy orders requests, selects preemption victims and can plan whole steps. It never changes
-rows, blocks, budgets or plans: those belong to the scheduler (`dovetail.scheduling.Scheduler`).
-All methods have defaults, so the smallest policy is one method. A policy is pure Python. Its only
-clock is `SchedulerView.now_ns`, and its only source of random numbers is `SchedulerView.rng`.
+batch slots, blocks, budgets or plans: those belong to the scheduler
+(`dovetail.scheduling.Scheduler`). All methods have defaults, so the smallest policy is one method.
+A policy is pure Python. Its only clock is `SchedulerView.now_ns`, and its only source of random
+numbers is `SchedulerView.rng`.
 
 Override `rank` to order admission; the scheduler then runs a fast inlined loop. Override `victim`
 to select the request that is preempted when blocks run out. Override `plan`, a generator, to
@@ -96,18 +97,18 @@ class SchedulerView(Protocol):
 
     @property
     def running(self) -> Sequence[RequestView]:
-        """Requests that hold a row (a batch slot), in the order of their admission."""
+        """Requests that hold a batch slot, in the order of their admission."""
 
     @property
     def waiting(self) -> Sequence[RequestView]:
-        """Requests without a row that may be admitted now, in the order of `rank`.
+        """Requests without a batch slot that may be admitted now, in the order of `rank`.
 
         Requests that wait for a gate, a resume or a KV-cache load are not included.
         """
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests without a row, including those that `waiting` leaves out."""
+        """Number of requests without a batch slot, including those that `waiting` leaves out."""
 
     @property
     def tokens_left(self) -> int:
@@ -115,7 +116,7 @@ class SchedulerView(Protocol):
 
     @property
     def seats_left(self) -> int:
-        """Number of free rows."""
+        """Number of free batch slots."""
 
     @property
     def num_free_blocks(self) -> int:
@@ -176,15 +177,16 @@ def PreemptAndAdmit(request: RequestView, max_tokens: int = 0) -> Action:  # noq
 
 
 def Evict(request: RequestView) -> Action:  # noqa: N802
-    """Return the action that preempts a running request: it loses row and blocks and waits again.
+    """Return the action that preempts a running request.
 
-    Tokens that were granted to the request in this step are revoked.
+    The request waits again, without batch slot and blocks. Tokens that were granted to it in this
+    step are revoked.
     """
     return ActionKind.EVICT, request, 0, 0, False
 
 
 def Hold(request: RequestView) -> Action:  # noqa: N802
-    """Return the action that pauses a running request in this step. It keeps its row and blocks."""
+    """Return the action that pauses a running request, which keeps its batch slot and blocks."""
     return ActionKind.HOLD, request, 0, 0, False
 
 
@@ -242,7 +244,8 @@ class Policy:
         does not change while it waits. The scheduler then keeps a heap. False: `rank` is called in
         every step.
     preempts: True: the default `plan` admits with `PreemptAndAdmit`, so that a waiting request
-        preempts running ones of worse rank when no row is free or there are not enough free blocks.
+        preempts running ones of worse rank when no batch slot is free or there are not enough free
+        blocks.
         False: it admits with `Run`.
     work_conserving: False for a policy that leaves capacity unused on purpose, such as static
         batching. The scheduler then does not warn about idle steps.

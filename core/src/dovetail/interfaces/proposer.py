@@ -2,8 +2,8 @@
 
 There is no implementation yet, and the first one may still change the contract. A proposer runs in
 the worker, is notified of new and ended requests, like the sampler, and proposes a few tokens per
-row.
-Dimensions: R rows, D drafted tokens of all rows, concatenated.
+request.
+Dimensions: R requests, D drafted tokens of all requests, concatenated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ProposerContext:
-    """Constructor arguments of a proposer. num_tokens: maximum drafts per row and step."""
+    """Constructor arguments of a proposer. num_tokens: maximum drafts per request and step."""
 
     worker: WorkerContext
     num_tokens: int
@@ -33,9 +33,9 @@ class ProposerContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerInput:
-    """The requests for which draft tokens are proposed, by row.
+    """The requests for which draft tokens are proposed, by batch slot (`row`).
 
-    rows: no row occurs twice. hidden_RD: the model's last hidden state of each row if
+    rows: no row occurs twice. hidden_RD: the model's last hidden state of each request if
     `Proposer.inputs` has "hidden_states", else None.
     """
 
@@ -47,7 +47,7 @@ class ProposerInput:
 class Drafts:
     """Drafted tokens.
 
-    counts: number of drafts of each requested row, possibly 0. token_ids_D: int64, on the device.
+    counts: number of drafts for each request, possibly 0. token_ids_D: int64, on the device.
     """
 
     counts: Sequence[int]
@@ -74,7 +74,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def join(self, request: NewRequest) -> None:
-        """Assign its row to `request`. Earlier state of the row is dropped."""
+        """Assign its row to `request`. Drop the earlier state of the row."""
 
     @abstractmethod
     def leave(self, row: int) -> None:
@@ -86,7 +86,7 @@ class Proposer(ABC):
 
     @abstractmethod
     def propose(self, ask: ProposerInput) -> Drafts:
-        """Return drafts for the rows of `ask`."""
+        """Return drafts for the requests in `ask`."""
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself

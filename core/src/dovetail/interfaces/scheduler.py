@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 class SchedulerLimits:
     """The limits of a step and of the scheduler.
 
-    max_num_seqs: maximum number of requests that hold a row.
+    max_num_seqs: maximum number of requests that hold a batch slot.
     max_num_batched_tokens: maximum number of tokens per step.
     max_model_len: maximum number of tokens per request, prompt and output together.
     enable_chunked_prefill: whether a prompt may be split over several steps.
     long_prefill_token_threshold: maximum chunk of a prompt per step; 0 for no limit.
     enable_prefix_caching: whether full blocks are kept for reuse by later requests.
-    num_lookahead_tokens: maximum number of drafts per row. A row holds blocks for this many tokens
-        beyond the last computed token, up to the maximum length of its request. 0 disables drafts.
+    num_lookahead_tokens: maximum number of drafts per request. A request holds blocks for this many
+        tokens beyond the last computed token, up to its maximum length. 0 disables drafts.
     max_num_encoder_tokens: placeholder tokens whose content is encoded in one step.
     encoder_cache_tokens: placeholder tokens whose encoder output is cached.
     """
@@ -110,7 +110,7 @@ class PauseScope(StrEnum):
     """Which requests a pause stops.
 
     NEW: requests that were never admitted. Admitted requests, preempted ones too, run to their end.
-    ALL: all requests. They keep their rows, blocks and position in the queue.
+    ALL: all requests. They keep their batch slots, blocks and position in the queue.
     """
 
     NEW = "new"

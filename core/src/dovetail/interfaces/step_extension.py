@@ -2,8 +2,8 @@
 
 Extensions run in the worker, in the order of `EngineArgs.step_extensions`, after the logits
 processors. A request uses the extension if `join` returns True. Each hook is called with the rows
-of those requests only, and a step without such rows calls no hook.
-Dimensions: T tokens of the extension's rows, D hidden size, R rows that sample, V vocabulary.
+(batch slots) of those requests only, and a step without such requests calls no hook.
+Dimensions: T tokens of these requests, D hidden size, R requests that sample, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepExtensionContext:
     """Constructor arguments of a step extension.
 
     model: the loaded model. vocab_size: width of the logits. max_num_seqs: row numbers are below
-    it. max_model_len: maximum tokens of a row. device: device of all tensors. rank, world_size:
+    it. max_model_len: maximum tokens of a request. device: device of all tensors. rank, world_size:
     number of this worker, and number of workers. options: the user's options from `plugin_options`,
     validated.
     """
@@ -61,18 +61,19 @@ class ExtensionBatch:
 class StepExtension(ABC):
     """Reads or changes the steps of the requests that use it. Override only the hooks you need.
 
-    Order in a step: calls of `leave`, calls of `join`, `before_forward`, the model,
+    Order in a step: `leave`, `join`, `before_forward`, the model,
     `hidden_states`, the LM head, `logits`, sampling, `after_sampling`. Hooks that are not
     overridden are not called.
 
     Rules.
-    - A row uses the extension from a `join` that returned True until its `leave` or its next
-      `join`. After a preemption the request joins again, on any row, with all its tokens.
-    - The result of a row depends on its own tokens and parameters, never on other rows.
+    - A request uses the extension from a `join` that returned True until the `leave` or the next
+    `join` of its row. After a preemption, `join` is called again with all tokens, possibly with
+    another row.
+    - The result for a request depends on its own tokens and parameters, never on other requests.
     - With several ranks every rank has an instance, and all must compute the same.
-    - If a hook raises, it is called again for each row separately. Requests whose call raises again
-      end with an error; the others continue. So a hook must change its state only after the last
-      statement that may raise.
+    - If a hook raises, it is called again for each request separately. Requests whose call raises
+      again end with an error; the others continue. So a hook must change its state only after the
+      last statement that may raise.
     - All calls come from one thread, in torch's inference mode, with tensors on the device.
       Reading a tensor on the host waits for the device.
     - Requests pass arguments in `SamplingParams.extra_args`.
@@ -85,7 +86,7 @@ class StepExtension(ABC):
 
     @abstractmethod
     def __init__(self, context: StepExtensionContext) -> None:
-        """Create the extension of one worker. No row uses it yet."""
+        """Create the extension of one worker. No request uses it yet."""
 
     @classmethod  # noqa: B027  # optional to override
     def check_params(cls, params: SamplingParams) -> None:
@@ -104,7 +105,7 @@ class StepExtension(ABC):
 
     @abstractmethod
     def leave(self, row: int) -> None:
-        """Drop the state of `row`. Do nothing if it does not use the extension."""
+        """Drop the state of the request in `row`, if it uses the extension."""
 
     def before_forward(self, batch: ExtensionBatch) -> None:  # noqa: B027
         """Prepare the forward pass of this step."""
@@ -112,8 +113,8 @@ class StepExtension(ABC):
     def hidden_states(self, batch: ExtensionBatch, hidden_TD: torch.Tensor) -> torch.Tensor | None:
         """Return changed hidden states with the shape of `hidden_TD`, or None to change nothing.
 
-        hidden_TD: a copy of the model's last hidden states of the rows' tokens, row after row. If
-            hidden states are divided among ranks, each rank gets its own part.
+        hidden_TD: a copy of the model's last hidden states for the tokens of the requests, in
+            order. If hidden states are divided among ranks, each rank gets its own part.
         """
         return None
 

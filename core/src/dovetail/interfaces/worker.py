@@ -91,11 +91,11 @@ class WorkerBase(ABC):
     is read. `result` of the handle may be called from any thread, in any order and repeatedly. It
     raises the errors of the device.
 
-    Contract. The worker keeps the state of each request in a row, a slot of the batch. `joins` are
-    new requests with their rows and tokens, the worker appends each sampled token, and `leaves` are
-    rows that become free. The worker applies leaves, joins and blocks in this order before it
-    computes tokens; it applies an empty plan too. The engine never copies, moves or clears
-    blocks. The content of a block beyond a request's computed tokens is undefined.
+    Contract. The worker stores the state of each request under its batch slot (`row`). `joins` are
+    new requests with their batch slots and tokens, and `leaves` are batch slots that become free.
+    The worker appends each sampled token. The worker applies leaves, joins and blocks in this order
+    before it computes tokens; it applies an empty plan too. The engine never copies, moves or
+    clears blocks. The content of a block beyond a request's computed tokens is undefined.
 
     Drafts. A worker with the capability "drafts" may draft tokens after a sampled token. It keeps
     them until the next plan that contains the request, and reports their number in

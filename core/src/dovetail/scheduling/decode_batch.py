@@ -1,10 +1,10 @@
-"""The requests that hold a row. Decoding requests are members of a batch.
+"""The requests that hold a batch slot. Decoding requests are members of a batch.
 
 A decoding request does the same in every step, except for events: a block is full, or the last
 token is sampled. Decoding requests are therefore members of one decode batch, which keeps the
 columns of their next step. A step advances all members by adding one to a counter and to a column;
-a member is accessed only at an event. Other requests that hold a row are outside of the batch. This
-module does not use the policy or the blocks; the mechanism handles full blocks.
+a member is accessed only at an event. Other requests that hold a batch slot are outside of the
+batch. This module does not use the policy or the blocks; the mechanism handles full blocks.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class DecodeStepRecord:
 
 
 class DecodeBatch:
-    """All requests that hold a row.
+    """All requests that hold a batch slot.
 
     running: in order of admission. outside: the requests that are not members, in the same order.
     Other classes only read both lists.
@@ -106,14 +106,14 @@ class DecodeBatch:
     # --- rows -----------------------------------------------------------------------------------
 
     def admit(self, request: Request) -> None:
-        """Add a request that got its row."""
+        """Add a request that got its batch slot."""
         request.admission = self._num_admissions
         self._num_admissions += 1
         self.running.append(request)
         self.outside.append(request)
 
     def release(self, request: Request) -> None:
-        """Remove a request that loses its row."""
+        """Remove a request that loses its batch slot."""
         del self.running[bisect_left(self.running, request.admission, key=ADMISSION)]
         if request in self:
             self._remove(request)
@@ -123,20 +123,20 @@ class DecodeBatch:
     # --- members --------------------------------------------------------------------------------
 
     def add_members(self, requests: list[Request]) -> None:
-        """Add requests that hold a row to the batch. Each has one token to compute."""
+        """Add requests that hold a batch slot to the batch. Each has one token to compute."""
         self._copy_shared_columns()
         for request in requests:
             self._insert(request)
         self.outside = [request for request in self.outside if request not in self]
 
     def remove_member(self, request: Request) -> None:
-        """Move a member out of the batch. It keeps its row."""
+        """Move a member out of the batch. It keeps its batch slot."""
         self._remove(request)
         index = bisect_left(self.outside, request.admission, key=ADMISSION)
         self.outside.insert(index, request)
 
     def remove_all_members(self) -> None:
-        """Move all members out of the batch. They keep their rows."""
+        """Move all members out of the batch. They keep their batch slots."""
         for request in self._members:
             request.use_counter(STATIC_COUNTER)
         self.outside[:] = self.running
@@ -182,7 +182,7 @@ class DecodeBatch:
 
     @property
     def rows(self) -> array[int]:
-        """The row of each member, int32. Read only."""
+        """The batch slot of each member, int32. Read only."""
         return self._rows
 
     @property

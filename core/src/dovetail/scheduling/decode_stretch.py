@@ -83,7 +83,7 @@ def begin_stretch(
     """Return the next steps as a stretch, or None if anything but decoding may happen in them.
 
     A stretch requires one full-attention KV-cache group, no drafts, a policy without its own plans
-    and hooks for steps, and that no request waits, or that all rows are in use and a waiting
+    and hooks for steps, and that no request waits, or that all batch slots are in use and a waiting
     request cannot preempt a running one. No plan may be in flight.
     """
     decode_batch, waiting = state.decode_batch, host.waiting

@@ -137,7 +137,7 @@ class StepDraft:
         )
 
     def join(self, request: Request) -> None:
-        """Record that this step admits `request`: it gets a row and blocks."""
+        """Record that this step admits `request`: it gets a batch slot and blocks."""
         self.joined[request] = None
 
     def grow(self, request: Request, blocks: list[list[int]]) -> None:

@@ -3,7 +3,7 @@
 A step may compute placeholder tokens only if the encoder output of their content is cached, or is
 computed in the same step. The cached and the computed outputs are limited, in placeholder tokens.
 Planning records the needs; the encoder cache is changed only when the step is emitted, so revoking
-a grant is one deletion. This module does not use policies, rows or KV blocks.
+a grant is one deletion. This module does not use policies, batch slots or KV blocks.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class EncoderBudget:
         self._wanted.clear()
 
     def free(self, request: Request) -> None:
-        """Release all encoder outputs of `request`, which loses its row."""
+        """Release all encoder outputs of `request`, which loses its batch slot."""
         self._cache.free(request)
 
     def check_integrity(self, running: Iterable[Request]) -> None:

@@ -1,7 +1,7 @@
 """Requests that gates or a pause hold, so that they cannot be admitted yet.
 
 They are not in the policy's queue and do not delay other requests. This module does not use
-policies, rows or blocks.
+policies, batch slots or blocks.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ request never passes a gate again. An abort or an error may end a request in eve
 a stop token or the length limit ends a running request, or a preempted one whose last token was
 in flight. A FINISHED request does not change.
 
-This module only sets the status: the caller moves rows, blocks and queue entries.
+This module only sets the status: the caller moves batch slots, blocks and queue entries.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Grants the actions of a step: continue, admit, preempt, evict. Only this module grants.
 
-The mechanism enforces the limits of rows, blocks, budget and chunk size for every policy. If a
-running request needs a block and none is free, the policy chooses a victim, which loses its row and
-blocks and waits again. Such a step is under pressure and admits no request. Rows and blocks that a
-plan in flight still uses become free when that plan has been executed; until then requests that
-need them wait, and no further request is preempted for them.
+The mechanism enforces the limits of batch slots, blocks, budget and chunk size for every policy. If
+a running request needs a block and none is free, the policy chooses a victim, which loses its batch
+slot and blocks and waits again. Such a step is under pressure and admits no request. Batch slots
+and blocks that a plan in flight still uses become free when that plan has been executed; until then
+requests that need them wait, and no further request is preempted for them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Mechanism:
             self._decode_batch.remove_all_members()
         self._continue_outside_batch()
         if self.under_pressure and draft.empty:
-            # A preempted request freed a row, blocks and encoder outputs that others lacked.
+            # A preempted request freed a batch slot, blocks and encoder outputs that others lacked.
             self.seat_loaded()
             self._continue_outside_batch()
         return granted(before - draft.tokens_left)
@@ -201,7 +201,7 @@ class Mechanism:
     def admit(
         self, request: Request, max_tokens: int = 0, reserve: int = 0, whole: bool = False
     ) -> Grant:
-        """Give a waiting request a row and blocks, if available, and grant it tokens."""
+        """Give a waiting request a batch slot and blocks, if available, and grant it tokens."""
         if denied := self._admission_denial(request):
             return DENIALS[denied]
         if not self._state.rows.num_free:
@@ -259,7 +259,7 @@ class Mechanism:
         return num_tokens > 0 and state.kv_cache.fits(first, hit, span)
 
     def _admission_denial(self, request: Request) -> Denied | None:
-        """Return a reason, other than missing rows or blocks, not to admit `request`, or None."""
+        """Return why `request` is not admitted, apart from missing batch slots or blocks."""
         draft = self._state.draft
         if self.under_pressure:
             return Denied.PRESSURE
@@ -314,7 +314,7 @@ class Mechanism:
         return leaving
 
     def _take(self, request: Request, hit: Hit, num_tokens: int, reserve: int = 0) -> bool:
-        """Give `request` a row and blocks. Return False if there are not enough blocks.
+        """Give `request` a batch slot and blocks. Return False if there are not enough blocks.
 
         If its keys and values must be loaded asynchronously first, it gets only blocks.
         """
@@ -332,13 +332,13 @@ class Mechanism:
         return True
 
     def seat_loaded(self) -> None:
-        """Give rows to requests whose loads have succeeded, in the order of waiting."""
+        """Give batch slots to requests whose loads have succeeded, in the order of waiting."""
         state = self._state
         while state.rows.num_free and (arrived := state.loads.take_loaded()):
             self._seat(*arrived)
 
     def _seat(self, request: Request, num_computed_tokens: int) -> None:
-        """Give a row to `request`, which already has its blocks."""
+        """Give a batch slot to `request`, which already has its blocks."""
         state = self._state
         request.row, request.generation = state.rows.acquire()
         change_status(request, RequestStatus.RUNNING)
@@ -352,7 +352,7 @@ class Mechanism:
     # --- requests that lose their row -----------------------------------------------------------
 
     def evict(self, request: Request) -> None:
-        """Preempt a running request: remove its row, blocks and grant, and queue it again."""
+        """Preempt a running request: release its batch slot, blocks and grant, and queue it."""
         joined = self._state.draft.revoke(request)
         lost = 0 if joined else request.num_computed_tokens
         self.release(request, known_to_worker=not joined)
@@ -385,7 +385,7 @@ class Mechanism:
     def release(
         self, request: Request, *, known_to_worker: bool = True, finished: bool = False
     ) -> None:
-        """Remove the row and blocks of a running request. finished: whether it has ended."""
+        """Remove the batch slot and blocks of a running request. finished: whether it has ended."""
         state = self._state
         last_step = state.last_step if known_to_worker else -1
         state.kv_cache.commit(request)

@@ -2,7 +2,7 @@
 
 In strict mode every fault of a policy raises. Otherwise an exception of the policy is logged once,
 and `Policy` itself (first come, first served) replaces it for the rest of the scheduler's
-lifetime; no request is lost. This module does not use rows or blocks.
+lifetime; no request is lost. This module does not use batch slots or blocks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class PolicyHost:
             self.fail("a request arrived", error)
 
     def defer(self, request: Request, num_tokens_lost: int) -> None:
-        """Queue a request that has lost its row, and notify the policy."""
+        """Queue a request that has lost its batch slot, and notify the policy."""
         self.waiting.defer(request)
         try:
             self.policy.on_evict(request, num_tokens_lost, self.view)

@@ -1,8 +1,9 @@
 """Tracks requests whose keys and values a KV connector loads, and notifies the connector.
 
-An admitted request whose load is asynchronous has blocks, but no row: rows are for requests that
-can run. After its load it gets the next free row, before any admission. Without a connector this
-module does nothing, and look-ups only use the KV cache. It does not use policies or rows.
+An admitted request whose load is asynchronous has blocks, but no batch slot: batch slots are for
+requests that can run. After its load it gets the next free batch slot, before any admission.
+Without a connector this module does nothing, and look-ups only use the KV cache. It does not use
+policies or batch slots.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dovetail.request import Request
 
 
 class RemoteLoads:
-    """The requests with blocks and without a row, whose loads are in progress or have succeeded."""
+    """Requests with blocks but no batch slot, whose loads are in progress or have succeeded."""
 
     def __init__(self, context: SchedulerContext, kv_cache: KVCacheManager) -> None:
         """Create the object without requests.
@@ -80,7 +81,7 @@ class RemoteLoads:
         return self._remote.cancel_late_loads()
 
     def arrive(self, request: Request) -> None:
-        """Let a request whose load has succeeded wait for a row."""
+        """Let a request whose load has succeeded wait for a batch slot."""
         self._arrived[request] = self._under_way.pop(request)
 
     def take_loaded(self) -> tuple[Request, int] | None:

@@ -1,9 +1,9 @@
-"""The core's scheduler: continuous batching over rows and KV blocks, ordered by a policy.
+"""The core's scheduler: continuous batching over batch slots and KV blocks, ordered by a policy.
 
 Prefill and decode are not separate phases: a step computes more of a request's tokens. By default
 running requests are served first, decoding requests before prefills; then waiting requests in the
-policy's order, while budget, rows and blocks are available. A policy may also plan by yielding one
-action per request (`policy_driver`); the same mechanism grants both.
+policy's order, while budget, batch slots and blocks are available. A policy may also plan by
+yielding one action per request (`policy_driver`); the same mechanism grants both.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Scheduler(SchedulerInterface):
         self._state.loads.shutdown()
 
     def check_integrity(self) -> None:
-        """Raise AssertionError if requests, rows and blocks are inconsistent. For tests."""
+        """Raise AssertionError if requests, batch slots and blocks are inconsistent. For tests."""
         state, waiting = self._state, self._host.waiting
         running, rows = state.running, state.rows
         loads = list(state.loads)
@@ -286,7 +286,7 @@ class Scheduler(SchedulerInterface):
         return news
 
     def _process_loads(self, ended: Iterable[tuple[Request, bool]]) -> None:
-        """Let requests whose load succeeded wait for a row. Queue the others again."""
+        """Let requests whose load succeeded wait for a batch slot. Queue the others again."""
         loads = self._state.loads
         for request, is_well in ended:
             if request in loads:
@@ -302,7 +302,7 @@ class Scheduler(SchedulerInterface):
                 self._mechanism.withdraw(request)
 
     def _drop_load(self, request: Request, *, finished: bool) -> None:
-        """Free the blocks of a request that has no row."""
+        """Free the blocks of a request that has no batch slot."""
         state = self._state
         state.loads.discard(request)
         state.loads.release(request, finished=finished)
@@ -322,7 +322,7 @@ class Scheduler(SchedulerInterface):
         self._end(request, status)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
-        """Record the end of a request that has no row and is not in the queue."""
+        """Record the end of a request that has no batch slot and is not in the queue."""
         del self._state.requests[request.request_id]
         change_status(request, status)
         self._host.notify_finished(request)

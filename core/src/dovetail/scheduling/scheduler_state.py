@@ -1,4 +1,4 @@
-"""The state of a scheduler: rows, blocks, a step's budget, and the requests that hold them.
+"""The state of a scheduler: batch slots, blocks, a step's budget, and the requests that hold them.
 
 `mechanism` changes the state when it grants actions, and `view` shows it to the policy.
 """
@@ -21,10 +21,11 @@ MAX_BLOCKS_HASHED = 8_192
 
 
 class SchedulerState:
-    """Rows, blocks, requests and the step being planned.
+    """Batch slots, blocks, requests and the step being planned.
 
     requests: all unfinished requests, by id. held_requests: requests that cannot be admitted yet.
-    running: requests with a row, in order of admission. loads: requests with blocks but no row yet.
+    running: requests with a batch slot, in order of admission. loads: requests with blocks but no
+    batch slot yet.
     encoder: the encoder budget. num_groups: KV-cache groups, each with its own blocks. draft: the
     step that is being planned, or the last one. last_step: the last plan that was emitted. now_ns:
     time of the last call of the scheduler.
@@ -53,7 +54,7 @@ class SchedulerState:
 
     @property
     def has_pending_releases(self) -> bool:
-        """Whether plans in flight will free rows or blocks. Then no request is preempted."""
+        """Whether plans in flight will free batch slots or blocks. Then no request is preempted."""
         return bool(self.rows.num_retiring or self.kv_cache.num_due)
 
     def num_cached_tokens(self, request: Request) -> int:

@@ -1,7 +1,7 @@
 """Processes the result of a step for the requests that ran in it.
 
 It appends the sampled tokens to the requests, finds requests that have ended, and collects
-log-probabilities. The scheduler then frees the rows and blocks of ended requests.
+log-probabilities. The scheduler then frees the batch slots and blocks of ended requests.
 """
 
 from __future__ import annotations

@@ -67,17 +67,17 @@ class View:
 
     @property
     def running(self) -> Sequence[RequestView]:
-        """Requests that hold a row (a batch slot), in the order of their admission."""
+        """Requests that hold a batch slot, in the order of their admission."""
         return tuple(self._state.running)
 
     @property
     def waiting(self) -> Sequence[RequestView]:
-        """Requests without a row that may be admitted now, in the order of `rank`."""
+        """Requests without a batch slot that may be admitted now, in the order of `rank`."""
         return WaitingView(self._queue())
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests without a row, ready or not."""
+        """Number of requests without a batch slot, ready or not."""
         state = self._state
         return len(self._queue()) + len(state.held_requests) + len(state.loads)
 
@@ -88,7 +88,7 @@ class View:
 
     @property
     def seats_left(self) -> int:
-        """Number of free rows."""
+        """Number of free batch slots."""
         return self._state.rows.num_free
 
     @property

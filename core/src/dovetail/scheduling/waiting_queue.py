@@ -1,8 +1,8 @@
-"""The requests without a row, in their policy's order.
+"""The requests without a batch slot, in their policy's order.
 
 Two implementations: a heap if ranks never change, and a sort in every step if they may. Ties are
-broken by arrival, so that every policy is deterministic. A request that loses its row in a step can
-be admitted again from the next step on.
+broken by arrival, so that every policy is deterministic. A request that loses its batch slot in a
+step can be admitted again from the next step on.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The columns of a `SchedulerOutput` are sent unchanged; objects (mainly new requests) are msgpack in
 one more column, which is empty in most steps. Decoding checks everything that a worker relies on
-for memory safety: lengths, signs, and consistent counts. The worker checks whether a row or a block
-exists.
+for memory safety: lengths, signs, and consistent counts. The worker checks whether a batch slot or
+a block exists.
 """
 
 from __future__ import annotations

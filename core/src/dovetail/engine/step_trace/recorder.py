@@ -38,10 +38,10 @@ MAX_READ_ENTRIES = 1 << 15
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that had a row during the recording.
+    """A request that had a batch slot during the recording.
 
-    num_known: number of tokens that were known when it got its row, or None if it had a row before
-    the recording.
+    num_known: number of tokens that were known when it got its batch slot, or None if it had a
+    batch slot before the recording.
     ended: whether the end was recorded.
     """
 
@@ -205,7 +205,7 @@ class StepRecorder(SchedulerInterface):
         )
 
     def _leave(self, rows: Iterable[int]) -> tuple[list[int], list[tuple[int, str]]]:
-        """Release rows. Return the preempted requests, and those with an unknown reason."""
+        """Release batch slots. Return the preempted requests, and those with an unknown reason."""
         preempted: list[int] = []
         left: list[tuple[int, str]] = []
         for row in rows:

@@ -24,12 +24,12 @@ class StepRecord:
     that, end_ns after its result was processed; with asynchronous scheduling a step begins before
     the previous one ends. num_tokens, num_new_tokens: computed and generated tokens of all
     requests. num_waiting, num_running, num_used_blocks, num_preemptions: statistics after the step.
-    joined: (request, prompt tokens, known tokens) for each request that got a row. After a
+    joined: (request, prompt tokens, known tokens) for each request that got a batch slot. After a
     preemption the known tokens include generated ones. prefills: (request, first position, tokens)
     for each chunk of known tokens. The positions before the first chunk were found in the prefix
     cache. decodes: the requests that computed one generated token each; None for the same requests
     as in the previous record of the same trace. verified: (request, tokens, drafts) for each
-    request with draft tokens. preempted: requests that lost their row in this step, and wait
+    request with draft tokens. preempted: requests that lost their batch slot in this step, and wait
     again. ended: (request, reason) with the reason "stop", "length", "abort", "error", or "" for a
     request that started before the recording and ended for an unknown reason.
     """

@@ -1,6 +1,6 @@
 """Executes the executor's commands in the worker process, one after the other, in one thread.
 
-A failed step ends the worker, because the state of its rows is then unknown. After a failed
+A failed step ends the worker, because the state of its requests is then unknown. After a failed
 operation the error is sent as the response, and the next command follows. Rank 0 responds to steps
 (with a KV connector every rank does), and every rank responds to calls. If the worker returns a
 handle, its device is still computing: one more command is executed before the response is sent.
