@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from dovetail import LLM, SamplingParams
+from dovetail_quantized_checkpoints.checkpoint import FORMATS as FORMAT_CLASSES
 from dovetail_quantized_checkpoints.formats.base import ModuleTensors
-from dovetail_quantized_checkpoints.loader import FORMATS as FORMAT_CLASSES
 from dovetail_torch.weights.checkpoint_files import WeightEntry
 from end_to_end.checkpoints import OPTIONS, make_checkpoint
 

@@ -7,59 +7,26 @@ can represent them; every other quantized weight is dequantized, some rows at a 
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any, ClassVar
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from dovetail.config.checkpoint_quantization import read_quantization
 from dovetail.config.quantized_checkpoints import capability_of
-from dovetail.errors import ModelError, WeightError
+from dovetail.errors import WeightError
 from dovetail.interfaces.weight_loader import WeightLoader, WeightLoaderContext
-from dovetail.model_files import read_json_object
-from dovetail_quantized_checkpoints.exclusions import Exclusions, check_modules
-from dovetail_quantized_checkpoints.formats.awq import AWQ
-from dovetail_quantized_checkpoints.formats.base import Format, ModuleTensors
-from dovetail_quantized_checkpoints.formats.compressed_tensors import CompressedTensors
-from dovetail_quantized_checkpoints.formats.fp8 import FP8
-from dovetail_quantized_checkpoints.formats.gptq import GPTQ
-from dovetail_quantized_checkpoints.formats.mxfp4 import MXFP4
+from dovetail_quantized_checkpoints.checkpoint import FORMATS, Checkpoint, open_checkpoint
 from dovetail_quantized_checkpoints.stored_weight import StoredExperts, StoredWeight
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
-from dovetail_torch.weights import (
-    Assignment,
-    MappedAssignment,
-    Target,
-    WeightTable,
-    build_weight_table,
-    untie_different,
-)
+from dovetail_torch.weights import Assignment, MappedAssignment, Target
 from dovetail_torch.weights.block_plan import BLOCK_PLAN
-from dovetail_torch.weights.checkpoint_files import (
-    WeightEntry,
-    find_weight_files,
-    open_weights,
-    read_headers,
-)
+from dovetail_torch.weights.checkpoint_files import find_weight_files
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
-from dovetail_torch.weights.safetensors_loader import FLOAT_DTYPES
 
 logger = logging.getLogger(__name__)
-
-FORMATS: dict[str, type[Format]] = {
-    "awq": AWQ,
-    "compressed-tensors": CompressedTensors,
-    "fp8": FP8,
-    "gptq": GPTQ,
-    "mxfp4": MXFP4,
-}
-"""The formats by the `quant_method` of a checkpoint."""
-CONFIG_FILE = "config.json"
 
 
 class QuantizedSafetensorsLoader(WeightLoader):
@@ -83,7 +50,7 @@ class QuantizedSafetensorsLoader(WeightLoader):
 
         Reads the scales and zero points, a few per cent of the weights.
         """
-        with _opened(self.context.model_dir) as checkpoint:
+        with open_checkpoint(self.context.model_dir) as checkpoint:
             for name, target in checkpoint.choose(model).items():
                 if name in checkpoint.modules:
                     _announce(checkpoint.open(name), target)
@@ -96,7 +63,7 @@ class QuantizedSafetensorsLoader(WeightLoader):
         of another shape or dtype.
         """
         dequantized: Counter[str] = Counter()
-        with _opened(self.context.model_dir) as checkpoint:
+        with open_checkpoint(self.context.model_dir) as checkpoint:
             chosen = checkpoint.choose(model)
             for name in chosen.keys() & checkpoint.modules:
                 checkpoint.open(name)  # raises if scales or groups are wrong
@@ -111,138 +78,6 @@ class QuantizedSafetensorsLoader(WeightLoader):
                 dtype,
             )
         return num_bytes
-
-
-class _Checkpoint:
-    """The tensors of an opened checkpoint. modules: quantized modules by their weight's name."""
-
-    def __init__(
-        self, form: Format, entries: Mapping[str, WeightEntry], handles: Mapping[Path, Any]
-    ) -> None:
-        self._form, self._entries, self._handles = form, entries, handles
-        self.modules = dict(_quantized_modules(form, entries))
-        owned = {
-            f"{module.prefix}{leaf}" for module in self.modules.values() for leaf in module.entries
-        }
-        self._plain = {name: entry for name, entry in entries.items() if name not in owned}
-
-    def check(self, model_dir: Path, exclusions: Exclusions) -> None:
-        """Raise WeightError if other modules are quantized than the configuration states."""
-        if not self.modules and self._form.quantizes_all:
-            raise WeightError(
-                f"{model_dir}: config.json states a quantization, but no weight is quantized: no "
-                f"name ends with {' or '.join(self._form.marks)}. Remove quantization_config from "
-                "config.json, or use another checkpoint"
-            )
-        quantized = {
-            module.prefix.removesuffix("."): next(iter(module.entries.values()))
-            for module in self.modules.values()
-        }
-        is_all = self._form.quantizes_all
-        check_modules(exclusions, quantized, self._plain.values(), are_all=is_all)
-
-    def read(self, name: str) -> torch.Tensor:
-        """Return a mapped tensor."""
-        tensor: torch.Tensor = self._handles[self._entries[name].path].get_tensor(name)
-        return tensor
-
-    def open(self, name: str) -> StoredWeight | StoredExperts:
-        """Return the quantized weight `name`."""
-        return self._form.open(self.modules[name], self.read)
-
-    def num_bytes(self, name: str) -> int:
-        """Return the size of a quantized weight in the files."""
-        module = self.modules[name]
-        return sum(self.read(f"{module.prefix}{leaf}").nbytes for leaf in module.entries)
-
-    def choose(self, model: nn.Module) -> dict[str, Target]:
-        """Return the targets by name, for the weights that must be read. Check their shapes."""
-        table = build_weight_table(model)
-        if untie_different(model, table, self._plain):
-            table = build_weight_table(model)
-        if tied := sorted(table.aliases.keys() & self.modules):
-            path = next(iter(self.modules[tied[0]].entries.values())).path
-            raise WeightError(
-                f"{path}: {tied[0]} is quantized, but config.json ties it to "
-                f"{table.aliases[tied[0]]}; set tie_word_embeddings to false if they differ"
-            )
-        names = [*(name for name in self._plain if self._is_needed(name, table)), *self.modules]
-        chosen = table.select(names, str(next(iter(self._handles))))
-        for name, target in chosen.items():
-            if name in self.modules:
-                module = self.modules[name]
-                path = next(iter(module.entries.values())).path
-                target.check(self._form.shape(module, self.read), str(path))
-            else:
-                self._check_plain(self._plain[name], target)
-        return chosen
-
-    def _is_needed(self, name: str, table: WeightTable) -> bool:
-        """Return whether a weight is needed.
-
-        Biases of zeros that the model lacks are not: GPTQ writes them.
-        """
-        prefix, _, leaf = name.rpartition(".")
-        if leaf != "bias" or f"{prefix}.weight" not in self.modules:
-            return True
-        is_known = all(own in table.assignments for own in table.names.to_model(name)[0])
-        return is_known or bool(self.read(name).any())
-
-    def _check_plain(self, entry: WeightEntry, target: Target) -> None:
-        target.check(entry.shape, str(entry.path))
-        if entry.dtype not in FLOAT_DTYPES:
-            raise WeightError(
-                f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, but no tensors "
-                "with its scales: the checkpoint is incomplete"
-            )
-
-
-@contextmanager
-def _opened(model_dir: Path) -> Iterator[_Checkpoint]:
-    """Yield the checkpoint. The files are closed at the end; mapped tensors stay valid."""
-    form, exclusions = _read_format(model_dir)
-    files = find_weight_files(model_dir)
-    entries = read_headers(files)
-    with ExitStack() as stack:
-        handles = {path: stack.enter_context(open_weights(path)) for path in files}
-        checkpoint = _Checkpoint(form, entries, handles)
-        checkpoint.check(model_dir, exclusions)
-        yield checkpoint
-
-
-def _read_format(model_dir: Path) -> tuple[Format, Exclusions]:
-    """Return the format that the JSON files of a model directory state, and excluded modules."""
-    try:
-        config = read_json_object(model_dir / CONFIG_FILE)
-        quantization = read_quantization(model_dir, config)
-    except ModelError as error:
-        raise WeightError(str(error)) from None
-    method = quantization.get("method", "")
-    form = FORMATS.get(method)
-    if form is None:
-        raise WeightError(
-            f"{model_dir}: the checkpoint is not quantized with one of {', '.join(FORMATS)}; "
-            "use load_format='safetensors'"
-        )
-    table = quantization["config"]
-    return form(table), Exclusions(method, table)
-
-
-def _quantized_modules(
-    form: Format, entries: Mapping[str, WeightEntry]
-) -> Iterator[tuple[str, ModuleTensors]]:
-    """Yield the quantized modules by the name of their weight."""
-    tensors: defaultdict[str, dict[str, WeightEntry]] = defaultdict(dict)
-    marked: dict[str, None] = {}
-    for name, entry in entries.items():
-        if (parts := form.split(name)) is None:
-            continue
-        prefix, leaf = parts
-        tensors[prefix][leaf] = entry
-        if name.endswith(form.marks):
-            marked[prefix] = None
-    for prefix in marked:
-        yield form.weight_name(prefix), ModuleTensors(prefix=prefix, entries=tensors[prefix])
 
 
 def _block_type(stored: StoredWeight, target: Assignment) -> str | None:
@@ -260,7 +95,7 @@ def _announce(stored: StoredWeight | StoredExperts, target: Target) -> None:
 
 
 def _fill_all(
-    checkpoint: _Checkpoint,
+    checkpoint: Checkpoint,
     chosen: Mapping[str, Target],
     dequantized: Counter[str],
     tick: Callable[[], None],
