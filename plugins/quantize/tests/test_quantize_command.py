@@ -7,6 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from dovetail import LLM, SamplingParams
+from dovetail.cli.frame import output_directory
 from dovetail.errors import ConfigError, DovetailError, ModelError
 from dovetail_gguf.reader import GGUFFile
 from dovetail_quantize import checkpoint
@@ -185,8 +186,8 @@ def test_an_existing_output_directory_is_rejected_and_kept(tmp_path):
 
 
 def test_a_disk_without_enough_space_is_rejected_before_quantization(tmp_path, monkeypatch):
-    usage = checkpoint.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=100))
+    usage = output_directory.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda _: usage._replace(free=100))
     with pytest.raises(ConfigError, match=r"--output=.*MB are necessary.*of free space"):
         quantize(str(demo.model_dir()), output=tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -199,7 +200,7 @@ def test_a_disk_that_fills_while_writing_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "write_checkpoint", fail)
     with (
         pytest.raises(ConfigError, match=r"--output=.* cannot be written: No space left"),
-        checkpoint.new_directory(tmp_path / "out") as folder,
+        output_directory.new_directory("--output", tmp_path / "out") as folder,
     ):
         checkpoint.write_checkpoint(folder)
     assert not list(tmp_path.iterdir())

@@ -1,16 +1,12 @@
 """Writes a quantized model: a directory with one GGUF file and the files of the tokenizer.
 
-The directory gets its name only when it is complete and checked.
 Dimensions: O output features, B bytes.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from dovetail.config.model_directory import ModelDirectory
-from dovetail.errors import ConfigError, ModelError
+from dovetail.errors import ModelError
 from dovetail_gguf.reader import GGUFFile
 from dovetail_gguf.tensor_names import to_file_name
 from dovetail_gguf.weight_loader import permute_rows
@@ -36,38 +32,6 @@ TOKENIZER_FILES = (
 
 Tensor = tuple[str, torch.Tensor]
 """The block type ("F32", "BF16", "Q4_K", …), and values or rows of blocks, uint8 [O, B]."""
-
-
-def check_output(output: Path, num_bytes: int) -> None:
-    """Raise ConfigError if the directory exists, cannot be created, or does not fit on the disk."""
-    if os.path.lexists(output):
-        raise ConfigError(f"--output={output} exists already; give another directory.")
-    parent = output.absolute().parent
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"--output={output}: {parent} is not a directory that can be written to.")
-    free = shutil.disk_usage(parent).free
-    if free < num_bytes:
-        raise ConfigError(
-            f"--output={output}: about {num_bytes / 1e6:.0f} MB are necessary, but {parent} has "
-            f"{free / 1e6:.0f} MB of free space."
-        )
-
-
-@contextmanager
-def new_directory(output: Path) -> Iterator[Path]:
-    """Yield a temporary directory next to `output` that becomes `output` if no error occurs.
-
-    Raises ConfigError if it cannot be written, such as without free space.
-    """
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.absolute().parent))
-    try:
-        yield folder
-        folder.chmod(0o755)
-        os.rename(folder, output)
-    except OSError as error:
-        raise ConfigError(f"--output={output} cannot be written: {error.strerror}.") from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[str, Tensor]) -> None:

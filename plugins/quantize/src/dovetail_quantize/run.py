@@ -8,15 +8,10 @@ from pathlib import Path
 
 import torch
 
+from dovetail.cli.frame.output_directory import check_output, new_directory
 from dovetail.config.model_directory import ModelDirectory
 from dovetail.errors import ModelError
-from dovetail_quantize.checkpoint import (
-    FILE,
-    Tensor,
-    check_output,
-    new_directory,
-    write_checkpoint,
-)
+from dovetail_quantize.checkpoint import FILE, Tensor, write_checkpoint
 from dovetail_quantize.evaluation import Accuracy, limit_chunks, measure
 from dovetail_quantize.layer_plan import PLAIN, bits_of, pick_type
 from dovetail_quantize.metadata import check_representable
@@ -27,6 +22,7 @@ from dovetail_quantize.rounding import quantize_rows
 from dovetail_quantize.texts import built_in_text, read_text, split_chunks
 from dovetail_torch.layers import ParallelLMHead, linear_layers
 
+_OPTION = "--output"
 _EVALUATION_TOKENS = 4096
 _SPARE_BYTES = 16 << 20
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -65,11 +61,11 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
     option, evaluation = "--evaluate", built_in_text()
     if options.evaluate is not None:
         evaluation = read_text(option, options.evaluate)
-    check_output(output, 0)
+    check_output(_OPTION, output, 0)
     stated = directory.config.get("max_position_embeddings", CHUNK_TOKENS + 1)
     length = {"max_model_len": min(CHUNK_TOKENS + 1, stated)}
     with open_model(model, linear_method="torch", **length) as opened:
-        check_output(output, _estimate(opened, options))
+        check_output(_OPTION, output, _estimate(opened, options))
         chunks = []
         if calibration is not None:
             chunks = split_chunks(opened, calibration, "--calibrate", options.max_tokens)
@@ -79,7 +75,7 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
         before, reference = measure(opened, held_out)
         quantized = quantize_layers(opened, settings, chunks, note)
         head_type, tensors = _tensors(opened, quantized, options)
-    with new_directory(output) as folder:
+    with new_directory(_OPTION, output) as folder:
         note("Writing.")
         write_checkpoint(folder, directory, tensors)
         del tensors

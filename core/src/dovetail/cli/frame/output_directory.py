@@ -1,0 +1,88 @@
+"""A directory that a command writes: it gets its name only when it is complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dovetail.errors import ConfigError
+
+MODEL_FILE = "config.json"
+"""The file by which `--overwrite` recognizes the directory of a model."""
+
+
+def check_output(option: str, output: Path, num_bytes: int, *, overwrite: bool = False) -> None:
+    """Raise ConfigError if the directory exists, cannot be created, or does not fit on the disk.
+
+    option: the name of the option. overwrite: whether `output` may be an empty directory or the
+    directory of a model, which is then replaced.
+    """
+    if os.path.lexists(output):
+        if not overwrite:
+            raise ConfigError(f"{option}={output} exists already; give another directory.")
+        _check_replaceable(option, output)
+    parent = output.absolute().parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"{option}={output}: {parent} is not a directory that can be written to.")
+    free = shutil.disk_usage(parent).free
+    if free < num_bytes:
+        raise ConfigError(
+            f"{option}={output}: about {num_bytes / 1e6:.0f} MB are necessary, but {parent} has "
+            f"{free / 1e6:.0f} MB of free space."
+        )
+
+
+def _check_replaceable(option: str, output: Path) -> None:
+    if output.is_symlink() or not output.is_dir():
+        raise ConfigError(f"{option}={output} is not a directory, so it is not overwritten.")
+    if not (output / MODEL_FILE).is_file() and any(output.iterdir()):
+        raise ConfigError(
+            f"{option}={output} has files, but no {MODEL_FILE}: it is not the directory of a "
+            "model, so it is not overwritten. Give another directory."
+        )
+
+
+@contextmanager
+def new_directory(option: str, output: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yield a temporary directory next to `output` that becomes `output` if no error occurs.
+
+    overwrite: whether it replaces a directory that exists at the end. Raises ConfigError if it
+    cannot be written, such as without free space.
+    """
+    parent = output.absolute().parent
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=parent))
+    except OSError as error:
+        raise _unwritable(option, output, error) from None
+    try:
+        yield folder
+        folder.chmod(0o755)
+        if overwrite and os.path.lexists(output):
+            _replace(option, output, folder)
+        else:
+            os.rename(folder, output)
+    except OSError as error:
+        raise _unwritable(option, output, error) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(option: str, output: Path, folder: Path) -> None:
+    """Move `folder` to `output`, and delete the directory that was there."""
+    _check_replaceable(option, output)
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=folder.parent))
+    os.rename(output, old)
+    try:
+        os.rename(folder, output)
+    except BaseException:
+        os.rename(old, output)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _unwritable(option: str, output: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{option}={output} cannot be written: {error.strerror}.")
