@@ -87,6 +87,16 @@ def test_the_configuration_comes_from_the_metadata(small_file):
     assert config.quantization["config"]["types"] == {"Q4_1": 8}
 
 
+def test_a_model_type_of_config_json_fits_the_architecture_of_files_with_a_window(tmp_path):
+    """transformers chooses the class by model_type, not by the architecture."""
+    expected = {0: ("LlamaForCausalLM", "llama"), 16: ("MistralForCausalLM", "mistral")}
+    for window, (architecture, model_type) in expected.items():
+        changes = {"attention.sliding_window": window}
+        file = write_file(tmp_path / f"{window}.gguf", changes=changes)
+        config = GGUFFormat().describe(file).config
+        assert (config["architectures"], config["model_type"]) == ([architecture], model_type)
+
+
 def test_the_error_for_an_unknown_gguf_architecture_names_it(tmp_path):
     file = write_file(tmp_path / "other.gguf", architecture="mamba")
     with pytest.raises(ModelError, match=r"'mamba', which is not supported"):

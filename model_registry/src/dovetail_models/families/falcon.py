@@ -71,11 +71,10 @@ class FalconForCausalLM(DecoderForCausalLM):
         """Return the weight mappings: each group has its queries, then its key and value."""
         layer = "transformer.h.{}"
         qkv = fused_qkv(f"{layer}.self_attention.query_key_value", groups=shape.heads.num_kv_heads)
+        norms = ("input_layernorm", "post_attention_layernorm")
+        own_norms = ("ln_attn", "ln_mlp") if shape.block is TwoNormParallelBlock else norms
         names = {
-            "input_layernorm": "input_layernorm",
-            "ln_attn": "input_layernorm",
-            "ln_mlp": "post_attention_layernorm",
-            "post_attention_layernorm": "post_attention_layernorm",
+            **dict(zip(own_norms, norms, strict=True)),
             "self_attention.dense": "self_attn.o_proj",
             "mlp.dense_h_to_4h": "mlp.up_proj",
             "mlp.dense_4h_to_h": "mlp.down_proj",

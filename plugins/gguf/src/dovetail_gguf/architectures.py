@@ -158,12 +158,14 @@ def _read_falcon(fields: Fields, config: Config) -> None:
     config["num_kv_heads"] = num_kv_heads
     config["num_ln_in_parallel_attn"] = 2 if has_two_norms else 1
     config["ffn_hidden_size"] = config["intermediate_size"]
+    del config["head_dim"]  # computed by transformers
     config["activation"] = "gelu"
     config["bias"] = fields.has("attn_qkv.bias")
 
 
 def _read_mpt(fields: Fields, config: Config) -> None:
-    section: Config = {"alibi_bias_max": fields.number("attention.max_alibi_bias", default=8.0)}
+    slope = fields.number("attention.max_alibi_bias", default=8.0)
+    section: Config = {"alibi_bias_max": int(slope) if slope.is_integer() else slope}
     if fields.get("attention.clamp_kqv") is not None:
         section["clip_qkv"] = fields.number("attention.clamp_kqv")
     config["attn_config"] = section

@@ -141,6 +141,7 @@ def read_deepseek(fields: Fields, config: Config) -> None:
         "n_group": fields.integer("expert_group_count", default=1, minimum=1),
         "topk_group": fields.integer("expert_group_used_count", default=1, minimum=1),
     }
+    del config["head_dim"]  # of transformers: the rotary features only
     gating = fields.integer(
         "expert_gating_func", default=_SOFTMAX, minimum=_SOFTMAX, maximum=_SIGMOID
     )

@@ -21,6 +21,8 @@ from dovetail_gguf.reader import GGUFFile
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with the divisors of the rotary frequencies of Llama 3.1 and later."""
 
+_WINDOWED_TYPES = {"MistralForCausalLM": "mistral", "Olmo3ForCausalLM": "olmo3"}
+"""The model_type of each architecture that files with a sliding window have."""
 _LLAMA3_LENGTH = 8192
 _LLAMA3_LOW = 1.0
 _LLAMA3_HIGH = {"Llama 3": 4.0, "Llama 4": 1.0}
@@ -57,10 +59,11 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
     hidden = fields.integer("embedding_length")
     head_dim = _head_dim(fields, row, hidden // max(1, heads))
     window = fields.integer("attention.sliding_window", default=0)
+    is_windowed = bool(window and row.windowed)
     eps_key = "rms_epsilon" if row.eps == "rms_norm_eps" else "epsilon"
     config: dict[str, Any] = {
-        "architectures": [row.windowed if window and row.windowed else row.model_class],
-        "model_type": row.model_type,
+        "architectures": [row.windowed if is_windowed else row.model_class],
+        "model_type": _WINDOWED_TYPES[row.windowed] if is_windowed else row.model_type,
         "hidden_size": hidden,
         "intermediate_size": fields.integer("feed_forward_length"),
         "num_hidden_layers": fields.integer("block_count"),
