@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dovetail.engine.output.detokenizer import PieceDetokenizer, make_detokenizer
 from dovetail.errors import RequestError
+from dovetail.tokenizers.saved_files import tokenizer_files
 from dovetail_gguf.reader import GGUFFile
 from dovetail_gguf.tokenizer import GGUFTokenizer
 from dovetail_gguf.tokenizer_content import derive_merges
@@ -145,3 +146,21 @@ def test_the_vocabulary_of_the_gguf_file_of_gemma_equals_the_published_vocabular
     own = GGUFTokenizer.from_directory(file)
     other = PreTrainedTokenizerFast.from_pretrained(fetch("gemma3"))
     check_ids_and_texts(own, other, [text for text in all_texts() if SPACE not in text])
+
+
+@pytest.mark.parametrize("name", ["llama2", pytest.param("llama3", marks=pytest.mark.soak)])
+def test_a_tokenizer_of_a_gguf_file_that_is_saved_gives_the_same_ids_in_transformers(
+    name, tmp_path
+):
+    path = write_vocabulary(fetch(name), tmp_path / "model.gguf", pre=PRE[name], template=TEMPLATE)
+    own = GGUFTokenizer.from_directory(path)
+    for file, content in tokenizer_files(own).items():
+        (tmp_path / file).write_text(content, encoding="utf-8")
+    saved = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for text in texts_for(name):
+        assert saved.encode(text) == own.encode(text)
+        assert saved.decode(own.encode(text)) == own.decode(own.encode(text))
+    for messages in CONVERSATIONS:
+        expected = own.apply_chat_template(messages)
+        prompt = saved.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert prompt == expected
