@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from dovetail_torch.weights.checkpoint_files import (
     open_weights,
     read_headers,
 )
-from dovetail_torch.weights.safetensors_loader import FLOAT_DTYPES
+from dovetail_torch.weights.checkpoint_tensors import CheckpointTensor, MappedFiles
+from dovetail_torch.weights.safetensors_loader import FLOAT_DTYPES, dtype_of
 
 FORMATS: dict[str, type[Format]] = {
     "awq": AWQ,
@@ -40,6 +42,8 @@ FORMATS: dict[str, type[Format]] = {
 }
 """The formats by the `quant_method` of a checkpoint."""
 CONFIG_FILE = "config.json"
+KEPT_DTYPES = (*FLOAT_DTYPES, "I64", "BOOL")
+"""Dtypes of tensors that are not quantized."""
 
 
 class Checkpoint:
@@ -106,6 +110,42 @@ class Checkpoint:
                 self._check_plain(self._plain[name], target)
         return chosen
 
+    def tensors(self, files: MappedFiles, model: nn.Module | None) -> Iterator[CheckpointTensor]:
+        """Yield all tensors of the checkpoint without its quantization, in the order of the files.
+
+        files: reads the values. model: the model of the checkpoint, if it is known. Raises
+        WeightError for a weight that cannot be dequantized.
+        """
+        table = None if model is None else build_weight_table(model)
+        owners = {
+            f"{module.prefix}{leaf}": name
+            for name, module in self.modules.items()
+            for leaf in module.entries
+        }
+        for name in dict.fromkeys(owners.get(name, name) for name in self._entries):
+            if name in self.modules:
+                yield self._dequantized(name, files)
+            elif table is None or self._is_needed(name, table):
+                yield self._unquantized(self._entries[name], files)
+
+    def _dequantized(self, name: str, files: MappedFiles) -> CheckpointTensor:
+        module = self.modules[name]
+        self._form.open(module, self.read)  # raises if scales or groups are wrong
+
+        def pieces() -> Iterator[torch.Tensor]:
+            stored = self._form.open(module, lambda own: files.read(self._entries[own]))
+            return stored.pieces()
+
+        shape = self._form.shape(module, self.read)
+        return CheckpointTensor(name=name, shape=shape, dtype=None, pieces=pieces)
+
+    def _unquantized(self, entry: WeightEntry, files: MappedFiles) -> CheckpointTensor:
+        if entry.dtype not in KEPT_DTYPES:
+            raise _without_scales(entry)
+        dtype = dtype_of(entry)
+        pieces = partial(files.pieces, entry)
+        return CheckpointTensor(name=entry.name, shape=entry.shape, dtype=dtype, pieces=pieces)
+
     def _is_needed(self, name: str, table: WeightTable) -> bool:
         """Return whether a weight is needed.
 
@@ -120,10 +160,14 @@ class Checkpoint:
     def _check_plain(self, entry: WeightEntry, target: Target) -> None:
         target.check(entry.shape, str(entry.path))
         if entry.dtype not in FLOAT_DTYPES:
-            raise WeightError(
-                f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, but no tensors "
-                "with its scales: the checkpoint is incomplete"
-            )
+            raise _without_scales(entry)
+
+
+def _without_scales(entry: WeightEntry) -> WeightError:
+    return WeightError(
+        f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, but no tensors with its "
+        "scales: the checkpoint is incomplete"
+    )
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,11 @@ from dovetail_torch.progress_bar import progress_bar
 from dovetail_torch.weights import Assignment, MappedAssignment, Target
 from dovetail_torch.weights.block_plan import BLOCK_PLAN
 from dovetail_torch.weights.checkpoint_files import find_weight_files
+from dovetail_torch.weights.checkpoint_tensors import (
+    CHECKPOINT_TENSORS,
+    CheckpointTensor,
+    MappedFiles,
+)
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 
 logger = logging.getLogger(__name__)
@@ -34,7 +40,7 @@ class QuantizedSafetensorsLoader(WeightLoader):
 
     example_files: ClassVar[str] = f"checkpoints quantized with {', '.join(FORMATS)}"
     provides: ClassVar[frozenset[str]] = frozenset(
-        {BLOCK_PLAN, FINGERPRINT, *map(capability_of, FORMATS)}
+        {BLOCK_PLAN, CHECKPOINT_TENSORS, FINGERPRINT, *map(capability_of, FORMATS)}
     )
 
     def __init__(self, context: WeightLoaderContext) -> None:
@@ -78,6 +84,17 @@ class QuantizedSafetensorsLoader(WeightLoader):
                 dtype,
             )
         return num_bytes
+
+    @contextmanager
+    def checkpoint_tensors(
+        self, make_model: Callable[[], nn.Module | None]
+    ) -> Iterator[list[CheckpointTensor]]:
+        """Yield all tensors, dequantized. See `dovetail_torch.weights.checkpoint_tensors`.
+
+        Raises WeightError, before a value is dequantized, for a weight that cannot be dequantized.
+        """
+        with open_checkpoint(self.context.model_dir) as checkpoint, closing(MappedFiles()) as files:
+            yield list(checkpoint.tensors(files, make_model()))
 
 
 def _block_type(stored: StoredWeight, target: Assignment) -> str | None:

@@ -6,7 +6,7 @@ Legend: O output features, I input features, G groups of input features, R rows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -32,13 +32,19 @@ class StoredWeight(ABC):
 
         Only some rows at a time use a larger dtype.
         """
-        num_rows, num_columns = self.shape
         result = torch.empty(self.shape, dtype=dtype)
+        start = 0
+        for values in self.pieces():
+            result[start : start + len(values)] = values
+            start += len(values)
+        return result
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Yield the values of some rows at a time, in the dtype that the format prescribes."""
+        num_rows, num_columns = self.shape
         step = max(1, MAX_CHUNK_VALUES // max(1, num_columns))
         for start in range(0, num_rows, step):
-            rows = slice(start, min(start + step, num_rows))
-            result[rows] = self.values(rows)
-        return result
+            yield self.values(slice(start, min(start + step, num_rows)))
 
     @property
     def block_type(self) -> str | None:
@@ -60,6 +66,10 @@ class StoredExperts:
 
     shape: tuple[int, ...]
     values_of: Callable[[int], torch.Tensor]
+
+    def pieces(self) -> Iterator[torch.Tensor]:
+        """Yield the values of one expert at a time."""
+        yield from map(self.values_of, range(self.shape[0]))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ Checks parameters and does not depend on files or formats.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -39,7 +41,12 @@ def check_finite(model: nn.Module) -> None:
     )
 
 
-def _are_finite(parameters: list[nn.Parameter]) -> bool:
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Return whether all values of a floating-point tensor are finite."""
+    return tensor.numel() == 0 or _are_finite([tensor])
+
+
+def _are_finite(parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether all parameters of one device are finite."""
     extremes = [torch.stack(torch.aminmax(parameter.detach())) for parameter in parameters]
     # Minimum and maximum are NaN if any element is NaN; an infinity is the minimum or the maximum.

@@ -7,7 +7,9 @@ copying a weight into a parameter converts it to the device and dtype of the par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -26,6 +28,11 @@ from dovetail_torch.weights.checkpoint_files import (
     find_weight_files,
     open_weights,
     read_headers,
+)
+from dovetail_torch.weights.checkpoint_tensors import (
+    CHECKPOINT_TENSORS,
+    CheckpointTensor,
+    MappedFiles,
 )
 from dovetail_torch.weights.fingerprint import FINGERPRINT, fingerprint_files
 from dovetail_torch.weights.tied_weights import untie_different
@@ -57,7 +64,7 @@ class SafetensorsLoader(WeightLoader):
     Memory: files are mapped, and one weight at a time is copied; the system can drop mapped pages.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({FINGERPRINT})
+    provides: ClassVar[frozenset[str]] = frozenset({CHECKPOINT_TENSORS, FINGERPRINT})
 
     def __init__(self, context: WeightLoaderContext) -> None:
         """Store `context`, without reading files."""
@@ -85,6 +92,23 @@ class SafetensorsLoader(WeightLoader):
             _check_entry(entries[name], assignment)
         return self._read(entries, chosen)
 
+    @contextmanager
+    def checkpoint_tensors(
+        self, make_model: Callable[[], nn.Module | None]
+    ) -> Iterator[list[CheckpointTensor]]:
+        """Yield all tensors, unchanged. See `dovetail_torch.weights.checkpoint_tensors`."""
+        entries = read_headers(find_weight_files(self.context.model_dir))
+        with closing(MappedFiles()) as files:
+            yield [
+                CheckpointTensor(
+                    name=entry.name,
+                    shape=entry.shape,
+                    dtype=dtype_of(entry),
+                    pieces=partial(files.pieces, entry),
+                )
+                for entry in entries.values()
+            ]
+
     def _read(self, entries: Mapping[str, WeightEntry], chosen: Mapping[str, Target]) -> int:
         """Copy the selected weights, file by file, and return their size in bytes."""
         num_bytes = 0
@@ -104,6 +128,16 @@ def _copy(handle: Any, chosen: Mapping[str, Target], name: str, advance: Callabl
     num_bytes = chosen[name].fill(handle.get_tensor(name), is_mapped=True)
     advance()
     return num_bytes
+
+
+def dtype_of(entry: WeightEntry) -> torch.dtype:
+    """Return the dtype of a tensor. Raise WeightError if torch does not have it."""
+    dtype = (FLOAT_DTYPES | OTHER_DTYPES).get(entry.dtype)
+    if dtype is None:
+        raise WeightError(
+            f"{entry.path}: weight {entry.name} has the dtype {entry.dtype}, which is not supported"
+        )
+    return dtype
 
 
 def _check_entry(entry: WeightEntry, assignment: Target) -> None:
