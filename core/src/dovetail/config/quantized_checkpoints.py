@@ -62,6 +62,19 @@ def choose_quantization_plugins(draft: Draft, plugins: PluginRegistry, platform:
         draft.put(_FIELD, method, reason)
 
 
+def find_dequantizer(
+    quantization: Mapping[str, Any], plugins: PluginRegistry, platform: Platform
+) -> str | type:
+    """Return the weight loader that dequantizes a checkpoint. Raise ModelError if there is none.
+
+    quantization: of a `ModelDirectory`; not empty.
+    """
+    loader = _find(plugins, platform, _LOADER_KIND, capability_of(quantization["method"]))
+    if loader is None:
+        raise _rejection(quantization, plugins, " No installed weight loader dequantizes it.")
+    return loader
+
+
 def _loader(
     draft: Draft, plugins: PluginRegistry, platform: Platform, capability: str
 ) -> str | type | None:

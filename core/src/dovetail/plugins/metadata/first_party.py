@@ -19,6 +19,7 @@ FIRST_PARTY: Mapping[str, str] = MappingProxyType(
         "dovetail-attn-torch": "dovetail_attn_torch",
         "dovetail-attn-triton": "dovetail_attn_triton",
         "dovetail-client-tools": "dovetail_client_tools",
+        "dovetail-convert": "dovetail_convert",
         "dovetail-core": "dovetail",
         "dovetail-cpu": "dovetail_cpu",
         "dovetail-cpu-kernels": "dovetail_cpu_kernels",

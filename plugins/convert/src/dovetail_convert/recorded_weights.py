@@ -1,0 +1,203 @@
+"""The tensors of any weight loader: records what the loader writes to a model without memory.
+
+The model is on the device "meta". The contract of weight loaders says that `load` writes every
+parameter in place exactly once; each write is recorded before it takes place. The weights of the
+model are joined to the tensors of a Hugging Face checkpoint as soon as all their parts are there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail.errors import WeightError
+from dovetail.interfaces.weight_loader import WeightLoader
+from dovetail_convert.shard_writer import PlannedTensor
+from dovetail_torch.weights import Assignment, MappedAssignment, build_weight_table
+from dovetail_torch.weights.checkpoint_layout import checkpoint_name, join_parts
+from dovetail_torch.weights.finiteness import is_finite
+from dovetail_torch.weights.weight_names import PLAIN, StoredLayout
+
+Receive = Callable[[str, torch.Tensor], None]
+"""Receives the name and the values of a tensor of the checkpoint."""
+
+
+@dataclass(kw_only=True)
+class _Joined:
+    """A tensor of the checkpoint, of parts that the loader writes. missing: values to come."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Assignment, ...]
+    layout: StoredLayout
+    missing: int
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].target.dtype
+
+    def add(self, part: Assignment, start: int, values: torch.Tensor) -> torch.Tensor | None:
+        """Add values of a part, in row-major order. Return the tensor if it is complete."""
+        self.missing -= values.numel()
+        if len(self.parts) == 1 and values.numel() == part.target.numel():
+            return self._join([values.to(self.dtype).view(part.target.shape)])
+        buffer = self.buffers.get(part.name)
+        if buffer is None:
+            buffer = torch.empty(part.target.shape, dtype=self.dtype)
+            self.buffers[part.name] = buffer
+        buffer.view(-1)[start : start + values.numel()] = values
+        if self.missing:
+            return None
+        tensor = self._join([self.buffers[item.name] for item in self.parts])
+        self.buffers.clear()
+        return tensor
+
+    def _join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        return join_parts(parts, self.layout, self.parts[0].feature_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Range:
+    """The values of a storage that are one weight of the model."""
+
+    start: int
+    part: Assignment
+    owner: _Joined
+
+
+class RecordedWeights:
+    """The tensors of the checkpoint of a model on the device "meta".
+
+    Raises WeightError, naming a weight, if the names of the model's checkpoints contradict another.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._joined = _tensors_of(model)
+        self._ranges: dict[int, list[_Range]] = {}
+        for joined in self._joined:
+            for part in joined.parts:
+                own = _Range(start=part.target.storage_offset(), part=part, owner=joined)
+                self._ranges.setdefault(_storage(part.target), []).append(own)
+        for ranges in self._ranges.values():
+            ranges.sort(key=lambda item: item.start)
+
+    def plan(self) -> list[PlannedTensor]:
+        """Return the tensors."""
+        return [
+            PlannedTensor(name=item.name, shape=item.shape, dtype=item.dtype)
+            for item in self._joined
+        ]
+
+    def read(self, loader: WeightLoader, receive: Receive) -> None:
+        """Let the loader load the model. Every complete tensor is passed to `receive`.
+
+        Raises WeightError, naming the weight, for values that are NaN or infinite in their dtype,
+        and for tied weights that differ.
+        """
+        with _Recorder(self._record, receive):
+            loader.load(self._model)
+        known = {part.name for joined in self._joined for part in joined.parts}
+        if untied := sorted(build_weight_table(self._model).assignments.keys() - known):
+            raise WeightError(
+                f"weight {untied[0]} is tied to another one in config.json, but they differ in the "
+                "checkpoint: set tie_word_embeddings to false in config.json"
+            )
+
+    def _record(self, target: torch.Tensor, source: torch.Tensor, receive: Receive) -> bool:
+        """Record a copy. Return False if the target is not a weight of the model."""
+        ranges = self._ranges.get(_storage(target))
+        if ranges is None:
+            return False
+        start, end = target.storage_offset(), target.storage_offset() + target.numel()
+        index = bisect_right(ranges, start, key=lambda item: item.start) - 1
+        if not target.is_contiguous() or index < 0:
+            raise WeightError(
+                f"weight {ranges[max(0, index)].part.name} is written in a way that cannot be "
+                "converted: its weight loader must write whole rows"
+            )
+        values = source.expand(target.shape).reshape(-1)
+        for item in ranges[index:]:
+            first, last = max(start, item.start), min(end, item.start + item.part.target.numel())
+            if item.start >= end:
+                break
+            if first >= last:
+                continue
+            own = values[first - start : last - start]
+            tensor = item.owner.add(item.part, first - item.start, own)
+            if tensor is not None:
+                _check_finite(item.owner.name, tensor)
+                receive(item.owner.name, tensor)
+        return True
+
+
+class _Recorder(TorchDispatchMode):
+    """Passes copies to the device "meta" to a function instead of ignoring their values.
+
+    Source of the mode: the PyTorch documentation, "torch.utils._python_dispatch".
+    """
+
+    def __init__(
+        self, record: Callable[[torch.Tensor, torch.Tensor, Receive], bool], receive: Receive
+    ) -> None:
+        super().__init__()
+        self._record, self._receive = record, receive
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_copy = func is torch.ops.aten.copy_.default and args[0].is_meta and not args[1].is_meta
+        if is_copy and self._record(args[0], args[1], self._receive):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors_of(model: nn.Module) -> list[_Joined]:
+    """Return the tensors of the model's checkpoint, in the order of the model."""
+    table = build_weight_table(model)
+    names = list(dict.fromkeys(checkpoint_name(table.names, own) for own in table.assignments))
+    joined, used = [], set()
+    for name in names:
+        own, layout = table.names.to_model(name)
+        first = tuple(table.aliases.get(item, item) for item in own)
+        wrong = next((item for item in first if item not in table.assignments), None)
+        if wrong is not None or used.intersection(first):
+            raise WeightError(
+                f"weight {name} of a checkpoint contains {wrong or first[0]}, which the model "
+                f"{type(model).__name__} lacks or has in another weight: its weight_mappings "
+                "cannot be inverted"
+            )
+        used.update(first)
+        parts = tuple(table.assignments[item] for item in first)
+        is_plain = len(parts) == 1 and layout == PLAIN
+        whole = MappedAssignment(name=name, parts=parts, layout=layout)
+        joined.append(
+            _Joined(
+                name=name,
+                shape=parts[0].shape if is_plain else whole.shape,
+                parts=parts,
+                layout=layout,
+                missing=sum(part.target.numel() for part in parts),
+            )
+        )
+    return joined
+
+
+def _check_finite(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point() and not is_finite(tensor):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise WeightError(
+            f"weight {name} has values that are NaN or infinite in {dtype}: the checkpoint is "
+            "damaged, or its values are outside of the range of the dtype; choose another dtype"
+        )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Return a number that identifies the storage of a tensor without memory."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
