@@ -78,7 +78,7 @@ def test_a_quantization_that_no_loader_reads_is_rejected(tmp_path):
 def test_an_existing_directory_is_kept_without_overwrite(tmp_path):
     model = make_model(tmp_path / "model")
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match=r"--out=.*out exists already"):
+    with pytest.raises(ConfigError, match=r"--out=.*out exists already; .*, or --overwrite"):
         convert(model, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 

@@ -15,15 +15,18 @@ MODEL_FILE = "config.json"
 """The file by which `--overwrite` recognizes the directory of a model."""
 
 
-def check_output(option: str, output: Path, num_bytes: int, *, overwrite: bool = False) -> None:
+def check_output(
+    option: str, output: Path, num_bytes: int, *, overwrite: bool | None = None
+) -> None:
     """Raise ConfigError if the directory exists, cannot be created, or does not fit on the disk.
 
     option: the name of the option. overwrite: whether `output` may be an empty directory or the
-    directory of a model, which is then replaced.
+    directory of a model, which is then replaced; None if the command has no option for this.
     """
     if os.path.lexists(output):
         if not overwrite:
-            raise ConfigError(f"{option}={output} exists already; give another directory.")
+            advice = "give another directory" + ("" if overwrite is None else ", or --overwrite")
+            raise ConfigError(f"{option}={output} exists already; {advice}.")
         _check_replaceable(option, output)
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):
