@@ -10,7 +10,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 from gguf_files.models import write_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dovetail.errors import WeightError
@@ -165,10 +165,17 @@ def test_a_converted_checkpoint_gives_the_outputs_of_the_quantized_one(plain, tm
     assert torch.equal(logits(converted, ids), logits(values, ids))
 
 
+def test_the_architecture_of_a_quantized_checkpoint_need_not_be_installed(plain, tmp_path):
+    quantized, values = write(plain, tmp_path, gptq())
+    file = quantized / "config.json"
+    config = json.loads(file.read_text("utf-8")) | {"architectures": ["AbsentForCausalLM"]}
+    file.write_text(json.dumps(config), "utf-8")
+    converted = convert(quantized, tmp_path)
+    expect_equal(load_all(converted), load_file(values / "model.safetensors"))
+
+
 def test_biases_of_zeros_that_the_model_lacks_are_left_out(plain, tmp_path):
     def change(folder, value):
-        from safetensors.torch import save_file
-
         tensors = load_file(folder / "model.safetensors")
         tensors["model.layers.0.self_attn.q_proj.bias"] = torch.full((64,), value)
         save_file(tensors, folder / "model.safetensors")
@@ -211,8 +218,6 @@ def test_mxfp4_experts_become_the_weights_that_transformers_dequantizes(
 def test_a_weight_that_cannot_be_dequantized_is_rejected_and_named(
     plain, tmp_path, leaf, value, message
 ):
-    from safetensors.torch import save_file
-
     quantized, _ = write(plain, tmp_path, gptq())
     tensors = load_file(quantized / "model.safetensors")
     name = f"model.layers.0.self_attn.q_proj.{leaf}"
