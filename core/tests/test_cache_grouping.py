@@ -167,6 +167,13 @@ def test_layers_with_smaller_pages_get_larger_blocks():
     assert config.page_size_bytes == groups[0].spec.page_size_bytes
 
 
+def test_a_block_of_states_is_not_longer_than_a_sequence():
+    (states,) = group(state(10_000, True), max_model_len=664, step=64)
+    assert SIZE < states.spec.block_size <= 664
+    (states,) = group(state(10_000, True), max_model_len=7, step=64)
+    assert states.spec.block_size == SIZE
+
+
 def test_small_states_share_the_page_of_a_large_state():
     groups = group(*[state(1000)] * 5, state(5000), max_model_len=4096)
     shared = next(item for item in groups if item.spec.num_bytes == 1000)

@@ -102,14 +102,23 @@ class Checkpoint:
     _known: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)
 
     @property
+    def has_states(self) -> bool:
+        """Whether some layers have a state instead of a cache of keys and values."""
+        return "linear_attention" in (getattr(self.oracle.config, "layer_types", None) or ())
+
+    @property
     def windows(self) -> list[int]:
-        """The sliding window of each layer, 0 for none, as transformers reads the config."""
+        """The sliding window of each layer, 0 for none, as transformers reads the config.
+
+        A layer with a state needs only the state after the previous token: a window of 2.
+        """
         config = self.oracle.config
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None) or 0
         if kinds is None:
             return [window] * config.num_hidden_layers
-        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+        spans = {"sliding_attention": window, "linear_attention": 2}
+        return [spans.get(kind, 0) for kind in kinds]
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from parity.checkpoints import LOGIT_STD, VOCAB_SIZE, Checkpoint
+from parity.state_families import STATE_FAMILIES
 
 _MIXED = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _LONG = {
@@ -191,6 +192,7 @@ FAMILIES: Mapping[str, Family] = {
         no_rope_layer_interval=3,
         attention_chunk_size=128,
     ),
+    **{name: usual_family(*names, **fields) for name, (names, fields) in STATE_FAMILIES.items()},
     "olmoe": usual_family("Olmoe", num_experts=8, num_experts_per_tok=3, clip_qkv=1.5),
     "gemma": usual_family("Gemma", head_dim=20),
     "gemma2": usual_family(
@@ -370,6 +372,8 @@ def fill(model: torch.nn.Module, generator: torch.Generator) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if id(parameter) in is_scale:
             noise = parameter + 0.2 * noise
+        elif name.endswith((".A_log", ".D")):
+            noise = {"g": -2.0, "D": 1.0}[name[-1]] + 0.3 * noise  # states that decay slowly
         elif name.endswith("bias") or parameter.ndim == 1:
             noise *= 0.3
         else:

@@ -7,11 +7,18 @@ tokens of a request in the step, S sampled positions, D hidden size, V vocabular
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from dovetail.interfaces import AttentionContext, RotaryArgs, WorkerContext
+from dovetail.interfaces import (
+    AttentionContext,
+    LayerState,
+    RotaryArgs,
+    StateTensor,
+    WorkerContext,
+)
 from dovetail.plan import SchedulerOutput
 from dovetail_torch.graph_dispatcher import Outputs
 from dovetail_torch.runner.device_inputs import DeviceBatch
@@ -44,6 +51,10 @@ class Unnarrowed:
         """Attend as the wrapped context does."""
         return self.attention.attend(index, q_THD, k_TKD, v_TKD, rotary_args)
 
+    def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
+        """Return the states of the wrapped context."""
+        return self.attention.state(index, tensors)
+
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""
         return x_TD
@@ -70,8 +81,11 @@ class Recording(TorchWorker):
         def listen_to_forward(
             input_ids_T: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
         ) -> torch.Tensor:
-            hidden = forward(input_ids_T, positions_T, attention)
-            self._hidden_TD, self._logits_SV = hidden, None
+            self._logits_SV = None
+            if self._has_states:  # a second pass would read the states that the first one wrote
+                self._hidden_TD = forward(input_ids_T, positions_T, Unnarrowed(attention))
+                return self._hidden_TD
+            self._hidden_TD = hidden = forward(input_ids_T, positions_T, attention)
             if len(hidden) != len(input_ids_T):  # keys and values are written as before
                 self._hidden_TD = forward(input_ids_T, positions_T, Unnarrowed(attention))
             return hidden

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from dovetail import LLM, SamplingParams
-from dovetail.interfaces import SchedulerStats
+from dovetail.interfaces import KVCacheConfig, SchedulerStats
+from dovetail.kv_cache.demand import sequence_blocks
+from dovetail.kv_cache.grouping import group_layers
 from parity.checkpoints import VOCAB_SIZE, Checkpoint
 from parity.commit_seed import commit_seed
 from parity.family_checkpoints import FAMILIES, make_family
@@ -97,14 +99,8 @@ def answer(llm: LLM, prompts: list[list[int]]) -> dict[str, Sequenced]:
     }
 
 
-def run_engine(checkpoint: Checkpoint, situation: Situation, max_len: int) -> Ran:
-    source = random.Random(commit_seed()[0])
-    lengths = [min(length, max_len - 2 * NUM_NEW_TOKENS) for length in PROMPT_LENS]
-    prompts = [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in lengths]
-    blocks = 400
-    if situation.room:
-        blocks = situation.room * longest_request(checkpoint, situation.budget) + SPARE_BLOCKS
-    with LLM(
+def start(checkpoint: Checkpoint, situation: Situation, max_len: int, blocks: int) -> LLM:
+    return LLM(
         str(checkpoint.folder),
         dtype="float32",
         skip_tokenizer_init=True,
@@ -117,7 +113,31 @@ def run_engine(checkpoint: Checkpoint, situation: Situation, max_len: int) -> Ra
         block_size=16,
         num_gpu_blocks_override=blocks,
         **situation.options,
-    ) as llm:
+    )
+
+
+def longest_with_states(checkpoint: Checkpoint, situation: Situation, max_len: int) -> int:
+    """Return the number of blocks of the longest request, from the specs of a worker."""
+    with start(checkpoint, situation, max_len, 400) as llm:
+        specs = llm.llm_engine.collective_rpc("get_kv_cache_spec")
+    groups = group_layers(
+        specs, block_size=16, max_model_len=max_len, max_step_tokens=situation.budget
+    )
+    cache = KVCacheConfig(num_blocks=2, groups=groups)
+    return sequence_blocks(cache, max_len, max_step_tokens=situation.budget)
+
+
+def run_engine(checkpoint: Checkpoint, situation: Situation, max_len: int) -> Ran:
+    source = random.Random(commit_seed()[0])
+    lengths = [min(length, max_len - 2 * NUM_NEW_TOKENS) for length in PROMPT_LENS]
+    prompts = [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in lengths]
+    blocks = 400
+    if situation.room:
+        longest = longest_request(checkpoint, situation.budget)
+        if checkpoint.has_states:
+            longest = longest_with_states(checkpoint, situation, max_len)
+        blocks = situation.room * longest + SPARE_BLOCKS
+    with start(checkpoint, situation, max_len, blocks) as llm:
         requests = answer(llm, prompts)
         if situation.is_repeated:
             longer = [

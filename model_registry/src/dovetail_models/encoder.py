@@ -20,7 +20,7 @@ class Encoder(nn.Module):
     """The base of models that compute a whole prompt in a step, and generate nothing."""
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     provides: ClassVar[frozenset[str]] = frozenset({"pooling", "whole_prompts"})
     architectures: ClassVar[tuple[str, ...]]
     pooling_type: str = "cls"

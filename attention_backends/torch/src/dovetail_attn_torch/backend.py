@@ -33,7 +33,17 @@ class TorchAttentionBackend(AttentionBackend):
     name: ClassVar[str] = "torch"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=frozenset(TORCH_DTYPES),
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "bidirectional", MLA}),
+        features=frozenset(
+            {
+                "sliding_window",
+                "soft_cap",
+                "sinks",
+                "alibi",
+                "bidirectional",
+                "padded_pages",
+                MLA,
+            }
+        ),
     )
 
     @staticmethod

@@ -13,7 +13,7 @@ key-value heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -69,14 +69,11 @@ class TorchAttentionLayer(AttentionLayer):
                 f"{self._name} has a sliding window of {self._window}, but its KV-cache group has "
                 f"{metadata.sliding_window}; put these layers into different groups"
             )
-        slots_SCKD = kv_cache.view(-1, *kv_cache.shape[2:])
-        slots_SCKD.select(1, 0).index_copy_(0, metadata.slots_T, k_TKD)
-        if slots_SCKD.shape[1] == 2:
-            slots_SCKD.select(1, 1).index_copy_(0, metadata.slots_T, v_TKD)
+        _write(kv_cache, metadata.slots_T, (k_TKD, v_TKD)[: kv_cache.shape[2]])
         for batch in metadata.decodes:
-            self._decode(q_THD, slots_SCKD, batch, out_THD)
+            self._decode(q_THD, kv_cache, batch, out_THD)
         for batch in metadata.chunks:
-            _gather(slots_SCKD, batch)
+            _gather(kv_cache, batch)
             out_1HQD = self._attend(
                 _as_one_row(q_THD[batch.tokens]), batch.keys_GKLD, batch.values_GKLD, batch
             )
@@ -89,7 +86,7 @@ class TorchAttentionLayer(AttentionLayer):
     def _decode(
         self,
         q_THD: torch.Tensor,
-        slots_SCKD: torch.Tensor,
+        kv_cache: torch.Tensor,
         batch: GatheredBatch,
         out_THD: torch.Tensor,
     ) -> None:
@@ -98,7 +95,7 @@ class TorchAttentionLayer(AttentionLayer):
         Query heads that share a key-value head are treated as tokens of one head: keys and values
         are not repeated, and one matrix product replaces a vector product per query head.
         """
-        _gather(slots_SCKD, batch)
+        _gather(kv_cache, batch)
         q_GKQD = take(q_THD, batch.tokens).unflatten(1, self._groups)
         out_GKQD = self._attend(q_GKQD, batch.keys_GKLD, batch.values_GKLD, batch)
         _put(out_THD, batch.tokens, out_GKQD.flatten(1, 2))
@@ -121,8 +118,33 @@ class TorchAttentionLayer(AttentionLayer):
         )
 
 
-def _gather(slots_SCKD: torch.Tensor, batch: GatheredBatch) -> None:
-    torch.index_select(slots_SCKD, 0, batch.slots_S, out=batch.keys_values_SCKD)
+def _write(
+    cache_NBCKD: torch.Tensor, slots_T: torch.Tensor, vectors: Sequence[torch.Tensor]
+) -> None:
+    """Write the keys and values, [T, K, D] each, to the slots. Blocks may be strided."""
+    for index, x_TKD in enumerate(vectors):
+        own_NBKD = cache_NBCKD.select(2, index)
+        if cache_NBCKD.is_contiguous():
+            own_NBKD.flatten(0, 1).index_copy_(0, slots_T, x_TKD)
+        else:
+            own_NBKD.index_put_(_block_and_offset(cache_NBCKD, slots_T), x_TKD)
+
+
+def _gather(cache_NBCKD: torch.Tensor, batch: GatheredBatch) -> None:
+    """Copy the slots of `batch` to its memory. Blocks may be strided."""
+    if cache_NBCKD.is_contiguous():
+        slots_SCKD = cache_NBCKD.view(-1, *cache_NBCKD.shape[2:])
+        torch.index_select(slots_SCKD, 0, batch.slots_S, out=batch.keys_values_SCKD)
+    else:
+        index = _block_and_offset(cache_NBCKD, batch.slots_S)
+        batch.keys_values_SCKD.copy_(cache_NBCKD[index])
+
+
+def _block_and_offset(
+    cache_NBCKD: torch.Tensor, slots_S: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    block_size = cache_NBCKD.shape[1]
+    return slots_S // block_size, slots_S % block_size
 
 
 def _as_one_row(x_QXD: torch.Tensor) -> torch.Tensor:

@@ -62,10 +62,12 @@ from dovetail.interfaces.logits_processor import LogitsProcessor, LogitsProcesso
 from dovetail.interfaces.model import (
     ONE_RANK,
     AttentionContext,
+    LayerState,
     Model,
     ModelContext,
     OneRank,
     RankGroup,
+    StateTensor,
     WeightMapping,
 )
 from dovetail.interfaces.model_format import ModelDescription, ModelFormat
@@ -203,6 +205,7 @@ __all__ = [
     "KVTransfer",
     "KVWorkerSide",
     "LatentAttentionSpec",
+    "LayerState",
     "LinearMethod",
     "LinearShape",
     "LocalModel",
@@ -247,6 +250,7 @@ __all__ = [
     "StatLogger",
     "StatLoggerContext",
     "StateSpec",
+    "StateTensor",
     "StepExtension",
     "StepExtensionContext",
     "StepStats",

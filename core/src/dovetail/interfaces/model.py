@@ -7,7 +7,7 @@ Dimensions: T tokens of the step, S sampled positions, D hidden size, V width of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dovetail.interfaces.attention import RotaryArgs
     from dovetail.interfaces.linear_method import LinearMethod
-    from dovetail.interfaces.ops import Ops
+    from dovetail.interfaces.ops import Ops, StateParts
 
 
 class RankGroup(Protocol):
@@ -93,8 +93,29 @@ class ModelContext:
     ranks: RankGroup = ONE_RANK
 
 
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One tensor of a layer's state: its shape for one request, its dtype and its device."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerState:
+    """The states of a layer, for one step.
+
+    tensors: one tensor for each `StateTensor`, [B blocks, *shape]. Blocks may be strided. parts:
+    which blocks the tokens of the step read and write.
+    """
+
+    tensors: tuple[torch.Tensor, ...]
+    parts: StateParts
+
+
 class AttentionContext(Protocol):
-    """Gives a model's attention layers access to the attention backend in a forward pass.
+    """Gives a model's layers access to the attention backend and to states in a forward pass.
 
     It is an argument, not global state: one process may run engines with different backends.
     """
@@ -111,6 +132,13 @@ class AttentionContext(Protocol):
 
         rotary_args: the rotary embedding to apply to q and k first; None if it is already applied.
         A context without a faster way calls `rotary_args.apply`.
+        """
+
+    def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
+        """Return the states of layer `index`, which has a state of fixed size instead of a cache.
+
+        Attention layers and layers with states are numbered together, in the order of construction.
+        tensors: the tensors of a state; the same in every call.
         """
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
@@ -173,7 +201,8 @@ class Model(Protocol):
     """A causal language model. In practice a `torch.nn.Module`.
 
     Attention layers. Workers of the torch layer find the modules of class
-    `dovetail_torch.layers.Attention`. A model without such modules has no KV cache.
+    `dovetail_torch.layers.Attention`, and layers with states as modules of class
+    `dovetail_torch.layers.StateLayer`. A model without such modules has no KV cache.
 
     Weights. Parameters have the names of the checkpoint. Fused layers name their parts
     (`LinearShape.part_names`). A model whose checkpoints use other names or layouts has an
@@ -200,7 +229,7 @@ class Model(Protocol):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     architectures: ClassVar[tuple[str, ...]]
 
     def __init__(self, context: ModelContext) -> None:

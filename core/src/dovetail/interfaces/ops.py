@@ -5,7 +5,9 @@ others. New operations have a torch implementation, so existing providers stay v
 An operation returns new tensors or reuses the memory of its inputs, as its docstring says. It
 keeps no reference to them.
 Dimensions: T tokens, D features of the last dimension, H heads, S head size; of logits: R rows,
-V vocabulary; of experts: E experts, K experts of a token, G gate and up features, I = G / 2.
+V vocabulary; of experts: E experts, K experts of a token, G gate and up features, I = G / 2; of
+states: N parts, B blocks, C channels, W kernel size, G groups of heads, K and V features of a key
+and of a value.
 """
 
 from __future__ import annotations
@@ -132,6 +134,42 @@ class ExpertWeights:
     alpha: float = 1.702
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateParts:
+    """The division of a step's tokens at the positions whose states are saved.
+
+    A part has consecutive tokens of one request. The parts contain all tokens of the step, in
+    order, and the parts of a request follow each other. The state before a part is that of block
+    `reads_N`, or zeros if the entry is -1. For all parts of a request except the first, it is the
+    state after the previous part. The state after a part is written to block `writes_N`.
+    sizes: number of tokens of each part, at least 1. num_parts: number of parts of each request, at
+    least 1. Both are known on the host.
+    reads_N, writes_N: int64, on the device. No request writes to a block that another one reads or
+    writes.
+    """
+
+    sizes: tuple[int, ...]
+    num_parts: tuple[int, ...]
+    reads_N: torch.Tensor
+    writes_N: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttentionInputs:
+    """The inputs of `Ops.linear_attention`.
+
+    q_TGK, k_TGK: queries and keys; each group is used by H / G consecutive heads. v_THV: values.
+    decay_TH: float32, at most 0; the logarithm of the factor on the state. beta_TH: float32, the
+    step size of the delta rule; None without the rule.
+    """
+
+    q_TGK: torch.Tensor
+    k_TGK: torch.Tensor
+    v_THV: torch.Tensor
+    decay_TH: torch.Tensor
+    beta_TH: torch.Tensor | None = None
+
+
 class Ops:
     """Norms, rotary embedding, activations, embedding look-up and sampling on one device type.
 
@@ -141,7 +179,7 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.5"
+    CONTRACT_VERSION: ClassVar[str] = "0.6"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
@@ -215,6 +253,37 @@ class Ops:
         experts_TK, weights_TK: as returned by `select_experts`. A token's experts are different. No
         token is dropped, and a token's result does not depend on the experts of other tokens. Do
         not wait for an asynchronous device.
+        """
+        raise NotImplementedError
+
+    @operation
+    def causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return silu(convolution of each channel with its last W inputs + bias), [T, C].
+
+        weight_CW: the last column is the factor on the token itself. states_BWC: [B, W - 1, C] in
+        the dtype of x; the last W - 1 inputs, oldest first; updated in place. Blocks may be
+        strided. Do not wait for the device.
+        """
+        raise NotImplementedError
+
+    @operation
+    def linear_attention(
+        self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the outputs of linear attention with a decaying state, [T, H, V].
+
+        For each token, with the state S [K, V] of a head: S ← exp(decay) · S. With the delta rule,
+        v ← beta · (v - Sᵀk). Then S ← S + k·vᵀ, and the output is Sᵀq.
+        states_BHKV: float32, updated in place. Blocks may be strided. Computed in float32; the
+        outputs have the dtype of v. Do not wait for the device.
+        Sources: Dao and Gu 2024, arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464.
         """
         raise NotImplementedError
 

@@ -121,7 +121,8 @@ def group_layers(
     choices: list[_Choice] = []
     for shared in _SHARED:
         for keep_windows in (False, True):
-            for parts in _matched(_collect(specs, keep_windows=keep_windows), shared):
+            collected = _collect(specs, keep_windows=keep_windows)
+            for parts in _matched(collected, shared, max_model_len):
                 choices += _cut(parts, lengths, step)
         best = _best(choices, max_needed)
         if best.num_bytes[0] <= max_needed and best.num_groups <= _MANY_GROUPS:
@@ -182,10 +183,11 @@ def _collect(specs: Mapping[str, KVCacheSpec], *, keep_windows: bool) -> list[_P
     return [_Part(spec, names) for spec, names in layers.items()]
 
 
-def _matched(parts: Sequence[_Part], shared: int) -> Iterator[Sequence[_Part]]:
+def _matched(parts: Sequence[_Part], shared: int, max_model_len: int) -> Iterator[Sequence[_Part]]:
     """Yield `parts` with block sizes that give pages of about equal size.
 
-    shared: attention layers per page.
+    shared: attention layers per page. A state's block that no sequence fills would never be found
+    in the prefix cache, so blocks of states are not longer than a sequence.
     """
     pages = {part.spec.page_size_bytes for part in parts}
     states = any(isinstance(item.spec, StateSpec) and item.spec.snapshots for item in parts)
@@ -197,7 +199,14 @@ def _matched(parts: Sequence[_Part], shared: int) -> Iterator[Sequence[_Part]]:
         targets |= {-(-max(pages) // page) * page * times for times in _MULTIPLES}
     for target in sorted(targets):
         for interval in _INTERVALS if states else (1,):
-            yield _with_pages(parts, target, interval, shared)
+            created = _with_pages(parts, target, interval, shared)
+            if interval == 1 or _largest_state_block(created) <= max_model_len:
+                yield created
+
+
+def _largest_state_block(parts: Sequence[_Part]) -> int:
+    sizes = (part.spec.block_size for part in parts if isinstance(part.spec, StateSpec))
+    return max(sizes, default=0)
 
 
 def _with_pages(

@@ -1,7 +1,8 @@
 """The parts that dense decoders share. A family is a choice among them; see docs/plugins/model.md.
 
 shape.py: what config.json defines. norms.py, attention.py, latent_attention.py, mlp.py, experts.py:
-the parts of a layer. blocks.py: where the norms of a layer are. causal_lm.py: the model.
+the parts of a layer. state_branch.py: what layers with states share. blocks.py: where the norms of
+a layer are. causal_lm.py: the model.
 """
 
 from dovetail_models.decoder.attention import SelfAttention

@@ -16,6 +16,7 @@ from dovetail_models.decoder.shape import DecoderShape
 from dovetail_torch.layers import (
     Attention,
     BidirectionalAttention,
+    CacheLayer,
     QKVParallelLinear,
     RotaryEmbedding,
     RowParallelLinear,
@@ -23,9 +24,12 @@ from dovetail_torch.layers import (
 
 
 class AttentionBranch(nn.Module):
-    """The base of the attention of a layer. attn: its attention. o_proj: the last projection."""
+    """The base of the attention of a layer. o_proj: the last projection.
 
-    attn: Attention
+    attn: the attention over the cache, or the state of the layer.
+    """
+
+    attn: CacheLayer
     o_proj: RowParallelLinear
 
     @abstractmethod

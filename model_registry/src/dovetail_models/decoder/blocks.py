@@ -8,6 +8,7 @@ are still needed. Dimensions: T tokens, D hidden size, O features of all query h
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -23,9 +24,14 @@ State = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Block(nn.Module):
-    """The base of all blocks: attention, MLP, and a norm for each of `norm_names`."""
+    """The base of all blocks: attention, MLP, and a norm for each of `norm_names`.
 
-    norm_names: tuple[str, ...] = ()
+    has_mlp: whether the block has an MLP.
+    """
+
+    norm_names: ClassVar[tuple[str, ...]] = ()
+    has_mlp: ClassVar[bool] = True
+    mlp: nn.Module
 
     def __init__(
         self, context: ModelContext, name: str, shape: DecoderShape, self_attn: AttentionBranch
@@ -33,8 +39,9 @@ class Block(nn.Module):
         super().__init__()
         self.self_attn = self_attn
         self.is_last = self_attn.attn.index == shape.num_layers - 1
-        make_mlp = shape.mlps[self_attn.attn.index] if shape.mlps else shape.mlp or GatedMLP
-        self.mlp = make_mlp(context, f"{name}.mlp", shape)
+        if self.has_mlp:
+            make_mlp = shape.mlps[self_attn.attn.index] if shape.mlps else shape.mlp or GatedMLP
+            self.mlp = make_mlp(context, f"{name}.mlp", shape)
         self.branch_scale = shape.branch_scale
         for norm_name in self.norm_names:
             setattr(self, norm_name, shape.norm(context, shape.hidden_size))
@@ -97,6 +104,26 @@ class PreNormBlock(Block):
         residual_TD = self.narrow(residual_TD, attention)
         x_TD, residual_TD = self.post_attention_layernorm.add(x_TD, residual_TD)
         return self.scaled(self.mlp(x_TD)), residual_TD
+
+
+class BranchBlock(Block):
+    """h ← h + Branch(norm(h)), without an MLP. Source: Mamba, Gu and Dao 2023, arXiv:2312.00752."""
+
+    norm_names = ("input_layernorm",)
+    has_mlp = False
+    input_layernorm: Norm
+
+    def forward(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor | None,
+        positions_T: torch.Tensor,
+        attention: AttentionContext,
+    ) -> State:
+        """Return the next x and residual."""
+        x_TD, residual_TD = add(self.input_layernorm, x_TD, residual_TD)
+        x_TD = self.attend(x_TD, positions_T, attention)
+        return x_TD, self.narrow(residual_TD, attention)
 
 
 class SandwichBlock(Block):

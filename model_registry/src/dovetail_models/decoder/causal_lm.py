@@ -116,7 +116,7 @@ class DecoderForCausalLM(nn.Module, ABC):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     architectures: ClassVar[tuple[str, ...]]
 

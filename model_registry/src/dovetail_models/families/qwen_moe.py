@@ -65,7 +65,7 @@ class Qwen2MoeForCausalLM(_QwenMoe):
             config,
             windows=_qwen2_windows(config),
             attention=AttentionOptions(qkv_bias=read_flag(config, "qkv_bias", default=True)),
-            **_read_experts(config, defaults=(60, 4, 1408), shared_size=shared_size),
+            **read_qwen_experts(config, defaults=(60, 4, 1408), shared_size=shared_size),
         )
 
 
@@ -91,7 +91,7 @@ class Qwen3MoeForCausalLM(_QwenMoe):
             attention=AttentionOptions(
                 qkv_bias=bias, output_bias=bias, qk_norm=norm_of_each_head(norm)
             ),
-            **_read_experts(config, defaults=(128, 8, 768)),
+            **read_qwen_experts(config, defaults=(128, 8, 768)),
         )
 
 
@@ -110,12 +110,17 @@ def _qwen2_windows(config: Config) -> tuple[int, ...]:
     return read_qwen_windows({**config, "layer_types": kinds})
 
 
-def _read_experts(
-    config: Config, *, defaults: tuple[int, int, int], shared_size: int = 0
+def read_qwen_experts(
+    config: Config,
+    *,
+    defaults: tuple[int, int, int],
+    shared_size: int = 0,
+    renormalize: bool = False,
 ) -> dict[str, Any]:
     """Return the experts' fields of the shape.
 
-    defaults: number of experts, experts per token, their size.
+    defaults: number of experts, experts per token, their size. renormalize: the default of
+    norm_topk_prob.
     """
     num_experts = read_num_experts(config, defaults[0])
     options = ExpertOptions(
@@ -123,7 +128,7 @@ def _read_experts(
         intermediate_size=read_count(config, "moe_intermediate_size", defaults[2]),
         routing=ExpertRouting(
             top_k=read_top_k(config, num_experts, defaults[1]),
-            renormalize=read_flag(config, "norm_topk_prob"),
+            renormalize=read_flag(config, "norm_topk_prob", default=renormalize),
         ),
         shared_size=shared_size,
         shared_gate=bool(shared_size),

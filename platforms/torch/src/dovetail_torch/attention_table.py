@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import torch
 
 from dovetail.errors import ContractError
-from dovetail.interfaces import AttentionLayer, RotaryArgs
+from dovetail.interfaces import AttentionLayer, LayerState, RotaryArgs, StateTensor
+from dovetail.interfaces.ops import StateParts
 
 CURRENT = -1
 """The slot number of the table that `current_table` sets."""
@@ -69,15 +71,17 @@ class AttentionTable:
 
     def __init__(
         self,
-        layers: Sequence[AttentionLayer],
+        layers: Sequence[AttentionLayer | None],
         caches: Sequence[torch.Tensor],
         builder_of: Sequence[int],
         *,
         rotates: bool = False,
+        states: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}),
     ) -> None:
         """layers, caches, builder_of: by layer index. `builder_of` gives the metadata's index.
 
-        rotates: whether the layers apply rotary embedding themselves.
+        rotates: whether the layers apply rotary embedding themselves. states: the tensors of the
+        layers with states, by index; the entries of these layers in `layers` are not used.
         """
         self.slot = next(_SLOTS)
         self.metadata: Sequence[Any] = ()
@@ -87,6 +91,7 @@ class AttentionTable:
         self._caches = tuple(caches)
         self._builder_of = tuple(builder_of)
         self._rotates = rotates
+        self._states = {index: tuple(tensors) for index, tensors in states.items()}
         _TABLES[self.slot] = self
 
     def attend(
@@ -113,6 +118,10 @@ class AttentionTable:
             )
             return attended
         return self.run(index, q_THD, k_TKD, v_TKD, rotary_args)
+
+    def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
+        """Return the states of layer `index` in this step."""
+        return LayerState(tensors=self._states[index], parts=self.metadata[self._builder_of[index]])
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the rows that are needed after attention. All rows in a compiled graph."""
@@ -145,6 +154,7 @@ class AttentionTable:
         q_THD, k_TKD, v_TKD, out_THD = tensors
         arguments = (self._caches[index], self.metadata[self._builder_of[index]], out_THD)
         layer = self._layers[index]
+        assert layer is not None, f"layer {index} has a state, not attention"
         if rotary_args is None:  # only layers that rotate have the argument
             layer.forward(q_THD, k_TKD, v_TKD, *arguments)
         else:
@@ -168,6 +178,10 @@ class CurrentAttention:
         attended: torch.Tensor = torch.ops.dovetail.attend(q_THD, k_TKD, v_TKD, CURRENT, index)
         return attended
 
+    def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
+        """Raise ContractError: the worker does not compile models with states."""
+        raise ContractError(f"layer {index} has a state, so the model cannot be traced")
+
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""
         return x_TD
@@ -176,11 +190,17 @@ class CurrentAttention:
 class NoAttention:
     """An attention context for runs before the KV cache exists. Its attention returns zeros.
 
-    Checks that the model declared its layers, so that a mistake is reported at startup.
+    Checks that the model declared its layers, so that a mistake is reported at startup. States are
+    those of new requests, which share one block.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, num_tokens: int = 1, num_requests: int = 1) -> None:
+        """num_layers: number of attention layers and layers with states.
+
+        num_tokens, num_requests: of the forward pass; all requests but one have one token.
+        """
         self._num_layers = num_layers
+        self._sizes = (num_tokens - num_requests + 1, *(1,) * (num_requests - 1))
 
     def attend(
         self,
@@ -201,6 +221,27 @@ class NoAttention:
         # This needs as much memory as a step with a backend that does not rotate.
         turned = (q_THD, k_TKD) if rotary_args is None else rotary_args.apply(q_THD, k_TKD)
         return turned[0].new_zeros((*q_THD.shape[:-1], v_TKD.shape[-1]))
+
+    def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
+        """Return zeros, as for new requests. Raise ContractError for an undeclared layer."""
+        if not 0 <= index < self._num_layers:
+            raise ContractError(
+                f"the model has a state in layer {index}, but {self._num_layers} modules for "
+                "attention and states (dovetail_torch.layers.StateLayer), which must have the "
+                "indices from 0."
+            )
+        blocks = torch.zeros(len(self._sizes), dtype=torch.int64, device=tensors[0].device)
+        parts = StateParts(
+            sizes=self._sizes,
+            num_parts=(1,) * len(self._sizes),
+            reads_N=blocks - 1,
+            writes_N=blocks,
+        )
+        zeros = tuple(
+            torch.zeros((1, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+            for tensor in tensors
+        )
+        return LayerState(tensors=zeros, parts=parts)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return all rows."""

@@ -63,6 +63,18 @@ class BatchInvariance:
             )
         self._without.append("multi-head latent attention of the model")
 
+    def add_states(self) -> None:
+        """Record that the model has states, which torch computes.
+
+        Raise ConfigError if the guarantee is required.
+        """
+        if self._required:
+            raise ConfigError(
+                "batch_invariant=True is not supported for models with states, such as linear "
+                "attention. Remove batch_invariant."
+            )
+        self._without.append("states of the model")
+
     def add_ranks(self, ranks: RankGroup) -> None:
         """Record whether sums over ranks depend on the batch.
 

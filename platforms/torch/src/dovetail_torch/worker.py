@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from dovetail.errors import (
     AttentionUnknownError,
-    ConfigError,
     PluginLoadError,
 )
 from dovetail.interfaces import (
@@ -24,15 +23,12 @@ from dovetail.interfaces import (
     AttentionBackend,
     AttentionFacts,
     AttentionMetadataBuilder,
-    FullAttentionSpec,
     GrammarOutput,
     KVCacheConfig,
     KVCacheSpec,
-    LinearMethod,
     ModelContext,
     ModelInfo,
     OneRank,
-    Ops,
     WeightLoader,
     WeightLoaderContext,
     WorkerBase,
@@ -44,6 +40,7 @@ from dovetail.plugins.attention_requirements import attention_requirements
 from dovetail.plugins.construction import Options, construct
 from dovetail.plugins.selection import AUTO, choose, choose_attention
 from dovetail_torch.batch_invariance import BatchInvariance
+from dovetail_torch.checks import check_device, read_vocab_size
 from dovetail_torch.compilation.setup import Compilation, make_compilation
 from dovetail_torch.device_runtime import runtime_of
 from dovetail_torch.distributed.joining import check_shared, join_ranks
@@ -52,9 +49,11 @@ from dovetail_torch.graphs.capture import GraphCapture
 from dovetail_torch.graphs.plan import GraphOptions
 from dovetail_torch.layers.attention import (
     Attention,
+    CacheLayer,
     add_kv_scales,
     attention_facts,
     attention_layers,
+    cache_layers,
     share_heads,
 )
 from dovetail_torch.layers.linear import pack_linears
@@ -80,6 +79,7 @@ from dovetail_torch.weights.finiteness import check_finite
 logger = logging.getLogger(__name__)
 
 _GIB = 1 << 30
+_RELEASED = ("runner", "extensions", "loaded", "model", "layers", "attention_layers", "ranks")
 _SMALLER_MODEL = "choose a smaller model or dtype, or quantization"
 _SMALLER_STEP = "lower max_num_batched_tokens or max_num_seqs"
 _SMALLER_CACHE = "lower gpu_memory_utilization, kv_cache_memory_bytes or num_gpu_blocks_override"
@@ -137,7 +137,8 @@ class TorchWorker(WorkerBase):
                 "the model cannot be created on the device 'meta', which has no memory for "
                 f"weights: {error}"
             ) from error
-        return attention_facts(worker._layers.values()) if worker._layers else None
+        layers = worker._attention_layers
+        return attention_facts(layers.values()) if layers else None
 
     def _make_model(self) -> None:
         """Create the uninitialized model, and find its attention layers."""
@@ -152,9 +153,11 @@ class TorchWorker(WorkerBase):
         adapt_model(self._model, config)
         self._limits = limit_positions(self._model, self._limits)
         share_heads(self._model, self._ranks)
-        self._layers: dict[str, Attention] = dict(attention_layers(self._model))
+        self._layers: dict[str, CacheLayer] = dict(cache_layers(self._model))
+        self._attention_layers: dict[str, Attention] = dict(attention_layers(self._model))
+        self._has_states = len(self._attention_layers) < len(self._layers)
         if config.cache.kv_cache_scales == "layer":
-            add_kv_scales(self._layers.values(), self._device)
+            add_kv_scales(self._attention_layers.values(), self._device)
 
     @explain_oom("the model", _SMALLER_MODEL)
     @torch.inference_mode()
@@ -163,8 +166,10 @@ class TorchWorker(WorkerBase):
         self._make_model()
         # The backend is selected before loading, so that an unsuitable backend is rejected
         # immediately.
-        self._backend = self._choose_attention() if self._layers else None
-        self._invariance.add_attention(self._backend, self._layers.values())
+        self._backend = self._choose_attention() if self._attention_layers else None
+        self._invariance.add_attention(self._backend, self._attention_layers.values())
+        if self._has_states:
+            self._invariance.add_states()
         num_bytes = self.load_weights(self._model, self._make_loader())
         self._model.eval()
         check_last_position(self._model, self._limits, len(self._layers))
@@ -177,7 +182,7 @@ class TorchWorker(WorkerBase):
         self._loaded = LoadedModel(
             model=self._model,
             num_layers=len(self._layers),
-            vocab_size=self._vocab_size(),
+            vocab_size=read_vocab_size(self._context.config.model.hf_config),
             limits=self._limits,
             tables=PositionTables(self._model),
             device_parts=self._device_parts(),
@@ -229,11 +234,13 @@ class TorchWorker(WorkerBase):
     def get_model_info(self) -> ModelInfo:
         """Return the properties of the loaded model."""
         maximum = getattr(self._model, "max_positions", None) or 0
-        info = ModelInfo(vocab_size=self._vocab_size(), max_model_len=maximum)
+        info = ModelInfo(
+            vocab_size=read_vocab_size(self._context.config.model.hf_config), max_model_len=maximum
+        )
         return pooling_info(info, self._pooler, self._model)
 
     def get_kv_cache_spec(self) -> Mapping[str, KVCacheSpec]:
-        """Return the KV-cache spec of each attention layer."""
+        """Return the KV-cache spec of each attention layer and each layer with a state."""
         block_size = self._context.config.cache.block_size
         return kv_cache_specs(
             self._backend, self._layers, block_size=block_size, limits=self._limits
@@ -259,7 +266,7 @@ class TorchWorker(WorkerBase):
         """Return the metadata builders of an asynchronous device, which allocates all memory."""
         if self._loaded.device_parts.asynchronous is None:
             return []
-        specs = cast("Mapping[str, FullAttentionSpec]", self.get_kv_cache_spec())
+        specs = self.get_kv_cache_spec()
         options = self._context.plugins.options_of("attention", self._backend)
         return make_builders(self._backend, specs.values(), self._limits, options=options)
 
@@ -276,7 +283,7 @@ class TorchWorker(WorkerBase):
         )
         loaded = self._loaded
         self._compilation = make_compilation(
-            self._context, loaded, attention.table, self.compile_obstacle()
+            self._context, loaded, attention.table, self._compile_obstacle()
         )
         if self._compilation is not None:
             loaded = replace(loaded, model=self._compilation.model)
@@ -300,6 +307,11 @@ class TorchWorker(WorkerBase):
     def compile_obstacle(self) -> str:
         """Return why torch.compile cannot be used; a platform's worker may override it."""
         return ""
+
+    def _compile_obstacle(self) -> str:
+        if self._has_states:
+            return "models with states, such as linear attention, are not compiled"
+        return self.compile_obstacle()
 
     def get_compile_report(self) -> dict[str, Any] | None:
         """Return counts and times of the compilation (`CompileReport`), or None without one."""
@@ -326,16 +338,18 @@ class TorchWorker(WorkerBase):
         if runner is not None:
             runner.shutdown()
         self._compilation = None
-        for name in ("_runner", "_extensions", "_loaded", "_model", "_layers", "_ranks"):
-            self.__dict__.pop(name, None)
+        for name in _RELEASED:
+            self.__dict__.pop(f"_{name}", None)
 
     def _device_parts(self) -> DeviceParts:
         """Return the objects of the platform and the op provider that the runner uses."""
         ops, config = self._ops, self._context.config
+        # The host divides each step's tokens by the states that they read, so no step is repeated.
+        is_eager = config.model.enforce_eager or self._has_states
         parts = DeviceParts(
             best_tokens=ops.best_tokens,
             mask_tokens=ops.mask_tokens,
-            graph_provider=None if config.model.enforce_eager else self.graph_provider(),
+            graph_provider=None if is_eager else self.graph_provider(),
         )
         # A connector reads the cache as soon as a step returns, so steps must be synchronous.
         if config.kv_connector is not None or "async_output" not in self.provides:
@@ -345,37 +359,20 @@ class TorchWorker(WorkerBase):
             asynchronous=self._runtime.asynchronous(),
             prepare_inputs=ops.prepare_inputs,
             draw_tokens=ops.draw_tokens if "draw_tokens" in ops.overridden else None,
-            graph_capture=None if config.model.enforce_eager else self.graph_capture(),
+            graph_capture=None if is_eager else self.graph_capture(),
             graph_options=GraphOptions(
                 mode=config.compute.graph_mode, max_size=config.compute.max_graph_size
             ),
             shows_progress=config.load.use_tqdm_on_load and self._context.rank == 0,
         )
 
-    def _vocab_size(self) -> int:
-        vocab_size = self._context.config.model.hf_config.get("vocab_size")
-        if not isinstance(vocab_size, int):
-            raise ConfigError(
-                f"config.json has vocab_size={vocab_size!r}; vocab_size must be an integer."
-            )
-        return vocab_size
-
     def _make_provider(self, kind: str, reference: str | type) -> Any:
         """Select and create a linear method or op provider for the model's layers."""
         plugins = self._context.plugins
         cls = choose(plugins, self._context.platform, kind, reference)
-        self._check_device(kind, cls)
+        check_device(kind, cls, self._device)
         self._invariance.add(kind, cls)
         return construct(kind, cls, options=plugins.options_of(kind, cls))
-
-    def _check_device(self, kind: str, cls: type[LinearMethod] | type[Ops]) -> None:
-        """Raise ConfigError if a provider does not support this device."""
-        if self._device.type in (cls.device_types or {self._device.type}) | {"meta"}:
-            return
-        raise ConfigError(
-            f"the {kind} {cls.__name__} supports {', '.join(sorted(cls.device_types))}, but the "
-            f"device is {self._device.type}: choose another one."
-        )
 
     def _model_context(self, options: Options) -> ModelContext:
         context, compute = self._context, self._context.config.compute
@@ -394,7 +391,7 @@ class TorchWorker(WorkerBase):
     def _choose_attention(self) -> type[AttentionBackend]:
         context = self._context
         requirements = attention_requirements(
-            attention_facts(self._layers.values()), context.config, self._device.type
+            attention_facts(self._attention_layers.values()), context.config, self._device.type
         )
         reference = context.config.compute.attention_backend or AUTO
         return choose_attention(context.plugins, context.platform, reference, requirements)

@@ -47,7 +47,7 @@ class TransformersForCausalLM(nn.Module):
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     architectures: ClassVar[tuple[str, ...]] = ("TransformersForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLM"]}
 

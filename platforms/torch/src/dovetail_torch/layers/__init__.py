@@ -10,9 +10,11 @@ from dovetail_torch.layers.activation import (
 from dovetail_torch.layers.attention import (
     Attention,
     BidirectionalAttention,
+    CacheLayer,
     ChunkedAttention,
     LatentAttention,
     attention_layers,
+    cache_layers,
     share_heads,
 )
 from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
@@ -36,6 +38,7 @@ from dovetail_torch.layers.linear import (
 )
 from dovetail_torch.layers.norm import LayerNorm, Norm, OffsetRMSNorm, RMSNorm
 from dovetail_torch.layers.rotary import RotaryEmbedding
+from dovetail_torch.layers.state import CausalConv, StateLayer
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 from dovetail_torch.layers.torch_ops import CompletedOps, TorchOps
 
@@ -45,6 +48,8 @@ __all__ = [
     "Attention",
     "BidirectionalAttention",
     "BlockWeight",
+    "CacheLayer",
+    "CausalConv",
     "ChunkedAttention",
     "ColumnParallelLinear",
     "CompletedOps",
@@ -66,10 +71,12 @@ __all__ = [
     "RowParallelLinear",
     "SeparateExperts",
     "SiluAndMul",
+    "StateLayer",
     "TorchLinearMethod",
     "TorchOps",
     "VocabParallelEmbedding",
     "attention_layers",
+    "cache_layers",
     "gated_activation",
     "linear_layers",
     "make_experts",

@@ -19,6 +19,7 @@ from dovetail.interfaces.attention import AttentionFacts, RotaryArgs
 from dovetail.interfaces.model import AttentionContext, RankGroup
 from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers.linear import HeadShape
+from dovetail_torch.layers.state import StateLayer
 
 
 class Attention(nn.Module):
@@ -158,20 +159,38 @@ class BidirectionalAttention(Attention):
     bidirectional: ClassVar[bool] = True
 
 
-def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
-    """Return the model's attention layers by name; the n-th layer has index n.
+CacheLayer = Attention | StateLayer
+"""A layer that keeps something for the tokens of a request: keys and values, or a state."""
+
+
+def cache_layers(model: nn.Module) -> tuple[tuple[str, CacheLayer], ...]:
+    """Return the model's attention layers and layers with states; the n-th layer has index n.
 
     Raises ContractError if the model used an index twice or omitted one.
     """
-    layers = [pair for pair in model.named_modules() if isinstance(pair[1], Attention)]
+    layers = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Attention | StateLayer)
+    ]
     layers.sort(key=lambda pair: pair[1].index)
     indices = [layer.index for _, layer in layers]
     if indices != list(range(len(layers))):
         raise ContractError(
-            f"{type(model).__name__} assigns to its {len(layers)} attention layers the indices "
-            f"{indices}: they must be unique, from 0 to {len(layers) - 1}"
+            f"{type(model).__name__} assigns to its {len(layers)} attention layers and layers with "
+            f"states the indices {indices}: they must be unique, from 0 to {len(layers) - 1}"
         )
     return tuple(layers)
+
+
+def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
+    """Return the model's attention layers by name, in the order of their indices.
+
+    Raises ContractError, as `cache_layers`.
+    """
+    return tuple(
+        (name, layer) for name, layer in cache_layers(model) if isinstance(layer, Attention)
+    )
 
 
 def add_kv_scales(layers: Iterable[Attention], device: torch.device) -> None:

@@ -14,12 +14,15 @@ from torch.nn import functional
 from dovetail.interfaces.ops import (
     ExpertRouting,
     ExpertWeights,
+    LinearAttentionInputs,
     Ops,
     RouterWeights,
+    StateParts,
     StepColumns,
     overridden_operations,
 )
 from dovetail_torch.layers.expert_groups import apply_experts, select_experts
+from dovetail_torch.layers.state_ops import causal_conv, linear_attention
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.sampling.blocks import best_tokens
 from dovetail_torch.sampling.grammar import mask_tokens
@@ -105,6 +108,23 @@ class TorchOps(Ops):
     ) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts, a new tensor [T, D]."""
         return apply_experts(x_TD, experts_TK, weights_TK, layer)
+
+    def causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return silu(convolution + bias), a new tensor [T, C], and update the states."""
+        return causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
+
+    def linear_attention(
+        self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the outputs of linear attention, a new tensor, and update the states."""
+        return linear_attention(inputs, states_BHKV, parts)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the rows of the table with these ids, a new tensor."""

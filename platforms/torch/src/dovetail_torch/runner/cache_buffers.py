@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
 from dovetail.errors import ModelError
 from dovetail.interfaces import AttentionBackend, FullAttentionSpec, KVCacheConfig
+from dovetail_torch.layers.state import StateLayer
 
 DTYPES = {
     "float32": torch.float32,
@@ -35,30 +37,39 @@ Zeros = Callable[[int], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class CacheBuffers:
-    """The cache's memory. caches: each layer's view by name, in its backend's shape.
+    """The cache's memory. caches: each attention layer's view by name, in its backend's shape.
 
+    states: the tensors of each layer with a state, by name: [N, *shape].
     pages_NP: uint8, one tensor per buffer; row b contains all of block b. () if the blocks are not
     the first dimension in a backend's layout.
     """
 
     caches: Mapping[str, torch.Tensor]
     pages_NP: tuple[torch.Tensor, ...]
+    states: Mapping[str, tuple[torch.Tensor, ...]] = field(default_factory=dict)
 
 
 def take_buffers(
-    backend: type[AttentionBackend],
+    backend: type[AttentionBackend] | None,
     specs: Mapping[str, FullAttentionSpec],
     config: KVCacheConfig,
     zeros: Zeros,
+    *,
+    state_layers: Mapping[str, StateLayer] = MappingProxyType({}),
 ) -> CacheBuffers:
     """Allocate the memory of `config` and create the views of the layers.
 
-    specs: spec of each layer, by name. zeros: allocates zeroed memory. Raises ModelError if layers
-    of one buffer cannot share it in the backend's layout.
+    specs: spec of each attention layer, by name. backend: None only without attention layers.
+    zeros: allocates zeroed memory. Raises ModelError if layers of one buffer cannot share it in the
+    backend's layout.
     """
     num_blocks, page = config.num_blocks, config.page_size_bytes
     buffers = [zeros(num_blocks * page) for _ in range(config.num_buffers)]
-    shapes = {name: backend.kv_cache_shape(num_blocks, spec) for name, spec in specs.items()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    features, backend_name = frozenset[str](), ""
+    if backend is not None:
+        shapes = {name: backend.kv_cache_shape(num_blocks, spec) for name, spec in specs.items()}
+        features, backend_name = backend.capabilities.features, backend.name
     blocks_first = all(shape[0] == num_blocks for shape in shapes.values())
     padded = any(spec.page_size_bytes < page for spec in specs.values())
     indexes = {
@@ -67,26 +78,44 @@ def take_buffers(
         for layer, name in enumerate(group.layer_names)
     }
     layouts = {(shapes[name], spec.dtype) for name, spec in specs.items()}
-    if padded and not (blocks_first and PADDED_PAGES in backend.capabilities.features):
+    if padded and not (blocks_first and PADDED_PAGES in features):
         sizes = sorted({spec.page_size_bytes for spec in specs.values()})
         raise ModelError(
             f"the blocks of the layers have {sizes} bytes and share pages of {page} bytes, but "
             "the attention "
-            f"backend {backend.name!r} does not declare {PADDED_PAGES!r}; choose another "
+            f"backend {backend_name!r} does not declare {PADDED_PAGES!r}; choose another "
             "attention_backend."
         )
-    if len(config.groups) > 1 and len(layouts) > 1 and not blocks_first:
+    num_layouts = len(layouts) + bool(state_layers)
+    if len(config.groups) > 1 and num_layouts > 1 and not blocks_first:
         raise ModelError(
             "layers of different shapes share blocks of memory, but blocks are not the first "
-            f"dimension in the layout of the attention backend {backend.name!r}; choose another "
+            f"dimension in the layout of the attention backend {backend_name!r}; choose another "
             "attention_backend."
         )
     caches = {
         name: _view(buffers[buffer], start, shapes[name], specs[name], num_blocks)
         for name, (buffer, start) in indexes.items()
+        if name in specs
+    }
+    states = {
+        name: _state_views(buffers[buffer].view(num_blocks, page), start, state_layers[name])
+        for name, (buffer, start) in indexes.items()
+        if name in state_layers
     }
     pages_NP = tuple(buffer.view(num_blocks, page) for buffer in buffers) if blocks_first else ()
-    return CacheBuffers(caches=caches, pages_NP=pages_NP)
+    return CacheBuffers(caches=caches, pages_NP=pages_NP, states=states)
+
+
+def _state_views(pages_NP: torch.Tensor, start: int, layer: StateLayer) -> tuple[torch.Tensor, ...]:
+    """Return views of the tensors of a layer's states, which start at byte `start` of each page."""
+    views = []
+    for tensor, num_bytes in zip(layer.tensors, layer.sizes, strict=True):
+        used = math.prod(tensor.shape) * tensor.dtype.itemsize
+        own_NP = pages_NP[:, start : start + used]
+        views.append(own_NP.view(tensor.dtype).unflatten(1, tensor.shape))
+        start += num_bytes
+    return tuple(views)
 
 
 def _view(

@@ -16,23 +16,30 @@ from dovetail.interfaces import (
     AttentionMetadataBuilder,
     FullAttentionSpec,
     KVCacheConfig,
+    KVCacheSpec,
     LatentAttentionSpec,
+    StateSpec,
 )
 from dovetail.interfaces.attention import ROTARY
 from dovetail_torch.attention.chunked_runs import ChunkedBuilder, ChunkedLayer
+from dovetail_torch.attention.state_parts import StatePartsBuilder
 from dovetail_torch.attention.workspace import AttentionWorkspace
 from dovetail_torch.attention_table import AttentionTable
 from dovetail_torch.graphs.plan import GRAPHS
-from dovetail_torch.layers.attention import Attention
+from dovetail_torch.layers.attention import Attention, CacheLayer
+from dovetail_torch.layers.state import StateLayer
 from dovetail_torch.padded_attention import PaddedAttention
 from dovetail_torch.runner.cache_buffers import CacheBuffers, Zeros, take_buffers
 from dovetail_torch.runner.continuation import SUPPORTS_ADVANCE
 from dovetail_torch.runner.step_limits import StepLimits
 
+_BuilderKey = tuple[KVCacheSpec, int, int]
+"""The spec, the KV-cache group and the chunk size of layers that share a builder."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionState:
-    """The attention of all layers: cache memory, layers and metadata builders.
+    """The attention and states of all layers: cache memory, layers and metadata builders.
 
     block_sizes: block size of each KV-cache group, in tokens. builders: one for each distinct spec,
     with the KV-cache group whose block table it reads. supports_advance: whether all builders are
@@ -57,17 +64,34 @@ class AttentionState:
 
 def kv_cache_specs(
     backend: type[AttentionBackend] | None,
-    layers: Mapping[str, Attention],
+    layers: Mapping[str, CacheLayer],
     *,
     block_size: int,
     limits: StepLimits,
-) -> dict[str, FullAttentionSpec]:
-    """Return each layer's KV-cache spec, with the head size that the backend stores."""
-    return {
+) -> dict[str, KVCacheSpec]:
+    """Return each layer's KV-cache spec, with the head size that the backend stores.
+
+    States have snapshots, so that prompts can continue cached prefixes.
+    """
+    attention, states = _by_kind(layers)
+    specs: dict[str, KVCacheSpec] = {
         name: _spec(backend, layer, block_size, limits)
-        for name, layer in layers.items()
+        for name, layer in attention.items()
         if not layer.bidirectional
     }
+    return specs | {
+        name: StateSpec(block_size=block_size, num_bytes=layer.num_bytes, snapshots=True)
+        for name, layer in states.items()
+    }
+
+
+def _by_kind(
+    layers: Mapping[str, CacheLayer],
+) -> tuple[dict[str, Attention], dict[str, StateLayer]]:
+    """Return the attention layers and the layers with states."""
+    attention = {name: layer for name, layer in layers.items() if isinstance(layer, Attention)}
+    states = {name: layer for name, layer in layers.items() if isinstance(layer, StateLayer)}
+    return attention, states
 
 
 def _spec(
@@ -88,7 +112,7 @@ def _spec(
 
 def make_attention(
     backend: type[AttentionBackend] | None,
-    layers: Mapping[str, Attention],
+    layers: Mapping[str, CacheLayer],
     config: KVCacheConfig,
     limits: StepLimits,
     *,
@@ -97,59 +121,106 @@ def make_attention(
 ) -> AttentionState:
     """Allocate the cache and create the backend's layers and builders.
 
-    layers: layers by name, in the order of their indices. backend: None only without layers.
-    options: options of the backend plugin. zeros: allocates zeroed memory.
+    layers: layers by name, in the order of their indices. backend: None only without attention
+    layers. options: options of the backend plugin. zeros: allocates zeroed memory.
     """
     block_sizes = tuple(group.spec.block_size for group in config.groups)
-    if backend is None:
+    attention, state_layers = _by_kind(layers)
+    if not layers:
         nothing = CacheBuffers(caches={}, pages_NP=())
         table = AttentionTable((), (), ())
         return AttentionState(buffers=nothing, table=table, block_sizes=block_sizes)
-    if any(layer.bidirectional for layer in layers.values()):
+    if any(layer.bidirectional for layer in attention.values()):
+        assert backend is not None, "attention layers need a backend"
         return _without_cache(backend, layers, block_sizes, limits, options)
-    group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
-    builders: dict[tuple[FullAttentionSpec, int, int], int] = {}
-    created, builder_of = [], []
-    plain = kv_cache_specs(backend, layers, block_size=config.block_size, limits=limits)
-    specs = {
-        name: replace(plain[name], block_size=group.spec.block_size)
-        for group in config.groups
-        for name in group.layer_names
-    }
-    features = backend.capabilities.features
-    is_chunked = any(_chunk_size(layer, limits) for layer in layers.values())
-    is_padded = any(specs[name].head_size != layer.head_size for name, layer in layers.items())
-    buffers = take_buffers(backend, specs, config, zeros)
+    specs = _grouped_specs(backend, attention, config, limits)
+    features = frozenset[str]() if backend is None else backend.capabilities.features
+    is_chunked = any(_chunk_size(layer, limits) for layer in attention.values())
+    has_own_parts = bool(state_layers) or is_chunked
+    is_padded = any(specs[name].head_size != layer.head_size for name, layer in attention.items())
+    buffers = take_buffers(backend, specs, config, zeros, state_layers=state_layers)
+    keys = _builder_keys(layers, config, specs, limits)
+    builders = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     workspace = AttentionWorkspace(limits.device)
-    for name, layer in layers.items():
-        head_size = specs[name].head_size
-        own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
-        own, chunk_size = _with_heads_of(own, layer, head_size), _chunk_size(layer, limits)
-        created.append(ChunkedLayer(own) if chunk_size else own)
-        place = (specs[name], group_of[name], chunk_size)
-        builder_of.append(builders.setdefault(place, len(builders)))
+    empty = torch.empty(0, dtype=limits.dtype, device=limits.device)
     return AttentionState(
         buffers=buffers,
         table=AttentionTable(
-            created,
-            [buffers.caches[name] for name in layers],
-            builder_of,
+            [
+                _cached_layer(backend, name, layer, specs, limits, options)
+                for name, layer in layers.items()
+            ],
+            [buffers.caches.get(name, empty) for name in layers],
+            [builders[key] for key in keys],
             rotates=ROTARY in features and not is_padded,
+            states={
+                index: buffers.states[name]
+                for index, name in enumerate(layers)
+                if name in state_layers
+            },
         ),
         block_sizes=block_sizes,
         builders=tuple(
-            (_builder(backend, _group_context(spec, limits, options, workspace), chunk), group)
-            for spec, group, chunk in builders
+            (_builder(backend, key, limits, options, workspace), key[1]) for key in builders
         ),
-        supports_advance=SUPPORTS_ADVANCE in features and not is_chunked,
-        supports_graphs=GRAPHS in features and not is_chunked,
-        backend_name=backend.name,
+        supports_advance=SUPPORTS_ADVANCE in features and not has_own_parts,
+        supports_graphs=GRAPHS in features and not has_own_parts,
+        backend_name="" if backend is None else backend.name,
     )
+
+
+def _builder_keys(
+    layers: Mapping[str, CacheLayer],
+    config: KVCacheConfig,
+    specs: Mapping[str, FullAttentionSpec],
+    limits: StepLimits,
+) -> list[_BuilderKey]:
+    """Return the key of each layer's builder. specs: of the attention layers."""
+    group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
+    return [
+        (config.groups[group_of[name]].spec, group_of[name], 0)
+        if isinstance(layer, StateLayer)
+        else (specs[name], group_of[name], _chunk_size(layer, limits))
+        for name, layer in layers.items()
+    ]
+
+
+def _cached_layer(
+    backend: type[AttentionBackend] | None,
+    name: str,
+    layer: CacheLayer,
+    specs: Mapping[str, FullAttentionSpec],
+    limits: StepLimits,
+    options: Mapping[str, object],
+) -> AttentionLayer | None:
+    """Return the backend's layer for an attention layer; None for a layer with a state."""
+    if isinstance(layer, StateLayer):
+        return None
+    assert backend is not None, "attention layers need a backend"
+    head_size = specs[name].head_size
+    own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
+    own = _with_heads_of(own, layer, head_size)
+    return ChunkedLayer(own) if _chunk_size(layer, limits) else own
+
+
+def _grouped_specs(
+    backend: type[AttentionBackend] | None,
+    layers: Mapping[str, Attention],
+    config: KVCacheConfig,
+    limits: StepLimits,
+) -> dict[str, FullAttentionSpec]:
+    """Return the spec of each attention layer, with the block size of its group."""
+    return {
+        name: _spec(backend, layers[name], group.spec.block_size, limits)
+        for group in config.groups
+        for name in group.layer_names
+        if name in layers
+    }
 
 
 def _without_cache(
     backend: type[AttentionBackend],
-    layers: Mapping[str, Attention],
+    layers: Mapping[str, CacheLayer],
     block_sizes: tuple[int, ...],
     limits: StepLimits,
     options: Mapping[str, object],
@@ -160,7 +231,7 @@ def _without_cache(
     created: list[AttentionLayer] = []
     builder_of = []
     for name, layer in layers.items():
-        if not layer.bidirectional:
+        if isinstance(layer, StateLayer) or not layer.bidirectional:
             raise ContractError(
                 f"{name} is causal, but other attention layers of the model are bidirectional; "
                 "this combination is not supported"
@@ -191,18 +262,19 @@ def _without_cache(
 
 def make_builders(
     backend: type[AttentionBackend] | None,
-    specs: Iterable[FullAttentionSpec],
+    specs: Iterable[KVCacheSpec],
     limits: StepLimits,
     *,
     options: Mapping[str, object],
 ) -> list[AttentionMetadataBuilder]:
-    """Return a builder for each distinct spec, for measuring the memory of their workspaces."""
+    """Return a builder for each distinct attention spec, to measure the memory of workspaces."""
     if backend is None:
         return []
     workspace = AttentionWorkspace(limits.device)
     return [
         backend.create_builder(_group_context(spec, limits, options, workspace))
         for spec in set(specs)
+        if isinstance(spec, FullAttentionSpec)
     ]
 
 
@@ -212,8 +284,17 @@ def _chunk_size(layer: Attention, limits: StepLimits) -> int:
 
 
 def _builder(
-    backend: type[AttentionBackend], context: AttentionGroupContext, chunk_size: int
+    backend: type[AttentionBackend] | None,
+    key: _BuilderKey,
+    limits: StepLimits,
+    options: Mapping[str, object],
+    workspace: AttentionWorkspace,
 ) -> AttentionMetadataBuilder:
+    spec, _, chunk_size = key
+    if isinstance(spec, StateSpec):
+        return StatePartsBuilder(spec)
+    assert backend is not None and isinstance(spec, FullAttentionSpec)
+    context = _group_context(spec, limits, options, workspace)
     if chunk_size:
         return ChunkedBuilder(backend, context, chunk_size)
     return backend.create_builder(context)

@@ -29,9 +29,9 @@ _SMALL_BLOCK = 16
 class LoadedModel:
     """A model and the sizes of its steps.
 
-    num_layers: number of attention layers of the model. vocab_size: width of its logits. tables:
-    the model's position tables. device_parts: objects of the platform and the op provider. head:
-    not None if the model pools.
+    num_layers: number of attention layers and layers with states. vocab_size: width of its logits.
+    tables: the model's position tables. device_parts: objects of the platform and the op provider.
+    head: not None if the model pools.
     """
 
     model: Model
@@ -52,7 +52,8 @@ class LoadedModel:
         self.tables.grow(num_tokens)
         input_ids_T = torch.zeros(num_tokens, dtype=torch.int64, device=limits.device)
         positions_T = torch.arange(num_tokens, device=limits.device) % limits.max_model_len
-        hidden_TD = self.model.forward(input_ids_T, positions_T, NoAttention(self.num_layers))
+        context = NoAttention(self.num_layers, num_tokens, num_sampled)
+        hidden_TD = self.model.forward(input_ids_T, positions_T, context)
         if self.head is not None:
             self.head.dummy(hidden_TD, num_sampled)
             return

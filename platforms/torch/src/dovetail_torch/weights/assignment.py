@@ -21,6 +21,7 @@ from dovetail.interfaces.model import WeightMapping
 from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers.embedding import VocabParallelEmbedding
 from dovetail_torch.layers.linear import BlockWeight, ParallelLinear
+from dovetail_torch.layers.state import CausalConv
 from dovetail_torch.weights.kv_scales import (
     ScaleAssignment,
     is_kv_scale,
@@ -343,6 +344,11 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
     name = f"{prefix}{dot}{leaf}"
     if isinstance(layer, VocabParallelEmbedding):
         yield Assignment(name=name, target=tensor, shards=_divided(layer.shard))
+        return
+    if isinstance(layer, CausalConv) and len(layer.parts) > 1:
+        pieces = tensor.split([shard.size for shard in layer.parts.values()])
+        for (part, shard), rows in zip(layer.parts.items(), pieces, strict=True):
+            yield Assignment(name=f"{prefix}.{part}.{leaf}", target=rows, shards=_divided(shard))
         return
     if not isinstance(layer, ParallelLinear):
         shard = getattr(layer, "shards", {}).get(leaf)

@@ -25,7 +25,7 @@ class FakeModel(nn.Module):  # type: ignore[misc]  # the core's type checker doe
     """
 
     CONTRACT: ClassVar[str] = "model"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     architectures: ClassVar[tuple[str, ...]] = ("FakeModel",)
 
     def __init__(self, context: ModelContext) -> None:

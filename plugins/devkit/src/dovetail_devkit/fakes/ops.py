@@ -15,12 +15,15 @@ from dovetail.interfaces.ops import (
     DrawColumns,
     ExpertRouting,
     ExpertWeights,
+    LinearAttentionInputs,
     Ops,
     RouterWeights,
+    StateParts,
     StepColumns,
 )
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_devkit.ops.experts import expert_sums, select
+from dovetail_devkit.ops.states import convolve, recur
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +86,23 @@ class FakeOps(Ops):
     ) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts."""
         return expert_sums(x_TD, experts_TK, weights_TK, layer).to(x_TD)
+
+    def causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return the convolution of each channel, one token at a time."""
+        return convolve(x_TC, weight_CW, bias_C, states_BWC, parts).to(x_TC)
+
+    def linear_attention(
+        self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the outputs of linear attention, one token at a time."""
+        return recur(inputs, states_BHKV, parts).to(inputs.v_THV)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the row of the table for each id."""

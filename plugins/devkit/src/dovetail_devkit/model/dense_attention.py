@@ -1,4 +1,4 @@
-"""Attention over complete sequences, for comparing a model with itself. This module imports torch.
+"""Attention over complete sequences, and states, to compare a model with itself. Imports torch.
 
 Dimensions: T tokens, H query heads, K key-value heads, D head size, Q queries, L positions.
 """
@@ -11,12 +11,16 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from dovetail.interfaces.attention import RotaryArgs
+from dovetail.interfaces.model import LayerState, StateTensor
+from dovetail.interfaces.ops import StateParts
 from dovetail_devkit.attention.reference import reference_attention
 from dovetail_devkit.expectation import expect
 
+MAX_SEQUENCES = 4
+
 
 class DenseAttention:
-    """Attention over complete sequences, stored by layer. Implements `AttentionContext`.
+    """Attention over complete sequences, and states, by layer. Implements `AttentionContext`.
 
     calls: layer indices in the order of the model's calls. needed: indices (int64) of the tokens
     that are needed after attention of the last layer; None for all. bidirectional: whether a token
@@ -29,6 +33,8 @@ class DenseAttention:
         self.needed: torch.Tensor | None = None
         self._runs: list[tuple[int, int]] = []
         self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._states: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._begun: set[tuple[int, int]] = set()
 
     def begin(self, runs: Sequence[tuple[int, int]]) -> None:
         """Set the sequences of the next forward pass, and the number of tokens of each."""
@@ -69,6 +75,31 @@ class DenseAttention:
                 self._attend(index, sequence, q_THD[start:end], k_TKD[start:end], v_TKD[start:end])
             )
         return torch.cat(pieces).to(q_THD.dtype)
+
+    def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
+        """Return the states of layer `index`. The state of sequence s is in block s."""
+        self.calls.append(index)
+        sequences = [sequence for sequence, _ in self._runs]
+        if index not in self._states:
+            # NaN shows whether a layer reads a state that does not exist yet.
+            self._states[index] = tuple(
+                torch.full(
+                    (MAX_SEQUENCES, *tensor.shape),
+                    torch.nan,
+                    dtype=tensor.dtype,
+                    device=tensor.device,
+                )
+                for tensor in tensors
+            )
+        reads = [s if (index, s) in self._begun else -1 for s in sequences]
+        self._begun |= {(index, sequence) for sequence in sequences}
+        parts = StateParts(
+            sizes=tuple(count for _, count in self._runs),
+            num_parts=(1,) * len(sequences),
+            reads_N=torch.tensor(reads, device=tensors[0].device),
+            writes_N=torch.tensor(sequences, device=tensors[0].device),
+        )
+        return LayerState(tensors=self._states[index], parts=parts)
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the rows of the needed tokens."""

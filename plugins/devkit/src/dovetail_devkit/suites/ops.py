@@ -2,8 +2,8 @@
 
 This module compares every operation that the class overrides with a float64 reference, for typical
 shapes: one token, many tokens, sizes that are not powers of two, leading dimensions, views into a
-fused projection. The cases of sampling, step inputs and experts are in `dovetail_devkit.ops`. torch
-is imported within functions.
+fused projection. The cases of sampling, step inputs, experts and states are in
+`dovetail_devkit.ops`. torch is imported within functions.
 
 Dimensions: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half
 of the rotary size.
@@ -23,6 +23,7 @@ from dovetail_devkit.ops.draw import NUM_DRAWS, draw_cases
 from dovetail_devkit.ops.experts import expert_cases
 from dovetail_devkit.ops.inputs import input_cases
 from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
+from dovetail_devkit.ops.states import state_cases
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +78,7 @@ def ops_cases(
     yield from draw_cases(ops_cls, device, dtypes=dtypes, num_draws=num_draws)
     yield from input_cases(ops_cls, device)
     yield from expert_cases(ops_cls, device, dtypes=dtypes)
+    yield from state_cases(ops_cls, device, dtypes=dtypes)
 
 
 class _Maker:

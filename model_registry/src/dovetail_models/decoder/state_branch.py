@@ -1,0 +1,71 @@
+"""What the layers with states share: heads that the ranks divide, their parameters, and a norm.
+
+Dimensions: T tokens, H heads of the rank, I features of all heads of the rank.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dovetail.interfaces.model import ModelContext
+from dovetail_models.decoder.attention import AttentionBranch
+from dovetail_torch.distributed.shard import Shard, divide, undivided
+from dovetail_torch.layers import StateLayer
+
+
+class StateBranch(AttentionBranch):
+    """The base of the layers with states. attn: the layer's state."""
+
+    attn: StateLayer
+
+
+def divide_heads(count: int, context: ModelContext, owner: str) -> Shard:
+    """Return the rank's heads. owner: the layer's name. Raise ConfigError for an uneven number."""
+    return divide(count, context.ranks, f"the {count} heads of {owner}")
+
+
+def divide_groups(count: int, context: ModelContext, owner: str) -> Shard:
+    """Return the rank's groups of heads; every rank has the only group of a layer with one."""
+    if count == 1:
+        return undivided(1)
+    return divide(count, context.ranks, f"the {count} groups of heads of {owner}")
+
+
+def times(shard: Shard, size: int) -> Shard:
+    """Return the rank's features of heads with `size` features each."""
+    return Shard(start=shard.start * size, size=shard.size * size, whole=shard.whole * size)
+
+
+def head_parameter(context: ModelContext, heads: Shard) -> nn.Parameter:
+    """Return an uninitialized parameter of the rank's heads, float32."""
+    values_H = torch.empty(heads.size, dtype=torch.float32, device=context.device)
+    return nn.Parameter(values_H, requires_grad=False)
+
+
+class GatedGroupNorm(nn.Module):
+    """RMS norm of y · silu(gate) in groups of equal size.
+
+    shards: this rank's part of the weight; read by the weight loader. Several ranks that share one
+    group add up its squares. Source: the reference code of Mamba 2 (Dao and Gu 2024).
+    """
+
+    def __init__(self, context: ModelContext, features: Shard, groups: Shard, eps: float) -> None:
+        super().__init__()
+        weight_I = torch.empty(features.size, dtype=context.dtype, device=context.device)
+        self.weight = nn.Parameter(weight_I, requires_grad=False)
+        self.shards = {"weight": features}
+        self.num_groups, self.group_size = groups.size, features.whole // groups.whole
+        self.eps, self.ranks = eps, context.ranks
+        self.is_shared = groups.is_whole and not features.is_whole
+
+    def forward(self, y_TI: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
+        """Return the normalized product, in the dtype of the gate."""
+        gated_TI = y_TI.float() * functional.silu(gate_TI.float())
+        gated_TGI = gated_TI.unflatten(-1, (self.num_groups, -1))
+        square_TG1 = gated_TGI.square().sum(-1, keepdim=True)
+        if self.is_shared:
+            square_TG1 = self.ranks.all_reduce(square_TG1)
+        scale_TG1 = torch.rsqrt(square_TG1 / self.group_size + self.eps)
+        return (self.weight * (gated_TGI * scale_TG1).flatten(-2)).to(gate_TI.dtype)

@@ -1,0 +1,283 @@
+"""Qwen3-Next: gated delta nets, and gated attention in every fourth layer.
+
+Sources: Yang et al. 2024, arXiv:2412.06464 (gated delta net); the reference code of Qwen3-Next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional
+
+from dovetail.errors import ModelError
+from dovetail.interfaces.model import AttentionContext, ModelContext, StateTensor, WeightMapping
+from dovetail.interfaces.ops import LinearAttentionInputs
+from dovetail.value_checks import shorten
+from dovetail_models.config_reader import (
+    Config,
+    read_count,
+    read_flag,
+    read_num_layers,
+    read_number,
+)
+from dovetail_models.decoder import (
+    AttentionOptions,
+    DecoderForCausalLM,
+    DecoderShape,
+    SelfAttention,
+    norm_of_each_head,
+    offset_rms_norm,
+    read_decoder_shape,
+    read_heads,
+    read_rope,
+)
+from dovetail_models.decoder.attention import AttentionBranch
+from dovetail_models.decoder.names import LAYER, stacked_experts
+from dovetail_models.decoder.shape import MAX_HEAD_SIZE
+from dovetail_models.decoder.state_branch import (
+    StateBranch,
+    divide_heads,
+    head_parameter,
+    times,
+)
+from dovetail_models.families.mamba2 import MAX_KERNEL_SIZE
+from dovetail_models.families.qwen_moe import EXAMPLE_CONFIG, read_qwen_experts
+from dovetail_torch.layers import (
+    CausalConv,
+    ColumnParallelLinear,
+    ParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    RowParallelLinear,
+    StateLayer,
+)
+
+FULL, LINEAR = "full_attention", "linear_attention"
+_EPS = 1e-6
+"""Added to the sum of squares of a query or key before its root."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaNetOptions:
+    """The sizes of a gated delta net. num_heads: heads of values, a multiple of num_key_heads."""
+
+    num_key_heads: int
+    num_heads: int
+    key_size: int
+    value_size: int
+    kernel_size: int
+    eps: float
+
+
+class Qwen3NextForCausalLM(DecoderForCausalLM):
+    """Qwen3-Next."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen3NextForCausalLM",)
+    example_config: ClassVar[Mapping[str, Any]] = {
+        **EXAMPLE_CONFIG,
+        "shared_expert_intermediate_size": 40,
+        "head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "full_attention_interval": 2,
+    }
+
+    @staticmethod
+    def read_shape(config: Config) -> DecoderShape:
+        """Return the shape defined by config.json."""
+        norm = offset_rms_norm(read_number(config, "rms_norm_eps", 1e-6))
+        bias = read_flag(config, "attention_bias")
+        kinds, options = _read_layer_types(config), _read_options(config)
+        heads = read_heads(config, head_size=256)
+        shared_size = read_count(config, "shared_expert_intermediate_size", 512)
+
+        def make_branch(
+            context: ModelContext,
+            name: str,
+            shape: DecoderShape,
+            rotary: RotaryEmbedding | None,
+            index: int,
+        ) -> AttentionBranch:
+            if kinds[index] == FULL:
+                return GatedSelfAttention(context, name, shape, rotary, index)
+            return GatedDeltaNet(context, name, shape, index, options)
+
+        return read_decoder_shape(
+            config,
+            heads=heads,
+            windows=(0,) * len(kinds),
+            norm=norm,
+            rope=read_rope(config, heads.head_size, share=0.25),
+            attention=AttentionOptions(
+                qkv_bias=bias, output_bias=bias, qk_norm=norm_of_each_head(norm)
+            ),
+            make_attention=make_branch,
+            mappings=_mappings(options, heads.num_heads),
+            **read_qwen_experts(
+                config, defaults=(512, 10, 512), shared_size=shared_size, renormalize=True
+            ),
+        )
+
+    def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
+        """Return the names of the checkpoint, and of transformers' modules."""
+        return (
+            *shape.mappings,
+            *stacked_experts("model.layers.{}.mlp.experts", shape.num_experts),
+        )
+
+
+class GatedSelfAttention(SelfAttention):
+    """Attention whose results are multiplied by a sigmoid of the token, for each feature."""
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        shape: DecoderShape,
+        rotary: RotaryEmbedding | None,
+        index: int,
+    ) -> None:
+        super().__init__(context, name, shape, rotary, index)
+        self.gate_proj = ColumnParallelLinear(
+            context,
+            f"{name}.gate_proj",
+            shape.hidden_size,
+            shape.heads.num_heads * shape.heads.head_size,
+            bias=shape.attention.qkv_bias,
+        )
+
+    def forward(
+        self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the gated attention of the heads, [T, O], before `o_proj`."""
+        gate_TO = self.gate_proj(x_TD)
+        return super().forward(x_TD, positions_T, attention) * gate_TO.sigmoid_()
+
+
+class GatedDeltaNet(StateBranch):
+    """Linear attention whose state decays and is corrected by the delta rule.
+
+    Dimensions: T tokens, D hidden size, C channels, H heads of values, G heads of keys, K and V
+    features of a key and of a value.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        name: str,
+        shape: DecoderShape,
+        index: int,
+        options: DeltaNetOptions,
+    ) -> None:
+        super().__init__()
+        groups = divide_heads(options.num_key_heads, context, name)
+        heads = times(groups, options.num_heads // options.num_key_heads)
+        keys, values = times(groups, options.key_size), times(heads, options.value_size)
+        channels = {"q": keys, "k": keys, "v": values}
+        outputs = {**channels, "z": values, "b": heads, "a": heads}
+        self.in_proj = ParallelLinear(context, f"{name}.in_proj", shape.hidden_size, outputs)
+        self.conv1d = CausalConv(context, channels, options.kernel_size, bias=False)
+        self.A_log, self.dt_bias = (head_parameter(context, heads) for _ in range(2))
+        self.shards = dict.fromkeys(("A_log", "dt_bias"), heads)
+        self.norm = RMSNorm(context, options.value_size, options.eps)
+        self.o_proj = RowParallelLinear(context, f"{name}.o_proj", values.whole, shape.hidden_size)
+        state_shape = (heads.size, options.key_size, options.value_size)
+        state = StateTensor(state_shape, torch.float32, context.device)
+        self.attn = StateLayer(index, (self.conv1d.state, state))
+        self.sizes = [2 * keys.size + values.size, values.size, heads.size, heads.size]
+        self.key_size, self.value_size, self.ops = options.key_size, options.value_size, context.ops
+
+    def forward(
+        self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
+    ) -> torch.Tensor:
+        """Return the features of all heads, [T, H·V], before `o_proj`."""
+        x_TC, gate, beta_TH, decay_TH = self.in_proj(x_TD).split(self.sizes, dim=-1)
+        state = self.attn(attention)
+        x_TC = self.conv1d(x_TC, state.tensors[0], state.parts)
+        q, k, v = self.conv1d.split(x_TC)
+        rates_TH = functional.softplus(decay_TH.float() + self.dt_bias)
+        inputs = LinearAttentionInputs(
+            q_TGK=self._normal(q) * self.key_size**-0.5,
+            k_TGK=self._normal(k),
+            v_THV=v.unflatten(-1, (-1, self.value_size)),
+            decay_TH=-self.A_log.exp() * rates_TH,
+            beta_TH=beta_TH.float().sigmoid(),
+        )
+        y_THV = self.norm(self.ops.linear_attention(inputs, state.tensors[1], state.parts))
+        gate_THV = functional.silu(gate.unflatten(-1, (-1, self.value_size)).float())
+        return (y_THV * gate_THV).to(x_TD.dtype).flatten(1)
+
+    def _normal(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the heads of queries or keys with length 1, float32 [T, G, K]."""
+        x_TGK = x.unflatten(-1, (-1, self.key_size)).float()
+        return x_TGK * torch.rsqrt(x_TGK.square().sum(-1, keepdim=True) + _EPS)
+
+
+def _read_options(config: Config) -> DeltaNetOptions:
+    options = DeltaNetOptions(
+        num_key_heads=read_count(config, "linear_num_key_heads", 16),
+        num_heads=read_count(config, "linear_num_value_heads", 32),
+        key_size=read_count(config, "linear_key_head_dim", 128),
+        value_size=read_count(config, "linear_value_head_dim", 128),
+        kernel_size=read_count(config, "linear_conv_kernel_dim", 4, minimum=2),
+        eps=read_number(config, "rms_norm_eps", 1e-6),
+    )
+    if options.num_heads % options.num_key_heads:
+        raise ModelError(
+            f"config.json: linear_num_value_heads {options.num_heads} is not a multiple of "
+            f"linear_num_key_heads {options.num_key_heads}"
+        )
+    limits = {
+        "linear_key_head_dim": (options.key_size, MAX_HEAD_SIZE),
+        "linear_value_head_dim": (options.value_size, MAX_HEAD_SIZE),
+        "linear_conv_kernel_dim": (options.kernel_size, MAX_KERNEL_SIZE),
+    }
+    for field, (size, maximum) in limits.items():
+        if size > maximum:
+            raise ModelError(f"config.json: {field} is {size}; at most {maximum} is supported")
+    return options
+
+
+def _read_layer_types(config: Config) -> tuple[str, ...]:
+    """Return the type of each layer; every fourth one has full attention by default."""
+    num_layers = read_num_layers(config)
+    stated = config.get("layer_types")
+    if stated is None:
+        interval = read_count(config, "full_attention_interval", 4)
+        return tuple(LINEAR if n % interval else FULL for n in range(1, num_layers + 1))
+    is_list = isinstance(stated, list | tuple) and len(stated) == num_layers
+    if not is_list or any(kind not in (FULL, LINEAR) for kind in stated):
+        raise ModelError(
+            f"config.json: layer_types is {shorten(stated)}; it must be a list of {num_layers} "
+            f"values, each {FULL} or {LINEAR}"
+        )
+    return tuple(stated)
+
+
+def _mappings(options: DeltaNetOptions, num_heads: int) -> tuple[WeightMapping, ...]:
+    """Return the mappings of gated delta nets and gated attention.
+
+    num_heads: query heads of attention.
+    """
+    own, net = f"{LAYER}.self_attn", f"{LAYER}.linear_attn"
+
+    def parts(names: str, module: str = own) -> tuple[str, ...]:
+        return tuple(f"{module}.{name}" for name in names)
+
+    groups = options.num_key_heads
+    return (
+        WeightMapping(source=f"{net}.in_proj_qkvz", targets=parts("qkvz"), groups=groups),
+        WeightMapping(source=f"{net}.in_proj_ba", targets=parts("ba"), groups=groups),
+        WeightMapping(source=f"{net}.conv1d", targets=parts("qkv", f"{own}.conv1d")),
+        WeightMapping(source=f"{net}.out_proj", targets=(f"{own}.o_proj",)),
+        WeightMapping(source=net, targets=(own,)),
+        WeightMapping(
+            source=f"{own}.q_proj", targets=(f"{own}.q_proj", f"{own}.gate_proj"), groups=num_heads
+        ),
+        WeightMapping(source="mtp"),  # predicts further tokens
+    )

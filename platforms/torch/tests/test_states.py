@@ -1,0 +1,204 @@
+"""Layers with states: parts of steps, the memory of states, weights of convolutions, and errors."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.errors import ContractError
+from dovetail.interfaces import (
+    AttentionBatch,
+    KVCacheConfig,
+    ModelContext,
+    StateSpec,
+    StateTensor,
+)
+from dovetail.kv_cache.grouping import group_layers
+from dovetail_attn_torch.backend import TorchAttentionBackend
+from dovetail_devkit.model.dense_attention import DenseAttention
+from dovetail_torch.attention.state_parts import divide_tokens
+from dovetail_torch.attention_table import CurrentAttention, NoAttention
+from dovetail_torch.distributed.shard import Shard, undivided
+from dovetail_torch.layers import (
+    Attention,
+    CausalConv,
+    HeadShape,
+    StateLayer,
+    TorchLinearMethod,
+    TorchOps,
+    cache_layers,
+)
+from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention
+from dovetail_torch.runner.step_limits import StepLimits
+from dovetail_torch.weights.assignment import build_weight_table
+
+HOST = torch.device("cpu")
+BLOCK_SIZE, MAX_LEN = 4, 64
+LIMITS = StepLimits(
+    max_num_seqs=3,
+    max_num_batched_tokens=64,
+    max_model_len=MAX_LEN,
+    dtype=torch.float32,
+    kv_cache_dtype="float32",
+    device=HOST,
+)
+HEADS = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
+TENSORS = (StateTensor((3, 7), torch.bfloat16, HOST), StateTensor((2, 5, 3), torch.float32, HOST))
+
+
+def batch_of(requests, num_blocks=20):
+    """Return a batch of (start, count), and the block tables."""
+    counts = [count for _, count in requests]
+    ends = [start + count for start, count in requests]
+    width = max(-(-end // BLOCK_SIZE) for end in ends)
+    order = torch.randperm(num_blocks * len(requests))[: width * len(requests)] + 1
+    firsts = [sum(counts[:i]) for i in range(len(counts) + 1)]
+    return AttentionBatch(
+        query_start_R1=torch.tensor(firsts, dtype=torch.int32),
+        seq_lens_R=torch.tensor(ends, dtype=torch.int32),
+        block_table_RM=order.view(len(requests), width).to(torch.int32),
+        slot_mapping_T=torch.zeros(sum(counts), dtype=torch.int64),
+        query_lens=counts,
+        seq_lens=ends,
+    )
+
+
+def test_tokens_are_divided_at_the_ends_of_blocks():
+    source = random.Random(3)
+    for _ in range(200):
+        requests = [
+            (source.randrange(20), source.randint(1, 20)) for _ in range(source.randint(1, 4))
+        ]
+        batch = batch_of(requests)
+        sizes, num_parts, reads, writes = [], [], [], []
+        for table, (start, count) in zip(batch.block_table_RM.tolist(), requests, strict=True):
+            ends = [e for e in range(start + 1, start + count) if e % BLOCK_SIZE == 0]
+            begins = [start, *ends]
+            ends.append(start + count)
+            num_parts.append(len(ends))
+            sizes += [end - begin for begin, end in zip(begins, ends, strict=True)]
+            reads += [table[(begin - 1) // BLOCK_SIZE] if begin else -1 for begin in begins]
+            writes += [table[(end - 1) // BLOCK_SIZE] for end in ends]
+        parts = divide_tokens(batch, BLOCK_SIZE)
+        assert (list(parts.sizes), list(parts.num_parts)) == (sizes, num_parts)
+        assert (parts.reads_N.tolist(), parts.writes_N.tolist()) == (reads, writes)
+        assert parts.reads_N.dtype == parts.writes_N.dtype == torch.int64
+
+
+def made(layers, backend=TorchAttentionBackend):
+    specs = kv_cache_specs(backend, layers, block_size=BLOCK_SIZE, limits=LIMITS)
+    groups = group_layers([specs], block_size=BLOCK_SIZE, max_model_len=MAX_LEN)
+    config = KVCacheConfig(num_blocks=9, groups=groups)
+
+    def zeros(num_bytes):
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    return make_attention(backend, layers, config, LIMITS, options={}, zeros=zeros), config
+
+
+@pytest.mark.parametrize("num_attention_layers", [0, 2])
+def test_each_layer_has_its_own_state_in_each_block(num_attention_layers):
+    attention = [Attention(HEADS, index) for index in range(num_attention_layers)]
+    states = [StateLayer(num_attention_layers + index, TENSORS) for index in range(3)]
+    layers = dict(cache_layers(nn.ModuleList([*attention, *states])))
+    backend = TorchAttentionBackend if attention else None
+    made_state, config = made(layers, backend)
+    table = made_state.table
+    table.metadata = [
+        builder.build(batch_of([(0, 3), (5, 4)])) for builder, _ in made_state.builders
+    ]
+    tensors = [state(table).tensors for state in states]
+    for number, layer in enumerate(tensors):
+        for tensor, expected in zip(layer, TENSORS, strict=True):
+            assert tensor.shape == (config.num_blocks, *expected.shape)
+            assert tensor.dtype == expected.dtype
+        for block in range(config.num_blocks):
+            layer[0][block] = 10 * number + block
+            layer[1][block] = 100 + 10 * number + block
+    for number, layer in enumerate(tensors):
+        for block in range(config.num_blocks):
+            assert (layer[0][block] == 10 * number + block).all()
+            assert (layer[1][block] == 100 + 10 * number + block).all()
+    assert made_state.buffers.pages_NP and not made_state.supports_graphs
+    assert not made_state.supports_advance
+
+
+def test_the_spec_of_a_state_has_its_bytes_and_snapshots():
+    layers = {"state": StateLayer(0, TENSORS)}
+    specs = kv_cache_specs(None, layers, block_size=BLOCK_SIZE, limits=LIMITS)
+    # 3 · 7 · 2 = 42 and 2 · 5 · 3 · 4 = 120 bytes, aligned to 64
+    assert specs == {"state": StateSpec(block_size=BLOCK_SIZE, num_bytes=192, snapshots=True)}
+
+
+@pytest.mark.parametrize("tensors", [(), (StateTensor((3, 0), torch.float32, HOST),)])
+def test_a_state_without_values_is_rejected(tensors):
+    with pytest.raises(ContractError, match="layer 4 has a state of the tensors"):
+        StateLayer(4, tensors)
+
+
+def test_attention_layers_and_layers_with_states_share_their_indices():
+    model = nn.ModuleList([Attention(HEADS, 1), StateLayer(1, TENSORS)])
+    with pytest.raises(ContractError, match=r"layers with states the indices \[1, 1\]"):
+        cache_layers(model)
+
+
+def test_runs_without_a_cache_have_new_states():
+    state = NoAttention(1, num_tokens=9, num_requests=4).state(0, TENSORS)
+    assert state.parts.sizes == (6, 1, 1, 1) and state.parts.num_parts == (1, 1, 1, 1)
+    assert state.parts.reads_N.tolist() == [-1] * 4
+    assert [tuple(tensor.shape) for tensor in state.tensors] == [(1, 3, 7), (1, 2, 5, 3)]
+    with pytest.raises(ContractError, match="has a state in layer 1, but 1 modules"):
+        NoAttention(1).state(1, TENSORS)
+    with pytest.raises(ContractError, match="cannot be traced"):
+        CurrentAttention().state(0, TENSORS)
+
+
+def context(dtype=torch.float32):
+    return ModelContext(
+        hf_config={},
+        dtype=dtype,
+        device=HOST,
+        linear_method=TorchLinearMethod(),
+        ops=TorchOps(),
+        max_model_len=MAX_LEN,
+    )
+
+
+def test_each_rank_loads_its_part_of_each_group_of_channels():
+    parts = {"x": Shard(start=4, size=4, whole=8), "b": undivided(3)}
+    conv = CausalConv(context(), parts, 4, bias=True)
+    table = build_weight_table(nn.ModuleDict({"conv1d": conv}))
+    weights = {"conv1d.x.weight": 8, "conv1d.b.weight": 3, "conv1d.x.bias": 8, "conv1d.b.bias": 3}
+    assert table.assignments.keys() == weights.keys()
+    for name, num_channels in weights.items():
+        shape = (num_channels, 1, 4) if name.endswith("weight") else (num_channels,)
+        assert table.assignments[name].shape == shape
+        whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
+        table.assignments[name].fill(whole + 1000 * ("b." in name))
+    assert conv.bias.tolist() == [4, 5, 6, 7, 1000, 1001, 1002]
+    assert conv.weight[:, 0, 0].tolist() == [16, 20, 24, 28, 1000, 1004, 1008]
+    one = CausalConv(context(), {"all": undivided(3)}, 2, bias=False)
+    table = build_weight_table(nn.ModuleDict({"conv1d": one}))
+    assert list(table.assignments) == ["conv1d.weight"]
+
+
+def test_a_convolution_continues_with_the_last_inputs_of_its_state():
+    torch.manual_seed(0)
+    conv = CausalConv(context(), {"all": undivided(6)}, 4, bias=True)
+    for parameter in conv.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    x_TC = torch.randn(11, 6)
+    padded = torch.nn.functional.pad(x_TC.T, (3, 0))
+    expected = torch.nn.functional.silu(
+        torch.nn.functional.conv1d(padded, conv.weight, conv.bias, groups=6)
+    ).T
+    attention, layer = DenseAttention(), StateLayer(0, (conv.state,))
+    done = []
+    for start, count in ((0, 1), (1, 2), (3, 7), (10, 1)):
+        attention.begin([(2, count)])
+        state = layer(attention)
+        done.append(conv(x_TC[start : start + count], state.tensors[0], state.parts))
+    assert torch.allclose(torch.cat(done), expected, atol=1e-5)

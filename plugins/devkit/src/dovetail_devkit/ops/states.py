@@ -1,0 +1,261 @@
+"""The conformance cases of `causal_conv` and `linear_attention`, for providers with these ops.
+
+The references are loops over tokens in float64. torch is imported within functions.
+Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of heads,
+K and V features of a key and of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from dovetail.interfaces.ops import (
+    LinearAttentionInputs,
+    Ops,
+    StateParts,
+    overridden_operations,
+)
+from dovetail_devkit.case import Case
+from dovetail_devkit.comparison import exact, expect_close, random_tensor
+from dovetail_devkit.expectation import expect
+
+if TYPE_CHECKING:
+    import torch
+
+SLACK = 4.0
+"""Factor for the tolerance of outputs and states, which are sums over many tokens."""
+
+_REQUESTS = {
+    "decodes": ((1,), (1,), (1,)),
+    "one new request": ((5,),),
+    "one long part": ((150,),),
+    "parts of several sizes": ((3, 64, 1), (1,), (2, 2, 70), (1, 1)),
+}
+"""The sizes of the parts of each request."""
+_NEW = (1, 4)
+"""Of five requests, these have no state before the step."""
+_SHARED = 2
+"""Of three requests, this one begins with a state that it does not overwrite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Heads:
+    """A case of `linear_attention`. delta: whether the delta rule applies."""
+
+    groups: int
+    heads: int
+    key_size: int
+    value_size: int
+    delta: bool
+
+
+_CHANNELS = ((24, 4, True), (80, 4, False), (33, 2, True), (64, 3, False))
+"""The channels, kernel size and whether there is a bias, of each case of `causal_conv`."""
+_HEADS = (
+    _Heads(groups=2, heads=4, key_size=16, value_size=24, delta=True),
+    _Heads(groups=1, heads=3, key_size=20, value_size=16, delta=False),
+    _Heads(groups=4, heads=4, key_size=8, value_size=33, delta=True),
+    _Heads(groups=2, heads=6, key_size=128, value_size=64, delta=False),
+)
+
+
+def state_cases(
+    ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str]
+) -> Iterator[Case]:
+    """Yield the cases of the operations with states that the class overrides."""
+    overridden = overridden_operations(ops_cls)
+    checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+        ("causal_conv", _check_conv, _CHANNELS),
+        ("linear_attention", _check_attention, _HEADS),
+    )
+    for operation, check, shapes in checks:
+        if operation not in overridden:
+            continue
+        for shape, name, dtype in product(shapes, _REQUESTS, tuple(dtypes)):
+            yield Case(
+                name=f"{operation} {shape}, {name} in {dtype}",
+                run=partial(check, ops_cls, shape, _REQUESTS[name], dtype, device),
+            )
+
+
+def make_parts(requests: Iterable[tuple[int, ...]], device: torch.device) -> tuple[StateParts, int]:
+    """Return the parts of a step, and the number of blocks that they need.
+
+    requests: sizes of the parts of each request. Some requests are new. The last part of a request
+    writes to the block that its first part reads, and the others write to blocks of their own. Some
+    requests begin with the state of a block that no part writes, as after a cached prefix.
+    """
+    import torch
+
+    sizes: list[int] = []
+    num_parts, reads, writes, end = [], [], [], 1
+    for number, parts in enumerate(requests):
+        first = end
+        end += len(parts)
+        own = [*range(first + 1, end), first]
+        is_new = number % 5 in _NEW
+        if number % 3 == _SHARED:
+            first, end = end, end + 1
+        sizes += parts
+        num_parts.append(len(parts))
+        reads += [-1 if is_new else first, *own[:-1]]
+        writes += own
+    # The blocks of the requests are neither in order nor adjacent.
+    created = StateParts(
+        sizes=tuple(sizes),
+        num_parts=tuple(num_parts),
+        reads_N=torch.tensor([end - block if block > 0 else -1 for block in reads], device=device),
+        writes_N=torch.tensor([end - block for block in writes], device=device),
+    )
+    return created, end + 1
+
+
+def convolve(
+    x_TC: torch.Tensor,
+    weight_CW: torch.Tensor,
+    bias_C: torch.Tensor | None,
+    states_BWC: torch.Tensor,
+    parts: StateParts,
+) -> torch.Tensor:
+    """Return the result of `causal_conv` in float64 on the host, and update the states."""
+    import torch
+
+    weight = exact(weight_CW)
+    rows = []
+    for start, end, read, write in _each(parts):
+        before = exact(states_BWC[read]) if read >= 0 else torch.zeros(states_BWC.shape[1:])
+        inputs = torch.cat((before.double(), exact(x_TC[start:end])))
+        for token in range(end - start):
+            total_C = (inputs[token : token + weight.shape[1]] * weight.T).sum(0)
+            if bias_C is not None:
+                total_C = total_C + exact(bias_C)
+            rows.append(total_C * total_C.sigmoid())
+        states_BWC[write] = inputs[end - start :].to(states_BWC)
+    return torch.stack(rows)
+
+
+def recur(
+    inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
+) -> torch.Tensor:
+    """Return the result of `linear_attention` in float64 on the host, and update the states."""
+    import torch
+
+    num_heads = inputs.v_THV.shape[1]
+    repeats = num_heads // inputs.q_TGK.shape[1]
+    q_THK, k_THK = (exact(x).repeat_interleave(repeats, 1) for x in (inputs.q_TGK, inputs.k_TGK))
+    v_THV, decay_TH = exact(inputs.v_THV), exact(inputs.decay_TH)
+    beta_TH = None if inputs.beta_TH is None else exact(inputs.beta_TH)
+    rows = []
+    for start, end, read, write in _each(parts):
+        shape = states_BHKV.shape[1:]
+        state = exact(states_BHKV[read]) if read >= 0 else torch.zeros(shape).double()
+        for t in range(start, end):
+            state = state * decay_TH[t].exp()[:, None, None]
+            v_HV = v_THV[t]
+            if beta_TH is not None:
+                known_HV = (state * k_THK[t][:, :, None]).sum(1)
+                v_HV = beta_TH[t][:, None] * (v_HV - known_HV)
+            state = state + k_THK[t][:, :, None] * v_HV[:, None]
+            rows.append((state * q_THK[t][:, :, None]).sum(1))
+        states_BHKV[write] = state.to(states_BHKV)
+    return torch.stack(rows)
+
+
+def _each(parts: StateParts) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the first token, the end, and the blocks that are read and written, of each part."""
+    start = 0
+    blocks = zip(parts.sizes, parts.reads_N.tolist(), parts.writes_N.tolist(), strict=True)
+    for size, read, write in blocks:
+        yield start, start + size, read, write
+        start += size
+
+
+def _check_conv(
+    ops_cls: type[Ops],
+    channels: tuple[int, int, bool],
+    requests: tuple[tuple[int, ...], ...],
+    dtype: str,
+    device: torch.device,
+) -> None:
+    num_channels, width, has_bias = channels
+    parts, num_blocks = make_parts(requests, device)
+    num_tokens = sum(parts.sizes)
+
+    def values(*shape: int, seed: int) -> torch.Tensor:
+        return random_tensor(shape, dtype=dtype, device=device, seed=seed)
+
+    x_TC = values(num_tokens, 2 * num_channels, seed=1)[:, :num_channels]
+    weight_CW = values(num_channels, width, seed=2)
+    bias_C = values(num_channels, seed=3) if has_bias else None
+    size = (width - 1) * num_channels
+    got_states, want_states = (
+        _paged(values(num_blocks, size + 32, seed=4), size).unflatten(1, (width - 1, num_channels))
+        for _ in range(2)
+    )
+    want_TC = convolve(x_TC, weight_CW, bias_C, want_states, parts)
+    before = x_TC.clone()
+    got_TC = ops_cls().causal_conv(x_TC, weight_CW, bias_C, got_states, parts)
+    expect(before.equal(x_TC), "causal_conv must not change its input")
+    what = f"causal_conv {channels}"
+    expect_close(got_TC, want_TC, dtype=dtype, what=what)
+    same = got_states.nan_to_num(nan=1e4).equal(want_states.nan_to_num(nan=1e4))
+    expect(same, f"{what}: the states must be the last inputs, in the blocks of the parts")
+
+
+def _check_attention(
+    ops_cls: type[Ops],
+    heads: _Heads,
+    requests: tuple[tuple[int, ...], ...],
+    dtype: str,
+    device: torch.device,
+) -> None:
+    import torch
+
+    parts, num_blocks = make_parts(requests, device)
+    num_tokens = sum(parts.sizes)
+
+    def values(*shape: int, seed: int, dtype: str = dtype) -> torch.Tensor:
+        return random_tensor(shape, dtype=dtype, device=device, seed=seed)
+
+    def keys(seed: int) -> torch.Tensor:
+        x_TGK = values(num_tokens, heads.groups, 2 * heads.key_size, seed=seed)
+        return torch.nn.functional.normalize(x_TGK[..., : heads.key_size], dim=-1)
+
+    decay_TH = -values(num_tokens, heads.heads, seed=4, dtype="float32").abs()
+    beta_TH = values(num_tokens, heads.heads, seed=5, dtype="float32").sigmoid()
+    inputs = LinearAttentionInputs(
+        q_TGK=keys(1),
+        k_TGK=keys(2),
+        v_THV=values(num_tokens, heads.heads, heads.value_size, seed=3),
+        decay_TH=decay_TH,
+        beta_TH=beta_TH if heads.delta else None,
+    )
+    shape = (heads.heads, heads.key_size, heads.value_size)
+    size = heads.heads * heads.key_size * heads.value_size
+    got_states, want_states = (
+        _paged(values(num_blocks, size + 16, seed=6, dtype="float32"), size).unflatten(1, shape)
+        for _ in range(2)
+    )
+    want_THV = recur(inputs, want_states, parts)
+    got_THV = ops_cls().linear_attention(inputs, got_states, parts)
+    what = f"linear_attention {heads}"
+    expect_close(got_THV, want_THV, dtype=dtype, what=what, slack=SLACK)
+    # Blocks that no part writes contain NaN and must not change.
+    written = parts.writes_N.tolist()
+    for block in set(range(num_blocks)) - set(written):
+        same = got_states[block].nan_to_num(nan=1e4).equal(want_states[block].nan_to_num(nan=1e4))
+        expect(same, f"{what}: block {block} was changed, but no part writes to it")
+    want = exact(want_states[written])
+    expect_close(
+        got_states[written], want, dtype="float32", what=f"{what}, the states", slack=SLACK
+    )
+
+
+def _paged(rows_BP: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the first `size` values of each row, a view. Block 0 is never allocated: it is NaN."""
+    rows_BP[0] = float("nan")
+    return rows_BP[:, :size]

@@ -1,0 +1,105 @@
+"""The suite of ops detects faulty operations with states."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dovetail_devkit.case import run_all
+from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.ops.states import state_cases
+from dovetail_torch.layers import TorchOps
+
+HOST = torch.device("cpu")
+
+
+class ReadsNoState(FakeOps):
+    """Linear attention that begins every request with a state of zeros."""
+
+    def linear_attention(self, inputs, states_BHKV, parts):
+        firsts = [sum(parts.num_parts[:i]) for i in range(len(parts.num_parts))]
+        reads_N = parts.reads_N.clone()
+        reads_N[firsts] = -1
+        return super().linear_attention(inputs, states_BHKV, replace(parts, reads_N=reads_N))
+
+
+class ReadsTheStateOfNewRequests(FakeOps):
+    """A convolution that begins new requests with the inputs in their first block."""
+
+    def causal_conv(self, x_TC, weight_CW, bias_C, states_BWC, parts):
+        reads_N = torch.where(parts.reads_N < 0, parts.writes_N, parts.reads_N)
+        parts = replace(parts, reads_N=reads_N)
+        return super().causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
+
+
+class WritesOnlyTheLastState(FakeOps):
+    """Linear attention that saves only the state after the last token of a request."""
+
+    def linear_attention(self, inputs, states_BHKV, parts):
+        before = states_BHKV.clone()
+        out_THV = super().linear_attention(inputs, states_BHKV, parts)
+        lasts = [sum(parts.num_parts[: i + 1]) - 1 for i in range(len(parts.num_parts))]
+        kept = parts.writes_N[lasts]
+        before[kept] = states_BHKV[kept]
+        states_BHKV.copy_(before)
+        return out_THV
+
+
+class DecaysAfterTheUpdate(FakeOps):
+    """Linear attention whose decay also applies to the current token."""
+
+    def linear_attention(self, inputs, states_BHKV, parts):
+        scale = inputs.decay_TH.exp()[..., None]
+        changed = replace(inputs, v_THV=(inputs.v_THV * scale).to(inputs.v_THV.dtype))
+        return super().linear_attention(changed, states_BHKV, parts)
+
+
+class OmitsTheDeltaRule(FakeOps):
+    """Linear attention that only scales the values by beta."""
+
+    def linear_attention(self, inputs, states_BHKV, parts):
+        if inputs.beta_TH is not None:
+            v_THV = (inputs.v_THV * inputs.beta_TH[..., None]).to(inputs.v_THV.dtype)
+            inputs = replace(inputs, v_THV=v_THV, beta_TH=None)
+        return super().linear_attention(inputs, states_BHKV, parts)
+
+
+class ConvolvesAcrossRequests(FakeOps):
+    """A convolution whose new requests begin with the inputs of the previous request."""
+
+    def causal_conv(self, x_TC, weight_CW, bias_C, states_BWC, parts):
+        y_TC = super().causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
+        joined = replace(
+            parts,
+            sizes=(len(x_TC),),
+            num_parts=(1,),
+            reads_N=parts.reads_N[:1],
+            writes_N=parts.writes_N[-1:],
+        )
+        wrong_TC = super().causal_conv(x_TC, weight_CW, bias_C, states_BWC.clone(), joined)
+        y_TC[-1] = wrong_TC[-1]
+        return y_TC
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        ReadsNoState,
+        ReadsTheStateOfNewRequests,
+        WritesOnlyTheLastState,
+        DecaysAfterTheUpdate,
+        OmitsTheDeltaRule,
+        ConvolvesAcrossRequests,
+    ],
+)
+def test_a_faulty_operation_with_states_is_detected(mutant):
+    with pytest.raises(AssertionError):
+        run_all(state_cases(mutant, HOST, dtypes=["float32"]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ops_cls", [FakeOps, TorchOps])
+def test_correct_operations_with_states_pass(ops_cls, dtype):
+    cases = list(state_cases(ops_cls, HOST, dtypes=[dtype]))
+    assert len(cases) == 32
+    run_all(cases)

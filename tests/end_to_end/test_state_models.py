@@ -1,0 +1,111 @@
+"""Models with states are served with the default options, and unsupported options are rejected."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Mamba2Config, Mamba2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+
+from dovetail import LLM
+from dovetail.errors import DovetailError
+from end_to_end.checkpoints import OPTIONS
+from end_to_end.quantized_checkpoints import GREEDY
+
+OWN = OPTIONS | {"dtype": "float32", "load_format": "auto", "skip_tokenizer_init": True}
+OWN |= {"block_size": 16, "max_model_len": 600}
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "hidden_size": 64}
+NEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+COMMON = {"vocab_size": 320, "num_hidden_layers": 2}
+LONG = [(7 * i) % 300 for i in range(300)]
+PROMPTS = [LONG[:5], LONG[:70], LONG, LONG[3:4]]
+
+
+@pytest.fixture(scope="module", params=["mamba2", "qwen3_next"])
+def folder(request, tmp_path_factory):
+    torch.manual_seed(1)
+    model = {
+        "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2 | COMMON)),
+        "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**NEXT | COMMON)),
+    }[request.param]()
+    path = tmp_path_factory.mktemp("states")
+    model.save_pretrained(path)
+    return path
+
+
+def tokens_of(llm, prompts=PROMPTS):
+    done = llm.generate(prompts, GREEDY, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in done]
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    with LLM(folder, **OWN) as llm:
+        return [tokens_of(llm, [prompt])[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"async_scheduling": True, "max_num_batched_tokens": 33},
+        {"enable_prefix_caching": False, "max_num_seqs": 2},
+        {"executor_backend": "mp"},
+    ],
+)
+def test_requests_get_the_tokens_that_they_get_alone(folder, expected, options):
+    with LLM(folder, **OWN | options) as llm:
+        assert tokens_of(llm) == expected
+
+
+def test_a_cached_prefix_is_continued_from_its_state(folder, expected):
+    with LLM(folder, **OWN | {"max_num_batched_tokens": 64}) as llm:
+        tokens_of(llm, [LONG])
+        (output,) = llm.generate([LONG], GREEDY, use_tqdm=False)
+        assert output.num_cached_tokens == 256
+        assert list(output.outputs[0].token_ids) == expected[2]
+        # A request that computes the same prefix at the same time is not affected.
+        assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}])
+def test_bfloat16_and_int8_are_served(folder, options):
+    with LLM(folder, **OWN | {"dtype": "bfloat16"} | options) as llm:
+        assert [len(row) for row in tokens_of(llm)] == [6] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_invariant": True, "dtype": "bfloat16"}, "not supported for models with states"),
+        ({"compile_level": "as_is"}, "models with states, such as linear attention"),
+    ],
+)
+def test_unsupported_options_are_rejected(folder, options, message):
+    with pytest.raises(DovetailError, match=message):
+        LLM(folder, **OWN | options)
+
+
+def test_states_of_aborted_requests_are_not_read(folder, expected):
+    """The blocks of an aborted request contain its states, which later requests must not read."""
+    with LLM(folder, **OWN | {"max_num_seqs": 1}) as llm:
+        for number in range(3):
+            other = [(11 * i + number) % 300 for i in range(90)]
+            llm.llm_engine.add_request(f"gone {number}", other, GREEDY)
+            llm.llm_engine.step()
+            llm.llm_engine.abort_request([f"gone {number}"])
+        assert tokens_of(llm) == expected
