@@ -16,11 +16,11 @@ from dovetail_models.decoder.shape import DecoderShape
 from dovetail_torch.layers import (
     Attention,
     BidirectionalAttention,
-    CacheLayer,
     QKVParallelLinear,
     RotaryEmbedding,
     RowParallelLinear,
 )
+from dovetail_torch.layers.attention import CacheLayer
 
 
 class AttentionBranch(nn.Module):

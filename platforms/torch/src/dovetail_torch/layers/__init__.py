@@ -10,7 +10,6 @@ from dovetail_torch.layers.activation import (
 from dovetail_torch.layers.attention import (
     Attention,
     BidirectionalAttention,
-    CacheLayer,
     ChunkedAttention,
     LatentAttention,
     attention_layers,
@@ -48,7 +47,6 @@ __all__ = [
     "Attention",
     "BidirectionalAttention",
     "BlockWeight",
-    "CacheLayer",
     "CausalConv",
     "ChunkedAttention",
     "ColumnParallelLinear",
