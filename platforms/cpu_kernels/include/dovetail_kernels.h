@@ -105,12 +105,17 @@ enum {
   DK_Q6_K = 10
 };
 
-/* Flags of packing and of the operation; DK_GATE_UP must be the same in both. */
+/* Flags of packing and of the operation; DK_GATE_UP must be the same in both. At most one
+ * activation, and none with DK_GATE_UP. */
 enum {
   DK_GATE_UP = 1,       /* rows 0 .. N/2-1 are gates, the rest ups: y[M, N/2] = act(gate, up) */
   DK_OUT_F32 = 2,       /* y is float32, not bf16 */
   DK_BATCH_INVARIANT = 4, /* accepted, and always true: see linear.cpp */
-  DK_ROUND = 8          /* packing of Q4_1 and Q4_K: the weight is bf16 and is rounded */
+  DK_ROUND = 8,         /* packing of Q4_1 and Q4_K: the weight is bf16 and is rounded */
+  DK_GELU = 16,         /* the operation's activation: x * (1 + erf(x / sqrt(2))) / 2 */
+  DK_GELU_TANH = 32,    /* its approximation x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
+  DK_RELU = 64,
+  DK_SILU = 128
 };
 
 /* Bytes of packed weights. `group` is used for int4 only; of `flags` only DK_GATE_UP. */
@@ -132,7 +137,7 @@ DK_API int64_t dk_pack_linear_int8(const dk_pack_linear_args* args);
 DK_API int64_t dk_pack_linear_int4(const dk_pack_linear_args* args);
 DK_API int64_t dk_pack_linear_blocks(const dk_pack_linear_args* args);
 
-/* y = epilogue(x W^T): plus bias, then act(gate, up) with DK_GATE_UP, then plus residual;
+/* y = epilogue(x W^T): plus bias, then the activation or act(gate, up), then plus residual;
  * summed in float32 (groups: exact integers, then float32), rounded once to y's type. If a row
  * of x has a NaN or an infinity, its row of y has no finite number. y may be the residual.
  * act(gate, up) = silu(gate) * up if limit is 0. Otherwise gate is at most limit, up is within

@@ -25,6 +25,8 @@ Shape random_shape(Random& random, int64_t kind) {
   if (random.coin()) s.flags |= DK_GATE_UP;
   if (random.coin()) s.flags |= DK_OUT_F32;
   if (s.flags & DK_GATE_UP) s.N += s.N % 2;
+  static const int64_t activations[] = {0, 0, DK_GELU, DK_GELU_TANH, DK_RELU, DK_SILU};
+  if (!(s.flags & DK_GATE_UP)) s.flags |= activations[random.below(6)];
   s.outputs = s.flags & DK_GATE_UP ? s.N / 2 : s.N;
   s.ldw = s.K + random.below(3);
   s.ldx = s.K + random.below(5);
@@ -35,6 +37,14 @@ Shape random_shape(Random& random, int64_t kind) {
 double weight_error(int64_t kind) {
   // The scale of int8 is rounded up to bf16: at most 1/128 larger.
   return kind == DK_BF16 ? 0.0 : kind == DK_INT8 ? 0.51 / 127 : 0.5 / 6.9;
+}
+double activated(double x, int64_t flags) {
+  if (flags & DK_GELU) return x / 2 * std::erfc(-x * M_SQRT1_2);
+  if (flags & DK_GELU_TANH) {
+    return x / 2 * (1 + std::tanh(std::sqrt(M_2_PI) * (x + 0.044715 * x * x * x)));
+  }
+  if (flags & DK_RELU) return std::fmax(0.0, x);
+  return flags & DK_SILU ? x / (1 + std::exp(-x)) : x;
 }
 double input_error(int64_t kind) { return kind == DK_BF16 ? 0.0 : 0.5 / 127; }
 
@@ -97,6 +107,9 @@ void run_kind(Random& random, int64_t kind) {
       const double up = exact_sum(x, w, s, m, u) + (with_bias ? cases::from_bf16(bias[u]) : 0.0);
       allowed = moved * (1.1 * fabs(up) + fabs(value) + moved);
       value = value / (1 + exp(-value)) * up;
+    } else {
+      value = activated(value, s.flags);
+      allowed *= 1.2;  // the steepest slope is 1.13
     }
     if (with_residual) value += cases::from_bf16(residual[m * s.ldy + n]);
     const double got = wide ? wide_y[m * s.ldy + n] : cases::from_bf16(narrow_y[m * s.ldy + n]);

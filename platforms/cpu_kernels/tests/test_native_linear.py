@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from torch.nn import functional
 
 import dovetail_cpu_kernels as native
 from dovetail_cpu_kernels import linear
@@ -54,13 +55,13 @@ class Weight:
     def random(self, *size, scale=1.0):
         return (torch.randn(*size, generator=self.generator) * scale).bfloat16()
 
-    def apply(self, x, *, bias=None, residual=None, dtype=torch.bfloat16, out=None):
+    def apply(self, x, *, bias=None, residual=None, dtype=torch.bfloat16, out=None, flags=0):
         rows, columns = x.shape[0], self.shape.num_outputs
         y = torch.full((rows, columns), 7.0, dtype=dtype) if out is None else out
         args = linear.new_args(self.shape, self.packed)
         args.x, args.y, args.M = x.data_ptr(), y.data_ptr(), rows
         args.ldx, args.ldy = x.stride(0), y.stride(0)
-        args.flags |= linear.OUT_F32 * (y.dtype == torch.float32)
+        args.flags |= flags | linear.OUT_F32 * (y.dtype == torch.float32)
         if bias is not None:
             args.bias = bias.data_ptr()
         if residual is not None:
@@ -73,7 +74,7 @@ class Weight:
         y = y if bias is None else y + bias.double()
         if self.shape.gate_up:
             gate, up = y.chunk(2, dim=1)
-            y = torch.nn.functional.silu(gate) * up
+            y = functional.silu(gate) * up
         return y if residual is None else y + residual.double()
 
 
@@ -83,7 +84,7 @@ def divided(numerator, x):
 
 
 def in_groups(x, group):
-    return torch.nn.functional.pad(x.float(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    return functional.pad(x.float(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))
 
 
 def rounded_up(x, bits):
@@ -186,6 +187,55 @@ def test_the_result_of_a_row_does_not_depend_on_its_batch(level, kind, group, N,
             begin = chance.randrange(len(x) - rows + 1)
             batch = weight.apply(x[begin : begin + rows], dtype=torch.float32)
             assert torch.equal(batch, alone[begin : begin + rows]), (rows, threads)
+
+
+@pytest.mark.parametrize(("kind", "group"), KINDS[:2])
+def test_many_rows_that_threads_compute_in_passes_of_their_own_have_the_same_bits(
+    level, kind, group
+):
+    weight = Weight(kind, 330, 128, group=group)
+    x, bias = weight.random(1500, 128), weight.random(330)
+    parts = [weight.apply(part, bias=bias) for part in x.split(100)]
+    assert_near(torch.cat(parts), weight.reference(x, bias=bias))
+    for threads in (1, 2, 3):
+        native.set_num_threads(threads)
+        assert torch.equal(weight.apply(x, bias=bias), torch.cat(parts)), threads
+
+
+ACTIVATIONS = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(("kind", "group"), KINDS[:3])
+def test_activations_are_applied_after_the_bias_and_before_the_residual(level, kind, group, name):
+    for N, K, rows in ((100, 96, 5), (38, 70, 17), (256, 512, 40)):
+        weight = Weight(kind, N, K, group=group, seed=rows)
+        x, bias, residual = weight.random(rows, K), weight.random(N), weight.random(rows, N)
+        expected = ACTIVATIONS[name](weight.reference(x, bias=bias))
+        flags = {"flags": linear.ACTIVATION_FLAGS[name]}
+        assert_near(weight.apply(x, bias=bias, **flags), expected)
+        assert_near(weight.apply(x, bias=bias, dtype=torch.float32, **flags), expected)
+        y = weight.apply(x, bias=bias, residual=residual, **flags)
+        assert_near(y, expected + residual.double())
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_of_large_and_of_tiny_numbers_are_precise(level, name):
+    """The only input feature is multiplied by 1."""
+    weight = Weight(linear.BF16, 1, 1)
+    one = torch.ones(1, 1).bfloat16()
+    linear.pack(weight.shape, one.data_ptr(), weight.packed)
+    magnitudes = torch.cat([torch.logspace(-30, 30, 100), torch.linspace(0.05, 20, 300)])
+    x = torch.cat([magnitudes, -magnitudes, torch.zeros(1)]).bfloat16()[:, None]
+    flags = linear.ACTIVATION_FLAGS[name]
+    y = weight.apply(x, dtype=torch.float32, flags=flags).double()
+    expected = ACTIVATIONS[name](x.double())
+    assert ((y - expected).abs() <= 1e-6 + 2e-6 * expected.abs()).all()
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[1:])

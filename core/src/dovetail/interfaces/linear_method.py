@@ -79,11 +79,33 @@ class AppliesExperts(Protocol):
         """Return the weighted sum of the outputs of each token's experts; see `fused_experts`."""
 
 
+ACTIVATION = "activation"
+"""Capability id of linear methods that implement `AppliesActivation`; declared in `provides`."""
+
+ACTIVATIONS = frozenset({"gelu", "gelu_tanh", "relu", "silu"})
+"""Activations of `AppliesActivation`: `gelu` is x · Φ(x), and `gelu_tanh` approximates it by tanh.
+
+Sources: Hendrycks and Gimpel 2016, arXiv:1606.08415; Elfwing et al. 2017, arXiv:1702.03118.
+"""
+
+
+class AppliesActivation(Protocol):
+    """Capability "activation": the method computes a layer and an activation in one call.
+
+    With other methods, the activation reads and writes the output of the layer again.
+    """
+
+    def apply_activation(
+        self, layer: nn.Module, x_TI: torch.Tensor, activation: str
+    ) -> torch.Tensor:
+        """Return activation(x · Wᵀ + b), [T, out_features]. activation: one of `ACTIVATIONS`."""
+
+
 class LinearMethod(ABC):
     """Stores and applies the weights of linear layers. One instance serves a whole model."""
 
     CONTRACT: ClassVar[str] = "linear_method"
-    CONTRACT_VERSION: ClassVar[str] = "0.3"
+    CONTRACT_VERSION: ClassVar[str] = "0.4"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     dtypes: ClassVar[frozenset[str]] = frozenset()

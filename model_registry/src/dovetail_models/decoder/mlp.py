@@ -58,4 +58,4 @@ class PlainMLP(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the output of the MLP, [T, D]."""
-        return self.down_proj(self.act_fn(self.up_proj(x_TD)))
+        return self.down_proj(self.up_proj.activated(x_TD, self.act_fn))

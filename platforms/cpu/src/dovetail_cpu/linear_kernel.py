@@ -101,22 +101,26 @@ class LinearKernel:
             args.limit, args.alpha = limit, alpha
             if bias_O is not None:
                 args.bias = bias_O[column:].data_ptr()
-            self._calls.append((operation(spec.kind), args, column * _Y_BYTES))
+            self._calls.append((operation(spec.kind), args, column * _Y_BYTES, args.flags))
             address += spec.num_bytes
             column += spec.num_outputs
 
-    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        """Return x · Wᵀ + b, a new tensor [T, O]. x is bfloat16. Its rows may be strided."""
+    def __call__(self, x_TI: torch.Tensor, activation_flag: int = 0) -> torch.Tensor:
+        """Return activation(x · Wᵀ + b), a new tensor [T, O]. x is bfloat16; rows may be strided.
+
+        activation_flag: a value of `ACTIVATION_FLAGS`; 0 for no activation.
+        """
         if x_TI.stride(1) != 1:
             x_TI = x_TI.contiguous()
         num_tokens = x_TI.shape[0]
         y_TO = torch.empty((num_tokens, self._out_features), dtype=torch.bfloat16)
         x, y, ldx = x_TI.data_ptr(), y_TO.data_ptr(), x_TI.stride(0)
-        for call, args, offset in self._calls:
+        for call, args, offset, flags in self._calls:
             args.x = x
             args.y = y + offset
             args.M = num_tokens
             args.ldx = ldx
+            args.flags = flags | activation_flag
             call(ctypes.addressof(args))
         return y_TO
 

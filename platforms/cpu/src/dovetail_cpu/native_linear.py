@@ -20,7 +20,7 @@ from torch import nn
 
 from dovetail.errors import WeightError
 from dovetail.interfaces import LinearShape
-from dovetail.interfaces.linear_method import EXPERTS, ExpertLayers
+from dovetail.interfaces.linear_method import ACTIVATION, EXPERTS, ExpertLayers
 from dovetail_cpu.linear_kernel import (
     PANEL_FEATURES,
     Arena,
@@ -33,7 +33,7 @@ from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.onednn_linear import OneDNNLinearMethod
 from dovetail_cpu.packed_cache import PACKED_FORM
 from dovetail_cpu_kernels.library import PACK_VERSION
-from dovetail_cpu_kernels.linear import BF16, PackedLinear
+from dovetail_cpu_kernels.linear import ACTIVATION_FLAGS, BF16, PackedLinear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
     reads only a few rows of the table, so a mapped table needs almost no memory.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, EXPERTS})
+    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, EXPERTS, ACTIVATION})
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
 
     def __init__(self) -> None:
@@ -140,6 +140,16 @@ class NativeLinearMethod(OneDNNLinearMethod):
             return super().apply(layer, x_TI)
         product_TO: torch.Tensor = kernel(x_TI)
         return product_TO
+
+    def apply_activation(
+        self, layer: nn.Module, x_TI: torch.Tensor, activation: str
+    ) -> torch.Tensor:
+        """Return activation(x · Wᵀ + b), contiguous."""
+        kernel = layer.kernel
+        if kernel is None:
+            return super().apply_activation(layer, x_TI, activation)
+        result_TO: torch.Tensor = kernel(x_TI, ACTIVATION_FLAGS[activation])
+        return result_TO
 
     def apply_experts(
         self,

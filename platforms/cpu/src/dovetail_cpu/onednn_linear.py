@@ -12,11 +12,20 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from dovetail.interfaces.linear_method import LinearShape
+from dovetail.interfaces.linear_method import ACTIVATION, EXPERTS, LinearShape
+from dovetail_torch.layers.activation import FUSED
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 
 _TOKENS_HINT = 16
 """Number of tokens for which oneDNN chooses the order; other numbers are slower but correct."""
+_POST_OPS: dict[str, tuple[str, list[float], str]] = {
+    "": ("none", [], ""),
+    "gelu": ("gelu", [], "none"),
+    "gelu_tanh": ("gelu", [], "tanh"),
+    "relu": ("relu", [], ""),
+    "silu": ("swish", [], ""),
+}
+"""Arguments of torch's oneDNN operation by activation."""
 
 
 class OneDNNLinearMethod(TorchLinearMethod):
@@ -27,6 +36,7 @@ class OneDNNLinearMethod(TorchLinearMethod):
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    provides: ClassVar[frozenset[str]] = frozenset({EXPERTS, ACTIVATION})
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` as in the checkpoint."""
@@ -49,18 +59,27 @@ class OneDNNLinearMethod(TorchLinearMethod):
     def apply(self, layer: nn.Module, x_TI: torch.Tensor) -> torch.Tensor:
         """Return x · Wᵀ + b, contiguous."""
         packed = layer.__dict__.get("packed_weight")
-        if packed is None:
-            return super().apply(layer, x_TI)
-        if torch.compiler.is_compiling():
-            return _multiply_opaque(x_TI, packed, layer.bias)
-        return _multiply(x_TI, packed, layer.bias)
+        return super().apply(layer, x_TI) if packed is None else _product(layer, x_TI, "")
+
+    def apply_activation(
+        self, layer: nn.Module, x_TI: torch.Tensor, activation: str
+    ) -> torch.Tensor:
+        """Return activation(x · Wᵀ + b), contiguous."""
+        if layer.__dict__.get("packed_weight") is None:
+            return FUSED[activation](super().apply(layer, x_TI))
+        return _product(layer, x_TI, activation)
+
+
+def _product(layer: nn.Module, x_TI: torch.Tensor, activation: str) -> torch.Tensor:
+    multiply = _multiply_opaque if torch.compiler.is_compiling() else _multiply
+    return multiply(x_TI, layer.packed_weight, layer.bias, activation)
 
 
 def _multiply(
-    x_TI: torch.Tensor, packed_OI: torch.Tensor, bias_O: torch.Tensor | None
+    x_TI: torch.Tensor, packed_OI: torch.Tensor, bias_O: torch.Tensor | None, activation: str
 ) -> torch.Tensor:
     product_TO: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-        x_TI, packed_OI, bias_O, "none", [], ""
+        x_TI, packed_OI, bias_O, *_POST_OPS[activation]
     )
     return product_TO
 
@@ -72,7 +91,9 @@ _multiply_opaque = torch.library.custom_op(
 
 
 @_multiply_opaque.register_fake
-def _(x_TI: torch.Tensor, packed_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+def _(
+    x_TI: torch.Tensor, packed_OI: torch.Tensor, bias_O: torch.Tensor | None, activation: str
+) -> torch.Tensor:
     return x_TI.new_empty(x_TI.shape[0], packed_OI.shape[0])
 
 

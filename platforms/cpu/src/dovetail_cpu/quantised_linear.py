@@ -18,11 +18,9 @@ from torch import nn
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import LinearShape
-from dovetail.interfaces.linear_method import EXPERTS
 from dovetail_cpu.mapped_pages import forget_pages
 from dovetail_cpu.native_linear import NativeLinearMethod, Run
 from dovetail_cpu.options import Int4Options, Int8Options, Q4KOptions
-from dovetail_cpu.packed_cache import PACKED_FORM
 from dovetail_cpu_kernels.linear import (
     BF16,
     BLOCK_BYTES,
@@ -138,7 +136,7 @@ class GGUFLinearMethod(NativeLinearMethod):
     all their weights of a layer have the same type, otherwise one after the other.
     """
 
-    provides: ClassVar[frozenset[str]] = frozenset({PACKED_FORM, EXPERTS, "quantization.gguf"})
+    provides: ClassVar[frozenset[str]] = NativeLinearMethod.provides | {"quantization.gguf"}
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
         """Register `weight` and `bias` as in the checkpoint. Rows of blocks are never written."""

@@ -13,6 +13,8 @@ from dovetail_cpu_kernels.library import library, native_operation
 
 BF16, INT8, INT4 = 0, 1, 2
 GATE_UP, OUT_F32, BATCH_INVARIANT, ROUND = 1, 2, 4, 8
+ACTIVATION_FLAGS = {"gelu": 16, "gelu_tanh": 32, "relu": 64, "silu": 128}
+"""The flag of each activation that the operation applies to its output, without GATE_UP."""
 INT4_GROUPS = (32, 64, 128)
 BLOCK_BYTES = {
     "Q4_0": (32, 18),

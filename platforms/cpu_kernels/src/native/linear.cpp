@@ -37,6 +37,8 @@ int64_t pick_tile_rows(const LinearKernels& kernels, int64_t num_rows) {
 
 constexpr int64_t kFewTiledRows = 128;    // up to so many, registers are as fast as matrix tiles
 constexpr int64_t kSharedPacking = 8192;  // fewer activations are packed by the caller alone
+constexpr int64_t kPassesPerThread = 2;   // from so many on, threads have passes of their own
+constexpr int64_t kPanelsPerPiece = 8;
 
 // Sizes of a job's memory.
 struct Room {
@@ -49,12 +51,36 @@ struct Room {
   }
 };
 
+// Many passes: each thread packs and computes passes of its own, without waiting for the others.
+// Pieces of a pass are panels; a thread that takes a piece of another's pass packs it again.
+void run_passes(const LinearKernels& kernels, const Passes& passes, const dk_linear_args& args,
+                int64_t num_panels) {
+  const int64_t pieces = (num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece;
+  parallel_ranges(passes.count() * pieces, 1, [&](auto&& next) {
+    LinearJob job{};
+    int64_t begin, end, packed = -1;
+    while (next(begin, end)) {
+      const int64_t pass = begin / pieces, piece = begin % pieces;
+      if (pass != packed) {
+        job = passes.job(args, pass);
+        use_memory(kernels, job, scratch(kOtherScratch, memory_of(kernels, job)));
+        kernels.pack_rows(job, 0, job.num_tiles());
+        packed = pass;
+      }
+      kernels.compute(job, num_panels * piece / pieces, num_panels * (piece + 1) / pieces);
+    }
+  });
+}
+
 void run_linear(int64_t kind, const dk_linear_args& args) {
   if (args.M == 0) return;
   const DefaultFloatMode mode;  // the caller packs few rows itself
   const LinearKernels& kernels = kernels_for(kind, args.M);
   const int64_t num_panels = packed_shape(kind, args.N, args.K, args.group).num_panels;
   const Passes passes(kernels, kind, args);
+  if (passes.count() >= kPassesPerThread * num_threads()) {
+    return run_passes(kernels, passes, args, num_panels);
+  }
   for (int64_t pass = 0; pass < passes.count(); ++pass) {
     LinearJob job = passes.job(args, pass);
     use_memory(kernels, job, scratch(kOperationScratch, memory_of(kernels, job)));

@@ -31,12 +31,26 @@ Sources: Hendrycks and Gimpel 2016, arXiv:1606.08415; Elfwing et al. 2017, arXiv
 """
 
 
+FUSED: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": _gelu_tanh,
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+"""Activations by their names in `dovetail.interfaces.linear_method.ACTIVATIONS`."""
+_FUSED_NAMES = {function: name for name, function in FUSED.items()}
+
+
 class Activation(nn.Module):
-    """Computes an activation of `ACTIVATIONS`: [T, D] to [T, D]."""
+    """Computes an activation of `ACTIVATIONS`: [T, D] to [T, D].
+
+    fused_name: its name in `dovetail.interfaces.linear_method.ACTIVATIONS`.
+    """
 
     def __init__(self, context: ModelContext, name: str) -> None:
         super().__init__()
         self.function = ACTIVATIONS[name]
+        self.fused_name = _FUSED_NAMES[self.function]
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the activations, a new tensor [T, D]."""

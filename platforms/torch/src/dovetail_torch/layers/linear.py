@@ -14,13 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
 
-from dovetail.interfaces.linear_method import LinearShape
+from dovetail.interfaces.linear_method import ACTIVATION, AppliesActivation, LinearShape
 from dovetail.interfaces.model import ModelContext, RankGroup
 from dovetail_torch.distributed.shard import Shard, cannot_divide, divide, undivided
+from dovetail_torch.layers.activation import Activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,14 @@ class ParallelLinear(nn.Module):
     def forward(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Return x · Wᵀ + b, [T, O]."""
         return self.linear_method.apply(self, x_TI)
+
+    def activated(self, x_TI: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return activation(x · Wᵀ + b), [T, O], in one call if the linear method has one."""
+        method = self.linear_method
+        if ACTIVATION not in type(method).provides:
+            return activation(method.apply(self, x_TI))
+        fused = cast(AppliesActivation, method)
+        return fused.apply_activation(self, x_TI, activation.fused_name)
 
     def extra_repr(self) -> str:
         """Return the sizes, for the `repr` of the module."""

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dovetail.interfaces.linear_method import EXPERTS, LinearMethod, LinearShape
+from dovetail.interfaces.linear_method import ACTIVATION, EXPERTS, LinearMethod, LinearShape
 from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.comparison import TOLERANCES, exact, expect_close, random_tensor
 from dovetail_devkit.expectation import checking, expect
+from dovetail_devkit.linear_activation import check_activations
 from dovetail_devkit.linear_experts import Fill, check_experts, fill_plainly
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ def linear_method_cases(
         if EXPERTS in method_cls.provides:
             run = partial(check_experts, method_cls, device, dtype, fill)
             yield Case(name=f"experts in {dtype}", run=run)
+        if ACTIVATION in method_cls.provides:
+            run = partial(check_activations, method_cls, device, dtype, fill)
+            yield Case(name=f"activations in {dtype}", run=run)
 
 
 class _Layer:
