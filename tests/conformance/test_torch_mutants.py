@@ -203,24 +203,6 @@ class ReturnsAView(FakeLinearMethod):
         return torch.cat((y_TO, y_TO), dim=-1)[:, : y_TO.shape[1]]
 
 
-class ApproximatesGelu(FakeLinearMethod):
-    """A linear method that computes the tanh form of GELU in place of the exact one."""
-
-    def apply_activation(self, layer, x_TI, activation):
-        name = "gelu_tanh" if activation == "gelu" else activation
-        return super().apply_activation(layer, x_TI, name)
-
-
-class ActivatesBeforeTheBias(FakeLinearMethod):
-    """A linear method that adds the bias after the activation."""
-
-    def apply_activation(self, layer, x_TI, activation):
-        bias_O, layer.bias = layer.bias, None
-        y_TO = super().apply_activation(layer, x_TI, activation)
-        layer.bias = bias_O
-        return y_TO if bias_O is None else y_TO + bias_O
-
-
 class LooksAhead(FakeModel):
     """A model in which a token attends to the next token."""
 
@@ -352,8 +334,6 @@ MUTANTS = {
         ScalesItsInput,
         ReturnsAView,
         NextExpert,
-        ApproximatesGelu,
-        ActivatesBeforeTheBias,
     ],
     "model": [
         LooksAhead,

@@ -35,6 +35,22 @@ typedef struct dk_add_rms_norm_args {
 } dk_add_rms_norm_args;
 DK_API int64_t dk_add_rms_norm(const dk_add_rms_norm_args* args);
 
+/* y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias over the last dimension. With a
+ * residual, first residual = x + residual, rounded to bf16, and y is the norm of that. y may be
+ * x. */
+typedef struct dk_layer_norm_args {
+  const void* x;  /* bf16 [rows, size] */
+  void* residual; /* bf16 [rows, size], changed; or NULL */
+  void* y;        /* bf16 [rows, size] */
+  int64_t num_rows;
+  int64_t x_stride, residual_stride, y_stride;
+  const void* weight; /* bf16 [size], or NULL for 1 */
+  const void* bias;   /* bf16 [size], or NULL for 0 */
+  int64_t size;
+  float eps;
+} dk_layer_norm_args;
+DK_API int64_t dk_layer_norm(const dk_layer_norm_args* args);
+
 /* Rotate queries and keys by their positions, in halves: of the first `rotary_size` features, i of
  * the first half is paired with i of the second. The rest is copied. Outputs may be inputs. */
 typedef struct dk_rotary_args {

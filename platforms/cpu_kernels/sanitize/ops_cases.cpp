@@ -76,6 +76,46 @@ DK_CASE(rms_norm) {
   }
 }
 
+DK_CASE(layer_norm) {
+  const int64_t rows = random.between(1, 9), size = random.between(1, 200);
+  const int64_t x_stride = size + random.below(3), y_stride = size + random.below(3);
+  const int64_t sum_stride = size + random.below(3);
+  Buffer<uint16_t> x(extent(rows, x_stride, size), random.below(8));
+  Buffer<uint16_t> y(extent(rows, y_stride, size), random.below(8));
+  Buffer<uint16_t> sum(extent(rows, sum_stride, size), random.below(8));
+  Buffer<uint16_t> weight(size, random.below(8)), bias(size, random.below(8));
+  for (auto* buffer : {&x, &sum, &weight, &bias}) cases::fill(*buffer, random);
+  const bool adds = random.coin(), with_weight = random.coin(), with_bias = random.coin();
+  dk_layer_norm_args args{};
+  args.x = x.data();
+  args.residual = adds ? sum.data() : nullptr;
+  args.y = y.data();
+  args.num_rows = rows;
+  args.x_stride = x_stride;
+  args.residual_stride = sum_stride;
+  args.y_stride = y_stride;
+  args.weight = with_weight ? weight.data() : nullptr;
+  args.bias = with_bias ? bias.data() : nullptr;
+  args.size = size;
+  args.eps = 1e-2f;
+  dk_layer_norm(&args);
+  for (int64_t row = 0; row < rows; ++row) {
+    std::vector<double> numbers(size);
+    double mean = 0, variance = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      numbers[i] = from_bf16(adds ? sum[row * sum_stride + i] : x[row * x_stride + i]);
+      mean += numbers[i] / size;
+    }
+    for (const double number : numbers) variance += (number - mean) * (number - mean) / size;
+    for (int64_t i = 0; i < size; ++i) {
+      double want = (numbers[i] - mean) / std::sqrt(variance + 1e-2);
+      if (with_weight) want *= from_bf16(weight[i]);
+      if (with_bias) want += from_bf16(bias[i]);
+      check_close(from_bf16(y[row * y_stride + i]), want, "a layer norm is wrong");
+    }
+  }
+}
+
 DK_CASE(add_rms_norm) {
   const int64_t rows = random.between(1, 9), size = random.between(1, 200);
   const int64_t stride = size + random.below(4);

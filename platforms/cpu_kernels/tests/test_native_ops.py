@@ -10,6 +10,7 @@ import random
 
 import pytest
 import torch
+from torch.nn import functional
 
 import dovetail_cpu_kernels as native
 from dovetail_cpu_kernels.ops import OPS, op
@@ -106,6 +107,40 @@ def rotated(x, positions, table):
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_layer_norm_equals_the_reference(num_threads, size):
+    rows = 70
+    x, residual = numbers(rows, size, padding=3), numbers(rows, size, seed=1, padding=5)
+    weight, bias = numbers(size, seed=2), numbers(size, seed=3)
+    for adds, scales, shifts in ((False, True, True), (True, True, False), (True, False, True)):
+        total = residual.clone().contiguous()
+        y = torch.full((rows, size), 7.0).bfloat16()
+        call(
+            "layer_norm",
+            x=x,
+            residual=total if adds else None,
+            y=y,
+            num_rows=rows,
+            x_stride=x.stride(0),
+            residual_stride=total.stride(0),
+            y_stride=size,
+            weight=weight if scales else None,
+            bias=bias if shifts else None,
+            size=size,
+            eps=1e-5,
+        )
+        want_sum = (x.float() + residual.float()).bfloat16() if adds else residual
+        assert torch.equal(total, want_sum)
+        want = functional.layer_norm(
+            (total if adds else x).double(),
+            (size,),
+            weight.double() if scales else None,
+            bias.double() if shifts else None,
+            1e-5,
+        )
+        check(y, want)
+
+
 @pytest.mark.parametrize(("size", "rotary"), [(64, 64), (128, 128), (80, 32), (96, 24), (6, 2)])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_rotary_embedding_equals_the_reference(num_threads, size, rotary, in_place):
@@ -198,6 +233,6 @@ def test_the_results_of_a_row_do_not_depend_on_other_rows():
 
 def test_an_unknown_operation_is_rejected():
     with pytest.raises(
-        ValueError, match="operation 'layer_norm' does not exist; the operations are rms_norm"
+        ValueError, match="operation 'group_norm' does not exist; the operations are rms_norm"
     ):
-        op("layer_norm")
+        op("group_norm")

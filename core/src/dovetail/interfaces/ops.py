@@ -179,7 +179,7 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.6"
+    CONTRACT_VERSION: ClassVar[str] = "0.7"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
@@ -207,6 +207,32 @@ class Ops:
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (rms_norm(x + residual), x + residual). `residual_TD` may be overwritten."""
+        raise NotImplementedError
+
+    @operation
+    def layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Return (x - mean(x)) / sqrt(variance(x) + eps) · weight + bias over the last dimension.
+
+        None for weights of 1 and biases of 0. Source: Ba et al. 2016, arXiv:1607.06450.
+        """
+        raise NotImplementedError
+
+    @operation
+    def add_layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (layer_norm(x + residual), x + residual). `residual_TD` may be overwritten."""
         raise NotImplementedError
 
     @operation

@@ -33,6 +33,7 @@ class NativeOps(Ops):
     def __init__(self) -> None:
         self._norm, self._call_norm = OPS["rms_norm"](), op("rms_norm")
         self._add_norm, self._call_add_norm = OPS["add_rms_norm"](), op("add_rms_norm")
+        self._layer_norm, self._call_layer_norm = OPS["layer_norm"](), op("layer_norm")
         self._rotary, self._call_rotary = OPS["rotary"](), op("rotary")
         self._silu, self._call_silu = OPS["silu_mul"](), op("silu_mul")
         self._embedding, self._call_embedding = OPS["embedding"](), op("embedding")
@@ -73,6 +74,53 @@ class NativeOps(Ops):
         args.weight, args.eps = weight_D.data_ptr(), eps
         self._call_add_norm(ctypes.addressof(args))
         return y_TD, residual_TD
+
+    def layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Return (x - mean) / sqrt(variance + eps) · weight + bias, a new tensor.
+
+        x may have any leading dimensions.
+        """
+        if not (_is_served(x_TD) and x_TD.dim() == 2):
+            return _TORCH.layer_norm(x_TD, weight_D, bias_D, eps)
+        return self._normalize(x_TD, None, weight_D, bias_D, eps)
+
+    def add_layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (layer_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
+        if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
+            return _TORCH.add_layer_norm(x_TD, residual_TD, weight_D, bias_D, eps)
+        return self._normalize(x_TD, residual_TD, weight_D, bias_D, eps), residual_TD
+
+    def _normalize(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor | None,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
+        args = self._layer_norm
+        args.x, args.y, args.residual = x_TD.data_ptr(), y_TD.data_ptr(), pointer_to(residual_TD)
+        args.num_rows, args.size = x_TD.shape
+        args.x_stride, args.y_stride = x_TD.stride(0), y_TD.stride(0)
+        args.residual_stride = 0 if residual_TD is None else residual_TD.stride(0)
+        args.weight, args.bias = pointer_to(weight_D), pointer_to(bias_D)
+        args.eps = eps
+        self._call_layer_norm(ctypes.addressof(args))
+        return y_TD
 
     def rotary_embedding(
         self,

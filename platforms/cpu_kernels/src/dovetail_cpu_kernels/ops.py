@@ -54,6 +54,24 @@ class AddRMSNormArgs(ctypes.Structure):
     )
 
 
+class LayerNormArgs(ctypes.Structure):
+    """The struct `dk_layer_norm_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("residual", _POINTER),
+        ("y", _POINTER),
+        ("num_rows", _INT64),
+        ("x_stride", _INT64),
+        ("residual_stride", _INT64),
+        ("y_stride", _INT64),
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("size", _INT64),
+        ("eps", _FLOAT),
+    )
+
+
 class RotaryArgs(ctypes.Structure):
     """The struct `dk_rotary_args`."""
 
@@ -139,6 +157,7 @@ class MaskArgs(ctypes.Structure):
 OPS: dict[str, type[ctypes.Structure]] = {
     "rms_norm": RMSNormArgs,
     "add_rms_norm": AddRMSNormArgs,
+    "layer_norm": LayerNormArgs,
     "rotary": RotaryArgs,
     "silu_mul": GateMulArgs,
     "gelu_tanh_mul": GateMulArgs,

@@ -20,6 +20,7 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_probe_multiply_args);
   DK_SIZE(dk_rms_norm_args);
   DK_SIZE(dk_add_rms_norm_args);
+  DK_SIZE(dk_layer_norm_args);
   DK_SIZE(dk_rotary_args);
   DK_SIZE(dk_gate_mul_args);
   DK_SIZE(dk_embedding_args);

@@ -34,6 +34,14 @@ int64_t dk_add_rms_norm(const dk_add_rms_norm_args* args) {
   return DK_OK;
 }
 
+int64_t dk_layer_norm(const dk_layer_norm_args* args) {
+  dk::note(dk_layer_norm, args);
+  const auto& table = DK_PICK(ops_table);
+  dk::parallel_for(args->num_rows, rows_per_piece(args->size),
+                   [&](int64_t begin, int64_t end) { table.layer_norm(*args, begin, end); });
+  return DK_OK;
+}
+
 int64_t dk_rotary(const dk_rotary_args* args) {
   dk::note(dk_rotary, args);
   const auto& table = DK_PICK(ops_table);

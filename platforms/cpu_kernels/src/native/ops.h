@@ -8,6 +8,7 @@ namespace dk {
 struct OpsTable {
   void (*rms_norm)(const dk_rms_norm_args&, int64_t begin, int64_t end);  // of outer x inner rows
   void (*add_rms_norm)(const dk_add_rms_norm_args&, int64_t begin, int64_t end);
+  void (*layer_norm)(const dk_layer_norm_args&, int64_t begin, int64_t end);
   void (*rotary)(const dk_rotary_args&, int64_t begin, int64_t end);
   void (*silu_mul)(const dk_gate_mul_args&, int64_t begin, int64_t end);
   void (*gelu_tanh_mul)(const dk_gate_mul_args&, int64_t begin, int64_t end);

@@ -58,20 +58,87 @@ void rms_norm(const dk_rms_norm_args& a, int64_t begin, int64_t end) {
   }
 }
 
+void add_rows(const uint16_t* x, int64_t size, uint16_t* sum) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    store_bf16(sum + i, add(load_bf16(x + i), load_bf16(sum + i)));
+  }
+  if (i < size) {
+    const int64_t n = size - i;
+    store_bf16_first(sum + i, add(load_bf16_first(x + i, n), load_bf16_first(sum + i, n)), n);
+  }
+}
+
 void add_rms_norm(const dk_add_rms_norm_args& a, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
     const uint16_t* const x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
     uint16_t* const sum = static_cast<uint16_t*>(a.residual) + row * a.residual_stride;
-    int64_t i = 0;
-    for (; i + kLanes <= a.size; i += kLanes) {
-      store_bf16(sum + i, add(load_bf16(x + i), load_bf16(sum + i)));
-    }
-    if (i < a.size) {
-      const int64_t n = a.size - i;
-      store_bf16_first(sum + i, add(load_bf16_first(x + i, n), load_bf16_first(sum + i, n)), n);
-    }
+    add_rows(x, a.size, sum);
     normalise(sum, static_cast<const uint16_t*>(a.weight), a.weight_offset, a.eps, a.size,
               static_cast<uint16_t*>(a.y) + row * a.y_stride);
+  }
+}
+
+// The mean, then the sum of squared differences from it: no cancellation for a mean far from 0.
+struct Moments {
+  float mean, scale;
+  Moments(const uint16_t* x, int64_t size, float eps) {
+    const int last = static_cast<int>(size % kLanes);
+    const int64_t whole = size - last;
+    Vec even = zero(), odd = zero();
+    int64_t i = 0;
+    for (; i + 2 * kLanes <= whole; i += 2 * kLanes) {
+      even = add(even, load_bf16(x + i));
+      odd = add(odd, load_bf16(x + i + kLanes));
+    }
+    for (; i < whole; i += kLanes) even = add(even, load_bf16(x + i));
+    if (last) odd = add(odd, load_bf16_first(x + whole, last));
+    mean = reduce_add(add(even, odd)) / static_cast<float>(size);
+    even = odd = zero();
+    const Vec middle = set(mean);
+    for (i = 0; i + 2 * kLanes <= whole; i += 2 * kLanes) {
+      const Vec a = sub(load_bf16(x + i), middle), b = sub(load_bf16(x + i + kLanes), middle);
+      even = fma(a, a, even);
+      odd = fma(b, b, odd);
+    }
+    for (; i < whole; i += kLanes) {
+      const Vec a = sub(load_bf16(x + i), middle);
+      even = fma(a, a, even);
+    }
+    if (last) {
+      const Vec a = sub(load_bf16_first(x + whole, last), middle);
+      const Vec b = keep_lanes(a, 0, last, zero());
+      odd = fma(b, b, odd);
+    }
+    const float variance = reduce_add(add(even, odd)) / static_cast<float>(size);
+    scale = 1.f / __builtin_sqrtf(variance + eps);
+  }
+};
+
+void layer_norm(const dk_layer_norm_args& a, int64_t begin, int64_t end) {
+  const auto* const weight = static_cast<const uint16_t*>(a.weight);
+  const auto* const bias = static_cast<const uint16_t*>(a.bias);
+  for (int64_t row = begin; row < end; ++row) {
+    const uint16_t* x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
+    uint16_t* const y = static_cast<uint16_t*>(a.y) + row * a.y_stride;
+    if (a.residual) {
+      uint16_t* const sum = static_cast<uint16_t*>(a.residual) + row * a.residual_stride;
+      add_rows(x, a.size, sum);
+      x = sum;
+    }
+    const Moments moments(x, a.size, a.eps);
+    const Vec mean = set(moments.mean), scale = set(moments.scale);
+    for (int64_t i = 0; i < a.size; i += kLanes) {
+      const int64_t n = a.size - i < kLanes ? a.size - i : kLanes;
+      const bool whole = n == kLanes;
+      const auto part = [&](const uint16_t* p) {
+        return whole ? load_bf16(p + i) : load_bf16_first(p + i, n);
+      };
+      Vec v = mul(sub(part(x), mean), scale);
+      if (weight) v = mul(v, part(weight));
+      if (bias) v = add(v, part(bias));
+      whole ? store_bf16(y + i, v) : store_bf16_first(y + i, v, n);
+    }
   }
 }
 
@@ -142,6 +209,7 @@ void gate_mul(const dk_gate_mul_args& a, int64_t begin, int64_t end) {
 
 }  // namespace
 
-const OpsTable ops_table = {rms_norm, add_rms_norm, rotary, gate_mul<Silu>, gate_mul<GeluTanh>};
+const OpsTable ops_table = {rms_norm, add_rms_norm,   layer_norm,
+                            rotary,   gate_mul<Silu>, gate_mul<GeluTanh>};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

@@ -66,7 +66,7 @@ class OffsetRMSNorm(RMSNorm):
 
 
 class LayerNorm(Norm):
-    """Computes (x - mean) / sqrt(variance + eps) · weight + bias over the last dimension.
+    """Computes (x - mean) / sqrt(variance + eps) · weight + bias with the context's ops.
 
     has_weight, has_bias: whether the parameters exist. Source: Ba et al. 2016, arXiv:1607.06450.
     """
@@ -81,7 +81,7 @@ class LayerNorm(Norm):
         has_bias: bool = True,
     ) -> None:
         super().__init__()
-        self.num_features, self.eps = num_features, eps
+        self.eps, self.ops = eps, context.ops
         for name, exists in (("weight", has_weight), ("bias", has_bias)):
             values_D = torch.empty(num_features, dtype=context.dtype, device=context.device)
             parameter = nn.Parameter(values_D, requires_grad=False) if exists else None
@@ -89,5 +89,10 @@ class LayerNorm(Norm):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the normalized values of `x_TD`, which may have any leading dimensions."""
-        shape = (self.num_features,)
-        return functional.layer_norm(x_TD, shape, self.weight, self.bias, self.eps)
+        return self.ops.layer_norm(x_TD, self.weight, self.bias, self.eps)
+
+    def add(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the normalized sum x + residual, and the sum. `residual_TD` may be overwritten."""
+        return self.ops.add_layer_norm(x_TD, residual_TD, self.weight, self.bias, self.eps)

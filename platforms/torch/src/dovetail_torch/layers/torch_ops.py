@@ -48,6 +48,31 @@ class TorchOps(Ops):
         residual_TD.add_(x_TD)
         return functional.rms_norm(residual_TD, weight_D.shape, weight_D, eps), residual_TD
 
+    def layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Return (x - mean) / sqrt(variance + eps) · weight + bias, a new tensor.
+
+        x may have any leading dimensions.
+        """
+        return functional.layer_norm(x_TD, x_TD.shape[-1:], weight_D, bias_D, eps)
+
+    def add_layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (layer_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
+        residual_TD.add_(x_TD)
+        return self.layer_norm(residual_TD, weight_D, bias_D, eps), residual_TD
+
     def rotary_embedding(
         self,
         q_THS: torch.Tensor,

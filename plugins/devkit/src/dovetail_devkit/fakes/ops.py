@@ -45,6 +45,31 @@ class FakeOps(Ops):
         sum_TD = (x_TD.double() + residual_TD.double()).to(x_TD.dtype)
         return self.rms_norm(sum_TD, weight_D, eps), sum_TD
 
+    def layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Return (x - mean) / sqrt(variance + eps) · weight + bias."""
+        x = x_TD.double() - x_TD.double().mean(-1, keepdim=True)
+        y = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+        y = y if weight_D is None else y * weight_D.double()
+        return (y if bias_D is None else y + bias_D.double()).to(x_TD.dtype)
+
+    def add_layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (layer_norm(x + residual), x + residual)."""
+        sum_TD = (x_TD.double() + residual_TD.double()).to(x_TD.dtype)
+        return self.layer_norm(sum_TD, weight_D, bias_D, eps), sum_TD
+
     def rotary_embedding(
         self,
         q_THS: torch.Tensor,
