@@ -69,7 +69,7 @@ def first_token_ms(llm: LLM, case: Case, repeat: int) -> float:
     return (time.perf_counter() - begin) * 1e3
 
 
-def in_turns(
+def alternate(
     measure: Callable[[LLM, Case, int], float], engines: tuple[LLM, LLM], case: Case, repeats: int
 ) -> list[tuple[float, float]]:
     """Return the figures of the first and the second engine for the same prompts, as pairs."""
@@ -103,8 +103,8 @@ def main() -> int:
         make_engine(path, arguments.threads, engine_process=True) as there,
     ):
         engines = here, there
-        first = in_turns(first_token_ms, engines, CASES["decode1"], arguments.first)
-        rates = in_turns(throughput, engines, CASES["conc16"], arguments.repeats)
+        first = alternate(first_token_ms, engines, CASES["decode1"], arguments.first)
+        rates = alternate(throughput, engines, CASES["conc16"], arguments.repeats)
     slower = statistics.median(1 - there / here for here, there in rates)
     later_ms = statistics.median(there - here for here, there in first)
     print(f"{path.name}, {arguments.threads} threads; medians and quartiles")

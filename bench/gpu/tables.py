@@ -65,7 +65,7 @@ def page_block(run: Run | None) -> str:
     for spec in SECTIONS:
         section = {} if run is None else run["sections"].get(spec.name, {})
         state = section.get("state", NEVER)
-        result = state if state == NEVER else _how_it_ran(section)
+        result = state if state == NEVER else _run_description(section)
         lines.append(f"| **{spec.name}** | {spec.question} | | {result} |")
         lines += [f"| | {line} |" for line in _figure_cells(spec, section)]
         lines += [
@@ -75,7 +75,7 @@ def page_block(run: Run | None) -> str:
     return "\n".join(lines)
 
 
-def _how_it_ran(section: Run) -> str:
+def _run_description(section: Run) -> str:
     """Return state and time of a section, and its commit if the rest of the run has another."""
     commit = f", commit {section['commit']}" if "commit" in section else ""
     return f"{section['state']}, {section['seconds']:.0f} s{commit}"

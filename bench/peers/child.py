@@ -66,7 +66,7 @@ class Child:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise ChildError(
-                f"the process exited before {operation!r}: {self._last_words()}"
+                f"the process exited before {operation!r}: {self._last_output()}"
             ) from None
         response: dict[str, Any] = json.loads(self._read_line(operation, deadline_s))
         if "error" in response:
@@ -98,12 +98,12 @@ class Child:
                 raise ChildError(f"no response to {operation!r} within {deadline_s:.0f} s")
             piece = os.read(pipe, 1 << 16)
             if not piece:
-                raise ChildError(f"the process exited during {operation!r}: {self._last_words()}")
+                raise ChildError(f"the process exited during {operation!r}: {self._last_output()}")
             self._unread += piece
         line, self._unread = self._unread.split(b"\n", 1)
         return line
 
-    def _last_words(self, maximum: int = 400) -> str:
+    def _last_output(self, maximum: int = 400) -> str:
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - maximum))
         return " ".join(self._log.read().decode(errors="replace").split())

@@ -19,7 +19,7 @@ PREEMPTED_FOR_NOTHING = (560025734, 3927509902, 687486590)
 """Programs in which a step preempted a request and then ran no other request."""
 
 
-def look_deeper(scheduler):
+def check_more(scheduler):
     scheduler.check_integrity()
 
 
@@ -57,17 +57,17 @@ def programs(rng):
 )
 @given(program=programs())
 def test_the_scheduler_follows_the_contract_in_generated_calls(policy, program):
-    check_program(Scheduler, program, policy=policy, after_step=look_deeper)
+    check_program(Scheduler, program, policy=policy, after_step=check_more)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("seed", PREEMPTED_FOR_NOTHING)
 def test_a_step_can_use_the_blocks_of_the_request_that_it_preempts(policy, seed):
-    check_program(Scheduler, random_program(seed), policy=policy, after_step=look_deeper)
+    check_program(Scheduler, random_program(seed), policy=policy, after_step=check_more)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_scheduler_follows_the_contract_in_many_generated_calls(policy):
     for seed in random.Random(1).sample(range(100, 2**32), NUM_SOAKED):
-        check_program(Scheduler, random_program(seed), policy=policy, after_step=look_deeper)
+        check_program(Scheduler, random_program(seed), policy=policy, after_step=check_more)

@@ -130,7 +130,7 @@ MISTAKES = {
     "keeps results computed on failed loads": (StepRecord, "void", do_nothing),
     "continues after a failed load": (Mechanism, "withdraw", do_nothing),
     "reuses blocks of a failed load": (Mechanism, "withdraw", withdraw_what_was_computed),
-    "never admits loaded requests": (Mechanism, "seat_loaded", do_nothing),
+    "never admits loaded requests": (Mechanism, "assign_loaded", do_nothing),
     "leaks the blocks of a load": (Scheduler, "_drop_load", do_nothing),
     "reuses blocks during a store": (KVCacheManager, "pin", pin_nothing),
 }

@@ -157,15 +157,15 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
     clock = ManualClock(1)
     core = SlowCore(clock, busy)
     intake = RequestIntake(clock)
-    intake.begin_turn()
+    intake.begin_time_slice()
     rejected, num_turns = [], 1
     requests = map(wire, range(10))
     intake.begin_batch(requests, core.add_request, rejected.append, holds_steps=not busy)
-    intake.go_on()
+    intake.proceed()
     while intake.is_waiting:
         assert not rejected and intake.holds_steps is not busy
-        intake.begin_turn()
-        intake.go_on()
+        intake.begin_time_slice()
+        intake.proceed()
         num_turns += 1
     assert num_turns == turns
     assert core.added == [f"r{index}" for index in range(10) if index != 5]
@@ -176,11 +176,11 @@ def test_the_engine_stops_admitting_requests_in_a_step_at_the_time_limit():
     clock = ManualClock(1)
     core = SlowCore(clock, True)
     intake = RequestIntake(clock)
-    intake.begin_turn()
+    intake.begin_time_slice()
     count = 0
     while not intake.is_over:
         first = wire(100 + count)
         intake.begin_batch([first], core.add_request, lambda rejected: None, holds_steps=False)
-        intake.go_on()
+        intake.proceed()
         count += 1
     assert count == -(-INTAKE_NS // 3_000_000)

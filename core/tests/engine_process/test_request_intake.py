@@ -31,16 +31,16 @@ def test_requests_are_added_in_time_slices_and_delay_no_step_of_a_busy_engine(ru
     core = SlowCore(clock, runs)
     intake = RequestIntake(clock)
     names = ["a", "bad", "c", "d", "e", "f", "g", "h"]
-    intake.begin_turn()
+    intake.begin_time_slice()
     batch = [(name, wire_request(make_request(name))) for name in names]
     results = []
     intake.begin_batch(batch, core.add_request, results.append, holds_steps=not core.has_work())
     for _ in range(3):
         assert intake.is_waiting and intake.holds_steps is not runs
         begin_ns = clock.now_ns()
-        intake.begin_turn()
+        intake.begin_time_slice()
         assert not results
-        intake.go_on()
+        intake.proceed()
         assert clock.now_ns() - begin_ns <= INTAKE_NS + 3
     (rejected,) = results
     assert {name: (str(error), error.parameter) for name, error in rejected.items()} == {

@@ -274,7 +274,7 @@ def test_too_little_free_memory_is_rejected_with_advice(checkpoint):
     FakeDeviceWorker(sized).init_device()
 
 
-def short_of_memory(operation):
+def is_low_on_memory(operation):
     """Return a worker whose device is nearly full when `operation` is called."""
 
     def call(self, *args):
@@ -298,7 +298,7 @@ def test_out_of_memory_is_reported_at_each_stage_of_the_worker_startup(
     operation, purpose, checkpoint
 ):
     with pytest.raises(CapacityError, match=f"not enough memory for {purpose}"):
-        bring_up(short_of_memory(operation)(context_of(checkpoint)))
+        bring_up(is_low_on_memory(operation)(context_of(checkpoint)))
 
 
 def test_too_small_a_memory_fraction_is_rejected_with_the_required_fraction(checkpoint):

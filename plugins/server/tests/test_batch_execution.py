@@ -10,7 +10,7 @@ import pytest
 
 from dovetail_server.batches.batch import new_batch
 from dovetail_server.batches.execution import BatchExecution
-from dovetail_server.batches.free_seats import FreeSeats
+from dovetail_server.batches.free_batch_slots import FreeBatchSlots
 from dovetail_server.batches.record_files import record_id
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.settings import ServerSettings
@@ -78,7 +78,7 @@ class Storage:
         return batch.id
 
     def execution(self, batch, calls):
-        seats = FreeSeats(state_of(self.settings))
+        seats = FreeBatchSlots(state_of(self.settings))
         return BatchExecution(
             batch, (self.batches, self.files), calls, seats, self.settings, num_workers=3
         )
@@ -226,7 +226,7 @@ def test_batch_lines_start_only_while_the_engine_has_free_batch_slots(tmp_path):
     async def run():
         settings = ServerSettings(batch_concurrency=3)
         state = state_of(settings, num_seqs=4, running=4)
-        seats, started, may_end = FreeSeats(state), [], asyncio.Event()
+        seats, started, may_end = FreeBatchSlots(state), [], asyncio.Event()
 
         async def line(number):
             async with seats.take():

@@ -75,11 +75,11 @@ class TorchAttentionLayer(AttentionLayer):
         for batch in metadata.chunks:
             _gather(kv_cache, batch)
             out_1HQD = self._attend(
-                _as_one_row(q_THD[batch.tokens]), batch.keys_GKLD, batch.values_GKLD, batch
+                _as_one_sequence(q_THD[batch.tokens]), batch.keys_GKLD, batch.values_GKLD, batch
             )
             _put(out_THD, batch.tokens, out_1HQD[0].transpose(0, 1))
         for tokens in metadata.prefills:
-            q_1HQD, k_1KLD, v_1KLD = (_as_one_row(x[tokens]) for x in (q_THD, k_TKD, v_TKD))
+            q_1HQD, k_1KLD, v_1KLD = (_as_one_sequence(x[tokens]) for x in (q_THD, k_TKD, v_TKD))
             out_1HQD = self._attend(q_1HQD, k_1KLD, v_1KLD, None)
             _put(out_THD, tokens, out_1HQD[0].transpose(0, 1))
 
@@ -147,7 +147,7 @@ def _block_and_offset(
     return slots_S // block_size, slots_S % block_size
 
 
-def _as_one_row(x_QXD: torch.Tensor) -> torch.Tensor:
+def _as_one_sequence(x_QXD: torch.Tensor) -> torch.Tensor:
     """Return the tensor of one request with the heads first: a view, [1, X, Q, D]."""
     return x_QXD.transpose(0, 1).unsqueeze(0)
 

@@ -31,12 +31,12 @@ from dovetail.cli.sampling_options import (
 )
 from dovetail.cli.terminal import (
     Ask,
-    forgive_encodings,
     keyboard,
     print_message,
     printable,
     read_message,
     read_text_file,
+    replace_unencodable,
 )
 from dovetail.entrypoints.interrupts import watch_for_interrupt
 from dovetail.errors import ConfigError, RequestError, nearest
@@ -78,7 +78,7 @@ def chat(
     engine: Annotated[OptionalModelOptions, Parameter(name="*")] = NO_OPTIONS,
 ) -> int:
     """Chat with a model, which runs in this process or, with --url, in a server."""
-    forgive_encodings()
+    replace_unencodable()
     if url is not None:
         _check_remote(engine, chat_template)
         server = read_server(url, api_key_file)

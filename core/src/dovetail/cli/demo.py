@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 
 from dovetail.cli.demo_questions import demo_subject
 from dovetail.cli.demo_run import NUM_ROUNDS, DemoRun, Part, run_demo, summary_of
-from dovetail.cli.terminal import forgive_encodings, printable
+from dovetail.cli.terminal import printable, replace_unencodable
 from dovetail.config import EngineArgs
 from dovetail.engine.plugin_choices import check_plugin_choices, make_registry
 from dovetail.plugin_kinds import KINDS
@@ -65,7 +65,7 @@ def demo(
     trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
     """Run a small model with different plugins, and compare answers and speed."""
-    forgive_encodings()
+    replace_unencodable()
     from rich.console import Console
 
     console = Console(highlight=False)

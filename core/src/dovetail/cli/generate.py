@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from dovetail.cli.engine_options import EngineOptions, engine_args
 from dovetail.cli.frame.config_file import ConfigOption
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
-from dovetail.cli.terminal import forgive_encodings, print_message, printable, read_text_file
+from dovetail.cli.terminal import print_message, printable, read_text_file, replace_unencodable
 from dovetail.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def generate(
     engine: Annotated[EngineOptions, Parameter(name="*")],
 ) -> int:
     """Generate text for prompts."""
-    forgive_encodings()
+    replace_unencodable()
     all_prompts = [*prompts, *_read_prompts(prompts_file)]
     if not all_prompts:
         raise ConfigError(

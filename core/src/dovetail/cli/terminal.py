@@ -41,7 +41,7 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
-def forgive_encodings() -> None:
+def replace_unencodable() -> None:
     """Make the standard streams replace characters that cannot be encoded."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

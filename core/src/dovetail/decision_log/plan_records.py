@@ -88,8 +88,15 @@ class PlanEncoder:
         columns += [array("i", (run.row, run.index)) for run in plan.encoder]
         columns.append(array("i", map(self._content, plan.encoder_frees)))
         columns += [column for join in plan.joins for column in self._join(join)]
-        head = [plan.step_id, flags, num_runs, len(plan.joins), len(plan.encoder), len(plan.blocks)]
-        return pack_columns([array("q", head), *columns])
+        header = [
+            plan.step_id,
+            flags,
+            num_runs,
+            len(plan.joins),
+            len(plan.encoder),
+            len(plan.blocks),
+        ]
+        return pack_columns([array("q", header), *columns])
 
     def _join(self, join: NewRequest) -> tuple[array[int], ...]:
         name = array("B", join.request_id.encode(errors="surrogatepass"))

@@ -330,7 +330,7 @@ class _OutputThread:
             try:
                 message = self._channel.receive(_NAP_S)
             except DovetailError as error:
-                self._hand_over(AsyncEngineClient._fail, error)
+                self._pass_on(AsyncEngineClient._fail, error)
                 return
             if message is None:
                 continue
@@ -338,9 +338,9 @@ class _OutputThread:
             if client is not None and not isinstance(message, Reply):
                 client._outputs.append(message)
             del client
-            self._hand_over(AsyncEngineClient._take, message)
+            self._pass_on(AsyncEngineClient._take, message)
 
-    def _hand_over(self, method: Callable[..., None], argument: object) -> None:
+    def _pass_on(self, method: Callable[..., None], argument: object) -> None:
         client = self._client()
         # If the client was collected, or its loop closed, no caller waits.
         if client is None or not self.call_in_loop(method, client, argument):

@@ -131,7 +131,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Return whether a step could produce outputs. Requests held by a pause do not count."""
-        return bool(self._out) or self._wants_plan()
+        return bool(self._out) or self._can_plan()
 
     def step_is_due(self) -> bool:
         """Return whether there is work, or statistics are out of date.
@@ -151,7 +151,7 @@ class EngineCore:
         """
         return self._idle.remaining_s
 
-    def _wants_plan(self) -> bool:
+    def _can_plan(self) -> bool:
         depth = self.scheduler.depth()
         return bool(depth.num_active or depth.num_transfers)
 
@@ -200,7 +200,7 @@ class EngineCore:
     def _step_ahead(self) -> EngineCoreOutputs | None:
         depth = self.executor.max_concurrent_steps
         room = self._unsampled is None and len(self._out) < depth
-        if room and (self._wants_plan() or (self._stats_due and not self._out)):
+        if room and (self._can_plan() or (self._stats_due and not self._out)):
             plan = self._schedule()
             if self._execute(plan) and self._out:
                 self._unsampled = plan  # its masks depend on pending tokens
@@ -371,7 +371,7 @@ class EngineCore:
             fault("core.launch")
             self.executor.execute_model(plan)
         except Exception as error:
-            raise self._died(plan, error) from error
+            raise self._failed(plan, error) from error
         return self._structured is not None and self._structured.constrains(plan)
 
     def _sample(self, plan: SchedulerOutput) -> Handle[ModelRunnerOutput]:
@@ -380,7 +380,7 @@ class EngineCore:
         try:
             return self.executor.sample_tokens(mask)
         except Exception as error:
-            raise self._died(plan, error) from error
+            raise self._failed(plan, error) from error
 
     def _result(
         self, plan: SchedulerOutput, handle: Handle[ModelRunnerOutput]
@@ -389,9 +389,9 @@ class EngineCore:
             fault("core.result")
             return handle.result()
         except Exception as error:
-            raise self._died(plan, error) from error
+            raise self._failed(plan, error) from error
 
-    def _died(self, plan: SchedulerOutput, error: Exception) -> EngineDeadError:
+    def _failed(self, plan: SchedulerOutput, error: Exception) -> EngineDeadError:
         return EngineDeadError(f"a step failed: {error}", digest=plan.describe())
 
     def _check_alive(self) -> None:

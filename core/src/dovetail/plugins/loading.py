@@ -155,7 +155,7 @@ def _missing_module(
 def _missing_attribute(
     module: ModuleType, owner: object, part: str, origin: Origin
 ) -> PluginNotFoundError | PluginLoadError:
-    if _is_ours_alone(module):
+    if _is_private(module):
         return PluginNotFoundError(
             f"Cannot load {origin}: other processes cannot import classes of the main program. "
             "Move the class to a module that can be imported."
@@ -185,7 +185,7 @@ def _is_of(module: ModuleType, member: object) -> bool:
     return home.partition(".")[0] == module.__name__.partition(".")[0]
 
 
-def _is_ours_alone(module: ModuleType) -> bool:
+def _is_private(module: ModuleType) -> bool:
     """Return whether `module` is Dovetail's own main module, which has no classes of the user."""
     spec = module.__spec__
     return module.__name__ == "__main__" and spec is not None and spec.name.startswith("dovetail.")

@@ -155,9 +155,9 @@ class BoundedChild:
         except (FrameError, OSError) as error:
             if "bytes" in str(error):
                 raise ChildFailure(f"the child process sent a long response: {error}") from None
-            raise ChildFailure(self._how_it_ended()) from None
+            raise ChildFailure(self._exit_reason()) from None
 
-    def _how_it_ended(self) -> str:
+    def _exit_reason(self) -> str:
         self._child.kill()
         how = self._child.describe_end()
         if how == "by SIGXCPU":

@@ -39,7 +39,7 @@ class ChildPool:
             try:
                 return child.call(text, blob)
             finally:
-                self._give_back(child)
+                self._release(child)
 
     def start_child(self) -> None:
         """Start a child in a background thread, so that the first call does not wait for it."""
@@ -59,7 +59,7 @@ class ChildPool:
 
     def _start_child(self) -> None:
         with suppress(StartError), self._slots:  # the first call raises the error
-            self._give_back(self._take())
+            self._release(self._take())
 
     def _take(self) -> BoundedChild:
         while self._idle:
@@ -75,7 +75,7 @@ class ChildPool:
         self._children.add(child)
         return child
 
-    def _give_back(self, child: BoundedChild) -> None:
+    def _release(self, child: BoundedChild) -> None:
         if child.is_usable:
             self._idle.append(child)
         else:

@@ -65,7 +65,7 @@ class Mechanism:
         self._continue_outside_batch()
         if self.under_pressure and draft.empty:
             # A preempted request freed a batch slot, blocks and encoder outputs that others lacked.
-            self.seat_loaded()
+            self.assign_loaded()
             self._continue_outside_batch()
         return granted(before - draft.tokens_left)
 
@@ -327,17 +327,17 @@ class Mechanism:
         if hit.missing and state.loads.begin(request, hit):
             change_status(request, RequestStatus.WAITING_FOR_REMOTE_KVS)
             return True
-        self._seat(request, start)
+        self._assign_slot(request, start)
         self._grant(request, num_tokens)
         return True
 
-    def seat_loaded(self) -> None:
+    def assign_loaded(self) -> None:
         """Give batch slots to requests whose loads have succeeded, in the order of waiting."""
         state = self._state
         while state.rows.num_free and (arrived := state.loads.take_loaded()):
-            self._seat(*arrived)
+            self._assign_slot(*arrived)
 
-    def _seat(self, request: Request, num_computed_tokens: int) -> None:
+    def _assign_slot(self, request: Request, num_computed_tokens: int) -> None:
         """Give a batch slot to `request`, which already has its blocks."""
         state = self._state
         request.row, request.generation = state.rows.acquire()

@@ -37,17 +37,17 @@ class RemoteLoads:
                 timeout_s=context.kv_transfer_timeout_s,
             )
         self._max_loads = context.limits.max_num_seqs
-        self._under_way: dict[Request, int] = {}
+        self._in_progress: dict[Request, int] = {}
         self._arrived: dict[Request, int] = {}
 
     def __len__(self) -> int:
-        return len(self._under_way) + len(self._arrived)
+        return len(self._in_progress) + len(self._arrived)
 
     def __iter__(self) -> Iterator[Request]:
-        return chain(self._under_way, self._arrived)
+        return chain(self._in_progress, self._arrived)
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._under_way or request in self._arrived
+        return request in self._in_progress or request in self._arrived
 
     @property
     def num_transfers(self) -> int:
@@ -67,7 +67,7 @@ class RemoteLoads:
         """
         waits = self._remote is not None and self._remote.load(request, hit)
         if waits:
-            self._under_way[request] = hit.num_tokens
+            self._in_progress[request] = hit.num_tokens
         return waits
 
     def add(self, report: bytes) -> list[tuple[Request, bool]]:
@@ -82,7 +82,7 @@ class RemoteLoads:
 
     def arrive(self, request: Request) -> None:
         """Let a request whose load has succeeded wait for a batch slot."""
-        self._arrived[request] = self._under_way.pop(request)
+        self._arrived[request] = self._in_progress.pop(request)
 
     def take_loaded(self) -> tuple[Request, int] | None:
         """Remove and return (request, number of computed tokens) of the longest-waiting request."""
@@ -94,7 +94,7 @@ class RemoteLoads:
     def discard(self, request: Request) -> bool:
         """Stop holding `request`. Return whether it was held. The caller frees its blocks."""
         held = request in self
-        self._under_way.pop(request, None)
+        self._in_progress.pop(request, None)
         self._arrived.pop(request, None)
         return held
 

@@ -146,7 +146,7 @@ class Scheduler(SchedulerInterface):
     def _plan_step(self) -> None:
         mechanism, host = self._mechanism, self._host
         if self._state.loads:
-            mechanism.seat_loaded()
+            mechanism.assign_loaded()
         if host.plans:
             self._policy_driver.plan_step()
         else:

@@ -21,7 +21,7 @@ from dovetail.errors import MessageError
 VERSION = 1
 MAX_COLUMNS = 256
 _MAGIC = 0x44564643
-_HEAD = Struct("=IHHIIqq")
+_HEADER = Struct("=IHHIIqq")
 _LENGTHS = tuple(Struct(f"={count}I") for count in range(MAX_COLUMNS + 1))
 _TOP_BYTE = 3 if sys.byteorder == "little" else 0
 
@@ -45,15 +45,15 @@ def pack_columns(
     if count > MAX_COLUMNS:
         raise ValueError(f"{count} columns are too many; a frame has at most {MAX_COLUMNS}")
     parts = [column if isinstance(column, bytes) else column.tobytes() for column in columns]
-    head = _HEAD.pack(_MAGIC, VERSION, kind, count, 0, *numbers)
-    return b"".join((head, _LENGTHS[count].pack(*map(len, parts)), *parts))
+    header = _HEADER.pack(_MAGIC, VERSION, kind, count, 0, *numbers)
+    return b"".join((header, _LENGTHS[count].pack(*map(len, parts)), *parts))
 
 
 def frame_kind(frame: bytes) -> int:
     """Return the kind of a frame. Raise MessageError if the frame is too short for a header."""
-    if len(frame) < _HEAD.size:
-        raise MessageError(f"a frame has {len(frame)} bytes; its header needs {_HEAD.size}.")
-    kind: int = _HEAD.unpack_from(frame)[2]
+    if len(frame) < _HEADER.size:
+        raise MessageError(f"a frame has {len(frame)} bytes; its header needs {_HEADER.size}.")
+    kind: int = _HEADER.unpack_from(frame)[2]
     return kind
 
 
@@ -62,21 +62,21 @@ def unpack_columns(frame: bytes, kind: int, *, minimum: int) -> ColumnFrame:
 
     minimum: the minimum number of columns.
     """
-    if len(frame) < _HEAD.size:
-        raise MessageError(f"a frame has {len(frame)} bytes; its header needs {_HEAD.size}.")
-    magic, version, frame_kind, count, reserved, *numbers = _HEAD.unpack_from(frame)
+    if len(frame) < _HEADER.size:
+        raise MessageError(f"a frame has {len(frame)} bytes; its header needs {_HEADER.size}.")
+    magic, version, frame_kind, count, reserved, *numbers = _HEADER.unpack_from(frame)
     if (magic, version, frame_kind, reserved) != (_MAGIC, VERSION, kind, 0):
         raise MessageError(
             f"a frame has magic {magic:#x}, version {version} and kind {frame_kind}; expected "
             f"{_MAGIC:#x}, {VERSION} and {kind}."
         )
-    at = _HEAD.size + 4 * count
+    at = _HEADER.size + 4 * count
     if not minimum <= count <= MAX_COLUMNS or len(frame) < at:
         raise MessageError(
             f"a frame of {len(frame)} bytes has {count} columns; at least {minimum} and all of "
             "their lengths are required."
         )
-    lengths = _LENGTHS[count].unpack_from(frame, _HEAD.size)
+    lengths = _LENGTHS[count].unpack_from(frame, _HEADER.size)
     if at + sum(lengths) != len(frame):
         raise MessageError(f"a frame has {len(frame)} bytes; its columns need {sum(lengths)}.")
     view, columns = memoryview(frame), []

@@ -26,7 +26,7 @@ MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
 _MAGIC = 0x44565247  # written in native byte order, so another byte order is noticed
 _LAYOUT = 1
-_HEAD = Struct("=IIIII")
+_HEADER = Struct("=IIIII")
 _SLOT = Struct("=QIIII")
 _SLOT_HEAD_BYTES = 32
 _PAGE_BYTES = 4096
@@ -157,17 +157,17 @@ class RingMemory:
         """Write the header of a new ring into `descriptor`, which must be zeroed and big enough."""
         mapping = mmap.mmap(descriptor, shape.num_bytes)
         counts = shape.num_slots, shape.slot_bytes, shape.num_readers
-        _HEAD.pack_into(mapping, 0, _MAGIC, _LAYOUT, *counts)
+        _HEADER.pack_into(mapping, 0, _MAGIC, _LAYOUT, *counts)
         return cls(shape, mapping)
 
     @classmethod
     def attach(cls, descriptor: int) -> RingMemory:
         """Map a ring that another process has created. Raise MessageError if it is not a ring."""
         size = os.fstat(descriptor).st_size
-        head = os.pread(descriptor, _HEAD.size, 0)
-        if len(head) < _HEAD.size:
+        header = os.pread(descriptor, _HEADER.size, 0)
+        if len(header) < _HEADER.size:
             raise MessageError(f"the shared memory has {size} bytes and is too small for a ring.")
-        magic, layout, num_slots, slot_bytes, num_readers = _HEAD.unpack(head)
+        magic, layout, num_slots, slot_bytes, num_readers = _HEADER.unpack(header)
         if magic != _MAGIC or layout != _LAYOUT:
             raise MessageError(
                 f"the shared memory begins with {magic:#x} and layout {layout} instead of "

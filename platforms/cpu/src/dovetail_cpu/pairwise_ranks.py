@@ -130,7 +130,7 @@ class PairwiseRanks:
         moves += [_Receiving(self._ends[other], view) for other, view in into.items()]
         try:
             for _ in range(_NUM_SPINS):
-                moves = [move for move in moves if not move.go_on()]
+                moves = [move for move in moves if not move.proceed()]
                 if not moves:
                     return
             self._wait_for(moves)
@@ -153,7 +153,7 @@ class PairwiseRanks:
             for descriptor, event in events.items():
                 poll.register(descriptor, event)
             poll.poll(left_ms)
-            moves = [move for move in moves if not move.go_on()]
+            moves = [move for move in moves if not move.proceed()]
 
 
 class _Sending:
@@ -165,7 +165,7 @@ class _Sending:
         self.end = end
         self._left: Buffers = [memoryview(_HEADER.pack(len(content))), content]
 
-    def go_on(self) -> bool:
+    def proceed(self) -> bool:
         """Send as many bytes as the socket accepts. Return whether all were sent."""
         try:
             sent = self.end.sendmsg(self._left)
@@ -187,7 +187,7 @@ class _Receiving:
         self._left: Buffers = [memoryview(self._header), content]
         self._is_checked = False
 
-    def go_on(self) -> bool:
+    def proceed(self) -> bool:
         """Receive the available bytes. Return whether the tensor is complete."""
         try:
             received = self.end.recvmsg_into(self._left)[0]

@@ -207,7 +207,7 @@ def _scheduler(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
     from dovetail.scheduling import Scheduler
     from dovetail_devkit.suites.scheduler import look_away, scheduler_cases, takes_a_cache
 
-    def look_deeper(scheduler: SchedulerInterface) -> None:
+    def check_more(scheduler: SchedulerInterface) -> None:
         if isinstance(scheduler, Scheduler):
             scheduler.check_integrity()
 
@@ -216,7 +216,7 @@ def _scheduler(cls: type[Any], subjects: Subjects) -> Iterable[Case]:
         cls,
         keeps_cache=takes_a_cache(cls),
         keeps_prefixes=is_scheduler,
-        after_step=look_deeper if is_scheduler else look_away,
+        after_step=check_more if is_scheduler else look_away,
     )
 
 

@@ -144,7 +144,7 @@ def _check_probe(subject: PluginSubject) -> None:
     )
 
 
-def why_unusable(subject: PluginSubject) -> str:
+def unusable_reason(subject: PluginSubject) -> str:
     """Return the reason if the manifest's probe reports that the plugin is unusable, else ""."""
     try:
         probe = subject.registry.probe(subject.kind, subject.reference)

@@ -206,7 +206,7 @@ class PluginCollector(pytest.Collector):
     def _cases(self) -> Iterator[Case]:
         from dovetail_devkit.kit import suite_cases
         from dovetail_devkit.kit_subjects import Subjects
-        from dovetail_devkit.plugin_cases import plugin_cases, why_unusable
+        from dovetail_devkit.plugin_cases import plugin_cases, unusable_reason
 
         subject, option = self.subject, self.config.getoption
         yield from plugin_cases(subject)
@@ -218,7 +218,7 @@ class PluginCollector(pytest.Collector):
             model=self.config.stash[_MODEL],
             platform=option("dovetail_platform"),
             device=option("dovetail_device"),
-            unusable=why_unusable(subject),
+            unusable=unusable_reason(subject),
         )
         yield from suite_cases(subject.kind, subject.cls, subjects)
 

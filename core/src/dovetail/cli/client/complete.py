@@ -17,7 +17,7 @@ from dovetail.cli.client.connection import (
     stream,
 )
 from dovetail.cli.sampling_options import NO_OVERRIDES, SamplingOptions
-from dovetail.cli.terminal import forgive_encodings, print_message, printable, read_text_file
+from dovetail.cli.terminal import print_message, printable, read_text_file, replace_unencodable
 from dovetail.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -37,7 +37,7 @@ def complete(
     """Let a server continue a prompt."""
     from dovetail.entrypoints.interrupts import watch_for_interrupt  # slow to import
 
-    forgive_encodings()
+    replace_unencodable()
     text = read_text_file("PROMPT", "-") if prompt == "-" else prompt
     if not text:
         raise ConfigError("The prompt is empty.")

@@ -123,7 +123,7 @@ class Completion:
         self._end_sent = False
 
     @property
-    def has_news(self) -> bool:
+    def has_new_outputs(self) -> bool:
         """Whether the next DELTA output would contain new tokens or the finish reason."""
         return len(self.token_ids) > self._num_sent or (
             self.finish_reason is not None and not self._end_sent
@@ -163,7 +163,7 @@ class Completion:
             self._num_hidden = 1
         if self._stops is not None:
             # An incomplete character becomes U+FFFD, which may complete a stop string.
-            rest = self._made_detokenizer().flush()
+            rest = self._cached_detokenizer().flush()
             armed = len(self.token_ids) >= self._params.min_tokens
             shown, stop = self._stops.push(rest, armed=armed)
             self._text += shown
@@ -213,7 +213,7 @@ class Completion:
         """
         if self._stops is not None or self._tokenizer is None:
             return ""
-        detokenizer = self._detokenizer or self._made_detokenizer()
+        detokenizer = self._detokenizer or self._cached_detokenizer()
         first, ended = self._num_read, self.finish_reason is not None
         self._num_read = end = len(self.token_ids)
         if not ended:
@@ -222,7 +222,7 @@ class Completion:
             detokenizer.push(self.token_ids[first : end - self._num_hidden]) + detokenizer.flush()
         )
 
-    def _made_detokenizer(self) -> Detokenizer:
+    def _cached_detokenizer(self) -> Detokenizer:
         if self._detokenizer is None:
             assert self._tokenizer is not None
             self._detokenizer = make_detokenizer(
@@ -240,7 +240,7 @@ class Completion:
         Returns how many of them belong to the completion, and the stop string that ended it.
         hides: whether the last token is not part of the text.
         """
-        push, num_before = self._made_detokenizer().push, len(self.token_ids)
+        push, num_before = self._cached_detokenizer().push, len(self.token_ids)
         visible = token_ids[:-1] if hides else token_ids
         for number, token in enumerate(visible, 1):
             armed = num_before + number >= self._params.min_tokens

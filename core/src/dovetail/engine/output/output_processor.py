@@ -111,7 +111,9 @@ class CompletionGroup:
         """
         if self.kind is RequestOutputKind.DELTA:
             outputs = [
-                completion.new_output() for completion in self.completions if completion.has_news
+                completion.new_output()
+                for completion in self.completions
+                if completion.has_new_outputs
             ]
         else:
             outputs = [completion.output() for completion in self.completions]

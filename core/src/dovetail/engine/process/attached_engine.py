@@ -49,7 +49,7 @@ class AttachedEngine(EngineLink):
         on_fork_in_child(self._disown)
         try:
             self.open_sockets(secrets.token_bytes(16))
-            self.ready = self._say_hello(address, timeout_s)
+            self.ready = self._send_hello(address, timeout_s)
             self._sockets.ending = open_pidfd(self.ready.pid)
             self.watch_process(self.ready.pid, self._sockets.ending)
         except BaseException:
@@ -104,7 +104,7 @@ class AttachedEngine(EngineLink):
         """Make every later call raise an error. Runs in a forked child."""
         self.error = forked_error("this client", self._owner_pid)
 
-    def _say_hello(self, address: str, timeout_s: float) -> Ready:
+    def _send_hello(self, address: str, timeout_s: float) -> Ready:
         """Send Hello until the engine responds.
 
         The first messages may arrive before the engine's other socket is ready.

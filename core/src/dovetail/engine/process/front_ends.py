@@ -46,15 +46,15 @@ GAUGES = (
 
 
 @dataclass(eq=False)
-class FrontEndPeer:
+class FrontEndState:
     """The engine's state of one front end.
 
     live: the front end's ids of its unfinished requests, by the core's ids. responses: results of
     calls, sent with the next outputs.
     last_stats: the last statistics sent. wants_stats: whether the front end has made a call since
-    then, so that new statistics are sent even if none of its requests runs. num_beats: heartbeats
-    since its last message. num_behind: heartbeats for which it has had too many unread outputs.
-    translates: whether its ids and the core's may differ.
+    then, so that new statistics are sent even if none of its requests runs. num_heartbeats:
+    heartbeats since its last message. num_slow_heartbeats: consecutive heartbeats at which it had
+    too many unread outputs. translates: whether its ids and the core's may differ.
     """
 
     name: bytes
@@ -64,8 +64,8 @@ class FrontEndPeer:
     responses: list[Answer] = field(default_factory=list)
     last_stats: SchedulerStats | None = None
     wants_stats: bool = True
-    num_beats: int = 0
-    num_behind: int = 0
+    num_heartbeats: int = 0
+    num_slow_heartbeats: int = 0
     translates: bool = False
 
     @property
@@ -80,12 +80,12 @@ class FrontEndPeer:
         self.translates = True
         return f"{request_id}{_SCOPE}{self.number}"
 
-    def is_too_far_behind(self) -> bool:
+    def is_too_slow(self) -> bool:
         """Whether the front end has been too slow for about a second. Called at each heartbeat."""
-        self.num_behind = self.num_behind + 1 if self.window.is_overflowing else 0
-        return self.num_behind >= _MAX_BEHIND
+        self.num_slow_heartbeats = self.num_slow_heartbeats + 1 if self.window.is_overflowing else 0
+        return self.num_slow_heartbeats >= _MAX_BEHIND
 
-    def has_news(self, outputs: EngineCoreOutputs) -> bool:
+    def has_new_outputs(self, outputs: EngineCoreOutputs) -> bool:
         """Return whether these outputs contain anything for this front end."""
         stats, last = outputs.stats, self.last_stats
         if outputs.request_ids or outputs.finished or stats is None or last is None:
@@ -95,7 +95,7 @@ class FrontEndPeer:
         return any(getattr(stats, name) != getattr(last, name) for name in GAUGES)
 
 
-_Part = tuple[FrontEndPeer, EngineCoreOutputs]
+_Part = tuple[FrontEndState, EngineCoreOutputs]
 
 
 class FrontEnds:
@@ -104,98 +104,100 @@ class FrontEnds:
     def __init__(self, outbox: zmq.Socket[bytes], ready: Ready) -> None:
         """Start without front ends. ready: the first message to each front end."""
         self._ready = ready
-        self.owner = FrontEndPeer(OWNER, 0)
+        self.owner = FrontEndState(OWNER, 0)
         self._outbox = outbox
-        self._peers = {OWNER: self.owner}
+        self._states = {OWNER: self.owner}
         self._num_attached = 0
 
-    def __iter__(self) -> Iterator[FrontEndPeer]:
+    def __iter__(self) -> Iterator[FrontEndState]:
         """Iterate over the front ends. They may be removed during the iteration."""
-        return iter(list(self._peers.values()))
+        return iter(list(self._states.values()))
 
-    def find(self, name: bytes) -> FrontEndPeer | None:
+    def find(self, name: bytes) -> FrontEndState | None:
         """Return the front end of this name, or None."""
-        return self._peers.get(name)
+        return self._states.get(name)
 
-    def attach(self, name: bytes) -> FrontEndPeer | None:
+    def attach(self, name: bytes) -> FrontEndState | None:
         """Add a front end and send it `Ready`.
 
         Returns None if the front end is not connected yet; it then sends Hello again.
         """
-        peer = FrontEndPeer(name, self._num_attached + 1)
-        ready = msgspec.structs.replace(self._ready, front_end=peer.number)
-        if not self.send(peer, pack(ready), counts=False):
+        front_end = FrontEndState(name, self._num_attached + 1)
+        ready = msgspec.structs.replace(self._ready, front_end=front_end.number)
+        if not self.send(front_end, pack(ready), counts=False):
             return None
         self._num_attached += 1
-        self._peers[name] = peer
-        return peer
+        self._states[name] = front_end
+        return front_end
 
-    def remove(self, peer: FrontEndPeer) -> None:
+    def remove(self, front_end: FrontEndState) -> None:
         """Remove a front end."""
-        self._peers.pop(peer.name, None)
+        self._states.pop(front_end.name, None)
 
     def may_step(self) -> bool:
         """Whether a step may run: False while all front ends with outputs read too slowly."""
-        peers = self._peers.values()
-        if not any(peer.window.is_full for peer in peers):
+        front_ends = self._states.values()
+        if not any(front_end.window.is_full for front_end in front_ends):
             return True
-        return any(peer.live and not peer.window.is_full for peer in peers)
+        return any(front_end.live and not front_end.window.is_full for front_end in front_ends)
 
-    def send(self, peer: FrontEndPeer, content: bytes, *, counts: bool = True) -> bool:
+    def send(self, front_end: FrontEndState, content: bytes, *, counts: bool = True) -> bool:
         """Send a message. Return False if the front end is disconnected.
 
         counts: whether the message counts towards the front end's window.
         """
         fault("engine.send")
         try:
-            self._outbox.send(peer.name, zmq.SNDMORE)
+            self._outbox.send(front_end.name, zmq.SNDMORE)
             self._outbox.send(content)
         except zmq.ZMQError as error:
             if error.errno == zmq.EHOSTUNREACH:
                 return False
             raise
         if counts:
-            peer.window.sent(len(content))
+            front_end.window.sent(len(content))
         return True
 
-    def send_outputs(self, outputs: EngineCoreOutputs) -> list[FrontEndPeer]:
+    def send_outputs(self, outputs: EngineCoreOutputs) -> list[FrontEndState]:
         """Send each front end its part of a step's outputs. Return disconnected front ends."""
         disconnected = []
-        alone = len(self._peers) == 1
-        for peer, part in self._split(outputs):
-            if not peer.responses and not self._concerns(peer, part, alone=alone):
+        alone = len(self._states) == 1
+        for front_end, part in self._split(outputs):
+            if not front_end.responses and not self._concerns(front_end, part, alone=alone):
                 continue
-            for content in pack_outputs(part, tuple(peer.responses)):
-                if not self.send(peer, content):
-                    disconnected.append(peer)
+            for content in pack_outputs(part, tuple(front_end.responses)):
+                if not self.send(front_end, content):
+                    disconnected.append(front_end)
                     break
-            peer.responses.clear()
-            peer.last_stats = part.stats
-            peer.wants_stats = bool(peer.live)
+            front_end.responses.clear()
+            front_end.last_stats = part.stats
+            front_end.wants_stats = bool(front_end.live)
         return disconnected
 
-    def is_beat_due(self, peer: FrontEndPeer) -> bool:
+    def is_heartbeat_due(self, front_end: FrontEndState) -> bool:
         """Return whether to send this heartbeat. A front end that sends no messages gets fewer."""
-        peer.num_beats += 1
-        return peer.num_beats <= _QUIET_BEATS or peer.num_beats % _QUIET_BEATS == 0
+        front_end.num_heartbeats += 1
+        return (
+            front_end.num_heartbeats <= _QUIET_BEATS or front_end.num_heartbeats % _QUIET_BEATS == 0
+        )
 
-    def _concerns(self, peer: FrontEndPeer, part: EngineCoreOutputs, *, alone: bool) -> bool:
-        if not alone and not (peer.live or peer.wants_stats or part.finished):
+    def _concerns(self, front_end: FrontEndState, part: EngineCoreOutputs, *, alone: bool) -> bool:
+        if not alone and not (front_end.live or front_end.wants_stats or part.finished):
             return False
-        return peer.has_news(part)
+        return front_end.has_new_outputs(part)
 
     def _split(self, outputs: EngineCoreOutputs) -> list[_Part]:
         """Return each front end with its part of the outputs. Removes ended requests."""
-        if len(self._peers) == 1 and not self.owner.translates:
+        if len(self._states) == 1 and not self.owner.translates:
             for ending in outputs.finished:
                 self.owner.live.pop(ending.request_id, None)
             return [(self.owner, outputs)]
-        return [(peer, _part_of(peer, outputs)) for peer in self]
+        return [(front_end, _part_of(front_end, outputs)) for front_end in self]
 
 
-def _part_of(peer: FrontEndPeer, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
+def _part_of(front_end: FrontEndState, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
     """Return the outputs of one front end's requests, by its own ids."""
-    live = peer.live
+    live = front_end.live
     names: list[str] = []
     counts, tokens = array("i"), array("i")
     end = 0

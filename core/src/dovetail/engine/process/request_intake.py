@@ -50,7 +50,7 @@ class RequestIntake:
         # Decoded, but not yet added: decoding and adding may each take tens of milliseconds.
         self._was_read: EngineCoreRequest | None = None
 
-    def begin_turn(self) -> None:
+    def begin_time_slice(self) -> None:
         """Begin a time slice of `INTAKE_NS`."""
         self._end_ns = self._clock.now_ns() + INTAKE_NS
 
@@ -62,10 +62,10 @@ class RequestIntake:
     def begin_batch(
         self, requests: Iterable[PackedRequest], add: Add, done: Done, *, holds_steps: bool
     ) -> None:
-        """Register requests that arrived together. See `_Batch`. `go_on` adds them."""
+        """Register requests that arrived together. See `_Batch`. `proceed` adds them."""
         self._batch = _Batch(iter(requests), add, done, holds_steps)
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         """Add waiting requests until the time slice is over."""
         batch = self._batch
         if batch is None:

@@ -22,7 +22,7 @@ from dovetail.clock import Clock
 from dovetail.engine.core import EngineCore
 from dovetail.engine.operation import Operation, PackedRequest
 from dovetail.engine.port import OPERATIONS, EnginePort
-from dovetail.engine.process.front_ends import FrontEndPeer, FrontEnds
+from dovetail.engine.process.front_ends import FrontEnds, FrontEndState
 from dovetail.engine.process.outgoing import pack_outputs
 from dovetail.engine.process.request_intake import RequestIntake
 from dovetail.errors import EngineDeadError, MessageError, RequestError, describe_failure
@@ -95,12 +95,12 @@ class EngineServer:
                 else:
                     self._core.check_health()
                     self._send_responses()
-                self._beat()
+                self._send_due_heartbeats()
         except Exception as error:
             if not isinstance(error, EngineDeadError):
                 error = EngineDeadError(describe_failure(error))
-            for peer in self._front_ends:
-                self._front_ends.send(peer, pack(Failed(RemoteError.of(error))))
+            for front_end in self._front_ends:
+                self._front_ends.send(front_end, pack(Failed(RemoteError.of(error))))
             return 1
         return 0
 
@@ -117,8 +117,8 @@ class EngineServer:
         """Process messages for one time slice. Wait up to `wait_ms` for the first one."""
         if not self._intake.is_waiting and not self._inbox.poll(wait_ms):
             return
-        self._intake.begin_turn()
-        self._intake.go_on()
+        self._intake.begin_time_slice()
+        self._intake.proceed()
         while not (self._stopping or self._intake.is_waiting or self._intake.is_over):
             try:
                 name, *contents = self._inbox.recv_multipart(zmq.NOBLOCK)
@@ -135,25 +135,25 @@ class EngineServer:
 
     def _do(self, name: bytes, message: ToEngine) -> None:
         """Process a message. Raise MessageError if its sender is not allowed to send it."""
-        peer = self._front_ends.find(name)
+        front_end = self._front_ends.find(name)
         if isinstance(message, Hello):
-            if peer is None and (new := self._front_ends.attach(name)) is not None:
-                self._send_beat(new)
+            if front_end is None and (new := self._front_ends.attach(name)) is not None:
+                self._send_heartbeat(new)
             return
-        if peer is None or (isinstance(message, Stop) and not peer.is_owner):
+        if front_end is None or (isinstance(message, Stop) and not front_end.is_owner):
             raise self._reader.reject("the sender is not allowed to send this message")
-        peer.num_beats = 0
+        front_end.num_heartbeats = 0
         match message:
             case Call():
-                self._begin_call(peer, message)
+                self._begin_call(front_end, message)
             case Taken():
-                peer.window.taken(message.num_messages)
+                front_end.window.taken(message.num_messages)
             case Detach():
-                self._forget(peer)
+                self._forget(front_end)
             case Stop():
                 self._stopping = True
 
-    def _begin_call(self, peer: FrontEndPeer, call: Call) -> None:
+    def _begin_call(self, front_end: FrontEndState, call: Call) -> None:
         operation = OPERATIONS.get(call.operation)
         if operation is None:
             raise self._reader.reject(f"{call.operation!r:.80} is not an operation")
@@ -162,16 +162,18 @@ class EngineServer:
         except MessageError as error:
             raise self._reader.reject(str(error)) from None
         if operation.takes_requests:
-            self._take_requests(peer, call.number, operation, arguments[0])
+            self._take_requests(front_end, call.number, operation, arguments[0])
         elif operation is EnginePort.abort_requests:
-            self._answer(peer, call.number, operation, partial(self._abort, peer, arguments[0]))
+            self._answer(
+                front_end, call.number, operation, partial(self._abort, front_end, arguments[0])
+            )
         else:
             perform = partial(operation.perform, self._core, arguments)
-            self._answer(peer, call.number, operation, perform)
+            self._answer(front_end, call.number, operation, perform)
 
     def _answer(
         self,
-        peer: FrontEndPeer,
+        front_end: FrontEndState,
         number: int,
         operation: Operation[..., Any],
         perform: Callable[[], Any],
@@ -187,15 +189,15 @@ class EngineServer:
             content = pack(Answer(number, error=RemoteError.of(error)))
         if self._core.paused != before:
             for other in self._front_ends:
-                self._send_beat(other)
+                self._send_heartbeat(other)
         if number:
-            self._send(peer, content)
+            self._send(front_end, content)
 
     # --- requests -----------------------------------------------------------------------------
 
     def _take_requests(
         self,
-        peer: FrontEndPeer,
+        front_end: FrontEndState,
         number: int,
         operation: Operation[..., Any],
         packed: PackedRequest | tuple[PackedRequest, ...],
@@ -206,47 +208,47 @@ class EngineServer:
         done = self._reject if is_single else partial(self._reply_to_requests, number)
         self._intake.begin_batch(
             requests,
-            partial(self._add, peer),
-            partial(done, peer),
+            partial(self._add, front_end),
+            partial(done, front_end),
             holds_steps=not is_single and not self._core.has_work(),
         )
-        self._intake.go_on()
+        self._intake.proceed()
 
-    def _add(self, peer: FrontEndPeer, request: EngineCoreRequest) -> None:
-        if self._front_ends.find(peer.name) is not peer:
+    def _add(self, front_end: FrontEndState, request: EngineCoreRequest) -> None:
+        if self._front_ends.find(front_end.name) is not front_end:
             raise RequestError("The front end has disconnected.")
         own_id = request.request_id
-        core_id = peer.scope(own_id)
+        core_id = front_end.scope(own_id)
         if core_id != own_id:
             request = replace(request, request_id=core_id)
         self._core.add_request(request)
-        peer.live[core_id] = own_id
-        peer.wants_stats = True
+        front_end.live[core_id] = own_id
+        front_end.wants_stats = True
 
-    def _abort(self, peer: FrontEndPeer, request_ids: tuple[str, ...]) -> None:
-        core_ids = [peer.scope(request_id) for request_id in request_ids]
+    def _abort(self, front_end: FrontEndState, request_ids: tuple[str, ...]) -> None:
+        core_ids = [front_end.scope(request_id) for request_id in request_ids]
         self._core.abort_requests(core_ids)
         for core_id in core_ids:
-            peer.live.pop(core_id, None)
-        peer.wants_stats = True
+            front_end.live.pop(core_id, None)
+        front_end.wants_stats = True
 
-    def _reject(self, peer: FrontEndPeer, rejected: dict[str, RequestError]) -> None:
+    def _reject(self, front_end: FrontEndState, rejected: dict[str, RequestError]) -> None:
         """Report rejections with the outputs, for requests without a waiting call."""
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=str(error))
             for name, error in rejected.items()
         ]
         if ends:
-            self._send_ends(peer, ends)
+            self._send_ends(front_end, ends)
 
     def _reply_to_requests(
-        self, number: int, peer: FrontEndPeer, rejected: dict[str, RequestError]
+        self, number: int, front_end: FrontEndState, rejected: dict[str, RequestError]
     ) -> None:
         # Sent with the outputs of the first step: waking the front end before it would take a
         # CPU core from the workers.
         result = EnginePort.add_requests.encode_result(rejected)
         if number:
-            peer.responses.append(Answer(number, result))
+            front_end.responses.append(Answer(number, result))
 
     # --- steps --------------------------------------------------------------------------------
 
@@ -258,62 +260,62 @@ class EngineServer:
         self._num_steps += 1
         if outputs is None:
             return
-        for peer in self._front_ends.send_outputs(outputs):
-            self._forget(peer)
+        for front_end in self._front_ends.send_outputs(outputs):
+            self._forget(front_end)
 
-    def _limit(self, peer: FrontEndPeer) -> None:
+    def _limit(self, front_end: FrontEndState) -> None:
         """Abort the requests of a front end that reads too slowly. Detach it if it has none.
 
         The front end that started the engine is never detached.
         """
-        if not peer.live:
-            if peer.window.is_flooded and not peer.is_owner:
+        if not front_end.live:
+            if front_end.window.is_flooded and not front_end.is_owner:
                 error = EngineDeadError("the engine has detached this front end: it does not read.")
-                self._send(peer, pack(Failed(RemoteError.of(error))))
-                self._forget(peer)
+                self._send(front_end, pack(Failed(RemoteError.of(error))))
+                self._forget(front_end)
             return
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=_TOO_FAR_BEHIND)
-            for name in peer.live.values()
+            for name in front_end.live.values()
         ]
-        self._core.abort_requests(list(peer.live))
-        peer.live.clear()
-        self._send_ends(peer, ends)
+        self._core.abort_requests(list(front_end.live))
+        front_end.live.clear()
+        self._send_ends(front_end, ends)
 
-    def _send_ends(self, peer: FrontEndPeer, ends: list[Finished]) -> None:
+    def _send_ends(self, front_end: FrontEndState, ends: list[Finished]) -> None:
         for content in pack_outputs(EngineCoreOutputs(finished=tuple(ends))):
-            self._send(peer, content)
+            self._send(front_end, content)
 
     def _send_responses(self) -> None:
-        for peer in self._front_ends:
-            replies, peer.responses = peer.responses, []
+        for front_end in self._front_ends:
+            replies, front_end.responses = front_end.responses, []
             for reply in replies:
-                self._send(peer, pack(reply))
+                self._send(front_end, pack(reply))
 
-    def _send(self, peer: FrontEndPeer, content: bytes) -> None:
-        if not self._front_ends.send(peer, content):
-            self._forget(peer)
+    def _send(self, front_end: FrontEndState, content: bytes) -> None:
+        if not self._front_ends.send(front_end, content):
+            self._forget(front_end)
 
-    def _forget(self, peer: FrontEndPeer) -> None:
+    def _forget(self, front_end: FrontEndState) -> None:
         """Abort a disconnected front end's requests. Stop the engine if the front end owns it."""
-        if peer.is_owner:
+        if front_end.is_owner:
             return
-        self._front_ends.remove(peer)
-        self._core.abort_requests(list(peer.live))
-        peer.live.clear()
+        self._front_ends.remove(front_end)
+        self._core.abort_requests(list(front_end.live))
+        front_end.live.clear()
 
-    def _beat(self) -> None:
+    def _send_due_heartbeats(self) -> None:
         now_ns = self._clock.now_ns()
         if now_ns >= self._next_beat_ns:
             self._next_beat_ns = now_ns + self._heartbeat_ns
             fault("engine.beat")
-            for peer in self._front_ends:
-                if self._front_ends.is_beat_due(peer):
-                    self._send_beat(peer)
-                if peer.is_too_far_behind():
-                    self._limit(peer)
+            for front_end in self._front_ends:
+                if self._front_ends.is_heartbeat_due(front_end):
+                    self._send_heartbeat(front_end)
+                if front_end.is_too_slow():
+                    self._limit(front_end)
 
-    def _send_beat(self, peer: FrontEndPeer) -> None:
+    def _send_heartbeat(self, front_end: FrontEndState) -> None:
         beat = Heartbeat(self._num_steps, self._reader.num_rejected, self._core.paused)
-        if not self._front_ends.send(peer, pack(beat), counts=False):
-            self._forget(peer)
+        if not self._front_ends.send(front_end, pack(beat), counts=False):
+            self._forget(front_end)

@@ -307,13 +307,13 @@ class Supervisor:
         channel = self._handle_exited()
         if channel is None:
             return
-        why = self._why_kill(channel.progress)
+        why = self._kill_reason(channel.progress)
         if why and channel is not self._killed:
             self._killed = channel
             logger.error("The engine is killed: %s.", why)
             _process_of(channel).kill(why)
 
-    def _why_kill(self, progress: Progress) -> str:
+    def _kill_reason(self, progress: Progress) -> str:
         if progress.age_s > self._rules.kill_silence_s:
             return f"the engine sent no heartbeat for {progress.age_s:.0f} s"
         if progress.step_s > self._rules.kill_step_s:

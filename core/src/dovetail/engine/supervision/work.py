@@ -78,7 +78,7 @@ class Work:
     def blames_request(self, *, was_killed: bool) -> bool:
         """Return whether an unfinished request is to blame for the engine's failure."""
         with self._lock:
-            return self._crashes.blames_request(self._under_way(), was_killed=was_killed)
+            return self._crashes.blames_request(self._in_progress(), was_killed=was_killed)
 
     def lose(self, reason: str, *, was_killed: bool, restarts_left: int) -> int:
         """Move all unfinished work into `lost`. Return the number of requests.
@@ -87,7 +87,7 @@ class Work:
         """
         with self._lock:
             self._crashes.restarts_left = restarts_left
-            self._crashes.record_crash(self._under_way(), was_killed=was_killed)
+            self._crashes.record_crash(self._in_progress(), was_killed=was_killed)
             for call in self._calls.values():
                 self.lost.append(_lost_reply(call, reason))
             message = f"EngineDeadError: {reason}"
@@ -104,7 +104,7 @@ class Work:
             self._rejected.clear()
             return num_lost
 
-    def _under_way(self) -> list[tuple[str, EngineCoreRequest]]:
+    def _in_progress(self) -> list[tuple[str, EngineCoreRequest]]:
         return [(user_request_id(name), request) for name, request in self._requests.items()]
 
     def _unanswered(self) -> set[str]:

@@ -24,7 +24,7 @@ from typing import Any
 MAGIC = b"DOVETAIL PACKED\n"
 VERSION = 1
 PAGE_BYTES = 4096
-_HEAD = struct.Struct("<16s4I")
+_HEADER = struct.Struct("<16s4I")
 _MAX_INDEX_BYTES = 64 << 20
 _PIECE_BYTES = 4 << 20
 
@@ -48,14 +48,14 @@ def write_packed(fd: int, key: Mapping[str, Any], entries: Iterable[PackedEntry]
     widest = [[entry.name, 1 << 62, len(entry.form), (1 << 32) - 1] for entry in forms]
     room = len(_index(key, 1 << 62, widest))
     rows: list[list[Any]] = []
-    end = _HEAD.size + room
+    end = _HEADER.size + room
     for entry in forms:
         offset = -(-end // PAGE_BYTES) * PAGE_BYTES
         rows.append([entry.name, offset, len(entry.form), zlib.crc32(entry.form)])
         end = offset + len(entry.form)
     index = _index(key, end, rows).ljust(room)
-    head = _HEAD.pack(MAGIC, VERSION, len(index), zlib.crc32(index), 0)
-    _write(fd, memoryview(head + index), 0)
+    header = _HEADER.pack(MAGIC, VERSION, len(index), zlib.crc32(index), 0)
+    _write(fd, memoryview(header + index), 0)
     for entry, (_, offset, _, _) in zip(forms, rows, strict=True):
         _write(fd, entry.form, offset)
     os.ftruncate(fd, end)
@@ -70,7 +70,7 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
     does not match `key` or is incomplete, and OSError if it cannot be read.
     """
     size = os.fstat(fd).st_size
-    if size < _HEAD.size:
+    if size < _HEADER.size:
         raise PackedFileError(f"the file has {size} bytes, which is too short for a header")
     mapped = memoryview(mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
     rows = _read_index(mapped, key)
@@ -90,12 +90,12 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
 
 
 def _read_index(mapped: memoryview, key: Mapping[str, Any]) -> list[tuple[str, int, int, int]]:
-    magic, version, length, checksum, _ = _HEAD.unpack_from(mapped)
+    magic, version, length, checksum, _ = _HEADER.unpack_from(mapped)
     if magic != MAGIC:
         raise PackedFileError("the file does not contain packed weights")
     if version != VERSION:
         raise PackedFileError(f"the file has version {version}, expected version {VERSION}")
-    text = bytes(mapped[_HEAD.size : _HEAD.size + min(length, _MAX_INDEX_BYTES)])
+    text = bytes(mapped[_HEADER.size : _HEADER.size + min(length, _MAX_INDEX_BYTES)])
     if len(text) != length or zlib.crc32(text) != checksum:
         raise PackedFileError("the index of the file is damaged")
     try:

@@ -9,13 +9,13 @@ import time
 
 from dovetail.interfaces.executor import Handle
 from dovetail.result import ModelRunnerOutput
-from dovetail_torch.distributed.peer_watch import PeerWatch
+from dovetail_torch.distributed.rank_monitor import RankMonitor
 from dovetail_torch.runner.step_outputs import Output
 
 _NAP_S = 50e-6
 
 
-def check_peers(output: Output, watch: PeerWatch) -> Output:
+def check_peers(output: Output, watch: RankMonitor) -> Output:
     """Return the result, or its checked handle. Raise PeerLostError if a rank has exited."""
     if isinstance(output, ModelRunnerOutput):
         watch.check()
@@ -26,7 +26,7 @@ def check_peers(output: Output, watch: PeerWatch) -> Output:
 class CheckedOutput:
     """A handle of a step's result. Implements `Handle[ModelRunnerOutput]`."""
 
-    def __init__(self, output: Handle[ModelRunnerOutput], watch: PeerWatch) -> None:
+    def __init__(self, output: Handle[ModelRunnerOutput], watch: RankMonitor) -> None:
         self._output = output
         self._watch = watch
 

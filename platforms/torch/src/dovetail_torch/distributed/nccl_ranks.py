@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail_torch.distributed.peer_watch import watch_peers
 from dovetail_torch.distributed.process_ranks import ProcessRanks
+from dovetail_torch.distributed.rank_monitor import monitor_ranks
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -32,7 +32,7 @@ def join_nccl(store: Store, *, rank: int, size: int, timeout: timedelta) -> Proc
     options._timeout = timeout
     group = distributed.ProcessGroupNCCL(store, rank, size, options)
     own = distributed.PrefixStore("peers", store)
-    watch = watch_peers(own, rank=rank, size=size, abort=lambda: _abort(group))
+    watch = monitor_ranks(own, rank=rank, size=size, abort=lambda: _abort(group))
     return ProcessRanks(group, rank=rank, size=size, watch=watch)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import PeerLostError
-from dovetail_torch.distributed.peer_watch import PeerWatch
+from dovetail_torch.distributed.rank_monitor import RankMonitor
 
 
 class ProcessRanks:
@@ -25,7 +25,9 @@ class ProcessRanks:
     None.
     """
 
-    def __init__(self, group: Any, *, rank: int, size: int, watch: PeerWatch | None = None) -> None:
+    def __init__(
+        self, group: Any, *, rank: int, size: int, watch: RankMonitor | None = None
+    ) -> None:
         self.group = group
         self.watch = watch
         self.rank = rank

@@ -93,7 +93,7 @@ class TokenMasks:
             by_row.pop(row, None)
         self.rows.discard(row)
 
-    def looks_back(self, row: int) -> bool:
+    def needs_history(self, row: int) -> bool:
         """Whether the row has bad words of several tokens, so that its output matters."""
         return row in self._bad_words and self._bad_words[row].before_WL.shape[1] > 0
 

@@ -62,8 +62,10 @@ def check_room_for_all(driver: SchedulerDriver, accounts: PolicyAccounts) -> Non
         )
 
 
-def check_short_seats(driver: SchedulerDriver, accounts: PolicyAccounts, policy: Policy) -> None:
-    """Check that with too few seats requests are preempted only if the policy preempts.
+def check_few_batch_slots(
+    driver: SchedulerDriver, accounts: PolicyAccounts, policy: Policy
+) -> None:
+    """Check that with too few batch slots, requests are preempted only if the policy preempts.
 
     A policy that overrides `plan` may evict any request, but all requests must finish.
     """

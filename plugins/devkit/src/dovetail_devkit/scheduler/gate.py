@@ -28,12 +28,12 @@ class FakeGate(AdmissionGate):
 
     def open(self, request_id: str) -> None:
         """Release a held request."""
-        self._let_go(request_id)
+        self._release(request_id)
         self._ready.append(request_id)
 
     def fail(self, request_id: str, message: str) -> None:
         """Let a held request end with an error."""
-        self._let_go(request_id)
+        self._release(request_id)
         self._failed.append((request_id, message))
 
     def holds(self, request: EngineCoreRequest) -> bool:
@@ -68,6 +68,6 @@ class FakeGate(AdmissionGate):
         self._ready = [name for name in self._ready if name != request_id]
         self._failed = [entry for entry in self._failed if entry[0] != request_id]
 
-    def _let_go(self, request_id: str) -> None:
+    def _release(self, request_id: str) -> None:
         expect(request_id in self.held, f"the gate cannot release {request_id}, which is not held")
         self.held.remove(request_id)

@@ -18,9 +18,9 @@ from dovetail_devkit.case import Case, run_all
 from dovetail_devkit.expectation import SkipCase, checking, expect
 from dovetail_devkit.policy.foresight import check_foresight
 from dovetail_devkit.policy.programs import (
+    check_few_batch_slots,
     check_newcomer,
     check_room_for_all,
-    check_short_seats,
     make_driver,
 )
 from dovetail_devkit.policy.watch import WatchedPolicy, plans, watch
@@ -46,7 +46,7 @@ def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) 
     """Yield the suite's cases: declarations, and the scheduler suite with this policy."""
     yield Case(name="declarations", run=partial(_check_declarations, policy_cls))
     yield Case(name="enough seats", run=partial(_check_room, policy_cls))
-    yield Case(name="short seats", run=partial(_check_seats, policy_cls))
+    yield Case(name="short seats", run=partial(_check_batch_slots, policy_cls))
     yield Case(name="one newcomer", run=partial(_check_one_newcomer, policy_cls))
     yield Case(name="no foresight", run=partial(check_foresight, Scheduler, watch(policy_cls)))
     yield Case(name="inlined loop", run=partial(_check_both_ways, policy_cls))
@@ -72,9 +72,9 @@ def _check_room(policy_cls: type[Policy]) -> None:
     check_room_for_all(driver, policy.accounts)
 
 
-def _check_seats(policy_cls: type[Policy]) -> None:
+def _check_batch_slots(policy_cls: type[Policy]) -> None:
     driver, policy = _make(policy_cls)
-    check_short_seats(driver, policy.accounts, policy)
+    check_few_batch_slots(driver, policy.accounts, policy)
 
 
 def _check_one_newcomer(policy_cls: type[Policy]) -> None:

@@ -16,7 +16,7 @@ from dovetail_lab.experiments.run_key import RunKey
 from dovetail_lab.simulation.results import RequestColumns, StepColumns
 
 _VERSION = 1
-_HEAD = b"dovetail lab columns %d\n" % _VERSION
+_HEADER = b"dovetail lab columns %d\n" % _VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,37 +73,37 @@ class RunFolder:
         self, run_id: str, requests: RequestColumns, steps: StepColumns | None
     ) -> None:
         """Write the columns of a run."""
-        head: dict[str, dict[str, int]] = {}
+        header: dict[str, dict[str, int]] = {}
         parts: list[bytes] = []
         for name, table in (("requests", requests), ("steps", steps)):
             if table is not None:
-                head[name] = {}
+                header[name] = {}
                 for one in fields(table):
                     column: array[int] = getattr(table, one.name)
-                    head[name][one.name] = len(column)
+                    header[name][one.name] = len(column)
                     parts.append(column.tobytes())
-        body = json.dumps(head).encode() + b"\n" + b"".join(parts)
-        _replace(self.folder / f"{run_id}.columns", _HEAD + zlib.compress(body, 1))
+        body = json.dumps(header).encode() + b"\n" + b"".join(parts)
+        _replace(self.folder / f"{run_id}.columns", _HEADER + zlib.compress(body, 1))
 
     def read_columns(self, run_id: str) -> tuple[RequestColumns, StepColumns | None]:
         """Return the columns of a run; raise UserError if they are missing or damaged."""
         path = self.folder / f"{run_id}.columns"
         try:
             content = path.read_bytes()
-            if not content.startswith(_HEAD):
+            if not content.startswith(_HEADER):
                 raise ValueError("unknown version")
-            head, _, body = zlib.decompress(content[len(_HEAD) :]).partition(b"\n")
-            tables = _decode(json.loads(head), memoryview(body))
+            header, _, body = zlib.decompress(content[len(_HEADER) :]).partition(b"\n")
+            tables = _decode(json.loads(header), memoryview(body))
         except (OSError, ValueError, zlib.error, KeyError, TypeError) as error:
             raise UserError(f"{str(path)!r} cannot be read: {error}.") from error
         steps = StepColumns(**tables["steps"]) if "steps" in tables else None
         return RequestColumns(**tables["requests"]), steps
 
 
-def _decode(head: Mapping[str, Mapping[str, int]], body: memoryview) -> dict[str, dict[str, Any]]:
+def _decode(header: Mapping[str, Mapping[str, int]], body: memoryview) -> dict[str, dict[str, Any]]:
     position = 0
     tables: dict[str, dict[str, Any]] = {}
-    for name, columns in head.items():
+    for name, columns in header.items():
         tables[name] = {}
         for column, length in columns.items():
             values = array("q")

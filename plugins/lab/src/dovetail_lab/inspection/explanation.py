@@ -84,10 +84,10 @@ def _explain_waiting(step: ObservedStep, request: RequestState) -> Iterator[str]
     if own:
         yield _denial_text(own[-1], request, view)
         return
-    yield from _why_not_tried(step, position)
+    yield from _reason_not_tried(step, position)
 
 
-def _why_not_tried(step: ObservedStep, position: int) -> Iterator[str]:
+def _reason_not_tried(step: ObservedStep, position: int) -> Iterator[str]:
     """Explain why the policy proposed nothing for a waiting request."""
     view = step.view
     admissions = [

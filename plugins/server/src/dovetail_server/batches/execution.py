@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 from dovetail_server.batches.batch import Batch, BatchFailure
-from dovetail_server.batches.free_seats import FreeSeats
+from dovetail_server.batches.free_batch_slots import FreeBatchSlots
 from dovetail_server.batches.line_reader import InputLine, read_lines
 from dovetail_server.batches.lines import LineError, LineExecutor, error_record
 from dovetail_server.batches.record_files import RecordFiles, open_input, record_id
@@ -36,7 +36,7 @@ class BatchExecution:
         batch: Batch,
         stores: tuple[BatchStore, FileStore],
         calls: InternalCalls,
-        seats: FreeSeats,
+        seats: FreeBatchSlots,
         settings: ServerSettings,
         num_workers: int,
     ) -> None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from dovetail_server.batches.batch import Batch
 from dovetail_server.batches.execution import BatchExecution
-from dovetail_server.batches.free_seats import FreeSeats
+from dovetail_server.batches.free_batch_slots import FreeBatchSlots
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.state import ServerState
 from dovetail_server.storage.batches import BatchStore
@@ -39,7 +39,7 @@ class BatchRunner:
         self._database = database
         self._batches, self._files = stores
         self._calls = calls
-        self._seats = FreeSeats(state)
+        self._seats = FreeBatchSlots(state)
         self._running: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

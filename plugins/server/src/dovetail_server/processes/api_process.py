@@ -19,7 +19,7 @@ from dovetail_server.processes.messages import (
     Answer,
     DrainNow,
     Ended,
-    EngineNews,
+    EngineEvent,
     Question,
     Serving,
     Start,
@@ -100,7 +100,7 @@ class Lead:
     def _read(self, drain: Drain) -> None:
         try:
             while (message := receive(self._channel)) is not None:
-                if isinstance(message, EngineNews):
+                if isinstance(message, EngineEvent):
                     self._hear(message)
                 elif isinstance(message, DrainNow):
                     self._addresses.put("")
@@ -117,7 +117,7 @@ class Lead:
             return self._state.admission.num_running
         return self._state.abort(question.ids, question.everything)
 
-    def _hear(self, news: EngineNews) -> None:
+    def _hear(self, news: EngineEvent) -> None:
         self._slot.reported_problem = news.problem
         if not news.address or news.address == self._address:
             return

@@ -24,7 +24,7 @@ class Start(msgspec.Struct, frozen=True):
     replaces_another: bool = False
 
 
-class EngineNews(msgspec.Struct, frozen=True, tag="engine"):
+class EngineEvent(msgspec.Struct, frozen=True, tag="engine"):
     """The state of the engine.
 
     address: the address of its socket. problem: the result of `EngineSlot.problem`.
@@ -68,7 +68,7 @@ class Answer(msgspec.Struct, frozen=True, tag="answer"):
     count: int
 
 
-Message = EngineNews | DrainNow | Serving | Ended | Question | Answer
+Message = EngineEvent | DrainNow | Serving | Ended | Question | Answer
 
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

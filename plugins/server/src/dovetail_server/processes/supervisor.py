@@ -19,7 +19,7 @@ from dovetail_server.processes.messages import (
     Answer,
     DrainNow,
     Ended,
-    EngineNews,
+    EngineEvent,
     Message,
     Question,
     Serving,
@@ -98,7 +98,7 @@ class Supervisor:
         self._starts_s = [0.0] * len(self._places)
         self._delays_s = [FIRST_DELAY_S] * len(self._places)
         self._questions = Questions()
-        self._news = EngineNews(address="", problem="loading")
+        self._news = EngineEvent(address="", problem="loading")
         self._num_signals = 0
         self._is_announced = False
 
@@ -118,7 +118,7 @@ class Supervisor:
             self._keep_running()
             llm = await self._load(make)
             while not self._num_signals:
-                await self._look_after(llm)
+                await self._supervise(llm)
                 await asyncio.sleep(_POLL_S)
             return 0 if await self._drain() else 1
         finally:
@@ -143,10 +143,10 @@ class Supervisor:
         slot.put(llm)
         return llm
 
-    async def _look_after(self, llm: AsyncLLM) -> None:
+    async def _supervise(self, llm: AsyncLLM) -> None:
         """Send the engine's state to the API processes, and restart processes that have ended."""
         problem = await self._state.slot.problem()
-        news = EngineNews(address="" if problem else llm.address, problem=problem)
+        news = EngineEvent(address="" if problem else llm.address, problem=problem)
         if news != self._news:
             self._news = news
             self._notify(news)

@@ -11,7 +11,7 @@ from dovetail_server.state import ServerState
 _POLL_S = 0.02
 
 
-class FreeSeats:
+class FreeBatchSlots:
     """Limits the batch lines of this process, over all batches.
 
     A line starts only while fewer requests are running than the engine has rows (`max_num_seqs`).
@@ -41,17 +41,17 @@ class FreeSeats:
     def max_lines(self) -> int:
         """The maximum number of lines that this process may execute at the same time."""
         settings = self._state.settings
-        maximum = settings.batch_concurrency or max(1, self._num_seats // 2)
+        maximum = settings.batch_concurrency or max(1, self._num_slots // 2)
         return -(-maximum // settings.api_processes)
 
     @property
-    def _num_seats(self) -> int:
+    def _num_slots(self) -> int:
         return self._state.slot.llm.config.scheduler.max_num_seqs
 
     def _is_free(self) -> bool:
         state = self._state
         if not state.slot.is_loaded or state.slot.reported_problem:
             return False
-        share = -(-self._num_seats // state.settings.api_processes)
+        share = -(-self._num_slots // state.settings.api_processes)
         num_running = max(state.admission.num_running, self._num_lines)
         return self._num_lines < self.max_lines and num_running < share

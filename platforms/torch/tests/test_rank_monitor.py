@@ -15,8 +15,8 @@ from dovetail.result import ModelRunnerOutput
 from dovetail_torch.accelerator.worker import AcceleratorWorker
 from dovetail_torch.distributed.checked_output import check_peers
 from dovetail_torch.distributed.nccl_ranks import join_nccl
-from dovetail_torch.distributed.peer_watch import PeerWatch, watch_peers
 from dovetail_torch.distributed.process_ranks import ProcessRanks
+from dovetail_torch.distributed.rank_monitor import RankMonitor, monitor_ranks
 from dovetail_torch.worker import TorchWorker
 
 OUTPUT = ModelRunnerOutput(step_id=1, num_sampled=array("B"), token_ids=array("i"))
@@ -60,7 +60,7 @@ class Step:
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_process_that_exits_aborts_the_exchange_and_its_result_is_an_error(peer, ends):
     group = Group()
-    watch = PeerWatch({1: peer.pid}, group.abort)
+    watch = RankMonitor({1: peer.pid}, group.abort)
     step = check_peers(Step(group, ends=ends), watch)
     assert not step.done()
     watch.check()
@@ -79,7 +79,7 @@ def test_a_process_that_exited_before_the_watch_is_reported_as_lost(peer):
     peer.kill()
     peer.wait()
     group = Group()
-    watch = PeerWatch({2: peer.pid}, group.abort)
+    watch = RankMonitor({2: peer.pid}, group.abort)
     assert group.aborted.wait(LIMIT_S)
     with pytest.raises(PeerLostError, match="rank 2 has exited"):
         watch.check()
@@ -87,7 +87,7 @@ def test_a_process_that_exited_before_the_watch_is_reported_as_lost(peer):
 
 def test_a_closed_watch_does_not_abort_the_exchange_of_tensors(peer):
     group = Group()
-    watch = PeerWatch({1: peer.pid}, group.abort)
+    watch = RankMonitor({1: peer.pid}, group.abort)
     assert check_peers(OUTPUT, watch) is OUTPUT
     with pytest.raises(TimeoutError):
         check_peers(Step(group), watch).result(timeout=0.01)
@@ -102,7 +102,7 @@ def test_a_closed_watch_does_not_abort_the_exchange_of_tensors(peer):
 
 def test_a_watch_whose_thread_has_closed_its_end_can_be_closed(peer):
     """A pipe without a reader cannot be written."""
-    watch = PeerWatch({1: peer.pid}, Group().abort)
+    watch = RankMonitor({1: peer.pid}, Group().abort)
     peer.kill()
     watch._thread.join(LIMIT_S)
     watch.close()
@@ -111,7 +111,7 @@ def test_a_watch_whose_thread_has_closed_its_end_can_be_closed(peer):
 def test_ranks_of_this_process_and_of_other_machines_are_not_watched():
     store = distributed.HashStore()
     store.set("process of rank 1", "another-machine pid:[1] 1")
-    watch = watch_peers(store, rank=0, size=2, abort=Group().abort)
+    watch = monitor_ranks(store, rank=0, size=2, abort=Group().abort)
     assert watch.num_watched == 0
     watch.close()
 
@@ -145,7 +145,7 @@ def test_ranks_with_a_device_group_are_watched(peer, monkeypatch):
 
 def test_a_worker_checks_its_results_and_closes_its_watch(peer, monkeypatch):
     group = Group()
-    watch = PeerWatch({1: peer.pid}, group.abort)
+    watch = RankMonitor({1: peer.pid}, group.abort)
     monkeypatch.setattr(TorchWorker, "sample_tokens", lambda self, grammar: OUTPUT)
     worker = AcceleratorWorker.__new__(AcceleratorWorker)
     worker._ranks = ProcessRanks(None, rank=0, size=2, watch=watch)

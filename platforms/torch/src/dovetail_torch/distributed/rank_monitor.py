@@ -29,7 +29,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = "/proc/self/ns/pid"
 
 
-class PeerWatch:
+class RankMonitor:
     """Calls `abort` once, in a thread, when a watched process exits."""
 
     def __init__(self, pids: Mapping[int, int], abort: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ class PeerWatch:
                 os.close(descriptor)
 
 
-def watch_peers(store: Store, *, rank: int, size: int, abort: Callable[[], None]) -> PeerWatch:
+def monitor_ranks(store: Store, *, rank: int, size: int, abort: Callable[[], None]) -> RankMonitor:
     """Exchange process ids through `store` and return the watch. Called on all ranks."""
     store.set(_KEY.format(rank), _own_identity())
     own_machine, _, own_pid = _own_identity().rpartition(" ")
@@ -103,7 +103,7 @@ def watch_peers(store: Store, *, rank: int, size: int, abort: Callable[[], None]
         machine, _, pid = store.get(_KEY.format(other)).decode().rpartition(" ")
         if machine == own_machine and pid != own_pid:
             pids[other] = int(pid)
-    return PeerWatch(pids if hasattr(os, "pidfd_open") else {}, abort)
+    return RankMonitor(pids if hasattr(os, "pidfd_open") else {}, abort)
 
 
 def _own_identity() -> str:
