@@ -132,13 +132,13 @@ def work_of(step: Step, setting: Setting) -> tuple[str, float]:
 
 def measure(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
     """Call the functions alternately. Return the ns per layer by name and measured round."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    results: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 2):
         for name, call in calls.items():
             start = time.perf_counter_ns()
             num_layers = call()
-            found[name].append((time.perf_counter_ns() - start) / num_layers)
-    return {name: times[2:] for name, times in found.items()}
+            results[name].append((time.perf_counter_ns() - start) / num_layers)
+    return {name: times[2:] for name, times in results.items()}
 
 
 def report(step: Step, setting: Setting, num_threads: int) -> str:

@@ -176,8 +176,8 @@ def main() -> None:
             f" {item['runner_ms']:>10.2f} {item['launch_ms']:>10.2f}"
         )
     if args.json:
-        found = {"submitted": asdict(submitted), "steps": results}
-        args.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        entries = {"submitted": asdict(submitted), "steps": results}
+        args.json.write_text(json.dumps(entries, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

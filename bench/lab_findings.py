@@ -122,10 +122,10 @@ def run(name: str, out: Path, jobs: int) -> Results:
 
 def judge(claim: Claim, results: Results) -> tuple[str, str, str]:
     """Return (values, difference, verdict) of a claim."""
-    found = compare(results, ENGINE, claim.load, claim.metric, claim.name, claim.baseline)
-    if found is None:
+    result = compare(results, ENGINE, claim.load, claim.metric, claim.name, claim.baseline)
+    if result is None:
         return "–", "–", "no value"
-    (judged,) = with_verdicts([found], results.spec.confidence)
+    (judged,) = with_verdicts([result], results.spec.confidence)
     difference = judged.difference
     values = f"{number_text(difference.left)} → {number_text(difference.right)}"
     shown = f"{difference.relative:+.0%}" if difference.left else number_text(difference.t.mean)

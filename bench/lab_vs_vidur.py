@@ -112,7 +112,7 @@ def main() -> None:
             runs["Vidur"].append(run_vidur(workload, options.vidur, options.python))
             runs["Dovetail"].append(run_own(workload, macro_steps=True))
         speeds = {
-            name: statistics.median(one["num_requests"] / one["cpu_s"] for one in figures)
+            name: statistics.median(item["num_requests"] / item["cpu_s"] for item in figures)
             for name, figures in runs.items()
         }
         for name, figures in runs.items():

@@ -44,8 +44,8 @@ class Ours:
             for length in case.output_lens
         ]
         outputs = self._llm.generate(case.prompts, params, use_tqdm=False)
-        got = [len(output.outputs[0].token_ids) for output in outputs]
-        if got != list(case.output_lens):
+        actual = [len(output.outputs[0].token_ids) for output in outputs]
+        if actual != list(case.output_lens):
             raise RuntimeError("a request has the wrong number of tokens")
 
 

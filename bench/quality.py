@@ -102,7 +102,9 @@ def _chosen(args: argparse.Namespace) -> list[Format]:
         return list(EVERY)
     unknown = sorted(set(names) - {item.name for item in EVERY})
     if unknown:
-        raise SystemExit(f"unknown formats {unknown}; choose from {[one.name for one in EVERY]}")
+        raise SystemExit(
+            f"unknown formats {unknown}; choose from {[entry.name for entry in EVERY]}"
+        )
     return [item for item in EVERY if item.name in names or item.name in REFERENCES]
 
 

@@ -133,11 +133,11 @@ async def _stream_forever(server: Server, num_tokens: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    matches: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, path.read_text().split()):
-            found += [child, *_children(child)]
-    return found
+            matches += [child, *_children(child)]
+    return matches
 
 
 def main() -> None:

@@ -134,6 +134,6 @@ def report_agreement(agreements: Sequence[Agreement], report: Report) -> None:
     report.figure("qualify", 100 * min(shares, default=float("nan")))
     report.figure("equal", 100 * equal / clear if clear else float("nan"))
     report.note(
-        f"{positions} positions, {sum(one.tokens for one in agreements)} greedy tokens; "
+        f"{positions} positions, {sum(item.tokens for item in agreements)} greedy tokens; "
         f"tolerance {TOLERANCE:g}, clear of ties by ten times that in {MIN_SHARE:.0%} at least"
     )

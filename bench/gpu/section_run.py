@@ -43,18 +43,18 @@ def run_section(module: str, task: Task, report: Report) -> tuple[str, str]:
 
 def main() -> int:
     """Run the section that the argument names."""
-    told = json.loads(sys.argv[1])
-    folder = Path(told["folder"])
+    output = json.loads(sys.argv[1])
+    folder = Path(output["folder"])
     task = Task(
-        device=told["device"],
-        small=told["small"],
+        device=output["device"],
+        small=output["small"],
         folder=folder,
-        seed=told["seed"],
-        deadline_s=told["deadline_s"],
+        seed=output["seed"],
+        deadline_s=output["deadline_s"],
     )
-    report = Report(file=Path(told["report"]))
-    state, why = run_section(told["module"], task, report)
-    Path(told["ending"]).write_text(json.dumps({"state": state, "why": why}), encoding="utf-8")
+    report = Report(file=Path(output["report"]))
+    state, why = run_section(output["module"], task, report)
+    Path(output["ending"]).write_text(json.dumps({"state": state, "why": why}), encoding="utf-8")
     return 0
 
 

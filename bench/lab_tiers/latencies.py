@@ -62,7 +62,7 @@ def run_latencies(
         for metric in METRICS:
             for kind, limit in LIMITS.items():
                 name = f"{metric}_{kind}"
-                values = [float(one[name] or 0) for one in real]
+                values = [float(item[name] or 0) for item in real]
                 row = _judge(table, values, float(simulated[name] or 0), limit)
                 table.rows.append((model, f"{load:g}", f"{metric.upper()} {kind.upper()}", *row))
         log(f"T3 {model} load {load:g}: {num_repeats} real runs")

@@ -88,4 +88,4 @@ def _judge(table: Table, metric: str, real: Values, simulated: Values) -> list[s
 
 
 def _column(values: list[Mapping[str, float | None]], metric: str) -> list[float]:
-    return [float(one[metric] or 0) for one in values]
+    return [float(item[metric] or 0) for item in values]

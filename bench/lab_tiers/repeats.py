@@ -37,7 +37,7 @@ def run_repeats(log: Callable[[str], None], num_policies: int) -> Table:
         tier="T1",
         columns=("cache", "steps in flight", "runs", "with preemptions", "steps", "equal logs"),
     )
-    policies = sorted({found.name for found in PluginRegistry().candidates("policy")})
+    policies = sorted({result.name for result in PluginRegistry().candidates("policy")})
     policies = policies[: num_policies or None]
     for depth in DEPTHS:
         with RealEngine("demo", _setup("fcfs", 300, depth, caching=True)) as engine:

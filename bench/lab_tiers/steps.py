@@ -69,7 +69,7 @@ def run_steps(
         held_out.append(_pass(engine, num_requests))
         workloads = list(design(setup.limits, num_tokens, number))
         random.Random(number).shuffle(workloads)
-        grid.append({one.name: run_recorded(engine, one, setup) for one in workloads})
+        grid.append({item.name: run_recorded(engine, item, setup) for item in workloads})
         log(f"T2 {model}: pass {number + 1} of {num_passes}")
     held_out.append(_pass(engine, num_requests))
     name = model_name(model)
@@ -93,11 +93,11 @@ def _add_row(
     table: Table, model: str, source: str, passes: Sequence[Pass], step_times: CalibratedStepTimes
 ) -> None:
     """Compare the model's times with all passes, and the first pass with each other pass."""
-    steps = [step for one in passes for step in one[source]]
+    steps = [step for item in passes for step in item[source]]
     quality = model_quality(steps, step_times)
-    repeats = [repeat_quality(one[source], passes[0][source]) for one in passes[1:]]
-    bias = max(abs(one.bias) for one in repeats)
-    mape = sum(one.mape for one in repeats) / len(repeats)
+    repeats = [repeat_quality(item[source], passes[0][source]) for item in passes[1:]]
+    bias = max(abs(item.bias) for item in repeats)
+    mape = sum(item.mape for item in repeats) / len(repeats)
     reached = abs(quality.bias) <= max(BIAS_LIMIT, REPEAT_FACTOR * bias)
     reached = reached and quality.mape <= max(MAPE_LIMIT, REPEAT_FACTOR * mape)
     table.rows.append(

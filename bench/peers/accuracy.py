@@ -64,8 +64,8 @@ def read_accuracy(path: Path) -> Accuracy:
     """
     result = read(path)
     rows = {row["format"]: row for row in result["rows"] if row["weights"] == OFF_GRID}
-    found = {key: mean(rows[name], "kl", FLOAT32) for key, name in NAMES.items() if name in rows}
-    kl = {key: value for key, value in found.items() if value is not None}
+    results = {key: mean(rows[name], "kl", FLOAT32) for key, name in NAMES.items() if name in rows}
+    kl = {key: value for key, value in results.items() if value is not None}
     missing = [weights for weights in ("int8", "int4") if (OURS, weights) not in kl]
     if missing:
         raise ValueError(f"--quality={path} has no accuracy of Dovetail for {', '.join(missing)}")

@@ -101,15 +101,15 @@ def _stacked(tensors: Iterable[tuple[str, Any]], num_experts: int) -> Iterator[t
     """
     experts: dict[str, dict[int, Any]] = {}
     for name, bits in tensors:
-        before, found, after = name.partition(".experts.")
-        if not found:
+        before, result, after = name.partition(".experts.")
+        if not result:
             yield name, bits
             continue
         number, part = after.split(".", 1)
-        stack = experts.setdefault(f"{before}{found}{part}", {})
+        stack = experts.setdefault(f"{before}{result}{part}", {})
         stack[int(number)] = bits
         if len(stack) == num_experts:
-            yield f"{before}{found}{part}", numpy.stack([stack[i] for i in range(num_experts)])
+            yield f"{before}{result}{part}", numpy.stack([stack[i] for i in range(num_experts)])
             stack.clear()
 
 

@@ -66,12 +66,12 @@ def serve_engine(engine: Engine) -> None:
     def generate(prompts: list[list[int]], output_lens: list[int]) -> dict[str, Any]:
         engine.prepare(prompts, output_lens)
         begin = time.perf_counter()
-        got = engine.generate(prompts, output_lens)
+        actual = engine.generate(prompts, output_lens)
         seconds = time.perf_counter() - begin
-        lens = [len(tokens) for tokens in got]
+        lens = [len(tokens) for tokens in actual]
         if lens != output_lens:
             raise RuntimeError(f"requested {output_lens[:8]}… tokens, got {lens[:8]}…")
-        return {"seconds": seconds, "first_tokens": [int(tokens[0]) for tokens in got]}
+        return {"seconds": seconds, "first_tokens": [int(tokens[0]) for tokens in actual]}
 
     serve({"load": load, "generate": generate})
     # Some engines hang in their destructors; the process exits without them.

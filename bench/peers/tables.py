@@ -35,12 +35,12 @@ def markdown(result: Row, accuracy: Accuracy | None = None) -> str:
 
 def medians(result: Row, weights: str, case: str) -> dict[str, float]:
     """Return the median figure by engine in a case, best first (shortest for startup)."""
-    found = {
+    results = {
         engine: statistics.median(by_round.values())
         for engine, by_round in _by_engine(result, weights, case, "value").items()
     }
-    order = sorted(found, key=lambda name: found[name], reverse=case != START_UP)
-    return {name: found[name] for name in order}
+    order = sorted(results, key=lambda name: results[name], reverse=case != START_UP)
+    return {name: results[name] for name in order}
 
 
 def ratio_to_best(
@@ -185,13 +185,13 @@ def _probe_line(turns: Iterable[Row]) -> str:
 
 def _by_engine(result: Row, weights: str, case: str, key: str) -> dict[str, dict[int, float]]:
     """Return figure `key` by engine and round, preferably of the last undisturbed repetition."""
-    found: dict[str, dict[int, float]] = {}
+    results: dict[str, dict[int, float]] = {}
     turns = [t for t in result["turns"] if (t["weights"], t["case"]) == (weights, case)]
     for turn in sorted(turns, key=lambda turn: not turn["disturbed"]):
         if turn.get(key) is not None:
-            found.setdefault(turn["engine"], {})[turn["round"]] = turn[key]
+            results.setdefault(turn["engine"], {})[turn["round"]] = turn[key]
     return {
-        name: found[name] for name in dict.fromkeys(t["engine"] for t in turns) if name in found
+        name: results[name] for name in dict.fromkeys(t["engine"] for t in turns) if name in results
     }
 
 

@@ -156,9 +156,9 @@ def test_only_calls_that_affect_scheduling_decisions_are_recorded(record, path):
 
 def test_a_rejected_request_is_not_recorded(record, path):
     scheduler = record()
-    for wrong in (make_request(prompt=()), make_request(prompt=range(64))):
+    for invalid in (make_request(prompt=()), make_request(prompt=range(64))):
         with pytest.raises(RequestError):
-            scheduler.add_request(wrong)
+            scheduler.add_request(invalid)
     scheduler.add_request(make_request())
     with pytest.raises(RequestError, match="in use"):
         scheduler.add_request(make_request())

@@ -27,8 +27,8 @@ def test_all_below_rejects_negative_values_and_values_not_below_the_limit(num, l
     source = Random(num)
     fine = array("i", [source.choice([0, limit - 1, limit // 2]) for _ in range(num)])
     assert all_below(fine, limit)
-    for wrong in {-1, -(2**31), limit, 2**31 - 1} - {2**31}:
-        for index in {0, num // 2, num - 1} if num and not 0 <= wrong < limit else ():
+    for invalid in {-1, -(2**31), limit, 2**31 - 1} - {2**31}:
+        for index in {0, num // 2, num - 1} if num and not 0 <= invalid < limit else ():
             changed = fine[:]
-            changed[index] = wrong
-            assert not all_below(changed, limit), (wrong, index)
+            changed[index] = invalid
+            assert not all_below(changed, limit), (invalid, index)

@@ -352,9 +352,9 @@ def test_one_rejected_prompt_rejects_the_generate_call_and_leaves_no_state(llm):
 
 
 def test_a_rejected_prompt_can_be_returned_as_an_error_output(llm):
-    good, bad, also = llm.generate(["a", [], "b"], GREEDY, on_error="return")
+    valid, bad, also = llm.generate(["a", [], "b"], GREEDY, on_error="return")
     assert bad.outputs == [] and bad.finished and "empty" in bad.error
-    assert good.outputs[0].text == also.outputs[0].text == PIECE[:12] and good.error is None
+    assert valid.outputs[0].text == also.outputs[0].text == PIECE[:12] and valid.error is None
 
 
 @pytest.mark.parametrize("name", ["sampling_params", "priority"])

@@ -50,9 +50,9 @@ def test_logprobs_are_read_like_a_list_of_dictionaries():
     assert (shown[-1], shown[:2], shown[::-1]) == (PLAIN[-1], PLAIN[:2], PLAIN[::-1])
     assert list(reversed(shown)) == PLAIN[::-1] and PLAIN[2] in shown
     assert repr(shown) == repr(PLAIN)
-    for wrong in (3, -4):
+    for invalid in (3, -4):
         with pytest.raises(IndexError):
-            shown[wrong]
+            shown[invalid]
 
 
 def test_logprobs_compare_and_concatenate_like_a_list():

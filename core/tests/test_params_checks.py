@@ -55,9 +55,9 @@ def ask(**extra_args):
 def test_an_invalid_parameter_rejects_only_its_own_request(make):
     llm = make(FakeLogitsProcessor)
     params = [ask(), ask(**{ARGUMENT: "yes"}), ask(**{ARGUMENT: True})]
-    good, bad, asking = llm.generate(["a", "b", "c"], params, on_error="return")
+    valid, bad, asking = llm.generate(["a", "b", "c"], params, on_error="return")
     assert "must be True or False" in bad.error and not bad.outputs
-    assert good.error is None and asking.error is None
+    assert valid.error is None and asking.error is None
     with pytest.raises(RequestError) as caught:
         llm.generate("b", params[1])
     assert caught.value.parameter == f"extra_args.{ARGUMENT}"

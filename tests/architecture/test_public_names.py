@@ -30,12 +30,12 @@ def offers() -> dict[Path, list[str]]:
 
 
 def test_public_names_are_sorted_and_unique():
-    wrong = [
+    invalid = [
         relative(path)
         for path, names in offers().items()
         if names != sorted(set(names), key=sort_key)
     ]
-    assert not wrong, f"sort __all__ (`ruff check --fix --select RUF022` does it): {wrong}"
+    assert not invalid, f"sort __all__ (`ruff check --fix --select RUF022` does it): {invalid}"
 
 
 def test_public_names_can_be_imported():

@@ -40,8 +40,8 @@ def test_the_direction_of_a_difference_reproduces_or_contradicts_a_claim(tmp_pat
     results = run_experiment(spec, RunOptions(out=tmp_path, num_workers=2))
     claim = next(item for item in lab_findings.CLAIMS if item.experiment == "tenants")
     assert lab_findings.judge(claim, results)[2] == lab_findings.REPRODUCED
-    wrong = replace(claim, expected="higher")
-    assert lab_findings.judge(wrong, results)[2] == lab_findings.CONTRADICTED
+    invalid = replace(claim, expected="higher")
+    assert lab_findings.judge(invalid, results)[2] == lab_findings.CONTRADICTED
     same = replace(claim, policy="fcfs")
     assert lab_findings.judge(same, results)[2] == "equal"
     rows = [*lab_findings.claim_rows({"tenants": results})]

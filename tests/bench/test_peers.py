@@ -64,8 +64,8 @@ def test_a_token_of_a_model_with_experts_uses_a_share_of_the_weights():
     assert shape.step_bytes("bf16", 2) == 2 * (1500 + 3500)
     assert SHAPE.step_bytes("bf16", 2) == SHAPE.step_bytes("bf16") == 2 * 1500
     limits = MachineLimits(read_bytes_s=1e12, flops_s=1e3)
-    one = Case(name="one", prompt_lens=(1,), output_lens=(2,))
-    assert decode_seconds(one, shape, "bf16", limits) == 2 * (3000 + 500) / 1e3
+    item = Case(name="one", prompt_lens=(1,), output_lens=(2,))
+    assert decode_seconds(item, shape, "bf16", limits) == 2 * (3000 + 500) / 1e3
 
 
 def test_the_estimated_minimum_time_is_the_larger_of_memory_time_and_compute_time():

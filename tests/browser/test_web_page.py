@@ -63,10 +63,10 @@ class Server:
             text=True,
         )
         assert self.process.stderr is not None
-        found = next(
+        result = next(
             filter(None, map(re.compile(r"(http://\S+:\d+)/v1").search, self.process.stderr))
         )
-        self.url = found[1]
+        self.url = result[1]
 
     def stop(self) -> None:
         self.process.terminate()

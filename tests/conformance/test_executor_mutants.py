@@ -95,8 +95,8 @@ class ReturnsNoList(FakeExecutor):
     """Returns the result of collective_rpc itself instead of a list with it."""
 
     def collective_rpc(self, operation, **more):
-        got = super().collective_rpc(operation, **more)
-        return got[0] if isinstance(got, list) else got
+        actual = super().collective_rpc(operation, **more)
+        return actual[0] if isinstance(actual, list) else actual
 
 
 class AcceptsUnknownOperations(FakeExecutor):

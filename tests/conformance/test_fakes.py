@@ -52,8 +52,8 @@ def test_an_engine_runs_on_fakes(parts, ahead, tmp_path):
         for seed in range(len(PROMPTS))
     ]
     outputs = llm.generate(PROMPTS, params)
-    got = [list(output.outputs[0].token_ids) for output in outputs]
-    assert got == [generated_alone(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+    actual = [list(output.outputs[0].token_ids) for output in outputs]
+    assert actual == [generated_alone(prompt, seed) for seed, prompt in enumerate(PROMPTS)]
 
 
 def test_the_null_executor_returns_a_token_for_every_request_that_samples():

@@ -295,6 +295,6 @@ def test_sampled_tokens_have_the_distribution_of_the_torch_sampler(settings, coa
     logits = logits.round() if coarse else logits
     sampler = Sampler(num_rows=1, vocab_size=200, device=HOST)
     sampler.join(request_of(settings))
-    (got,) = sampler.distribution(logits[None].clone(), [0])
-    want = torch.tensor(probabilities(logits.tolist(), settings))
-    assert torch.allclose(got, want, atol=1e-6) and torch.equal(got > 0, want > 0)
+    (actual,) = sampler.distribution(logits[None].clone(), [0])
+    expected = torch.tensor(probabilities(logits.tolist(), settings))
+    assert torch.allclose(actual, expected, atol=1e-6) and torch.equal(actual > 0, expected > 0)

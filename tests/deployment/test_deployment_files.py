@@ -34,8 +34,8 @@ def kubernetes():
 
 @pytest.fixture
 def container(kubernetes):
-    (found,) = kubernetes["Deployment"]["spec"]["template"]["spec"]["containers"]
-    return found
+    (result,) = kubernetes["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return result
 
 
 def public_paths() -> set[str]:
@@ -66,12 +66,12 @@ CONFIGS = {
 def test_the_server_accepts_the_options_of_the_deployment_files(name, tmp_path, capsys):
     file, keys = tmp_path / "serve.yaml", tmp_path / "keys"
     keys.write_text("a-secret-key\n")
-    given = options(CONFIGS[name]()) | {"model": "demo", "api-key-file": str(keys)}
-    file.write_text(yaml.safe_dump(given))
+    provided = options(CONFIGS[name]()) | {"model": "demo", "api-key-file": str(keys)}
+    file.write_text(yaml.safe_dump(provided))
     assert main(["config", "show", "--config", str(file), "--command", "serve"]) == 0
     assert "drain-timeout-s" in capsys.readouterr().out.replace("_", "-")
 
-    file.write_text(yaml.safe_dump(given | {"drain-timeout": 1}))
+    file.write_text(yaml.safe_dump(provided | {"drain-timeout": 1}))
     assert main(["config", "show", "--config", str(file), "--command", "serve"]) != 0
 
 
@@ -105,13 +105,13 @@ def test_every_process_manager_waits_until_the_server_has_drained(kubernetes, co
 
 
 def test_the_mounted_files_are_those_that_the_options_name(kubernetes, container):
-    given = options(CONFIGS["kubernetes.yaml"]())
+    provided = options(CONFIGS["kubernetes.yaml"]())
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert container["args"][1] in mounts
-    assert str(Path(given["api-key-file"]).parent) in mounts
+    assert str(Path(provided["api-key-file"]).parent) in mounts
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]["dovetail"]
-    given = options(CONFIGS["serve.yaml"]())
-    assert [secret["target"] for secret in compose["secrets"]] == [given["api-key-file"]]
+    provided = options(CONFIGS["serve.yaml"]())
+    assert [secret["target"] for secret in compose["secrets"]] == [provided["api-key-file"]]
     assert any(volume.endswith(":/etc/dovetail/serve.yaml:ro") for volume in compose["volumes"])
 
 

@@ -29,14 +29,14 @@ def test_every_cell_of_the_notebook_runs(tmp_path, monkeypatch, capsys):
     names = {"__name__": "__main__"}
     shown = [run_cell(source.replace(SIZES, SMALL), names) for source in sources]
 
-    told = capsys.readouterr().out
-    assert "Time to first token, mean" in told, "lab run prints its metrics"
-    assert "18 runs, 0 failed" in told
-    charts = [one._repr_html_() for one in shown if hasattr(one, "figure")]
+    output = capsys.readouterr().out
+    assert "Time to first token, mean" in output, "lab run prints its metrics"
+    assert "18 runs, 0 failed" in output
+    charts = [item._repr_html_() for item in shown if hasattr(item, "figure")]
     assert len(charts) == 3 and all(chart.startswith("<svg") for chart in charts)
-    means = next(one for one in shown if getattr(one, "shape", ()) == (9, 3))
+    means = next(item for item in shown if getattr(item, "shape", ()) == (9, 3))
     assert set(means.columns) == {"fcfs", "hrrn", "ShortPrompts"} and (means > 0).any(axis=None)
-    assert "ShortPrompts" in told and "fcfs" in told
-    codes = [one for one in shown if type(one) is int]
+    assert "ShortPrompts" in output and "fcfs" in output
+    codes = [item for item in shown if type(item) is int]
     assert codes[-2:] == [0, 1], "explain; diff ends with 1, because it has found a difference"
     assert names["measured"].value.max() > 0

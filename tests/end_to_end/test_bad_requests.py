@@ -205,13 +205,13 @@ def test_forged_parameters_are_rejected_by_the_engine(engine, llm, expected, bad
     ],
 )
 def test_forged_requests_are_rejected_by_the_core(engine, expected, field, value, parameter):
-    good = EngineCoreRequest(
+    valid = EngineCoreRequest(
         request_id="bad", prompt_token_ids=(5, 6), sampling_params=greedy(), max_tokens=4
     )
     engine.add_request("victim", VICTIM, greedy())
     engine.step()
     with pytest.raises(RequestError) as rejection:
-        engine.client.core.add_request(dataclasses.replace(good, **{field: value}))
+        engine.client.core.add_request(dataclasses.replace(valid, **{field: value}))
     assert rejection.value.parameter == parameter
     outputs = []
     while engine.has_unfinished_requests():

@@ -76,9 +76,9 @@ def shard(folder):
 
 @pytest.mark.parametrize("field", PLACES)
 def test_the_error_for_an_unknown_plugin_suggests_a_similar_name(model_dir, options, field):
-    kind, wrong, right = PLACES[field]
-    message = reject(PluginNotFoundError, model_dir, options, **{field: wrong})
-    assert f"no {kind} plugin {wrong!r}" in message
+    kind, invalid, right = PLACES[field]
+    message = reject(PluginNotFoundError, model_dir, options, **{field: invalid})
+    assert f"no {kind} plugin {invalid!r}" in message
     assert f"Did you mean {right!r}?" in message and "Installed: " in message
 
 

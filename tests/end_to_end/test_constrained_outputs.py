@@ -66,8 +66,8 @@ def test_outputs_are_valid_and_unconstrained_requests_of_the_batch_do_not_change
 
 def test_the_same_tokens_are_generated_at_both_depths_and_in_an_engine_process(engine, one_engine):
     asking = [params(json=Person), params(regex="[a-c]{9}"), params(choice=["aa", "ab", "b"])]
-    want = [item.outputs[0].token_ids for item in one_engine.generate([PROMPT] * 3, asking)]
-    assert [item.outputs[0].token_ids for item in engine.generate([PROMPT] * 3, asking)] == want
+    expected = [item.outputs[0].token_ids for item in one_engine.generate([PROMPT] * 3, asking)]
+    assert [item.outputs[0].token_ids for item in engine.generate([PROMPT] * 3, asking)] == expected
 
 
 def test_n_completions_stop_strings_and_logprobs_work_with_a_grammar(one_engine):

@@ -94,8 +94,12 @@ def test_requests_in_a_json_lines_file_are_processed(model_dir, settings, tmp_pa
         content = opened_llm.process(tmp_path / "in.jsonl", greedy())
         with pytest.raises(RequestError, match="line 1: a row cannot have the field 'promt'"):
             opened_llm.process('{"promt": "a"}')
-    (want,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
-    assert content[0] == {"id": "plain", "text": want.outputs[0].text, "finish_reason": "length"}
+    (expected,) = llm.generate(PROMPT, SamplingParams(max_tokens=5, temperature=0, ignore_eos=True))
+    assert content[0] == {
+        "id": "plain",
+        "text": expected.outputs[0].text,
+        "finish_reason": "length",
+    }
     assert [row["id"] for row in content] == ["plain", 1, "long"]
     assert "max_model_len" in content[2]["error"]
 
@@ -128,7 +132,7 @@ def test_worker_extensions_and_hooks_are_called(model_dir, settings):
 
 
 def test_all_extensions_together_change_no_token(model_dir, settings, llm):
-    (want,) = llm.generate(PROMPT, greedy())
+    (expected,) = llm.generate(PROMPT, greedy())
     with LLM(
         model_dir,
         logits_processors=["no_repeat_ngram"],
@@ -140,4 +144,4 @@ def test_all_extensions_together_change_no_token(model_dir, settings, llm):
         **settings,
     ) as opened_llm:
         (actual,) = opened_llm.generate(PROMPT, greedy())
-    assert actual.outputs[0].token_ids == want.outputs[0].token_ids
+    assert actual.outputs[0].token_ids == expected.outputs[0].token_ids

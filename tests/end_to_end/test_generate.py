@@ -182,10 +182,10 @@ def test_prompt_logprobs_cover_every_position_except_the_first(llm):
     # Log-probabilities of a continuation are the same when it is part of the prompt.
     first = answer(llm, ids, logprobs=0)
     (again,) = llm.generate([[*ids, *first.token_ids]], greedy(prompt_logprobs=0))
-    for token, said, read in zip(
+    for token, message, read in zip(
         first.token_ids, first.logprobs, again.prompt_logprobs[len(ids) :], strict=True
     ):
-        assert said[token].logprob == pytest.approx(read[token].logprob, abs=1e-4)
+        assert message[token].logprob == pytest.approx(read[token].logprob, abs=1e-4)
 
 
 def test_a_cached_prefix_is_not_computed_again(llm):

@@ -51,12 +51,12 @@ def obeys(token_ids, text):
 
 
 def test_grammars_constrain_only_the_requests_that_use_them(llm, constrained):
-    want = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
+    expected = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
     changes = {"seed": 3, "temperature": 1.0}
     asking = [plain(i) if i % 3 else params("token_ids", GRAMMAR, **changes) for i in range(9)]
     outputs = constrained.generate(PROMPTS, asking)
     assert constrained.llm_engine.last_stats.num_preemptions > 0
-    for index, (output, before) in enumerate(zip(outputs, want, strict=True)):
+    for index, (output, before) in enumerate(zip(outputs, expected, strict=True)):
         actual = output.outputs[0]
         if index % 3:
             assert actual.token_ids == before
@@ -77,14 +77,14 @@ def test_the_tokens_of_a_constrained_request_do_not_depend_on_its_batch(constrai
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("where", FAIL_IN)
 def test_an_error_in_a_grammar_ends_only_the_request_of_this_grammar(llm, constrained, where):
-    want = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
+    expected = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))
     asking = [params("failing", where) if i == 4 else plain(i) for i in range(9)]
     outputs = constrained.generate(PROMPTS, asking)
     assert outputs[4].outputs[0].finish_reason == "error"
     assert "structured_outputs" in outputs[4].error
     for index in range(9):
         if index != 4:
-            assert outputs[index].outputs[0].token_ids == want[index]
+            assert outputs[index].outputs[0].token_ids == expected[index]
 
 
 def test_an_invalid_grammar_ends_the_request_with_an_error(constrained):

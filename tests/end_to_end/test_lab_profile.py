@@ -16,8 +16,8 @@ def test_a_measured_calibration_is_a_step_time_model_of_this_machine(tmp_path, m
     monkeypatch.chdir(tmp_path)
     command = ["lab", "profile", "--model", "demo", "--seconds", "0.1", "--out", "mine.json"]
     assert main([*command, *SMALL]) == 0
-    told = capsys.readouterr().out
-    assert "per prefill token" in told and "Wrote mine.json" in told
+    output = capsys.readouterr().out
+    assert "per prefill token" in output and "Wrote mine.json" in output
     file = json.loads((tmp_path / "mine.json").read_text())
     assert file["engine"]["num_threads"] == 1 and file["engine"]["max_num_seqs"] == 2
     assert file["quality"]["num_steps"] > 100 and abs(file["quality"]["bias"]) < 0.2

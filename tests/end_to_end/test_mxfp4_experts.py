@@ -107,9 +107,9 @@ def test_dequantized_values_equal_those_of_transformers_bit_for_bit() -> None:
         for name, tensor in tensors.items()
     }
     stored = MXFP4({}).open(ModuleTensors(prefix="x", entries=entries), tensors.__getitem__)
-    want = convert_moe_packed_tensors(blocks, scales)
-    assert stored.shape == want.shape == (3, 64, 10)
-    for expert, values in enumerate(want):
+    expected = convert_moe_packed_tensors(blocks, scales)
+    assert stored.shape == expected.shape == (3, 64, 10)
+    for expert, values in enumerate(expected):
         assert torch.equal(stored.values_of(expert).bfloat16(), values)
 
 

@@ -57,9 +57,9 @@ def agreement(got, want):
 def test_native_attention_gives_the_same_tokens_as_torch_attention_for_most_prompts(
     tokens_of, cache
 ):
-    want = tokens_of(attention_backend="torch")
-    got = tokens_of(attention_backend="cpu", kv_cache_dtype=cache)
-    assert agreement(got, want) >= 0.8
+    expected = tokens_of(attention_backend="torch")
+    actual = tokens_of(attention_backend="cpu", kv_cache_dtype=cache)
+    assert agreement(actual, expected) >= 0.8
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_native_attention_gives_the_same_tokens_as_torch_attention_for_most_prom
 )
 def test_tokens_do_not_depend_on_prompt_chunks_batch_or_block_size(tokens_of, options):
     """Linear layers of torch depend on the number of rows, so tokens may differ rarely."""
-    want = tokens_of(attention_backend="cpu")
-    assert tokens_of(attention_backend="cpu", **options) == want
+    expected = tokens_of(attention_backend="cpu")
+    assert tokens_of(attention_backend="cpu", **options) == expected
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +122,8 @@ def test_a_model_with_sinks_selects_native_attention(sink_dir, cache, monkeypatc
     assert "cannot be replayed" not in caplog.text
     chunked, chunked_logprobs = served(sink_dir, kv_cache_dtype=cache, max_num_batched_tokens=32)
     assert chunked == tokens and torch.equal(chunked_logprobs, logprobs)
-    want, want_logprobs = served(sink_dir, attention_backend="torch")
-    assert agreement(tokens, want) >= 0.8
+    expected, want_logprobs = served(sink_dir, attention_backend="torch")
+    assert agreement(tokens, expected) >= 0.8
     assert (logprobs - want_logprobs).abs().max() < 0.05
 
 

@@ -107,15 +107,15 @@ def test_a_failing_description_of_the_machine_is_a_failure_and_not_a_missing_dev
 
 
 def test_unused_time_of_earlier_sections_is_given_to_later_sections(tmp_path):
-    told = "def run(task, report):\n    report.fact('limit', task.deadline_s)\n"
+    output = "def run(task, report):\n    report.fact('limit', task.deadline_s)\n"
     settings = {"total_s": 60.0, "deadline_s": 10.0, "slack": 1.5}
-    _, run, _ = run_sections(tmp_path, {"one": told, "two": told}, **settings)
+    _, run, _ = run_sections(tmp_path, {"one": output, "two": output}, **settings)
     limits = [run["sections"][name]["facts"]["limit"] for name in ("one", "two")]
     assert limits == [15.0, 15.0]
     folder = tmp_path / "short"
     folder.mkdir()
     settings["total_s"] = 12.0
-    _, run, _ = run_sections(folder, {"one": told, "two": told}, **settings)
+    _, run, _ = run_sections(folder, {"one": output, "two": output}, **settings)
     limits = [run["sections"][name]["facts"]["limit"] for name in ("one", "two")]
     assert 0 < limits[0] < 6.0 and limits[0] < limits[1] < 12.0
 

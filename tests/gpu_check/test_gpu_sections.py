@@ -75,10 +75,10 @@ def test_a_report_is_written_after_every_entry(tmp_path):
 
 
 def test_several_runs_are_reported_with_their_overall_agreement_and_largest_error(tmp_path):
-    good = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
+    valid = {"positions": 100, "qualifying": 99, "qualifying_equal": 99, "max_error": 1e-6}
     bad = {"positions": 100, "qualifying": 90, "qualifying_equal": 88, "max_error": 1e-3}
     report = Report(file=tmp_path / "report.json")
-    report_agreement([Agreement(**good), Agreement(**bad)], report)
+    report_agreement([Agreement(**valid), Agreement(**bad)], report)
     result = {figure["name"]: figure["value"] for figure in report.figures}
     assert result == {
         "max_error": 1e-3,

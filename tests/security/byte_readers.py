@@ -345,8 +345,8 @@ def _worker_readers() -> dict[str, ByteReader]:
         "an error": (encode_call_result(CallResult(number=1, error=error)), _answer),
     }
     by_name = {
-        name: ByteReader(good=good, read=read, form=columns)
-        for name, (good, read) in frames.items()
+        name: ByteReader(good=valid, read=read, form=columns)
+        for name, (valid, read) in frames.items()
     }
     return by_name | {
         "a worker's boot": ByteReader(good=encode(boot), read=_worker_boot, form=messagepack),

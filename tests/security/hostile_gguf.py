@@ -303,13 +303,13 @@ def _damage_vocabulary(random: Random, parts: Parts) -> None:
     if random.random() < 0.3:
         parts.metadata["tokenizer.ggml.model"] = (STRING, random.choice(("llama", "bert", "gpt2")))
     changed = list(items)
-    wrong: tuple[Any, ...] = {
+    invalid: tuple[Any, ...] = {
         STRING: ("", "a", " ", "x x", "no where", b"\xc3", "y" * 100_000, "\x00", "<s>", "\u2581"),
         I32: (0, 2, 3, 4, 5, 6, 7, -1, 1 << 30),
         F32: (float("nan"), float("-inf"), 1e38),
     }[inner]
     for _ in range(random.choice((1, 1, 5, 50))):
-        changed[random.randrange(len(changed))] = random.choice(wrong)
+        changed[random.randrange(len(changed))] = random.choice(invalid)
     if random.random() < 0.1:
         changed *= random.choice((0, 2, 100))
     parts.metadata[key] = (kind, (inner, changed))

@@ -126,7 +126,7 @@ class Rows:
             if self.cache_dtype == torch.int8:
                 k, v = rounded(k), rounded(v)
                 v = k[..., : case.value_size] if case.value_size else v
-            want = reference_attention(
+            expected = reference_attention(
                 q,
                 k,
                 v,
@@ -135,7 +135,7 @@ class Rows:
                 soft_cap=case.soft_cap,
                 sinks_H=self.sinks,
             )
-            error = (out.double() - want).abs() / want.abs().clamp_min(1)
+            error = (out.double() - expected).abs() / expected.abs().clamp_min(1)
             worst = max(worst, float(error.nan_to_num(nan=float("inf")).max()))
         return worst
 
@@ -356,8 +356,8 @@ def test_a_cached_token_of_zeros_has_a_scale_of_zero():
 def test_a_recorded_attention_call_reads_the_inputs_of_the_next_step():
     """The struct, the metadata and the tensors keep their addresses. Only their contents change."""
     rows = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
-    want = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
-    want.step((1, 1)).step((1, 1))
+    expected = Rows((60, 60), num_heads=4, num_kv_heads=2).with_cache("bfloat16").step((50, 20))
+    expected.step((1, 1)).step((1, 1))
     qkv = torch.stack([rows.qkv[0][50], rows.qkv[1][20]])
     out = torch.zeros(2, 4, 64).bfloat16()
     metadata = rows.builder.build(rows.batch([(0, 50, 1), (1, 20, 1)]))
@@ -369,7 +369,7 @@ def test_a_recorded_attention_call_reads_the_inputs_of_the_next_step():
     qkv.copy_(torch.stack([rows.qkv[0][51], rows.qkv[1][21]]))
     rows.builder.build(rows.batch([(0, 51, 1), (1, 21, 1)]))
     native.library().dk_replay(ctypes.addressof(call), 1)
-    assert torch.equal(out, torch.stack([want.out[0][51], want.out[1][21]]))
+    assert torch.equal(out, torch.stack([expected.out[0][51], expected.out[1][21]]))
 
 
 @needs_library

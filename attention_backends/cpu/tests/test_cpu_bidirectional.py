@@ -108,7 +108,7 @@ def test_random_prompts_are_computed_correctly(level, seed):
     for q, k, v, out in attend(context, qkv_TND, lengths):
         if not len(q):
             continue
-        want = reference_attention(
+        expected = reference_attention(
             q,
             k,
             v,
@@ -116,7 +116,7 @@ def test_random_prompts_are_computed_correctly(level, seed):
             sliding_window=context.sliding_window,
             bidirectional=True,
         )
-        error = (out.double() - want).abs() / want.abs().clamp_min(1)
+        error = (out.double() - expected).abs() / expected.abs().clamp_min(1)
         assert float(error.nan_to_num(nan=torch.inf).max()) <= TOLERANCE
 
 
@@ -138,9 +138,9 @@ def test_values_outside_of_a_prompt_are_not_read():
     """The prompts before and after contain only NaN."""
     lengths = [5, 21, 5]
     qkv_TND = torch.randn(sum(lengths), 12, 64).bfloat16()
-    want = attend(LAYER, qkv_TND, lengths)[1][-1]
+    expected = attend(LAYER, qkv_TND, lengths)[1][-1]
     qkv_TND[:5] = qkv_TND[26:] = torch.nan
-    assert torch.equal(attend(LAYER, qkv_TND, lengths)[1][-1], want)
+    assert torch.equal(attend(LAYER, qkv_TND, lengths)[1][-1], expected)
 
 
 def test_a_part_of_a_prompt_is_rejected():

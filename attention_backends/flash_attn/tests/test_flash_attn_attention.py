@@ -106,9 +106,9 @@ def test_layers_whose_heads_do_not_divide_evenly_raise_an_error():
 
 def test_unknown_options_are_rejected():
     assert FlashAttentionOptions().provider == "auto"
-    for wrong in ({"provider": "fa4"}, {"graph_splits": 0}, {"splits": 3}):
+    for invalid in ({"provider": "fa4"}, {"graph_splits": 0}, {"splits": 3}):
         with pytest.raises(ValidationError):
-            FlashAttentionOptions(**wrong)
+            FlashAttentionOptions(**invalid)
 
 
 def test_the_provider_option_accepts_every_provider_name():

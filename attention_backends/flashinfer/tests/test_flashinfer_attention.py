@@ -132,8 +132,8 @@ def gpu(monkeypatch, version_of):
     ],
 )
 def test_attention_requirements_that_are_not_declared_are_rejected(changes, reason):
-    found = FlashInferAttentionBackend.capabilities.refusals(requirements(**changes))
-    assert found == [reason]
+    result = FlashInferAttentionBackend.capabilities.refusals(requirements(**changes))
+    assert result == [reason]
 
 
 @pytest.mark.parametrize(("head_size", "stored"), [(32, 64), (80, 128), (96, 128), (160, 256)])
@@ -144,11 +144,11 @@ def test_heads_of_unsupported_sizes_are_padded(head_size, stored):
 @pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
 def test_caches_with_per_token_scales_are_rejected(gpu, dtype):
     gpu(100)
-    wanted = requirements(kv_cache_dtype=dtype)
-    (reason,) = FlashInferAttentionBackend.refusals(wanted)
+    expected = requirements(kv_cache_dtype=dtype)
+    (reason,) = FlashInferAttentionBackend.refusals(expected)
     assert f"KV caches of {dtype} have a scale for each token and head" in reason
     assert "attention_backend='triton'" in reason
-    assert FlashInferAttentionBackend.capabilities.refusals(wanted)
+    assert FlashInferAttentionBackend.capabilities.refusals(expected)
 
 
 @pytest.mark.parametrize(
@@ -281,9 +281,9 @@ def test_layers_whose_heads_do_not_divide_evenly_raise_an_error():
 
 def test_unknown_options_are_rejected():
     assert FlashInferAttentionOptions().workspace_mib == 128
-    for wrong in ({"kernels": "cudnn"}, {"workspace_mib": 1}, {"workspace": 3}):
+    for invalid in ({"kernels": "cudnn"}, {"workspace_mib": 1}, {"workspace": 3}):
         with pytest.raises(ValidationError):
-            FlashInferAttentionOptions(**wrong)
+            FlashInferAttentionOptions(**invalid)
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ def test_the_block_lists_contain_exactly_the_visible_blocks(seed, window):
         ]
         assert ends[-1] == len(lists.pages_N) and lists.pages_N.dtype == torch.int32
         for i, run in enumerate(own):
-            want = seen_blocks(run, part.rows.start + i, batch.block_table_RM, window)
-            assert lists.pages_N[ends[i] : ends[i + 1]].tolist() == want
-            length = (len(want) - 1) * B + int(lists.last_page_len_R[i])
+            expected = seen_blocks(run, part.rows.start + i, batch.block_table_RM, window)
+            assert lists.pages_N[ends[i] : ends[i + 1]].tolist() == expected
+            length = (len(expected) - 1) * B + int(lists.last_page_len_R[i])
             assert length == part.key_lens[i]
             assert length % B == sum(run) % B and (window or length == sum(run))
 
@@ -75,9 +75,9 @@ def test_the_block_tables_start_with_the_visible_blocks(seed, window):
     assert tables.key_start_R1.dtype == tables.key_lens_R.dtype == torch.int32
     assert tables.key_start_R1.tolist() == [0, *tables.key_lens_R.cumsum(0).tolist()]
     for row, run in enumerate(runs):
-        want = seen_blocks(run, row, batch.block_table_RM, window)
-        assert tables.table_RM[row, : len(want)].tolist() == want
-        assert -(-int(tables.key_lens_R[row]) // B) == len(want)
+        expected = seen_blocks(run, row, batch.block_table_RM, window)
+        assert tables.table_RM[row, : len(expected)].tolist() == expected
+        assert -(-int(tables.key_lens_R[row]) // B) == len(expected)
         assert int(tables.key_lens_R[row]) % B == sum(run) % B
 
 
@@ -105,9 +105,9 @@ def test_a_strided_block_table_is_supported():
     ],
 )
 def test_the_decodes_at_the_start_of_a_batch_form_a_separate_part(query_lens, parts):
-    found = StepLayout(make_batch([(7, n) for n in query_lens]), B, 0).parts()
-    assert [(x.is_decode, x.rows.start, x.rows.stop) for x in found] == parts
-    for part in found:
+    result = StepLayout(make_batch([(7, n) for n in query_lens]), B, 0).parts()
+    assert [(x.is_decode, x.rows.start, x.rows.stop) for x in result] == parts
+    for part in result:
         assert part.tokens.start == sum(query_lens[: part.rows.start])
         assert part.tokens.stop == sum(query_lens[: part.rows.stop])
 
@@ -116,18 +116,18 @@ def test_unused_slots_are_those_after_the_last_token():
     batch = make_batch([(B, 1), (3, 4), (0, B), (2 * B - 2, 1)])
     blocks_S, offsets_S = StepLayout(batch, B, 0).unused_slots()
     table = batch.block_table_RM.tolist()
-    want = [(table[0][1], at) for at in range(1, B)]
-    want += [(table[1][0], at) for at in range(7, B)]
-    want += [(table[3][1], B - 1)]
-    assert list(zip(blocks_S.tolist(), offsets_S.tolist(), strict=True)) == want
+    expected = [(table[0][1], at) for at in range(1, B)]
+    expected += [(table[1][0], at) for at in range(7, B)]
+    expected += [(table[3][1], B - 1)]
+    assert list(zip(blocks_S.tolist(), offsets_S.tolist(), strict=True)) == expected
     assert StepLayout(make_batch([(0, B), (B, B)]), B, 0).unused_slots() is None
 
 
 def test_requests_without_scheduled_tokens_are_removed():
     batch = make_batch([(3, 0), (5, 2), (9, 0), (B, 1), (2, 0)])
-    found = without_empty_runs(batch)
-    assert found.query_start_R1.tolist() == [0, 2, 3]
-    assert found.seq_lens_R.tolist() == list(found.seq_lens) == [7, B + 1]
-    assert list(found.query_lens) == [2, 1]
-    assert torch.equal(found.block_table_RM, batch.block_table_RM[[1, 3]])
-    assert without_empty_runs(found) is found
+    result = without_empty_runs(batch)
+    assert result.query_start_R1.tolist() == [0, 2, 3]
+    assert result.seq_lens_R.tolist() == list(result.seq_lens) == [7, B + 1]
+    assert list(result.query_lens) == [2, 1]
+    assert torch.equal(result.block_table_RM, batch.block_table_RM[[1, 3]])
+    assert without_empty_runs(result) is result

@@ -237,8 +237,8 @@ def test_unknown_options_are_rejected():
 def test_splits_distribute_the_work_evenly(lengths, max_splits, plan):
     from dovetail_attn_triton.metadata import plan_splits
 
-    got = plan_splits(lengths, num_heads=8, tile=64, num_programs=792, max_splits=max_splits)
-    assert got == plan
+    actual = plan_splits(lengths, num_heads=8, tile=64, num_programs=792, max_splits=max_splits)
+    assert actual == plan
 
 
 @pytest.mark.parametrize("memory", SharedMemory)

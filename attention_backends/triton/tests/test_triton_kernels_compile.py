@@ -25,5 +25,5 @@ def test_kernel_compile_cases_have_unique_names():
     [pytest.param(case, to, id=f"{case.name}, {to}") for case in CASES for to in case.targets],
 )
 def test_every_kernel_compiles_within_the_register_and_shared_memory_limits(case, target):
-    made = check_kernel(case, target)
-    assert 0 < made.registers <= (512 if target.startswith("gfx") else 255)
+    created = check_kernel(case, target)
+    assert 0 < created.registers <= (512 if target.startswith("gfx") else 255)

@@ -46,9 +46,9 @@ def _measure(
     """Return the rates of an engine, or {} after reporting its failure."""
     folder = Path(mkdtemp(dir=task.folder))
     options = task.parts.options if engine == "dovetail" else {}
-    told = {"engine": engine, "model": str(model), "options": options, "seed": task.seed, **sizes}
+    output = {"engine": engine, "model": str(model), "options": options, "seed": task.seed, **sizes}
     ended = run_until(
-        [sys.executable, "-m", "gpu.sections.vllm", json.dumps(told)],
+        [sys.executable, "-m", "gpu.sections.vllm", json.dumps(output)],
         environment=python_path(),
         folder=folder,
         deadline_s=max((task.deadline_s - _REST_S) / len(_ENGINES), 1.0),
@@ -64,20 +64,20 @@ def _measure(
 
 def main() -> None:
     """Measure one engine in this process, and write its rates to rates.json."""
-    told: dict[str, Any] = json.loads(sys.argv[1])
+    output: dict[str, Any] = json.loads(sys.argv[1])
     from gpu.engine_runs import random_prompts
 
-    length = told["num_in"] + told["num_out"]
+    length = output["num_in"] + output["num_out"]
     common = {
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "enable_prefix_caching": False,
         "max_model_len": length,
-        "max_num_seqs": told["num_many"],
+        "max_num_seqs": output["num_many"],
         "max_num_batched_tokens": 8192,
-        **told["options"],
+        **output["options"],
     }
-    if told["engine"] == "vllm":
+    if output["engine"] == "vllm":
         from vllm import LLM, SamplingParams
 
         def wrap(prompts: list[list[int]]) -> list[Any]:
@@ -88,17 +88,17 @@ def main() -> None:
         from dovetail import LLM, SamplingParams
 
         wrap = list
-        common |= {"num_gpu_blocks_override": told["num_many"] * length // 16 + 64}
-    llm = LLM(model=told["model"], **common)
-    params = SamplingParams(temperature=0.0, max_tokens=told["num_out"], ignore_eos=True)
+        common |= {"num_gpu_blocks_override": output["num_many"] * length // 16 + 64}
+    llm = LLM(model=output["model"], **common)
+    params = SamplingParams(temperature=0.0, max_tokens=output["num_out"], ignore_eos=True)
     rates = {}
-    for name, number in (("one", 1), ("many", told["num_many"])):
-        lengths = [told["num_in"]] * number
+    for name, number in (("one", 1), ("many", output["num_many"])):
+        lengths = [output["num_in"]] * number
         for repeat in range(2):  # the first run warms up
-            prompts = random_prompts(lengths, vocab_size=1000, seed=told["seed"] + repeat)
+            prompts = random_prompts(lengths, vocab_size=1000, seed=output["seed"] + repeat)
             start = time.perf_counter()
             llm.generate(wrap(prompts), params, use_tqdm=False)
-            rates[name] = number * told["num_out"] / (time.perf_counter() - start)
+            rates[name] = number * output["num_out"] / (time.perf_counter() - start)
     Path("rates.json").write_text(json.dumps(rates), "utf-8")
 
 

@@ -221,8 +221,8 @@ def _parse_constant(text: str) -> float:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) != len(pairs):
-        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"the key {twice[:80]!r} occurs twice in one object")
+        duplicates = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {duplicates[:80]!r} occurs twice in one object")
     return mapping
 
 

@@ -29,8 +29,8 @@ async def wait_in_every_way(llm, *calls):
     late = llm.generate("late", LONG)
     await anext(late)
     waits = [collect(llm.generate("a", LONG, output_kind=kind)) for kind in RequestOutputKind]
-    got = await asyncio.gather(*waits, *calls, return_exceptions=True)
-    return [*got, *await asyncio.gather(collect(late), return_exceptions=True)]
+    actual = await asyncio.gather(*waits, *calls, return_exceptions=True)
+    return [*actual, *await asyncio.gather(collect(late), return_exceptions=True)]
 
 
 async def end(llm, kill, *calls):
@@ -76,14 +76,14 @@ def test_all_callers_are_notified_when_the_engine_is_killed(bench, nothing_left,
     starting = bench.start(worker_config={"step_s": 0.01})
     pid = starting.client.process_id
     call = starting.collective_rpc("doze", 30)
-    got, took_s = bench.run(end(starting, lambda: os.kill(pid, signal.SIGKILL), call))
-    check_end(bench, starting, got, took_s, "SIGKILL")
+    actual, took_s = bench.run(end(starting, lambda: os.kill(pid, signal.SIGKILL), call))
+    check_end(bench, starting, actual, took_s, "SIGKILL")
 
 
 def test_all_callers_are_notified_when_the_engine_shuts_down(bench, nothing_left):
     starting = bench.start(worker_config={"step_s": 0.01})
-    got, took_s = bench.run(end(starting, starting.shutdown))
-    check_end(bench, starting, got, took_s, "was shut down")
+    actual, took_s = bench.run(end(starting, starting.shutdown))
+    check_end(bench, starting, actual, took_s, "was shut down")
 
 
 def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing_left):

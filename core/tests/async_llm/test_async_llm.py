@@ -141,10 +141,10 @@ def test_a_request_that_the_engine_rejects_ends_with_the_reason(bench):
         pending = [starting.generate("say", SamplingParams(max_tokens=n, seed=1)) for n in (12, 13)]
         return await asyncio.gather(*map(last, pending))
 
-    good, bad = bench.run(ask())
+    valid, bad = bench.run(ask())
     assert bad.finished and "not thirteen" in bad.error
     assert bad.outputs[0].finish_reason == "error"
-    assert good.error is None and starting.num_unfinished == 0
+    assert valid.error is None and starting.num_unfinished == 0
     starting.shutdown()
 
 

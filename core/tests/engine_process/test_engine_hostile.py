@@ -114,11 +114,11 @@ def test_malformed_messages_do_not_affect_requests(client_of, traffic, tmp_path,
             return os.mkdir, (str(tmp_path / "fired"),)
 
     rng = Random(traffic.SEED)
-    good = valid_messages(traffic)
+    valid = valid_messages(traffic)
     offered = with_pickles(traffic, pickle.dumps(Bomb()))
     while len(offered) < NUM_MESSAGES // 2:
         is_random = rng.random() < 0.3
-        offered.append(rng.randbytes(50) if is_random else mutated(rng, rng.choice(good)))
+        offered.append(rng.randbytes(50) if is_random else mutated(rng, rng.choice(valid)))
     offered = [item for item in offered if item != pack(Stop())]
     client = client_of("sync", async_scheduling=ahead)
     standard = traffic.request("standard", range(30), 20)

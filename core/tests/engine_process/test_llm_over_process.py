@@ -115,16 +115,16 @@ def test_both_kinds_of_engines_give_the_same_outputs_and_statistics(make, depth)
 
 def test_both_kinds_of_engines_reject_the_same_requests(make):
     llm = make()
-    wrong = greedy(extra_args={ARGUMENT: "yes"})
+    invalid = greedy(extra_args={ARGUMENT: "yes"})
     missing = greedy(min_tokens=2)
     prompts = ["a", "b", [], "d", "x" * 64, "f"]
-    params = [greedy(), wrong, greedy(), greedy(), greedy(), missing]
+    params = [greedy(), invalid, greedy(), greedy(), greedy(), missing]
     outputs = llm.generate(prompts, params, on_error="return")
     assert [out.error is None for out in outputs] == [True, False, False, True, False, False]
     assert "min_tokens=2 needs a worker with the capability 'min_tokens'" in outputs[-1].error
     errors = [(name, str(error)) for kind, (name, error) in recorded_errors()]
     with pytest.raises(RequestError, match="prompt 1: ") as caught:
-        llm.generate(["a", "b"], [greedy(), wrong])
+        llm.generate(["a", "b"], [greedy(), invalid])
     assert caught.value.parameter == f"extra_args.{ARGUMENT}"
     assert not llm.llm_engine.has_unfinished_requests()
     alone = llm.generate("a", greedy())[0]

@@ -113,22 +113,22 @@ def test_execute_model_can_be_awaited_before_sampling(make):
 
 def test_threads_can_call_the_executor_concurrently(make):
     executor = make(2)
-    wrong = []
+    invalid = []
 
     def ask(thread):
         for number in range(50):
-            got = executor.collective_rpc(
+            actual = executor.collective_rpc(
                 "echo", args=(thread, number), unique_reply_rank=number % 2
             )
-            if got != [[thread, number], {}]:
-                wrong.append(got)
+            if actual != [[thread, number], {}]:
+                invalid.append(actual)
 
     threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert not wrong and not any(thread.is_alive() for thread in threads)
+    assert not invalid and not any(thread.is_alive() for thread in threads)
 
 
 def test_the_worker_receives_its_options_and_its_extension(make, parts):

@@ -161,11 +161,11 @@ def test_inconsistent_outputs_are_rejected(change):
 
 def test_ten_thousand_malformed_messages_are_rejected_and_counted():
     rng, reader = Random(SEED), engine_reader()
-    good = [pack(item) for item in TO_ENGINE]
-    bad = [spoiled(rng, rng.choice(good)) for _ in range(10_000)]
+    valid = [pack(item) for item in TO_ENGINE]
+    bad = [spoiled(rng, rng.choice(valid)) for _ in range(10_000)]
     num_rejected = read_all(reader, bad)
     assert reader.num_rejected == num_rejected > 5000
-    assert read_all(reader, good) == 0
+    assert read_all(reader, valid) == 0
 
 
 @pytest.mark.parametrize(

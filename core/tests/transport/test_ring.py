@@ -143,10 +143,10 @@ def test_a_ring_is_unusable_after_an_incomplete_send_of_a_long_frame(ring):
 
 def test_sleeping_readers_and_writers_are_woken(ring):
     writer, (reader,) = ring(num_slots=2)
-    got = []
+    actual = []
 
     def read():
-        got.extend(reader.receive(timeout_s=5) for _ in range(400))
+        actual.extend(reader.receive(timeout_s=5) for _ in range(400))
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -155,7 +155,7 @@ def test_sleeping_readers_and_writers_are_woken(ring):
             time.sleep(0.002)
         writer.send(bytes([number % 251]), timeout_s=5)
     thread.join(10)
-    assert got == [bytes([number % 251]) for number in range(400)]
+    assert actual == [bytes([number % 251]) for number in range(400)]
 
 
 def test_a_receive_times_out_at_its_deadline(ring):

@@ -85,26 +85,26 @@ def test_plain_data_round_trips_and_tuples_become_lists():
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)
 def test_arrays_of_every_type_round_trip(dtype):
     sent = NDArray(dtype, (2, 3), bytes(range(6)) * ELEMENT_BYTES[dtype])
-    got = unpack_value(pack_value({"x": sent}))["x"]
-    assert got == sent and got.memory().nbytes == 6 * ELEMENT_BYTES[dtype]
+    actual = unpack_value(pack_value({"x": sent}))["x"]
+    assert actual == sent and actual.memory().nbytes == 6 * ELEMENT_BYTES[dtype]
 
 
 def test_an_object_with_a_buffer_is_sent_as_an_array():
-    got = unpack_value(pack_value([array("d", [1.5, 2]), memoryview(b"ab"), array("l", [7])]))
-    assert [(item.dtype, item.shape) for item in got] == [
+    actual = unpack_value(pack_value([array("d", [1.5, 2]), memoryview(b"ab"), array("l", [7])]))
+    assert [(item.dtype, item.shape) for item in actual] == [
         ("float64", (2,)),
         ("uint8", (2,)),
         ("int64", (1,)),
     ]
-    assert got[0].memory().tolist() == [1.5, 2.0]
+    assert actual[0].memory().tolist() == [1.5, 2.0]
 
 
 def test_numpy_arrays_of_any_memory_order_round_trip():
     numpy = pytest.importorskip("numpy")
     matrix = numpy.arange(6, dtype=numpy.float32).reshape(2, 3)
     for sent in (matrix, matrix.T, matrix[:, ::2], numpy.float32(3), matrix[:0]):
-        got = unpack_value(pack_value(sent))
-        assert numpy.array_equal(numpy.asarray(got.memory()).reshape(got.shape), sent)
+        actual = unpack_value(pack_value(sent))
+        assert numpy.array_equal(numpy.asarray(actual.memory()).reshape(actual.shape), sent)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_values_that_cannot_be_serialized_are_rejected_before_sending(value):
 
 
 def test_only_known_records_with_valid_fields_are_constructed():
-    good = pack_value(ModelInfo(vocab_size=7))
+    valid = pack_value(ModelInfo(vocab_size=7))
     for before, after in (
         (b"ModelInfo", b"ModelInfa"),
         (b"ModelInfo", b"NDArray__"),
@@ -146,9 +146,9 @@ def test_only_known_records_with_valid_fields_are_constructed():
         (b"\x07", b"\xc3"),
         (b"\x91\xa8generate", b"\xa9Xgenerate"),
     ):
-        assert before in good
+        assert before in valid
         with pytest.raises(MessageError):
-            unpack_value(good.replace(before, after))
+            unpack_value(valid.replace(before, after))
 
 
 def test_worker_messages_round_trip():

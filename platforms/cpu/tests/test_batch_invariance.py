@@ -104,9 +104,9 @@ def hold(checkpoint, num_requests, num_tokens, batches=BATCHES, **options):
             num_threads=threads,
             **options,
         )
-        got = bits(llm, prompts, params)
-        expected = expected or got
-        differing = [i for i, (a, b) in enumerate(zip(got, expected, strict=True)) if a != b]
+        actual = bits(llm, prompts, params)
+        expected = expected or actual
+        differing = [i for i, (a, b) in enumerate(zip(actual, expected, strict=True)) if a != b]
         assert not differing, f"in batches of {size} on {threads} threads: requests {differing}"
 
 

@@ -192,8 +192,8 @@ def test_tensors_are_summed_in_rank_order(tmp_path, size, dtype):
     all_ranks = join_all(tmp_path, size)
     with ThreadPoolExecutor(size) as pool:
         for results in pool.map(work, all_ranks):
-            for got, sought in zip(results, expected, strict=True):
-                assert torch.equal(got, sought) and got.dtype == dtype
+            for actual, sought in zip(results, expected, strict=True):
+                assert torch.equal(actual, sought) and actual.dtype == dtype
     assert all(ranks.batch_invariant for ranks in all_ranks)
 
 

@@ -100,9 +100,9 @@ def test_small_models_and_random_weights_are_not_cached(checkpoint, tmp_path):
 
 def test_invalid_worker_options_are_rejected(checkpoint):
     assert CPUWorkerOptions().packed_cache_gib == 20
-    for wrong in ({"packed_cache_gib": 0}, {"packed_cach": "off"}, {"packed_cache": ""}):
+    for invalid in ({"packed_cache_gib": 0}, {"packed_cach": "off"}, {"packed_cache": ""}):
         with pytest.raises(ConfigError, match="packed_cach"):
-            start(checkpoint, plugin_options={"worker:cpu": wrong})
+            start(checkpoint, plugin_options={"worker:cpu": invalid})
 
 
 @native

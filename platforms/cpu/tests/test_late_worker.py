@@ -80,14 +80,14 @@ def test_an_engine_gives_the_same_outputs_as_with_the_cpu_worker(checkpoint, dty
     expected = generate(checkpoint, CPUWorker, dtype=dtype, num_gpu_blocks_override=12)
     for ahead in (False, True):
         LateCPUWorker.devices.clear()
-        got = generate(
+        actual = generate(
             checkpoint,
             LateCPUWorker,
             dtype=dtype,
             num_gpu_blocks_override=12,
             async_scheduling=ahead,
         )
-        assert got == expected
+        assert actual == expected
         assert LateCPUWorker.devices[0].num_waits > 20
 
 

@@ -370,8 +370,8 @@ def test_int8_sums_of_160000_inputs_do_not_overflow():
     layer.weight.fill_(1.0)
     method.pack(layer)
     x_TI = torch.ones(1, 160_000).bfloat16()
-    got = float(method.apply(layer, x_TI))
-    assert abs(got / 160_000 - 1) < 0.012
+    actual = float(method.apply(layer, x_TI))
+    assert abs(actual / 160_000 - 1) < 0.012
 
 
 def heavy_tailed(*size, generator):

@@ -99,13 +99,13 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_the_log_says_why(
     architecture, reason, write_bf16, caplog
 ):
     path = write_bf16(architecture)
-    got, counts = answers(path)
+    actual, counts = answers(path)
     assert counts.replayed == 0
     announced = [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING]
     assert len(announced) == 1
     assert reason in announced[0]
     assert architecture in announced[0]
-    assert got == answers(path, enforce_eager=True)[0]
+    assert actual == answers(path, enforce_eager=True)[0]
 
 
 def test_arena_memory_is_reused_when_its_tensors_are_freed():

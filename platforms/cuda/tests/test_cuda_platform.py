@@ -121,8 +121,8 @@ def test_capabilities_are_those_of_the_card_with_the_lowest_compute_capability()
     assert {"dtype.bfloat16", "dtype.fp8_e4m3", "pin_memory", "collectives"} <= newest
     assert "graphs" not in newest
     a100 = replace(H200, capability=(8, 0))
-    found = platform_on(with_cards(H200, a100))().capabilities()
-    assert "dtype.bfloat16" in found and "dtype.fp8_e4m3" not in found
+    result = platform_on(with_cards(H200, a100))().capabilities()
+    assert "dtype.bfloat16" in result and "dtype.fp8_e4m3" not in result
     assert "dtype.bfloat16" not in platform_on(with_cards(a100, T4))().capabilities()
 
 

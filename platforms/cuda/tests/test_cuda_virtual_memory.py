@@ -174,12 +174,12 @@ def test_small_tensors_share_regions_and_large_tensors_do_not(memory, library):
     sleepable = SleepableMemory(memory, "a test", lambda: None)
     small = [sleepable.allocate(100) for _ in range(9)]
     assert library.stand_in_num_reservations() == 1
-    assert {one.data_ptr() % 512 for one in small} == {0}
+    assert {item.data_ptr() % 512 for item in small} == {0}
     large = sleepable.allocate(9 * PAGE + 1)
     assert library.stand_in_num_reservations() == 2 and large.numel() == 9 * PAGE + 1
-    for number, one in enumerate([*small, large]):
-        one.fill_(number)
-    assert [int(one[0]) for one in small] == list(range(9))
+    for number, item in enumerate([*small, large]):
+        item.fill_(number)
+    assert [int(item[0]) for item in small] == list(range(9))
     assert sleepable.num_bytes == library.stand_in_used() == 26 * PAGE
 
 
@@ -256,8 +256,8 @@ def tokens(llm):
 
 
 def counts(llm):
-    found = llm.llm_engine.client.core.executor._worker._runner.graph_counts
-    return found.captured, found.replayed
+    result = llm.llm_engine.client.core.executor._worker._runner.graph_counts
+    return result.captured, result.replayed
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -122,8 +122,8 @@ def test_each_attention_chunk_of_a_prompt_gives_the_result_of_that_chunk_alone(s
     chunks = [slice(first, first + CHUNK_SIZE) for first in range(0, 37, CHUNK_SIZE)]
     alone = [reference_attention(q[own], k[own], v[own], scale=0.25) for own in chunks]
     full = reference_attention(q, k, v, scale=0.25)
-    for got, expected in zip(results, (torch.cat(alone), full), strict=True):
-        torch.testing.assert_close(torch.cat(got).double(), expected, rtol=0, atol=1e-5)
+    for actual, expected in zip(results, (torch.cat(alone), full), strict=True):
+        torch.testing.assert_close(torch.cat(actual).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_layers_whose_chunk_is_no_shorter_than_the_longest_sequence_are_not_divided():
@@ -147,8 +147,8 @@ def test_reordering_requests_for_a_backend_does_not_change_the_results():
         state = make_state(backend)
         state.table.metadata = [builder.build(batch) for builder, _ in state.builders]
         results.append([state.table.attend(layer, q, k, v) for layer in (0, 1)])
-    for got, expected in zip(*results, strict=True):
-        assert torch.equal(got, expected)
+    for actual, expected in zip(*results, strict=True):
+        assert torch.equal(actual, expected)
 
 
 @pytest.mark.parametrize("size", [0, -8])

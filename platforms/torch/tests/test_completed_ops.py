@@ -49,9 +49,9 @@ def test_the_torch_ops_have_every_operation_except_draw_tokens():
 def test_a_provider_with_one_operation_meets_the_contract():
     check_contract("ops", NegativeSilu)
     check_contract("ops", Structural)
-    wrong = {"silu_and_mul": lambda self: None}
+    invalid = {"silu_and_mul": lambda self: None}
     with pytest.raises(ContractError, match="silu_and_mul"):
-        check_contract("ops", type("Wrong", (Structural,), wrong))
+        check_contract("ops", type("Wrong", (Structural,), invalid))
 
 
 def test_providers_remain_valid_if_the_contract_gets_a_new_operation(monkeypatch):

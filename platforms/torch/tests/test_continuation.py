@@ -14,11 +14,11 @@ counting = pytest.mark.parametrize("runner", [CountingBackend], indirect=True)
 @counting
 def test_step_columns_are_incremented_until_the_end_of_a_block(steps, model):
     expected = model.answer(PROMPT, 9)
-    got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 4, True))[1]]
+    actual = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 4, True))[1]]
     for position, num_gathered in zip(range(4, 12), (2, 2, 2, 2, 3, 3, 3, 3), strict=True):
-        got.append(steps.run((1, position, 1, True))[1])
+        actual.append(steps.run((1, position, 1, True))[1])
         assert len(Builder.seen) == num_gathered
-    assert got == expected
+    assert actual == expected
 
 
 @counting
@@ -30,11 +30,11 @@ def test_sampled_tokens_are_written_before_the_next_step_is_gathered(steps, mode
     assert len(Builder.seen) == 2
     steps.builder.leave(2)
     steps.join(1, [8], [9])
-    got = steps.run((0, 7, 1, True), (1, 0, 1, True))
-    assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 1)[0]}
+    actual = steps.run((0, 7, 1, True), (1, 0, 1, True))
+    assert actual == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 1)[0]}
     # The row has all tokens, so it generates the same tokens after a preemption.
-    got = steps.run((0, 0, 8, True), (1, 1, 1, True))
-    assert got == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 2)[1]}
+    actual = steps.run((0, 0, 8, True), (1, 1, 1, True))
+    assert actual == {0: model.answer(PROMPT, 5)[4], 1: model.answer([8], 2)[1]}
 
 
 @counting
@@ -57,11 +57,11 @@ def test_step_inputs_are_gathered_again_after_a_change_other_than_one_token_per_
         "fewer": ((0, 2, 1, True),),
         "block": ((0, 2, 1, True), (1, 2, 1, True)),
     }[change]
-    got = steps.run(*runs)
+    actual = steps.run(*runs)
     assert len(Builder.seen) == 2
-    assert got[0] == model.answer([3], 3)[2]
-    if 1 in got:
-        assert got[1] == model.answer([3], 2 if change == "start" else 3)[-1]
+    assert actual[0] == model.answer([3], 3)[2]
+    if 1 in actual:
+        assert actual[1] == model.answer([3], 2 if change == "start" else 3)[-1]
 
 
 def test_sampled_tokens_do_not_depend_on_whether_a_step_continues(steps):

@@ -23,9 +23,9 @@ def test_random_plans_give_the_same_results_as_on_the_host(runner_of, seed, dept
     assert sum(count for _, _, count in program.steps) > 30
     expected = play(runner_of(Model(), Backend, num_blocks=NUM_BLOCKS), program)
     parts = late_parts()
-    got = play(runner_of(Model(), Backend, parts, NUM_BLOCKS), program, depth)
-    assert got == expected
-    assert any(item.logprobs for item in got) and any(item.prompt_logprobs for item in got)
+    actual = play(runner_of(Model(), Backend, parts, NUM_BLOCKS), program, depth)
+    assert actual == expected
+    assert any(item.logprobs for item in actual) and any(item.prompt_logprobs for item in actual)
 
 
 def test_the_host_does_not_wait_before_a_result_is_requested(runner_of):
@@ -82,14 +82,14 @@ def test_warm_up_steps_change_no_state(runner_of):
     runner = runner_of(Model(), Backend, late_parts())
     runner.warm_up()
     expected = Model().answer(PROMPT, 3)
-    builder, got = StepBuilder(), []
+    builder, actual = StepBuilder(), []
     builder.join(new_request(0, PROMPT))
     builder.grow(0, [7, 2, 5])
     for start, count in ((0, 6), (6, 1), (7, 1)):
         builder.run(0, start, count, samples=True)
         runner.execute_model(builder.build())
-        got += runner.sample_tokens().result().token_ids
-    assert got == expected
+        actual += runner.sample_tokens().result().token_ids
+    assert actual == expected
 
 
 def test_the_op_provider_samples_the_tokens_of_all_requests_in_one_call(runner_of):

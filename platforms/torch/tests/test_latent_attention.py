@@ -116,15 +116,15 @@ def test_padded_and_unpadded_layers_return_the_features_of_the_values(backend):
     assert sizes == {32 if backend is Padding else 24}
     generator = torch.Generator().manual_seed(1)
     q_THD, k_TKD = (torch.randn(T, heads, 24, generator=generator) for heads in (5, 1))
-    want = reference_attention(q_THD, k_TKD, k_TKD[..., :VALUE_SIZE], scale=0.3)
+    expected = reference_attention(q_THD, k_TKD, k_TKD[..., :VALUE_SIZE], scale=0.3)
     results = []
     for start, count in ((0, 4), (4, 1), (5, 1)):
         state.table.metadata = [builder.build(batch(start, count)) for builder, _ in state.builders]
         q, k = (x[start : start + count] for x in (q_THD, k_TKD))
         results.append(state.table.attend(1, q, k, k[..., :VALUE_SIZE]))
-    got = torch.cat(results)
-    assert got.shape == (T, 5, VALUE_SIZE) and got.is_contiguous()
-    torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+    actual = torch.cat(results)
+    assert actual.shape == (T, 5, VALUE_SIZE) and actual.is_contiguous()
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-5)
 
 
 def test_steps_before_the_kv_cache_exists_return_the_features_of_the_values():

@@ -14,9 +14,9 @@ PROMPT = [3, 1, 4, 1, 5, 9]
 
 def test_a_request_uses_its_sampled_tokens_as_the_next_inputs(steps, model):
     expected = model.answer(PROMPT, 4)
-    got = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 6, True))[1]]
-    got += [steps.run((1, position, 1, True))[1] for position in (6, 7, 8)]
-    assert got == expected
+    actual = [steps.join(1, PROMPT, [7, 2, 5]).run((1, 0, 6, True))[1]]
+    actual += [steps.run((1, position, 1, True))[1] for position in (6, 7, 8)]
+    assert actual == expected
     assert model.forwards[0] == (PROMPT, [0, 1, 2, 3, 4, 5])
     assert model.forwards[2] == ([expected[1]], [7])
 
@@ -25,10 +25,10 @@ def test_prompts_and_decodes_are_computed_in_one_step(steps, model):
     other = [8, 8, 2]
     steps.join(0, PROMPT, [7, 2, 5]).run((0, 0, 6, True))
     steps.join(2, other, [3, 4])
-    got = steps.run((0, 6, 1, True), (2, 0, 3, True))
-    assert got == {0: model.answer(PROMPT, 2)[1], 2: model.answer(other, 1)[0]}
-    got = steps.run((2, 3, 1, True), (0, 7, 1, True))  # runs may be in any order
-    assert got == {0: model.answer(PROMPT, 3)[2], 2: model.answer(other, 2)[1]}
+    actual = steps.run((0, 6, 1, True), (2, 0, 3, True))
+    assert actual == {0: model.answer(PROMPT, 2)[1], 2: model.answer(other, 1)[0]}
+    actual = steps.run((2, 3, 1, True), (0, 7, 1, True))  # runs may be in any order
+    assert actual == {0: model.answer(PROMPT, 3)[2], 2: model.answer(other, 2)[1]}
 
 
 @pytest.mark.parametrize("narrows", [True, False])
@@ -37,11 +37,11 @@ def test_only_needed_tokens_are_computed_after_the_last_attention(steps, model, 
     other = [8, 8, 2, 7, 1]
     steps.join(0, PROMPT, [7, 2, 5]).join(1, PROMPT, [1, 6], prompt_logprobs=0)
     steps.join(2, other, [3, 4])
-    got = steps.run((0, 0, 6, True), (2, 0, 2, False))
+    actual = steps.run((0, 0, 6, True), (2, 0, 2, False))
     steps.run((2, 2, 2, False))
-    got |= steps.run((2, 4, 1, True), (0, 6, 1, True)) | steps.run((1, 0, 6, True))
+    actual |= steps.run((2, 4, 1, True), (0, 6, 1, True)) | steps.run((1, 0, 6, True))
     first, second = model.answer(PROMPT, 2)
-    assert got == {0: second, 1: first, 2: model.answer(other, 1)[0]}
+    assert actual == {0: second, 1: first, 2: model.answer(other, 1)[0]}
     # cases: one row samples, none, all, and one requests prompt log-probabilities
     assert model.num_left == ([1, 1, 2, 6] if narrows else [8, 2, 2, 6])
 
@@ -51,9 +51,9 @@ def test_chunks_give_the_same_tokens_as_a_whole_prompt(steps, model, cuts):
     steps.join(0, PROMPT, [7, 2])
     borders = [0, *cuts, 6]
     for start, end in pairwise(borders):
-        got = steps.run((0, start, end - start, end == 6))
-        assert (0 in got) == (end == 6)
-    assert got == {0: model.answer(PROMPT, 1)[0]}
+        actual = steps.run((0, start, end - start, end == 6))
+        assert (0 in actual) == (end == 6)
+    assert actual == {0: model.answer(PROMPT, 1)[0]}
 
 
 def test_a_reused_row_has_no_state_of_the_previous_request(steps, model):
@@ -74,8 +74,8 @@ def test_a_new_request_with_an_older_row_generation_is_rejected(steps):
 def test_a_resumed_request_keeps_its_tokens(steps, model):
     expected = model.answer(PROMPT, 3)
     tokens = [*PROMPT, *expected[:2]]
-    got = steps.join(1, tokens, [4, 9], num_prompt=6).run((1, 0, 8, True))
-    assert got == {1: expected[2]}
+    actual = steps.join(1, tokens, [4, 9], num_prompt=6).run((1, 0, 8, True))
+    assert actual == {1: expected[2]}
 
 
 def test_cached_blocks_are_not_computed_again(steps, model):
@@ -95,12 +95,12 @@ def test_a_plan_without_scheduled_requests_releases_rows(steps, model):
 
 def test_blocks_are_appended_as_a_request_grows(steps, model):
     expected = model.answer(PROMPT[:4], 7)
-    got = [steps.join(1, PROMPT[:4], [7]).run((1, 0, 4, True))[1]]
+    actual = [steps.join(1, PROMPT[:4], [7]).run((1, 0, 4, True))[1]]
     for position in range(4, 10):
         if position % SIZE == 0:
             steps.builder.grow(1, [position // SIZE * 2])
-        got.append(steps.run((1, position, 1, True))[1])
-    assert got == expected
+        actual.append(steps.run((1, position, 1, True))[1])
+    assert actual == expected
     assert Builder.seen[-1].block_table_RM.tolist() == [[7, 2, 4]]
 
 
@@ -140,8 +140,8 @@ def test_the_attention_batch_has_correct_indices(steps):
 
 def test_a_request_may_have_max_model_len_tokens(steps, model):
     prompt = [n % V for n in range(MAX_LEN - 1)]
-    got = steps.join(2, prompt, range(1, 7)).run((2, 0, MAX_LEN - 1, True))
-    assert got == {2: model.answer(prompt, 1)[0]}
+    actual = steps.join(2, prompt, range(1, 7)).run((2, 0, MAX_LEN - 1, True))
+    assert actual == {2: model.answer(prompt, 1)[0]}
 
 
 def test_grammars_are_applied_only_to_their_requests(steps, model):
@@ -149,17 +149,17 @@ def test_grammars_are_applied_only_to_their_requests(steps, model):
     words = np.zeros((1, 1), np.uint32)
     words[0, 0] = 1 << 11
     grammar = GrammarOutput(runs=(2,), bitmask=words.tobytes())
-    got = steps.run((0, 0, 6, True), (1, 0, 2, False), (2, 0, 6, True), grammar=grammar)
-    assert got == {0: model.answer(PROMPT, 1)[0], 2: 11}
+    actual = steps.run((0, 0, 6, True), (1, 0, 2, False), (2, 0, 6, True), grammar=grammar)
+    assert actual == {0: model.answer(PROMPT, 1)[0], 2: 11}
 
 
 def test_only_requests_with_logprobs_get_logprobs(steps, model):
     steps.join(0, PROMPT, [7, 2]).join(1, [8], [3]).join(2, PROMPT[:3], [5], logprobs=2)
-    got = steps.run((0, 0, 3, False), (1, 0, 1, True), (2, 0, 3, True))
+    actual = steps.run((0, 0, 3, False), (1, 0, 1, True), (2, 0, 3, True))
     assert list(steps.output.logprobs) == [2]
     columns = steps.output.logprobs[2]
     expected = model.logits(PROMPT[:3]).log_softmax(-1)
-    assert list(columns.counts) == [3] and columns.token_ids[0] == got[2]
+    assert list(columns.counts) == [3] and columns.token_ids[0] == actual[2]
     best = expected.topk(2)
     assert list(columns.token_ids[1:]) == best.indices.tolist()
     assert list(columns.logprobs[1:]) == pytest.approx(best.values.tolist(), abs=1e-5)

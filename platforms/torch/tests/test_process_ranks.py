@@ -134,8 +134,8 @@ def test_ranks_exchange_tensors(make_context, size, dtype):
     total = sum(zero + rank for rank in range(size))
     side_by_side = torch.cat([zero + rank for rank in range(size)], dim=1)
     for results in on_ranks([make_context(rank, size) for rank in range(size)], work):
-        for got, expected in zip(results, (total, total.T, side_by_side, zero), strict=True):
-            assert torch.equal(got, expected) and got.dtype == dtype
+        for actual, expected in zip(results, (total, total.T, side_by_side, zero), strict=True):
+            assert torch.equal(actual, expected) and actual.dtype == dtype
 
 
 def test_engines_in_one_process_do_not_share_a_group(make_context, tmp_path):

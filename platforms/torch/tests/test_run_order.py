@@ -50,11 +50,11 @@ def backend_with(threshold):
     ],
 )
 def test_requests_with_few_tokens_come_first_in_the_order_of_the_plan(counts, thresholds, order):
-    got = run_order(np.array(counts), thresholds)
-    assert order == (None if got is None else got.tolist())
-    (ordered,) = in_order((np.array(counts),), got)
+    actual = run_order(np.array(counts), thresholds)
+    assert order == (None if actual is None else actual.tolist())
+    (ordered,) = in_order((np.array(counts),), actual)
     first_R1 = np.cumsum([0, *ordered])
-    first_R = first_tokens(first_R1, got).tolist()
+    first_R = first_tokens(first_R1, actual).tolist()
     numbered = order or range(len(counts))
     assert [first_R[run] for run in numbered] == first_R1[:-1].tolist()
 
@@ -87,8 +87,8 @@ def test_the_reordered_batch_has_the_requests_of_the_plan(runner_of):
     steps = Steps(runner_of(model, backend_with(1)))
     steps.join(0, [3, 1, 4, 1], [7, 2]).join(1, [8, 8, 2], [3, 4])
     steps.run((1, 0, 3, True))
-    got = steps.run((0, 0, 4, True), (1, 3, 1, True))
-    assert got == {0: model.answer([3, 1, 4, 1], 1)[0], 1: model.answer([8, 8, 2], 2)[1]}
+    actual = steps.run((0, 0, 4, True), (1, 3, 1, True))
+    assert actual == {0: model.answer([3, 1, 4, 1], 1)[0], 1: model.answer([8, 8, 2], 2)[1]}
     (batch,) = Builder.seen[-1:]
     assert list(batch.query_lens) == [1, 4] and list(batch.seq_lens) == [4, 4]
 

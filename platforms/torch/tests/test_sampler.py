@@ -129,8 +129,8 @@ def test_logit_bias_is_applied_before_temperature():
     expected = falling()
     expected[0, 3] += 2.5
     expected[0, 0] -= 100.0
-    got = sampler.distribution(falling(), [0])
-    torch.testing.assert_close(got, (expected / 0.5).softmax(-1))
+    actual = sampler.distribution(falling(), [0])
+    torch.testing.assert_close(actual, (expected / 0.5).softmax(-1))
 
 
 def test_bad_words_depend_only_on_output_tokens():

@@ -151,20 +151,20 @@ def test_tokens_do_not_depend_on_batch_preemption_or_order():
     together = Sampler(num_rows=16, vocab_size=vocab, device=HOST)
     for row, settings in enumerate(SETTINGS):
         together.join(new_request(15 - row, seed=50 + row, **settings))
-    got = {row: [] for row in alone}
+    actual = {row: [] for row in alone}
     for step in range(steps):
         order = [(row + step) % len(SETTINGS) for row in range(len(SETTINGS))]
         if step == 5:  # all requests are preempted and resume in other rows
             for row in alone:
                 together.leave(15 - row)
             for row, settings in enumerate(SETTINGS):
-                request = new_request(15 - row, seed=50 + row, output=got[row], **settings)
+                request = new_request(15 - row, seed=50 + row, output=actual[row], **settings)
                 together.join(request)
         batch = torch.stack([logits[row, step] for row in order])
         tokens = together.sample(batch, [15 - row for row in order]).token_ids.tolist()
         for row, token in zip(order, tokens, strict=True):
-            got[row].append(token)
-    assert got == alone
+            actual[row].append(token)
+    assert actual == alone
 
 
 def test_tokens_depend_on_seed_and_position():

@@ -98,14 +98,14 @@ def test_the_sampling_distribution_equals_that_of_transformers(vocab, spread):
         params = SamplingParams(**settings)
         sampler.join(new_request(row, tokens[row][:30], tokens[row][30:], params))
     rows = [num_rows, *range(num_rows)]
-    got = sampler.distribution(logits[rows].clone(), rows)
-    assert got[0, logits[num_rows].argmax()] == 1
+    actual = sampler.distribution(logits[rows].clone(), rows)
+    assert actual[0, logits[num_rows].argmax()] == 1
     for row, settings in enumerate(SETTINGS):
         params = SamplingParams(**settings)
         clipped = SamplingParams(**{**settings, "top_k": min(params.top_k, vocab)})
         expected = oracle(logits[row], tokens[row], clipped)
-        torch.testing.assert_close(got[row + 1], expected, rtol=2e-5, atol=1e-7)
-        differing = ((got[row + 1] > 0) != (expected > 0)).sum().item()
+        torch.testing.assert_close(actual[row + 1], expected, rtol=2e-5, atol=1e-7)
+        differing = ((actual[row + 1] > 0) != (expected > 0)).sum().item()
         # Where the mass is close to p, float32 rounding may add or remove one token.
         assert differing <= (1 if params.top_p < 1 else 0), settings
 
@@ -118,9 +118,9 @@ def test_bad_words_have_the_same_effect_as_in_transformers():
     sampler = Sampler(num_rows=1, vocab_size=50, device=HOST)
     params = SamplingParams(temperature=1.0)
     sampler.join(new_request(0, [1], output, params, bad))
-    got = sampler.distribution(logits.clone(), [0])[0]
-    torch.testing.assert_close(got, oracle(logits[0], [1, *output], params, bad))
-    assert (got == 0).nonzero().flatten().tolist() == [3, 9, 10, 12]
+    actual = sampler.distribution(logits.clone(), [0])[0]
+    torch.testing.assert_close(actual, oracle(logits[0], [1, *output], params, bad))
+    assert (actual == 0).nonzero().flatten().tolist() == [3, 9, 10, 12]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -141,7 +141,7 @@ def test_penalties_equal_their_formulas_in_every_step(dtype):
     rows = [2, 0, 3, 1]
     for _ in range(30):
         logits = (torch.randn(4, vocab, generator=random) * 3).to(dtype)
-        got = sampler.distribution(logits.clone(), rows)
+        actual = sampler.distribution(logits.clone(), rows)
         for i, row in enumerate(rows):
             params, x = SamplingParams(**all_settings[row]), logits[i].float()
             was_generated = torch.zeros(vocab, dtype=torch.bool)
@@ -155,7 +155,7 @@ def test_penalties_equal_their_formulas_in_every_step(dtype):
             if params.top_k:
                 _, order = x.sort(descending=True, stable=True)
                 x[order[params.top_k :]] = -torch.inf  # exactly k, even with ties
-            torch.testing.assert_close(got[i], x.softmax(-1), rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(actual[i], x.softmax(-1), rtol=1e-5, atol=1e-7)
         tokens = sampler.sample(logits.clone(), rows).token_ids.tolist()
         for row, token in zip(rows, tokens, strict=True):
             outputs[row].append(token)

@@ -72,9 +72,9 @@ def test_tokens_are_the_same_without_blocking_calls(at_once, monkeypatch):
         logits_SV[0, 1::2] = logits_SV[0, ::2]  # many logits are equal
         expected = plain.sample(logits_SV.clone(), rows)
         with NobodyAsks():
-            got = other.sample(logits_SV.clone(), rows)
-        assert torch.equal(got.token_ids, expected.token_ids)
-        assert got.logprobs == expected.logprobs
+            actual = other.sample(logits_SV.clone(), rows)
+        assert torch.equal(actual.token_ids, expected.token_ids)
+        assert actual.logprobs == expected.logprobs
 
 
 def test_a_blocking_call_is_detected():
@@ -89,6 +89,6 @@ def test_random_numbers_may_be_sent_to_the_device_before_sampling():
     logits_SV = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(2))
     (uniforms_S,) = other.host_numbers(rows)
     assert len(uniforms_S) == len(rows)
-    got = other.sample(logits_SV.clone(), rows, None, [torch.from_numpy(uniforms_S)])
-    assert torch.equal(got.token_ids, plain.sample(logits_SV.clone(), rows).token_ids)
+    actual = other.sample(logits_SV.clone(), rows, None, [torch.from_numpy(uniforms_S)])
+    assert torch.equal(actual.token_ids, plain.sample(logits_SV.clone(), rows).token_ids)
     assert plain.host_numbers([5]) == ()

@@ -64,8 +64,8 @@ def test_hooks_get_only_the_requests_that_use_the_extension(play):
     watched = Watched()
     steps, model = play(watched)
     steps.join(0, PROMPT, [7, 2, 5]).join(1, [8, 8, 2], [3, 4], **ASK)
-    got = steps.run((0, 0, 6, True), (1, 0, 3, True))
-    assert got == {0: model.answer(PROMPT, 1)[0], 1: 3}
+    actual = steps.run((0, 0, 6, True), (1, 0, 3, True))
+    assert actual == {0: model.answer(PROMPT, 1)[0], 1: 3}
     before, hidden, logits, after = watched.calls
     assert before == ("before_forward", [1], [0], [3])
     assert hidden[1] == [6] and torch.equal(hidden[2][-1], model.embedding_VD[[8, 8, 2]].sum(0))
@@ -119,8 +119,8 @@ def test_changed_hidden_states_change_only_the_logits_of_their_requests(play):
 
     steps, model = play(Zeroes(CONTEXT))
     steps.join(0, PROMPT, [7, 2, 5], **ASK).join(1, [8, 8, 2], [3, 4])
-    got = steps.run((0, 0, 6, True), (1, 0, 3, True))
-    assert got == {0: 0, 1: model.answer([8, 8, 2], 1)[0]}
+    actual = steps.run((0, 0, 6, True), (1, 0, 3, True))
+    assert actual == {0: 0, 1: model.answer([8, 8, 2], 1)[0]}
 
 
 def test_step_extensions_run_in_the_configured_order(play):
@@ -145,15 +145,15 @@ def test_an_error_in_a_hook_ends_only_the_request_that_caused_it(play, hook):
     steps.join(0, PROMPT, [7, 2, 5])
     steps.join(1, [8, 8, 2], [3, 4], **ASK)
     steps.join(2, [4, 4], [6, 8], extra_args={ARGUMENT: hook})
-    got = steps.run((0, 0, 6, True), (2, 0, 2, True), (1, 0, 3, True))
-    assert (got[0], got[1]) == (model.answer(PROMPT, 1)[0], 3)
+    actual = steps.run((0, 0, 6, True), (2, 0, 2, True), (1, 0, 3, True))
+    assert (actual[0], actual[1]) == (model.answer(PROMPT, 1)[0], 3)
     assert list(steps.output.errors) == [1]
     assert (
         f"extension 0 failed in {hook}: ValueError: row 2: requested failure in {hook}"
         in steps.output.errors[1]
     )
-    got = steps.run((1, 3, 1, True), (0, 6, 1, True), (2, 2, 1, True))
-    assert (got[0], got[1]) == (model.answer(PROMPT, 2)[1], 4)
+    actual = steps.run((1, 3, 1, True), (0, 6, 1, True), (2, 2, 1, True))
+    assert (actual[0], actual[1]) == (model.answer(PROMPT, 2)[1], 4)
     assert list(steps.output.errors) == [2]
     steps.builder.leave(2)
     steps.join(2, [5, 6], [9], **ASK)
@@ -175,8 +175,8 @@ def test_invalid_logits_of_a_hook_end_its_request(play, wrong, message):
 
     steps, model = play(Wrong(CONTEXT))
     steps.join(0, PROMPT, [7, 2, 5], **ASK).join(1, [8, 8, 2], [3, 4])
-    got = steps.run((0, 0, 6, True), (1, 0, 3, True))
-    assert got[1] == model.answer([8, 8, 2], 1)[0]
+    actual = steps.run((0, 0, 6, True), (1, 0, 3, True))
+    assert actual[1] == model.answer([8, 8, 2], 1)[0]
     (error,) = steps.output.errors.values()
     assert re.search(message, error)
 

@@ -68,8 +68,8 @@ def expected(checkpoint):
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("mode", ["full_and_piecewise", "full", "piecewise"])
 def test_replayed_steps_generate_the_same_tokens_as_eager_steps(checkpoint, expected, mode, ahead):
-    got, counts = generate(checkpoint, graph_mode=mode, async_scheduling=ahead)
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    actual, counts = generate(checkpoint, graph_mode=mode, async_scheduling=ahead)
+    assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
     assert counts.replayed > 10
     assert (counts.eager > 0) == (mode == "full")  # only the steps with prompts
     DEVICE.check()
@@ -80,29 +80,29 @@ def test_replayed_steps_generate_the_same_tokens_as_eager_steps(checkpoint, expe
 @pytest.mark.parametrize("level", ["as_is", "once", "piecewise"])
 def test_graphs_capture_compiled_code(checkpoint, expected, level, mode):
     compilation = {"compile_level": level, "compile_backend": "eager", "compile_cache": "off"}
-    got, counts = generate(checkpoint, graph_mode=mode, **compilation)
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    actual, counts = generate(checkpoint, graph_mode=mode, **compilation)
+    assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
     assert counts.replayed > 10
     DEVICE.check()
 
 
 @pytest.mark.parametrize("options", [{"graph_mode": "none"}, {"enforce_eager": True}])
 def test_without_graphs_every_step_runs_eagerly(checkpoint, expected, options):
-    got, counts = generate(checkpoint, **options)
-    assert got == expected
+    actual, counts = generate(checkpoint, **options)
+    assert actual == expected
     assert (counts.captured, counts.replayed) == (0, 0)
 
 
 def test_steps_above_the_maximum_size_run_eagerly(checkpoint, expected):
-    got, counts = generate(checkpoint, graph_mode="full", max_graph_size=2)
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    actual, counts = generate(checkpoint, graph_mode="full", max_graph_size=2)
+    assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
     assert counts.captured == 2 and counts.replayed and counts.eager > 10
 
 
 def test_attention_without_support_for_graphs_runs_between_graphs(checkpoint, expected, caplog):
     caplog.set_level(logging.WARNING, logger="dovetail_torch")
-    got, counts = generate(checkpoint, NoWaitAttentionBackend)
-    assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+    actual, counts = generate(checkpoint, NoWaitAttentionBackend)
+    assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
     assert counts.replayed > 10
     assert "'no_wait' does not support graphs, so attention runs between graphs" in caplog.text
 
@@ -126,8 +126,8 @@ class Waits(GraphAttentionBackend):
 
 def test_a_failed_capture_is_reported_and_every_step_runs_eagerly(checkpoint, expected, caplog):
     caplog.set_level(logging.WARNING, logger="dovetail_torch")
-    got, counts = generate(checkpoint, Waits, graph_mode="full")
-    assert got == expected and counts.replayed == 0
+    actual, counts = generate(checkpoint, Waits, graph_mode="full")
+    assert actual == expected and counts.replayed == 0
     assert "runs without graphs: a capture failed" in caplog.text
     assert "is not allowed while a graph is captured" in caplog.text
 

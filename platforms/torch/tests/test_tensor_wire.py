@@ -16,9 +16,9 @@ def test_tensors_of_every_dtype_arrive_unchanged(name):
     dtype = getattr(torch, {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(name, name))
     generator = torch.Generator().manual_seed(3)
     tensor = torch.randint(0, 2, (3, 4), generator=generator).to(dtype)
-    got = over(tensor)
-    assert got.dtype == dtype and got.shape == tensor.shape
-    assert torch.equal(got.float(), tensor.float())
+    actual = over(tensor)
+    assert actual.dtype == dtype and actual.shape == tensor.shape
+    assert torch.equal(actual.float(), tensor.float())
     assert pack_tensor(tensor).dtype == name
 
 
@@ -35,9 +35,9 @@ def test_tensors_of_every_dtype_arrive_unchanged(name):
     ids=["transposed", "strided", "scalar", "empty", "grad", "expanded"],
 )
 def test_tensors_of_any_layout_arrive_unchanged(tensor):
-    got = over(tensor)
-    assert torch.equal(got, tensor.detach()) and got.shape == tensor.shape
-    got.add_(1)  # the tensor is a copy
+    actual = over(tensor)
+    assert torch.equal(actual, tensor.detach()) and actual.shape == tensor.shape
+    actual.add_(1)  # the tensor is a copy
 
 
 def test_unsupported_dtypes_are_rejected():

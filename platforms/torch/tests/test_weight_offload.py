@@ -203,11 +203,11 @@ def test_layers_may_run_in_any_order():
     device = runtime.activate(0, num_threads=None)
     module = torch.get_device_module(NAME)
     OffloadedLayers(model, plan, module, runtime.pinned_empty, device)
-    got = x.to(device)
+    actual = x.to(device)
     with DEVICE.strict():
         for index in order:
-            got = model.layers[index](got)
-    assert torch.equal(got.to("cpu"), expected)
+            actual = model.layers[index](actual)
+    assert torch.equal(actual.to("cpu"), expected)
     DEVICE.check()
 
 

@@ -153,8 +153,8 @@ def test_a_request_with_a_wrong_response_fails_alone(bench, null, group, name, k
     def respond(path, body):
         nonlocal count
         count += 1
-        wrong = fault if isinstance(fault, bytes) else fault()
-        return wrong if count == 5 else null.whole(null.events(4))
+        invalid = fault if isinstance(fault, bytes) else fault()
+        return invalid if count == 5 else null.whole(null.events(4))
 
     options = ("--num-prompts", "6", "--concurrency", "2", "--timeout-s", "1")
     code, result, text = bench(respond, *options)
@@ -266,8 +266,8 @@ def test_arrivals_have_the_requested_rate_and_burstiness(process):
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 / mean
     assert NS / mean == pytest.approx(50, rel=0.05)
     assert deviation == pytest.approx({"poisson": 1, "gamma": 2, "constant": 0}[process], abs=0.1)
-    twice = sample_arrivals(process, 20_000, 100, burstiness=0.25, seed=1)
-    assert twice[-1] == pytest.approx(times[-1] / 2, rel=1e-6)
+    duplicates = sample_arrivals(process, 20_000, 100, burstiness=0.25, seed=1)
+    assert duplicates[-1] == pytest.approx(times[-1] / 2, rel=1e-6)
 
 
 def test_prompts_have_the_intended_number_of_tokens():

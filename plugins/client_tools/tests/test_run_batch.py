@@ -54,8 +54,8 @@ def serve(null):
 def test_an_invalid_line_of_the_input_fails_alone(run, files, serve, monkeypatch):
     monkeypatch.setattr(input_file, "MAX_LINE_BYTES", 1000)
     source, output = files
-    wrong = ("{", line("a"), line("c", url="/metrics"), line("d", body={"prompt": "x" * 2000}))
-    write(source, line("a"), *wrong, "", line("b"))
+    invalid = ("{", line("a"), line("c", url="/metrics"), line("d", body={"prompt": "x" * 2000}))
+    write(source, line("a"), *invalid, "", line("b"))
     server, bodies = serve()
     with server as url:
         code, _, messages = run("run-batch", source, output, "--url", url)
@@ -87,8 +87,8 @@ def test_a_batch_that_lost_its_server_continues_with_the_lines_that_have_no_reco
     async def lose():
         yield None
 
-    good = null.whole(b"{}", "application/json")
-    server, _ = serve(lambda number: good if number <= 3 else lose())
+    valid = null.whole(b"{}", "application/json")
+    server, _ = serve(lambda number: valid if number <= 3 else lose())
     with server as url:
         code, _, messages = run("run-batch", source, output, "--url", url, "--concurrency", 1)
     assert code == 2 and "Continue with --resume" in messages
@@ -141,8 +141,8 @@ def test_the_line_of_an_endless_or_invalid_response_fails_alone(
         4: lambda: null.whole(b'{"error": {"message": "no"}}', "application/json", "400 Bad"),
     }
     write(source, *(line(f"r{i}") for i in range(1, 6)))
-    good = null.whole(b"{}", "application/json")
-    server, _ = serve(lambda number: replies[number]() if number in replies else good)
+    valid = null.whole(b"{}", "application/json")
+    server, _ = serve(lambda number: replies[number]() if number in replies else valid)
     with server as url:
         code, _, _ = run("run-batch", source, output, "--url", url, "--concurrency", 1)
     assert code == 1
@@ -159,8 +159,8 @@ def test_ctrl_c_keeps_finished_lines(files, serve, null):
     async def hang():
         yield null.head("application/json", content_length=10)
 
-    good = null.whole(b"{}", "application/json")
-    server, bodies = serve(lambda number: good if number <= 2 else hang())
+    valid = null.whole(b"{}", "application/json")
+    server, bodies = serve(lambda number: valid if number <= 2 else hang())
     write(source, *(line(f"r{i}") for i in range(9)))
     with server as url:
         program = "import sys; from dovetail.cli.app import main; sys.exit(main())"

@@ -119,16 +119,16 @@ def test_the_trace_of_a_log_agrees_with_the_simulator(run, log, tmp_path):
     ]
     assert tokens[0] == tokens[1] > 10_000
     names = [
-        {e["tid"]: e["args"]["name"] for e in named(one, REQUESTS, "M") if "tid" in e}
-        for one in (ours, lab)
+        {e["tid"]: e["args"]["name"] for e in named(item, REQUESTS, "M") if "tid" in e}
+        for item in (ours, lab)
     ]
     assert sorted(names[0].values()) == sorted(names[1].values())
-    begin = [min(e["ts"] for e in named(one, REQUESTS)) for one in (ours, lab)]
+    begin = [min(e["ts"] for e in named(item, REQUESTS)) for item in (ours, lab)]
     ends = [Counter(), Counter()]
-    for one, name, first, found in zip((ours, lab), names, begin, ends, strict=True):
-        for event in named(one, REQUESTS):
+    for item, name, first, result in zip((ours, lab), names, begin, ends, strict=True):
+        for event in named(item, REQUESTS):
             end = (event["ts"] + event["dur"] - first) / 1e6
-            found[name[event["tid"]]] = max(found[name[event["tid"]]], end)
+            result[name[event["tid"]]] = max(result[name[event["tid"]]], end)
     for request, end in ends[0].items():
         assert end == pytest.approx(ends[1][request], abs=0.2), request
     peaks = [max(e["args"]["value"] for e in named(ours, COUNTERS, "C") if name in e["name"])
@@ -304,8 +304,8 @@ def test_a_server_that_restarts_or_ends_leaves_the_trace_until_then(
 
 def test_steps_whose_numbers_do_not_increase_end_the_trace(run, null, tmp_path):
     trace = {"started_ns": 1, "now_ns": 1, "after": 0, "num_steps": 2**53}
-    wrong = {"number": 0, "step_id": 1, "begin_ns": 9, "end_ns": 1}
-    trace["steps"] = [wrong | {"num_tokens": 1, "num_new_tokens": 0}] * 3
+    invalid = {"number": 0, "step_id": 1, "begin_ns": 9, "end_ns": 1}
+    trace["steps"] = [invalid | {"num_tokens": 1, "num_new_tokens": 0}] * 3
     content = null.whole(json.dumps(trace).encode(), "application/json")
     with null.running(lambda path, body: content) as url:
         words = ("--url", url, "--duration-s", 0.2, "--html", tmp_path / "page.html")

@@ -159,10 +159,10 @@ def test_training_conversations_contain_no_held_out_question(training_modules):
 
     rng = Random(9)
     weights = dict.fromkeys(TASKS, 1.0)
-    asked = {turn[0] for _ in range(3000) for turn in draw_conversation(rng, weights).turns}
+    requested = {turn[0] for _ in range(3000) for turn in draw_conversation(rng, weights).turns}
     held_out = {p for task in TASKS.values() for p, _ in held_out_set(task, 200, seed=2026)}
-    assert len(asked) > 3000
-    assert not asked & held_out
+    assert len(requested) > 3000
+    assert not requested & held_out
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -154,12 +154,14 @@ def _called(question: ToolQuestion) -> list[dict[str, Any]]:
 
 
 def _result(graded: Sequence[_Graded]) -> TaskResult:
-    wrong = tuple(
+    invalid = tuple(
         (prompt, text if ended else text + " [no end]")
         for prompt, text, ended, right in graded
         if not right
     )
-    return TaskResult(num_right=len(graded) - len(wrong), num_requested=len(graded), wrong=wrong)
+    return TaskResult(
+        num_right=len(graded) - len(invalid), num_requested=len(graded), wrong=invalid
+    )
 
 
 def agreement(folder: Path, draft: Path, per_task: int) -> float:

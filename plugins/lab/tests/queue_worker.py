@@ -33,8 +33,8 @@ def run_queue(spec, key, workload, *, trust_local_code):
     slowness = spec.policy(key.policy).options.get("slowness", 1.0)
     requests = workload.requests
     columns = RequestColumns()
-    for one in vars(columns).values():
-        one.extend([0] * len(requests))
+    for item in vars(columns).values():
+        item.extend([0] * len(requests))
     steps, now, waiting = StepColumns(), 0, []
     arrivals = sorted(range(len(requests)), key=lambda i: requests[i].arrival_ns)
     position = 0

@@ -42,38 +42,38 @@ def test_every_policy_runs_the_same_workloads_at_fractions_of_the_capacity(done)
     assert len(results.records) == 2 * 2 * 6 and not results.failures
     for record in results.records:
         # One server: 0.1 ms per prompt token, 1 ms per output token.
-        told = record.workload
-        capacity = 200 / (told["prompt_tokens"] * 1e-4 + told["output_tokens"] * 1e-3)
+        output = record.workload
+        capacity = 200 / (output["prompt_tokens"] * 1e-4 + output["output_tokens"] * 1e-3)
         assert record.key.rate == pytest.approx(record.key.load * capacity, rel=0.15)
     by_seed = {}
     for record in results.records:
         where = record.key.load, record.key.seed
         assert by_seed.setdefault(where, record.workload) == record.workload
-    assert len({one["fingerprint"] for one in by_seed.values()}) == 12
+    assert len({item["fingerprint"] for item in by_seed.values()}) == 12
 
 
 def test_the_capacity_is_measured_for_each_seed(done):
     results, _ = done
-    rates = {one.key.seed: one.key.rate / 0.9 for one in results.records if one.key.load == 0.9}
+    rates = {item.key.seed: item.key.rate / 0.9 for item in results.records if item.key.load == 0.9}
     assert len(set(rates.values())) == 6
     assert results.capacity == pytest.approx(sum(rates.values()) / 6, rel=1e-5)
 
 
 def test_a_better_policy_is_found_and_named(done):
     results, _ = done
-    found = {one.load: one for one in compare_all(results, "e2e_mean", "sim")}
-    assert found[0.9].verdict == "better" and found[0.9].difference.t.high < 0
-    assert found[0.9].difference.t.num_values == 6
+    entries = {item.load: item for item in compare_all(results, "e2e_mean", "sim")}
+    assert entries[0.9].verdict == "better" and entries[0.9].difference.t.high < 0
+    assert entries[0.9].difference.t.num_values == 6
     ranking = rank_policies(results, "sim", 0.9, "e2e_mean")
     assert ranking.describe(2) == ranking.best == "shortest"
 
 
 def test_equal_policies_are_equal_and_noise_is_not_distinguishable(done, tmp_path):
     results, _ = done
-    same = {one.verdict for one in compare_all(results, "gap_mean", "sim")}
+    same = {item.verdict for item in compare_all(results, "gap_mean", "sim")}
     assert same == {"equal"}
     assert rank_policies(results, "sim", 0.9, "gap_mean").describe(2) == "equal"
-    noise = {one.load: one for one in compare_all(results, "throughput", "sim")}
+    noise = {item.load: item for item in compare_all(results, "throughput", "sim")}
     assert noise[0.5].verdict == "not distinguishable"
     ranking = rank_policies(results, "sim", 0.5, "throughput")
     assert ranking.describe(2) == "not distinguishable: all"
@@ -82,8 +82,8 @@ def test_equal_policies_are_equal_and_noise_is_not_distinguishable(done, tmp_pat
 
 def test_one_seed_has_no_verdict(tmp_path):
     results = run(spec_of(seeds=1, loads=(0.9,)), tmp_path)
-    (found,) = compare_all(results, "e2e_mean", "sim")
-    assert found.verdict == "one seed: no interval"
+    (result,) = compare_all(results, "e2e_mean", "sim")
+    assert result.verdict == "one seed: no interval"
 
 
 def test_finished_runs_are_reused_if_their_settings_are_unchanged(done, tmp_path):
@@ -91,7 +91,7 @@ def test_finished_runs_are_reused_if_their_settings_are_unchanged(done, tmp_path
     counts = []
     again = run(spec_of(), out, on_progress=lambda done, total, last: counts.append((done, total)))
     assert again.num_reused == 24 and counts == [(6, 6), (24, 24)]
-    assert [one.values for one in again.records] == [one.values for one in results.records]
+    assert [item.values for item in again.records] == [item.values for item in results.records]
     more = run(spec_of(seeds=6, loads=(0.5, 0.9, 0.7)), out)
     assert more.num_reused == 24 and len(more.records) == 36
     other = run(spec_of(warmup=0.2), out)
@@ -116,8 +116,8 @@ def test_a_run_with_a_damaged_file_is_repeated(done):
 )
 def test_a_run_that_fails_is_marked_and_the_sweep_continues(policy, message, tmp_path):
     results = run(spec_of(("fcfs", policy, "shortest"), seeds=2, loads=(0.5,)), tmp_path)
-    assert [one.key.policy for one in results.failures] == [policy] * 2
-    assert all(message in one.error for one in results.failures)
+    assert [item.key.policy for item in results.failures] == [policy] * 2
+    assert all(message in item.error for item in results.failures)
     for name in ("fcfs", "shortest"):
         assert len(results.values(Cell(engine="sim", policy=name, load=0.5), "e2e_mean")) == 2
 
@@ -125,7 +125,7 @@ def test_a_run_that_fails_is_marked_and_the_sweep_continues(policy, message, tmp
 def test_a_run_that_hangs_is_ended_at_its_time_limit(tmp_path):
     spec = spec_of(("fcfs", "hangs", "shortest"), seeds=2, loads=(0.5,), time_limit_s=6)
     results = run(spec, tmp_path)
-    assert [one.key.policy for one in results.failures] == ["hangs"] * 2
+    assert [item.key.policy for item in results.failures] == ["hangs"] * 2
     assert "time limit of 6 s" in results.failures[0].error
     assert len(results.values(Cell(engine="sim", policy="shortest", load=0.5), "e2e_mean")) == 2
 
@@ -174,14 +174,14 @@ def test_results_are_exported_as_csv_parquet_and_a_frame(done):
 
 def test_the_folder_describes_the_experiment(done):
     _, out = done
-    told = json.loads((out / "experiment.json").read_text())
-    assert make_spec(told).workload.synthetic == "chat"
+    output = json.loads((out / "experiment.json").read_text())
+    assert make_spec(output).workload.synthetic == "chat"
 
 
 def test_the_columns_of_a_run_can_be_read_again(done):
     results, _ = done
-    first = next(one for one in results.records if one.key.seed == 0)
-    later = next(one for one in results.records if one.key.seed == 1)
+    first = next(item for item in results.records if item.key.seed == 0)
+    later = next(item for item in results.records if item.key.seed == 1)
     requests, steps = results.folder.read_columns(first.run_id)
     assert len(requests.arrival_ns) == 200 and steps is not None and len(steps.start_ns) == 200
     assert results.folder.read_columns(later.run_id)[1] is None

@@ -99,8 +99,8 @@ def test_a_policy_that_hangs_fails_alone(folder, capsys):
     command = ["lab", "compare", "--policies", "fcfs,./bad.py:Hangs,./bad.py:Mine", *SMALL]
     command += ["--trace", "azure:good.csv", "--trust-local-code", "--time-limit", "12"]
     assert main([*command, "--no-report"]) == 1
-    told = words(capsys.readouterr().out)
-    assert "3 runs, 0 reused, 1 failed" in told and "time limit of 12 s" in told
+    output = words(capsys.readouterr().out)
+    assert "3 runs, 0 reused, 1 failed" in output and "time limit of 12 s" in output
     assert statuses(folder) == {("fcfs", "ok"), ("Mine", "ok"), ("Hangs", "failed")}
 
 
@@ -117,8 +117,8 @@ def test_a_run_of_a_policy_that_raises_or_acts_wrongly_is_an_error(name, message
 def test_a_wrong_option_in_a_sweep_fails_alone(folder, capsys):
     command = ["lab", "sweep", "sarathi", "--option", "chunk=64,-1", "--trace", "chat", *SMALL]
     assert main(command) == 1
-    told = capsys.readouterr()
-    assert "chunk=64" in told.out and "chunk=-1" in told.out + told.err
+    output = capsys.readouterr()
+    assert "chunk=64" in output.out and "chunk=-1" in output.out + output.err
 
 
 @pytest.mark.parametrize("command", [["replay"], ["show"], ["explain", "1"], ["diff", "fcfs"]])

@@ -55,11 +55,11 @@ def log(tmp_path):
 
 def test_replay_reports_that_every_plan_is_the_same(log, capsys):
     assert main(["lab", "replay", str(log)]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith(
+    output = capsys.readouterr().out
+    assert output.startswith(
         "dovetail.scheduling.scheduler:Scheduler: 5 steps of 3 requests, 0.010 s of"
     )
-    assert "steps/s" in told and "Every plan is the same, byte for byte." in told
+    assert "steps/s" in output and "Every plan is the same, byte for byte." in output
 
 
 def test_replay_shows_both_values_of_the_first_difference(log, capsys):
@@ -83,8 +83,8 @@ def test_the_commands_reject_a_file_that_is_not_a_decision_log(command, tmp_path
     path = tmp_path / "else.txt"
     path.write_text("hello\n")
     assert main(["lab", command, str(path)]) == 2
-    told = capsys.readouterr()
-    assert not told.out and "is not a decision log" in told.err
+    output = capsys.readouterr()
+    assert not output.out and "is not a decision log" in output.err
 
 
 def test_show_prints_a_summary_of_the_log(log, capsys):
@@ -149,8 +149,8 @@ def local(tmp_path, monkeypatch):
 def test_replay_runs_a_recorded_class_from_a_file_only_if_trusted(name, local, capsys, monkeypatch):
     log = local(f"./mine.py:{name}")
     assert main(["lab", "replay", log]) == 2
-    told = capsys.readouterr().err
-    assert f"mine.py:{name}" in told and "--trust-local-code" in told
+    output = capsys.readouterr().err
+    assert f"mine.py:{name}" in output and "--trust-local-code" in output
     monkeypatch.chdir("/")  # the log contains the absolute path
     assert main(["lab", "replay", log, "--trust-local-code"]) == 0
     assert "byte for byte" in capsys.readouterr().out

@@ -46,9 +46,9 @@ def test_compare_runs_policies_of_packages_and_files_and_writes_a_report(folder,
     command = ["lab", "compare", "--policies", policies, "--trace", "azure:conv", *SMALL]
     options = ["--load", "0.5,0.9", "--tenants", "2", "--slo", "ttft:500,tpot:50"]
     assert main([*command, *options, "--trust-local-code", "--out", "out"]) == 0
-    told = capsys.readouterr()
-    assert "18 runs, 0 reused, 0 failed" in told.out and "18 of 18 runs" in told.err
-    assert "Mine" in told.out and "paired differences to fcfs" in told.out
+    output = capsys.readouterr()
+    assert "18 runs, 0 reused, 0 failed" in output.out and "18 of 18 runs" in output.err
+    assert "Mine" in output.out and "paired differences to fcfs" in output.out
     page = (folder / "out/report.html").read_text()
     assert "<h2>Tenants</h2>" in page and "mine.py:Mine" in page
     assert {row["policy"] for row in rows_of(folder / "out/results.csv")} == {
@@ -88,9 +88,9 @@ def test_a_policy_that_raises_or_breaks_the_contract_fails_alone(folder, capsys)
     policies = "fcfs,./mine.py:Broken,./mine.py:Cheating,./mine.py:Mine"
     command = ["lab", "compare", "--policies", policies, "--trace", "chat", *SMALL]
     assert main([*command, "--load", "0.5", "--trust-local-code"]) == 1
-    told = capsys.readouterr().out
-    assert "12 runs, 0 reused, 6 failed" in told
-    assert "rank 30 is broken" in told and "is not an action" in told
+    output = capsys.readouterr().out
+    assert "12 runs, 0 reused, 6 failed" in output
+    assert "rank 30 is broken" in output and "is not an action" in output
     rows = rows_of(folder / "lab-results/results.csv")
     ok = {row["policy"] for row in rows if row["status"] == "ok"}
     assert ok == {"fcfs", "Mine"}
@@ -111,13 +111,13 @@ def test_flags_replace_fields_of_the_file(folder, capsys):
     )
     command = ["lab", "compare", "small.toml", "--load", "0.7", "--no-report", "--out", "o"]
     assert main(command) == 0
-    told = json.loads((folder / "o/experiment.json").read_text())
-    assert told["loads"] == [0.7] and told["seeds"] == 2 and told["name"] == "small"
-    assert told["setup"]["num_blocks"] == 4000
+    output = json.loads((folder / "o/experiment.json").read_text())
+    assert output["loads"] == [0.7] and output["seeds"] == 2 and output["name"] == "small"
+    assert output["setup"]["num_blocks"] == 4000
     assert main([*command, "--trace", "azure:code", "--step-times", "linear:decode_ps=0"]) == 0
-    told = json.loads((folder / "o/experiment.json").read_text())
-    assert told["workload"]["trace"] == "azure:code" and not told["workload"]["synthetic"]
-    assert told["setup"]["step_times"] == "linear:decode_ps=0"
+    output = json.loads((folder / "o/experiment.json").read_text())
+    assert output["workload"]["trace"] == "azure:code" and not output["workload"]["synthetic"]
+    assert output["setup"]["step_times"] == "linear:decode_ps=0"
 
 
 @pytest.mark.sampled(3)
@@ -153,8 +153,8 @@ def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
     command = ["lab", "adversary", "fcfs", "sarathi", "--trials", "3", "--metric", "gap_mean"]
     options = ["--requests", "40", "--seeds", "1", "--out", "out", "--jobs", "1"]
     assert main([*command, *options]) == 0
-    told = capsys.readouterr().out
-    assert "With 10 new seeds, fcfs has a regret of +" in told
+    output = capsys.readouterr().out
+    assert "With 10 new seeds, fcfs has a regret of +" in output
     assert main(["lab", "compare", "out/adversary.json", "--out", "out", "--no-report"]) == 0
     assert "20 runs, 20 reused" in capsys.readouterr().out
     assert main([*command, "--trace", "chat"]) == 2
@@ -164,8 +164,8 @@ def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
 def test_run_writes_a_decision_log_that_explain_and_diff_read(folder, capsys):
     command = ["lab", "run", "fcfs", "--trace", "azure:conv", "--requests", "80", "--load", "2"]
     assert main([*command, "--decision-log", "a.log", "--perfetto", "a.json"]) == 0
-    told = capsys.readouterr().out
-    assert "80 requests at" in told and "Time to first token, mean" in told
+    output = capsys.readouterr().out
+    assert "80 requests at" in output and "Time to first token, mean" in output
     assert len(json.loads((folder / "a.json").read_text())["traceEvents"]) > 300
     assert main(["lab", "replay", "a.log"]) == 0
     assert main(["lab", "explain", "a.log", "5"]) == 0

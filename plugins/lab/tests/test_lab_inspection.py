@@ -39,8 +39,8 @@ class Recording:
             policy=policy_cls,
         )
         recorder = DecisionRecorder(path, scheduler_cls, context)
-        made = construct("scheduler", scheduler_cls, recorder.context)
-        self.scheduler = RecordedScheduler(made, recorder)
+        created = construct("scheduler", scheduler_cls, recorder.context)
+        self.scheduler = RecordedScheduler(created, recorder)
 
     def add(self, name, length=5, max_tokens=3, **fields):
         request = EngineCoreRequest(
@@ -168,15 +168,15 @@ def test_explain_reports_a_held_request_and_a_plan_that_ends_early(tmp_path, mon
 
 
 def test_the_observed_step_has_the_order_and_every_action(log):
-    found = observe_step(log, 0)
-    assert [one.request_id for one in found.view.waiting] == ["a", "b", "c"]
-    assert describe_actions(found.view) == [
+    result = observe_step(log, 0)
+    assert [item.request_id for item in result.view.waiting] == ["a", "b", "c"]
+    assert describe_actions(result.view) == [
         "continue: 0 tokens [16 tokens, 2 rows, 32 blocks left]",
         "run a: 5 tokens [16 tokens, 2 rows, 32 blocks left]",
         "run b: 5 tokens [11 tokens, 1 rows, 30 blocks left]",
         "run c: denied: seats [6 tokens, 0 rows, 28 blocks left]",
     ]
-    assert found.granted == {"a": 5, "b": 5}
+    assert result.granted == {"a": 5, "b": 5}
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "sjf", "vtc", "sarathi", "mlfq"])
@@ -193,18 +193,18 @@ def test_observing_a_step_does_not_change_the_plans(policy, tmp_path):
 
 def test_the_commands_print_the_reason_and_the_step(log, capsys):
     assert main(["lab", "explain", str(log), "0", "c"]) == 0
-    told = capsys.readouterr().out
-    assert "c was waiting at position 3 of 3" in told
-    assert "0 running, 3 waiting; 16 of 16 tokens, 2 of 2 rows and 32 blocks" in told
-    assert "run c: denied: seats" in told
+    output = capsys.readouterr().out
+    assert "c was waiting at position 3 of 3" in output
+    assert "0 running, 3 waiting; 16 of 16 tokens, 2 of 2 rows and 32 blocks" in output
+    assert "run c: denied: seats" in output
 
 
 def test_diff_shows_the_first_different_step_with_both_views(log, capsys):
     assert main(["lab", "diff", str(log), "priority"]) == 1
-    told = capsys.readouterr().out
-    assert "The first 0 steps are equal. Step 0 differs:" in told
-    assert "a: 5 tokens with" in told and "c: 0 tokens with" in told
-    assert told.count("rows and 32 blocks of 4 tokens free") == 2
+    output = capsys.readouterr().out
+    assert "The first 0 steps are equal. Step 0 differs:" in output
+    assert "a: 5 tokens with" in output and "c: 0 tokens with" in output
+    assert output.count("rows and 32 blocks of 4 tokens free") == 2
     assert main(["lab", "diff", str(log), "fcfs"]) == 0
     assert "the same 6 plans" in capsys.readouterr().out
 

@@ -38,9 +38,9 @@ def recorded(path, name):
 
 def record(path, name, seed):
     """Record random calls of a scheduler or policy; return the `SchedulerDriver`."""
-    made, policy_cls = recorded(path, name)
+    created, policy_cls = recorded(path, name)
     program = random_program(seed)
-    driver = SchedulerDriver(made, program, policy=policy_cls)
+    driver = SchedulerDriver(created, program, policy=policy_cls)
     play(program, driver)
     return driver
 
@@ -56,19 +56,19 @@ def test_a_replay_creates_the_recorded_plans(name, tmp_path):
     for seed in SEEDS:
         path = tmp_path / f"{seed}.log"
         driver = record(path, name, seed)
-        found = replay(path)
-        assert found.difference is None and not found.truncated
-        assert found.num_steps == len(driver.plans) > 20
+        result = replay(path)
+        assert result.difference is None and not result.truncated
+        assert result.num_steps == len(driver.plans) > 20
         summary = summarize(LogReader(path), LogObserver())
-        assert summary.num_steps == found.num_steps
-        assert summary.num_requests == found.num_requests
+        assert summary.num_steps == result.num_steps
+        assert summary.num_requests == result.num_requests
         assert summary.num_tokens == sum(plan.total_num_tokens for plan in driver.plans)
         done["preemptions"] += summary.num_preemptions
         done["hits"] += summary.num_cached_tokens
         done["aborts"] += summary.num_aborted
         done["drafts"] += driver.drafts.num_verified
         done["deep"] += driver.program.depth == 2
-        done["paused"] += RecordKind.PAUSE in [one.kind for one in LogReader(path)]
+        done["paused"] += RecordKind.PAUSE in [item.kind for item in LogReader(path)]
     preempts = name not in ("orca", "static")
     assert all(count for what, count in done.items() if what != "preemptions" or preempts), done
 
@@ -76,11 +76,11 @@ def test_a_replay_creates_the_recorded_plans(name, tmp_path):
 def test_a_replay_uses_the_scheduler_and_the_times_in_the_log(tmp_path):
     path = tmp_path / "one.log"
     driver = record(path, CORE, 3)
-    found = replay(path)
-    assert found.scheduler == CORE
+    result = replay(path)
+    assert result.scheduler == CORE
     # `SchedulerDriver` advances its clock by 1 ms per step, before every reading except the first.
-    assert found.covered_ns > 0 and not found.covered_ns % 1_000_000
-    assert found.covered_ns <= len(driver.plans) * 1_000_000
+    assert result.covered_ns > 0 and not result.covered_ns % 1_000_000
+    assert result.covered_ns <= len(driver.plans) * 1_000_000
 
 
 def newest_first(pool, count):
@@ -106,10 +106,10 @@ def test_a_replay_names_the_step_at_which_another_scheduler_differs(tmp_path):
         path = tmp_path / f"{seed}.log"
         record(path, CORE, seed)
         assert replay(path, scheduler=CORE).difference is None
-        found = replay(path, scheduler="priority")
-        if found.difference is not None:
-            assert found.difference.step == found.num_steps
-            first |= set(found.difference.fields)
+        result = replay(path, scheduler="priority")
+        if result.difference is not None:
+            assert result.difference.step == result.num_steps
+            first |= set(result.difference.fields)
     assert "joins" in first
 
 
@@ -118,8 +118,8 @@ def test_the_complete_records_of_a_truncated_log_are_replayed(tmp_path):
     record(path, "sjf", 2)
     whole = replay(path).num_steps
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    found = replay(path)
-    assert found.truncated and found.difference is None and 0 < found.num_steps < whole
+    result = replay(path)
+    assert result.truncated and result.difference is None and 0 < result.num_steps < whole
 
 
 def test_a_log_without_a_header_is_rejected(tmp_path):

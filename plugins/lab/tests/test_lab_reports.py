@@ -107,8 +107,8 @@ def test_the_curves_show_the_means_over_seeds(done):
     lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
     assert set(lines) == {"fcfs", "shortest"}
     loads, means = lines["fcfs"].get_data()
-    runs = [one for one in results.records if one.key.policy == "fcfs" and one.key.load == 0.9]
-    expected = sum(one.values["e2e_mean"] for one in runs) / 6
+    runs = [item for item in results.records if item.key.policy == "fcfs" and item.key.load == 0.9]
+    expected = sum(item.values["e2e_mean"] for item in runs) / 6
     assert list(loads) == [0.5, 0.9] and means[1] == pytest.approx(expected)
     assert drawn("load", draw_curves, results, "real") is None
 
@@ -207,7 +207,7 @@ def test_a_trace_has_steps_phases_and_counters():
         for column, value in zip(vars(steps).values(), values, strict=True):
             column.append(value)
     events = list(trace_events(requests, steps, ["a", "b"]))
-    spans = [(one["name"], one["ts"], one["dur"]) for one in events if one["ph"] == "X"]
+    spans = [(item["name"], item["ts"], item["dur"]) for item in events if item["ph"] == "X"]
     assert spans == [
         ("prefill", 0.0, 1e6),
         ("decode", 1e6, 1e6),
@@ -215,7 +215,7 @@ def test_a_trace_has_steps_phases_and_counters():
         ("prefill", 1e6, 1e6),
         ("decode", 2e6, 3e6),
     ]
-    counters = [one["args"]["value"] for one in events if one["ph"] == "C"]
+    counters = [item["args"]["value"] for item in events if item["ph"] == "C"]
     assert counters == [3, 1, 1, 4, 2, 0]
 
 
@@ -223,9 +223,13 @@ def test_the_traces_of_a_report_are_json_for_perfetto(done):
     _, files, _ = done
     assert [path.name for path in files.traces] == ["fcfs_sim_0.9.json", "shortest_sim_0.9.json"]
     events = json.loads(files.traces[0].read_text())["traceEvents"]
-    names = {one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    names = {item["args"]["name"] for item in events if item["name"] == "thread_name"}
     assert len(names) == 300
-    assert {one["name"] for one in events if one["ph"] == "X"} >= {"waiting", "prefill", "decode"}
+    assert {item["name"] for item in events if item["ph"] == "X"} >= {
+        "waiting",
+        "prefill",
+        "decode",
+    }
 
 
 def test_a_report_without_a_complete_run_is_rejected(done, tmp_path):
@@ -233,7 +237,7 @@ def test_a_report_without_a_complete_run_is_rejected(done, tmp_path):
     empty = type(results)(
         spec=results.spec,
         capacity=1.0,
-        records=[one for one in results.records if not one.ok],
+        records=[item for item in results.records if not item.ok],
         folder=results.folder,
     )
     with pytest.raises(UserError, match=r"no run is complete.*is broken"):

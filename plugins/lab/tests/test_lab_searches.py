@@ -29,7 +29,7 @@ def options(out, **fields):
 @pytest.mark.parametrize("halving", [False, True])
 def test_a_sweep_finds_the_best_options(halving, tmp_path):
     rounds = []
-    found = sweep(
+    result = sweep(
         spec_of(["fcfs"]),
         candidates_of("tuned", {"slowness": SLOWNESS}),
         "e2e_mean",
@@ -37,15 +37,15 @@ def test_a_sweep_finds_the_best_options(halving, tmp_path):
         halving=halving,
         on_round=lambda count, seeds: rounds.append((count, seeds)),
     )
-    best = found.candidates[0]
+    best = result.candidates[0]
     assert best.options == {"slowness": 0.5} and best.verdict == "better" and best.num_seeds == 8
-    assert [one.name for one in found.candidates] == [
+    assert [item.name for item in result.candidates] == [
         f"slowness={value}" for value in sorted(SLOWNESS)
     ]
-    assert found.candidates[-1].verdict in ("worse", "not distinguishable")
+    assert result.candidates[-1].verdict in ("worse", "not distinguishable")
     assert rounds == ([(6, 2), (3, 4), (2, 8)] if halving else [(6, 8)])
     if halving:
-        assert [one.num_seeds for one in found.candidates] == [8, 8, 4, 2, 2, 2]
+        assert [item.num_seeds for item in result.candidates] == [8, 8, 4, 2, 2, 2]
 
 
 def test_halving_reuses_the_runs_of_earlier_rounds(tmp_path):
@@ -58,9 +58,9 @@ def test_halving_reuses_the_runs_of_earlier_rounds(tmp_path):
 def test_a_candidate_that_fails_is_last(tmp_path):
     candidates = [*candidates_of("tuned", {"slowness": (1.0, 0.5)})]
     candidates.append(candidates[0].model_copy(update={"policy": "raises", "label": "broken"}))
-    found = sweep(spec_of(["fcfs"]), candidates, "e2e_mean", options(tmp_path), halving=False)
-    assert found.candidates[-1].name == "broken" and found.candidates[-1].mean is None
-    assert found.candidates[-1].verdict == "failed"
+    result = sweep(spec_of(["fcfs"]), candidates, "e2e_mean", options(tmp_path), halving=False)
+    assert result.candidates[-1].name == "broken" and result.candidates[-1].mean is None
+    assert result.candidates[-1].verdict == "failed"
 
 
 def test_a_metric_whose_higher_values_are_better_is_maximized(tmp_path):
@@ -73,15 +73,15 @@ def test_a_metric_whose_higher_values_are_better_is_maximized(tmp_path):
         },
     )
     candidates = candidates_of("tuned", {"slowness": (2.0, 0.5)})
-    found = sweep(spec, candidates, "goodput", options(tmp_path), halving=False)
-    assert found.candidates[0].options == {"slowness": 0.5}
+    result = sweep(spec, candidates, "goodput", options(tmp_path), halving=False)
+    assert result.candidates[0].options == {"slowness": 0.5}
 
 
 def test_options_of_a_sweep_are_json_values_or_strings():
     assert parse_option("chunk=128,256") == ("chunk", [128, 256])
     assert parse_option("a=0.5, true,x") == ("a", [0.5, True, "x"])
     grid = candidates_of("p", {"a": [1, 2], "b": ["x", "y"]})
-    assert [one.name for one in grid] == ["a=1,b=x", "a=1,b=y", "a=2,b=x", "a=2,b=y"]
+    assert [item.name for item in grid] == ["a=1,b=x", "a=1,b=y", "a=2,b=x", "a=2,b=y"]
     for bad in ("chunk", "=1", "chunk="):
         with pytest.raises(UserError, match="NAME=VALUE"):
             parse_option(bad)
@@ -96,29 +96,29 @@ def test_options_of_a_sweep_are_json_values_or_strings():
 def test_an_adversary_finds_a_workload_that_new_seeds_confirm(tmp_path):
     spec = spec_of(["shortest", "fcfs"], seeds=2)
     shown = []
-    found = search_adversary(
+    result = search_adversary(
         spec,
         "norm_latency",
         10,
         options(tmp_path),
         on_trial=lambda number, trial: shown.append(trial.regret),
     )
-    assert len(found.trials) == len(shown) == 10
-    assert found.found.regret == max(shown) > 1.0
-    assert found.confirmed.regret > 0.3 and found.confirmed.comparison.verdict == "worse"
-    assert found.confirmed.comparison.difference.t.num_values == 10
-    assert found.spec.first_seed == 2 and found.spec.seeds == 10
+    assert len(result.trials) == len(shown) == 10
+    assert result.found.regret == max(shown) > 1.0
+    assert result.confirmed.regret > 0.3 and result.confirmed.comparison.verdict == "worse"
+    assert result.confirmed.comparison.difference.t.num_values == 10
+    assert result.spec.first_seed == 2 and result.spec.seeds == 10
     for name, (low, high) in BOUNDS.items():
-        assert all(low <= trial.parameters[name] <= high * 1.0001 for trial in found.trials)
+        assert all(low <= trial.parameters[name] <= high * 1.0001 for trial in result.trials)
 
 
 def test_the_found_workload_can_be_repeated_from_its_file(tmp_path):
-    found = search_adversary(
+    result = search_adversary(
         spec_of(["shortest", "fcfs"], seeds=1), "e2e_mean", 2, options(tmp_path)
     )
     path = tmp_path / "adversary.json"
-    path.write_text(found.spec.model_dump_json())
-    assert make_spec(read_spec(path)) == found.spec
+    path.write_text(result.spec.model_dump_json())
+    assert make_spec(read_spec(path)) == result.spec
 
 
 def test_an_adversary_depends_only_on_its_seed(tmp_path):

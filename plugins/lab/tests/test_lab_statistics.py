@@ -52,12 +52,12 @@ def test_a_textbook_paired_t_test_is_reproduced():
     """Gosset's data on two soporifics (1908): t = 4.0621 with 9 degrees, p = 0.002833."""
     first = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
     second = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
-    found = paired_difference(first, second)
-    assert found.t.mean == pytest.approx(1.58)
-    assert (found.t.low, found.t.high) == pytest.approx((0.7001, 2.4599), abs=1e-4)
-    assert found.p_value == pytest.approx(0.002833, abs=1e-6)
-    assert found.excludes_zero and 0.7 < found.boot_low < found.boot_high < 2.5
-    assert found.relative == pytest.approx(1.58 / 0.75)
+    result = paired_difference(first, second)
+    assert result.t.mean == pytest.approx(1.58)
+    assert (result.t.low, result.t.high) == pytest.approx((0.7001, 2.4599), abs=1e-4)
+    assert result.p_value == pytest.approx(0.002833, abs=1e-6)
+    assert result.excludes_zero and 0.7 < result.boot_low < result.boot_high < 2.5
+    assert result.relative == pytest.approx(1.58 / 0.75)
 
 
 def test_pairing_removes_what_both_sides_have_in_common():
@@ -74,16 +74,16 @@ def test_intervals_cover_the_true_mean_as_often_as_they_state():
     rng, covered, bootstrap = Random(2), 0, 0
     for trial in range(400):
         values = [rng.gauss(5, 2) for _ in range(10)]
-        found = paired_difference([0.0] * 10, values, seed=trial)
-        covered += found.t.low <= 5 <= found.t.high
-        bootstrap += found.boot_low <= 5 <= found.boot_high
+        result = paired_difference([0.0] * 10, values, seed=trial)
+        covered += result.t.low <= 5 <= result.t.high
+        bootstrap += result.boot_low <= 5 <= result.boot_high
     assert 0.92 <= covered / 400 <= 0.98
     assert 0.84 <= bootstrap / 400 <= 0.97
 
 
 def test_a_single_pair_has_no_interval_and_equal_pairs_have_no_difference():
-    found = paired_difference([1.0], [2.0])
-    assert math.isnan(found.t.low) and found.p_value == 1.0 and not found.excludes_zero
+    result = paired_difference([1.0], [2.0])
+    assert math.isnan(result.t.low) and result.p_value == 1.0 and not result.excludes_zero
     equal = paired_difference([1.0, 2.0], [1.0, 2.0])
     assert equal.p_value == 1.0 and not equal.excludes_zero
     constant = paired_difference([1.0, 2.0], [3.0, 4.0])

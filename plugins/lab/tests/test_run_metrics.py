@@ -70,33 +70,33 @@ def measure(rows, requests=None, cut=ALL, **fields):
 
 
 def test_latencies_follow_their_definitions():
-    found = measure([(0, 1, 2, 6), (1, 2, 5, 7)]).values
-    assert found["ttft_mean"] == pytest.approx(3.0)
-    assert found["tpot_mean"] == pytest.approx((4 / 4 + 2 / 4) / 2)
-    assert found["e2e_mean"] == pytest.approx(6.0) and found["e2e_p50"] == pytest.approx(6.0)
-    assert found["norm_latency"] == pytest.approx(6 / 5)
-    assert found["gap_mean"] == pytest.approx(0.5)
-    assert found["wait_mean"] == pytest.approx(1.0)
-    assert found["starvation_age"] == pytest.approx(1.0)
+    match = measure([(0, 1, 2, 6), (1, 2, 5, 7)]).values
+    assert match["ttft_mean"] == pytest.approx(3.0)
+    assert match["tpot_mean"] == pytest.approx((4 / 4 + 2 / 4) / 2)
+    assert match["e2e_mean"] == pytest.approx(6.0) and match["e2e_p50"] == pytest.approx(6.0)
+    assert match["norm_latency"] == pytest.approx(6 / 5)
+    assert match["gap_mean"] == pytest.approx(0.5)
+    assert match["wait_mean"] == pytest.approx(1.0)
+    assert match["starvation_age"] == pytest.approx(1.0)
 
 
 def test_a_request_with_one_token_has_no_time_per_output_token():
-    found = measure([(0, 0, 1, 1, {"num_output_tokens": 1}), (0, 0, 1, 5)]).values
-    assert found["tpot_mean"] == pytest.approx(1.0) and found["gap_p50"] == pytest.approx(0.5)
+    match = measure([(0, 0, 1, 1, {"num_output_tokens": 1}), (0, 0, 1, 5)]).values
+    assert match["tpot_mean"] == pytest.approx(1.0) and match["gap_p50"] == pytest.approx(0.5)
 
 
 def test_unfinished_requests_are_counted_and_never_dropped_from_means():
-    found = measure([(0, 0, 1, 2), (0, 0, 1, NEVER), (0, NEVER, NEVER, NEVER)])
-    assert found.num_censored == 2 and found.num_measured == 3
-    assert found.values["e2e_mean"] is None and found.values["e2e_p50"] is None
-    assert found.values["ttft_mean"] is None and found.values["ttft_p50"] == pytest.approx(1.0)
-    assert found.values["starvation_age"] == pytest.approx(100.0)
+    match = measure([(0, 0, 1, 2), (0, 0, 1, NEVER), (0, NEVER, NEVER, NEVER)])
+    assert match.num_censored == 2 and match.num_measured == 3
+    assert match.values["e2e_mean"] is None and match.values["e2e_p50"] is None
+    assert match.values["ttft_mean"] is None and match.values["ttft_p50"] == pytest.approx(1.0)
+    assert match.values["starvation_age"] == pytest.approx(100.0)
 
 
 def test_failed_requests_are_counted():
-    found = measure([(0, 0, 1, 2), (0, NEVER, NEVER, NEVER, {"failed": 1})])
-    assert found.num_failed == 1 and found.num_censored == 0
-    assert found.values["e2e_mean"] == pytest.approx(2.0)
+    match = measure([(0, 0, 1, 2), (0, NEVER, NEVER, NEVER, {"failed": 1})])
+    assert match.num_failed == 1 and match.num_censored == 0
+    assert match.values["e2e_mean"] == pytest.approx(2.0)
 
 
 def test_a_99th_percentile_needs_enough_requests():
@@ -108,8 +108,8 @@ def test_a_99th_percentile_needs_enough_requests():
 
 def test_warm_up_and_drain_are_not_measured():
     rows = [(n, n, n + (50 if n in (0, 9) else 1), n + 60) for n in range(10)]
-    found = measure(rows, cut=Cut(warmup=0.1, drain=0.1))
-    assert found.num_measured == 8 and found.values["ttft_mean"] == pytest.approx(1.0)
+    match = measure(rows, cut=Cut(warmup=0.1, drain=0.1))
+    assert match.num_measured == 8 and match.values["ttft_mean"] == pytest.approx(1.0)
     assert measure(rows).values["ttft_mean"] > 10
 
 
@@ -123,21 +123,21 @@ def test_goodput_and_attainment_need_every_objective():
         (3, 3, 4, NEVER),
         (4, 4, 90, 91),  # no objective
     ]
-    found = measure(rows, requests)
-    assert found.values["slo_attainment"] == pytest.approx(0.25)
-    assert found.values["goodput"] == pytest.approx(1 / 4)
-    assert found.classes["chat"] == {
+    match = measure(rows, requests)
+    assert match.values["slo_attainment"] == pytest.approx(0.25)
+    assert match.values["goodput"] == pytest.approx(1 / 4)
+    assert match.classes["chat"] == {
         "requests": 4.0,
         "slo_attainment": 0.25,
         "goodput": pytest.approx(0.25),
     }
-    assert found.classes["free"]["slo_attainment"] == 1.0
+    assert match.classes["free"]["slo_attainment"] == 1.0
     assert measure(rows).values["goodput"] is None
 
 
 def test_throughput_counts_the_tokens_between_the_first_and_the_last_arrival():
-    found = measure([(0, 0, 0, 10, {"num_output_tokens": 20}), (5, 20, 20, 30)]).values
-    assert found["throughput"] == pytest.approx(10 / 5)
+    match = measure([(0, 0, 0, 10, {"num_output_tokens": 20}), (5, 20, 20, 30)]).values
+    assert match["throughput"] == pytest.approx(10 / 5)
 
 
 def test_preemptions_recomputation_and_cache_hits_are_shares_of_the_measured_requests():
@@ -145,9 +145,9 @@ def test_preemptions_recomputation_and_cache_hits_are_shares_of_the_measured_req
         (0, 0, 1, 2, {"num_preemptions": 3, "num_recomputed_tokens": 30}),
         (0, 0, 1, 2, {"num_cached_tokens": 8}),
     ]
-    found = measure(rows).values
-    assert found["preemptions"] == 1.5 and found["hit_rate"] == pytest.approx(8 / 20)
-    assert found["recompute_share"] == pytest.approx(30 / (30 + 15 + 7))
+    match = measure(rows).values
+    assert match["preemptions"] == 1.5 and match["hit_rate"] == pytest.approx(8 / 20)
+    assert match["recompute_share"] == pytest.approx(30 / (30 + 15 + 7))
 
 
 def test_step_metrics_are_weighted_by_time():
@@ -162,10 +162,10 @@ def test_step_metrics_are_weighted_by_time():
         num_used_blocks=array("q", [40, 80, 0]),
     )
     rows = [(0, 0, 1, 2), (1, 1, 2, 3)]
-    found = measure(rows, steps=steps, scheduler_ns=5_000).values
-    assert found["cache_usage"] == pytest.approx((40 + 3 * 80) / 4 / 100)
-    assert found["budget_fill"] == pytest.approx(128 / (4 * 64))
-    assert found["scheduler_us"] == pytest.approx(5.0)
+    match = measure(rows, steps=steps, scheduler_ns=5_000).values
+    assert match["cache_usage"] == pytest.approx((40 + 3 * 80) / 4 / 100)
+    assert match["budget_fill"] == pytest.approx(128 / (4 * 64))
+    assert match["scheduler_us"] == pytest.approx(5.0)
 
 
 def test_an_infinite_cache_hits_shared_prefixes_and_previous_turns():

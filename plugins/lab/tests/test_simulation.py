@@ -24,9 +24,9 @@ POLICIES = (
 def test_skipping_decode_steps_changes_no_plan_and_no_time(policy, caching, num_blocks):
     for seed in range(3):
         load = random_workload(seed, mean_gap_ns=(10**6, 3 * 10**7, 3 * 10**8)[seed])
-        made = setup(policy, num_blocks=num_blocks, enable_prefix_caching=caching)
+        created = setup(policy, num_blocks=num_blocks, enable_prefix_caching=caching)
         runs = [
-            Recorded(load.requests, made, TIMES, macro_steps=macro_steps)
+            Recorded(load.requests, created, TIMES, macro_steps=macro_steps)
             for macro_steps in (False, True)
         ]
         every, skipping = (run.run(RunLimits()) for run in runs)
@@ -114,10 +114,10 @@ def test_a_failing_policy_ends_the_run_with_its_error(tmp_path):
         "        if view.step_id > 3: raise KeyError('lost')\n"
         "        return 0\n"
     )
-    made = EngineSetup(
+    created = EngineSetup(
         scheduler=f"{file}:Bad", limits=setup().limits, num_blocks=600, trust_local_code=True
     )
-    result = simulate(random_workload(1), made, TIMES)
+    result = simulate(random_workload(1), created, TIMES)
     assert "KeyError" in result.error and "lost" in result.error
 
 
@@ -131,10 +131,10 @@ def test_a_policy_that_schedules_no_request_ends_the_simulation(tmp_path):
         "        return\n"
         "        yield\n"
     )
-    made = EngineSetup(
+    created = EngineSetup(
         scheduler=f"{file}:Lazy", limits=setup().limits, num_blocks=600, trust_local_code=True
     )
-    result = simulate(workload(request(0)), made, TIMES)
+    result = simulate(workload(request(0)), created, TIMES)
     assert f"scheduled no request in {MAX_IDLE_STEPS} consecutive steps" in result.error
     assert list(result.requests.finished_ns) == [NEVER]
 
@@ -147,10 +147,10 @@ def test_the_error_of_a_failed_policy_is_kept_although_its_shutdown_fails(tmp_pa
         "    def schedule(self): raise ValueError('first')\n"
         "    def shutdown(self): raise KeyError('second')\n"
     )
-    made = EngineSetup(
+    created = EngineSetup(
         scheduler=f"{file}:Bad", limits=setup().limits, num_blocks=600, trust_local_code=True
     )
-    assert "first" in simulate(workload(request(0)), made, TIMES).error
+    assert "first" in simulate(workload(request(0)), created, TIMES).error
 
 
 def test_the_time_of_the_scheduler_is_measured():

@@ -33,7 +33,7 @@ def test_every_request_gets_its_output_on_one_prefill_and_one_decode_replica():
     assert list(result.requests.num_output_tokens) == lengths
     assert NEVER not in result.requests.finished_ns
     prefill, decode = result.replicas[:2], result.replicas[2:]
-    assert sum(max(one.requests.num_output_tokens) for one in prefill) == 2
+    assert sum(max(entry.requests.num_output_tokens) for entry in prefill) == 2
     longer = sum(length > 1 for length in lengths)
     arrived = [t for replica in decode for t in replica.requests.arrival_ns if t != NEVER]
     assert len(arrived) == longer < len(lengths)
@@ -59,8 +59,8 @@ def test_a_single_request_waits_for_its_transfer():
 def test_transfers_to_a_replica_share_its_link():
     arrivals = workload(*[request(n, num_prompt_tokens=160) for n in range(4)])
     cost = TransferCost(latency_ns=10**9, ps_per_token=0)
-    one, four = split(arrivals, cost=cost), split(arrivals, 1, 4, cost=cost)
-    first = sorted(one.requests.max_gap_ns)
+    item, four = split(arrivals, cost=cost), split(arrivals, 1, 4, cost=cost)
+    first = sorted(item.requests.max_gap_ns)
     assert first[-1] > 3.9e9 and first[0] < 1.5e9
     assert max(four.requests.max_gap_ns) < 1.5e9
 

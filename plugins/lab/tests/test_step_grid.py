@@ -20,21 +20,21 @@ from dovetail_lab.step_times.design import design
 )
 def test_the_requests_of_the_grid_fit_the_model_and_the_cache(limits, num_tokens):
     limits = setup(**{"max_model_len": 512} | limits).limits
-    for one in design(limits, num_tokens, 0):
-        for each in one.requests:
+    for item in design(limits, num_tokens, 0):
+        for each in item.requests:
             assert each.num_prompt_tokens >= 1 and each.num_output_tokens >= 1
             assert each.num_prompt_tokens + each.num_output_tokens <= limits.max_model_len
-        total = sum(each.num_prompt_tokens + each.num_output_tokens for each in one.requests)
-        assert total <= num_tokens or "decodes" not in one.name
+        total = sum(each.num_prompt_tokens + each.num_output_tokens for each in item.requests)
+        assert total <= num_tokens or "decodes" not in item.name
 
 
 def test_the_grid_has_full_batches_of_the_longest_contexts_and_every_batch_size():
-    made = setup(max_num_seqs=16, max_model_len=512)
+    created = setup(max_num_seqs=16, max_model_len=512)
     longest, rows = 0, set()
-    for one in design(made.limits, 9600, 0):
-        if "decodes" not in one.name:
+    for item in design(created.limits, 9600, 0):
+        if "decodes" not in item.name:
             continue
-        engine = Recorded(one.requests, made, TIMES, macro_steps=False)
+        engine = Recorded(item.requests, created, TIMES, macro_steps=False)
         assert not engine.run(RunLimits()).error
         for _, starts, num_tokens, *_ in engine.plans.values():
             if set(num_tokens) == {1}:

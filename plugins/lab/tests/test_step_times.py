@@ -125,7 +125,7 @@ def test_the_table_of_residuals_corrects_sizes_that_the_terms_cannot_describe():
     uneven = calibration(samples(odd=1.5))
     plain = uneven.model_copy(update={"decode_factors": (), "prefill_factors": ()})
     held_out = samples(seed=1, odd=1.5)
-    errors = [model_quality(held_out, CalibratedStepTimes(one)).mape for one in (plain, uneven)]
+    errors = [model_quality(held_out, CalibratedStepTimes(item)).mape for item in (plain, uneven)]
     assert errors[1] < errors[0] / 2
 
 
@@ -136,7 +136,7 @@ def cache_effect(rows, context):
 
 
 def prefill_samples():
-    return [one for one in samples() if one.features.num_prefills]
+    return [item for item in samples() if item.features.num_prefills]
 
 
 def decode_samples(all_rows, contexts, noise=0.0):
@@ -158,7 +158,7 @@ def test_a_jump_of_the_time_per_cached_token_is_fitted_between_the_measured_cont
     jump = calibration([*steps, *prefill_samples()])
     linear = jump.model_copy(update={"decode_factors": ()})
     held_out = decode_samples((3, 7, 10, 16), (40, 120, 230, 320, 430))
-    terms, tables = (model_quality(held_out, CalibratedStepTimes(one)) for one in (linear, jump))
+    terms, tables = (model_quality(held_out, CalibratedStepTimes(item)) for item in (linear, jump))
     assert terms.bias < -0.2 and terms.mape > 0.25
     assert tables.mape < 0.06 and abs(tables.bias) < 0.03
 
@@ -170,16 +170,16 @@ def test_step_times_of_batch_sizes_that_were_not_measured_are_interpolated():
     held_out = decode_samples((3, 6, 12), contexts)
     assert model_quality(held_out, model).mape < 0.15
     # Outside the measured contexts, the outer factors continue.
-    (last,), (beyond,) = (model.decode_times_ns(16, 16 * one, 1) for one in (490, 980))
+    (last,), (beyond,) = (model.decode_times_ns(16, 16 * item, 1) for item in (490, 980))
     assert last < beyond < 2.5 * last
 
 
 def test_consecutive_decode_steps_have_the_times_of_single_steps():
     steps = decode_samples(range(1, 17, 3), (20, 60, 140, 300), noise=0.3)
-    made = calibration([*steps, *prefill_samples()])
-    slow = {name: value * 10**5 for name, value in made.step_ps.items()}
-    for one in (made, made.model_copy(update={"step_ps": slow})):
-        model = CalibratedStepTimes(one)
+    created = calibration([*steps, *prefill_samples()])
+    slow = {name: value * 10**5 for name, value in created.step_ps.items()}
+    for item in (created, created.model_copy(update={"step_ps": slow})):
+        model = CalibratedStepTimes(item)
         for rows, first in ((1, 0), (5, 77), (16, 16 * 10), (31, 31 * 200)):
             features = (StepFeatures(0, 0, rows, first + rows * n, 0, 0, 0) for n in range(400))
             times = model.decode_times_ns(rows, first, 400)
@@ -381,6 +381,6 @@ def test_the_shipped_calibrations_are_valid():
     for name in names:
         reference = StepTimeReference(name=f"calibrated:{name}")
         assert reference.load().decode_times_ns(4, 400, 3).min() > 10_000
-        assert not any("extrapolated" in one for one in reference.problems(engine))
+        assert not any("extrapolated" in item for item in reference.problems(engine))
     with pytest.raises(UserError, match="Shipped ones are demo"):
         StepTimeReference(name="calibrated:none").load()

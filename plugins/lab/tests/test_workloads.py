@@ -38,9 +38,9 @@ def mean_rate(workload):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_every_preset_gives_valid_requests(name):
-    made = requests(synthetic=name)
+    created = requests(synthetic=name)
     seen = set()
-    for request in made:
+    for request in created:
         assert request.num_prompt_tokens >= 1 and request.num_output_tokens >= 1
         assert request.num_prompt_tokens + request.max_tokens <= 16384
         assert request.num_output_tokens <= request.max_tokens
@@ -48,7 +48,7 @@ def test_every_preset_gives_valid_requests(name):
         assert len(request.prefix_hashes) in (0, -(-request.num_prompt_tokens // 512))
         seen.add(request.request_id)
     assert len(seen) == 400
-    assert [one.arrival_ns for one in made] == sorted(one.arrival_ns for one in made)
+    assert [item.arrival_ns for item in created] == sorted(item.arrival_ns for item in created)
 
 
 @pytest.mark.parametrize("fields", [{"trace": "azure:conv"}, {"synthetic": "conversations"}])
@@ -62,10 +62,10 @@ def test_the_load_changes_only_the_times(fields):
 
 
 def test_a_workload_depends_only_on_its_description_and_seed():
-    one, same, other = (build(synthetic="chat", seed=seed).workload for seed in (3, 3, 4))
-    assert one == same
-    assert one.fingerprint != other.fingerprint and one.requests != other.requests
-    assert build(synthetic="chat", seed=3, rate=2.5).workload.fingerprint != one.fingerprint
+    item, same, other = (build(synthetic="chat", seed=seed).workload for seed in (3, 3, 4))
+    assert item == same
+    assert item.fingerprint != other.fingerprint and item.requests != other.requests
+    assert build(synthetic="chat", seed=3, rate=2.5).workload.fingerprint != item.fingerprint
 
 
 def test_a_trace_keeps_the_shape_of_its_arrivals_at_any_rate():
@@ -84,9 +84,9 @@ def test_seeds_use_different_rows_and_report_when_rows_overlap():
 
 def lengths_cv(process, rate=2.0, **options):
     spec = ArrivalSpec(process=process, **options)
-    made = requests(synthetic="chat", num_requests=4000, rate=rate, arrivals=spec)
-    gaps = [(b.arrival_ns - a.arrival_ns) / NS for a, b in itertools.pairwise(made)]
-    return mean_rate(made), statistics.pstdev(gaps) / statistics.mean(gaps)
+    created = requests(synthetic="chat", num_requests=4000, rate=rate, arrivals=spec)
+    gaps = [(b.arrival_ns - a.arrival_ns) / NS for a, b in itertools.pairwise(created)]
+    return mean_rate(created), statistics.pstdev(gaps) / statistics.mean(gaps)
 
 
 def test_arrival_processes_have_the_requested_rate_and_burstiness():
@@ -102,43 +102,43 @@ def test_arrival_processes_have_the_requested_rate_and_burstiness():
 
 def test_diurnal_arrivals_are_denser_in_the_first_half_of_a_period():
     spec = ArrivalSpec(process="diurnal", period_s=100, amplitude=1.0)
-    made = requests(synthetic="chat", num_requests=4000, arrivals=spec)
-    first_half = sum(one.arrival_ns % (100 * NS) < 50 * NS for one in made)
-    assert first_half > 0.7 * len(made)
+    created = requests(synthetic="chat", num_requests=4000, arrivals=spec)
+    first_half = sum(item.arrival_ns % (100 * NS) < 50 * NS for item in created)
+    assert first_half > 0.7 * len(created)
 
 
 def test_a_burst_arrives_at_once_and_without_think_time():
-    made = requests(synthetic="conversations", rate=BURST)
-    assert {(one.arrival_ns, one.think_ns) for one in made} == {(0, 0)}
+    created = requests(synthetic="conversations", rate=BURST)
+    assert {(item.arrival_ns, item.think_ns) for item in created} == {(0, 0)}
 
 
 def test_sessions_have_think_time_and_growing_prompts():
     spec = SessionSpec(turns=5, think_s=3.0, think_cv=0.0, system_tokens=1024)
-    made = requests(sessions=spec, num_requests=2000, rate=5.0)
-    by_id = {one.request_id: one for one in made}
-    turns = [one for one in made if one.parent]
-    assert len(turns) / len(made) == pytest.approx(0.8, abs=0.04)
-    for one in turns:
-        parent = by_id[one.parent]
-        assert one.num_prompt_tokens > parent.num_prompt_tokens + parent.num_output_tokens
-        assert one.session == parent.session and one.think_ns == 3 * NS and not one.prefix_hashes
-    starts = [one for one in made if not one.parent]
-    assert len({one.prefix_hashes[:2] for one in starts}) == 1
-    assert len({one.prefix_hashes[2] for one in starts if len(one.prefix_hashes) > 2}) > 100
+    created = requests(sessions=spec, num_requests=2000, rate=5.0)
+    by_id = {item.request_id: item for item in created}
+    turns = [item for item in created if item.parent]
+    assert len(turns) / len(created) == pytest.approx(0.8, abs=0.04)
+    for item in turns:
+        parent = by_id[item.parent]
+        assert item.num_prompt_tokens > parent.num_prompt_tokens + parent.num_output_tokens
+        assert item.session == parent.session and item.think_ns == 3 * NS and not item.prefix_hashes
+    starts = [item for item in created if not item.parent]
+    assert len({item.prefix_hashes[:2] for item in starts}) == 1
+    assert len({item.prefix_hashes[2] for item in starts if len(item.prefix_hashes) > 2}) > 100
 
 
 def test_the_rate_of_sessions_counts_all_of_their_requests():
-    made = requests(sessions=SessionSpec(turns=4), num_requests=4000, rate=8.0)
-    starts = [one.arrival_ns for one in made if not one.parent]
-    assert len(made) / (max(starts) / NS) == pytest.approx(8.0, rel=0.12)
+    created = requests(sessions=SessionSpec(turns=4), num_requests=4000, rate=8.0)
+    starts = [item.arrival_ns for item in created if not item.parent]
+    assert len(created) / (max(starts) / NS) == pytest.approx(8.0, rel=0.12)
 
 
 def test_a_turn_of_a_trace_waits_for_the_turn_before_it(tmp_path):
     path = tmp_path / "burst.csv"
     header = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens\n"
     path.write_text(header + "0,7,1,m,10,5\n1,,1,m,10,5\n2,7,1,m,40,5\n3,7,1,m,12,5\n")
-    made = requests(trace=str(path), num_requests=4, num_seeds=1)
-    assert [one.parent for one in made if one.session == "7"] == ["", "r0", ""]
+    created = requests(trace=str(path), num_requests=4, num_seeds=1)
+    assert [item.parent for item in created if item.session == "7"] == ["", "r0", ""]
 
 
 def test_mix_shares_and_lengths_are_as_described():
@@ -146,25 +146,27 @@ def test_mix_shares_and_lengths_are_as_described():
         Component(name="a", share=3, prompt_tokens=100, prompt_cv=0.5, output_tokens=10),
         Component(name="b", share=1, prompt_tokens=4000, prompt_cv=0, tenant="big", priority=2),
     )
-    made = requests(mix=mix, num_requests=4000)
-    big = [one for one in made if one.tenant == "big"]
+    created = requests(mix=mix, num_requests=4000)
+    big = [item for item in created if item.tenant == "big"]
     assert len(big) == pytest.approx(1000, rel=0.1)
-    assert {one.num_prompt_tokens for one in big} == {4000} and {one.priority for one in big} == {2}
-    small = [one.num_prompt_tokens for one in made if not one.tenant]
+    assert {item.num_prompt_tokens for item in big} == {4000} and {
+        item.priority for item in big
+    } == {2}
+    small = [item.num_prompt_tokens for item in created if not item.tenant]
     assert statistics.mean(small) == pytest.approx(100, rel=0.05)
     assert statistics.pstdev(small) == pytest.approx(50, rel=0.1)
 
 
 def test_groups_share_their_prefix_and_nothing_else():
     mix = (Component(name="g", prompt_tokens=3000, prefix_groups=2, prefix_tokens=1500),)
-    made = requests(mix=mix)
-    assert len({one.prefix_hashes[:2] for one in made}) == 2
-    assert len({one.prefix_hashes[2] for one in made}) == len(made)
+    created = requests(mix=mix)
+    assert len({item.prefix_hashes[:2] for item in created}) == 2
+    assert len({item.prefix_hashes[2] for item in created}) == len(created)
 
 
 def test_tenants_follow_a_zipf_distribution():
-    made = requests(synthetic="chat", num_requests=4000, tenants=3, tenant_skew=1.0)
-    counts = [sum(one.tenant == f"tenant {number}" for one in made) for number in range(3)]
+    created = requests(synthetic="chat", num_requests=4000, tenants=3, tenant_skew=1.0)
+    counts = [sum(item.tenant == f"tenant {number}" for item in created) for number in range(3)]
     assert counts[0] == pytest.approx(4000 * 6 / 11, rel=0.1)
     assert counts[0] > 1.7 * counts[1] > 1.7 * counts[2] > 0
 
@@ -174,23 +176,23 @@ def test_classes_set_objectives_and_priorities_per_session():
         SLOClass(name="chat", share=1, ttft_ms=500, tpot_ms=50, priority=-1),
         SLOClass(name="batch", share=3),
     )
-    made = requests(synthetic="conversations", num_requests=2000, slo_classes=classes)
-    chat = [one for one in made if one.slo_class == "chat"]
-    assert 0.15 < len(chat) / len(made) < 0.35
-    assert {(one.ttft_slo_ns, one.tpot_slo_ns, one.priority) for one in chat} == {
+    created = requests(synthetic="conversations", num_requests=2000, slo_classes=classes)
+    chat = [item for item in created if item.slo_class == "chat"]
+    assert 0.15 < len(chat) / len(created) < 0.35
+    assert {(item.ttft_slo_ns, item.tpot_slo_ns, item.priority) for item in chat} == {
         (500_000_000, 50_000_000, -1)
     }
     by_session = {}
-    for one in made:
-        assert by_session.setdefault(one.session, one.slo_class) == one.slo_class
+    for item in created:
+        assert by_session.setdefault(item.session, item.slo_class) == item.slo_class
 
 
 @pytest.mark.parametrize("kind", ["none", "exact", "noisy:0.5"])
 def test_estimates_of_the_output_length_have_the_described_error(kind):
-    made = requests(synthetic="chat", num_requests=2000, expected_tokens=kind)
-    errors = [math.log(max(1, one.expected_tokens) / one.num_output_tokens) for one in made]
+    created = requests(synthetic="chat", num_requests=2000, expected_tokens=kind)
+    errors = [math.log(max(1, item.expected_tokens) / item.num_output_tokens) for item in created]
     if kind == "none":
-        assert {one.expected_tokens for one in made} == {0}
+        assert {item.expected_tokens for item in created} == {0}
     elif kind == "exact":
         assert set(errors) == {0.0}
     else:
@@ -198,7 +200,7 @@ def test_estimates_of_the_output_length_have_the_described_error(kind):
 
 
 def test_the_limit_that_policies_see_does_not_reveal_the_output_length():
-    assert len({one.max_tokens for one in requests(trace="azure:conv")}) == 1
+    assert len({item.max_tokens for item in requests(trace="azure:conv")}) == 1
 
 
 def test_requests_that_are_too_long_are_clipped_or_dropped_and_counted():

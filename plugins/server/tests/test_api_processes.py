@@ -223,11 +223,11 @@ def found_by_all(server, path, status=200):
 
 
 def test_stored_responses_are_found_continued_and_deleted_by_all_processes(shared):
-    asked = {"input": "reverse: robot", "max_output_tokens": 8, "temperature": 0}
-    path = f"/v1/responses/{(first := shared.post('/v1/responses', asked).json)['id']}"
+    requested = {"input": "reverse: robot", "max_output_tokens": 8, "temperature": 0}
+    path = f"/v1/responses/{(first := shared.post('/v1/responses', requested).json)['id']}"
     assert found_by_all(shared, path)["output"] == first["output"]
     followed = [
-        shared.post("/v1/responses", asked | {"previous_response_id": first["id"]})
+        shared.post("/v1/responses", requested | {"previous_response_id": first["id"]})
         for _ in range(8)
     ]
     assert {reply.status for reply in followed} == {200}

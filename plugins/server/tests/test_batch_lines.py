@@ -33,8 +33,8 @@ def test_batch_lines_are_executed_without_a_server_and_an_invalid_body_fails_alo
     assert [item["response"]["status_code"] for item in records] == [200, 400, 404, 200]
     assert [is_success(item) for item in records] == [True, False, False, True]
     assert [item["custom_id"] for item in records] == ["0", "1", "2", "3"]
-    first, wrong = records[0]["response"]["body"], records[1]["response"]["body"]
-    assert first["usage"]["completion_tokens"] == 4 and wrong["error"]["param"] == "temperature"
+    first, invalid = records[0]["response"]["body"], records[1]["response"]["body"]
+    assert first["usage"]["completion_tokens"] == 4 and invalid["error"]["param"] == "temperature"
 
 
 @pytest.mark.parametrize(

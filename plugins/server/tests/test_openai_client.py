@@ -151,11 +151,11 @@ def test_a_wrong_key_and_a_full_queue_raise_exceptions_of_the_client_library(ser
         ThreadPoolExecutor() as pool,
     ):
         address = address_of(running.wait_until_ready())
-        wrong = openai.OpenAI(base_url=address, api_key="wrong", max_retries=0)
+        invalid = openai.OpenAI(base_url=address, api_key="wrong", max_retries=0)
         right = openai.OpenAI(base_url=address, api_key=KEY, max_retries=0)
-        with wrong, right:
+        with invalid, right:
             with pytest.raises(openai.AuthenticationError):
-                complete(wrong)
+                complete(invalid)
             operator = {"Authorization": f"Bearer {OPERATOR}"}
             assert running.post("/pause", {}, **operator).status == 200
             held = pool.submit(complete, right)

@@ -153,8 +153,8 @@ def test_tokenize_counts_the_tokens_of_the_tools(tools_server):
     ]
     usage = ask(tools_server, messages=messages, tools=TOOLS).json["usage"]
     assert counts[0] == counts[1] < counts[2] == usage["prompt_tokens"]
-    wrong = tools_server.post("/tokenize", {"messages": messages, "tools": [{"type": "x"}]})
-    assert wrong.status == 400 and wrong.json["error"]["param"].startswith("tools")
+    invalid = tools_server.post("/tokenize", {"messages": messages, "tools": [{"type": "x"}]})
+    assert invalid.status == 400 and invalid.json["error"]["param"].startswith("tools")
 
 
 def test_tool_choice_none_gives_the_same_message_as_no_tools(tools_server):

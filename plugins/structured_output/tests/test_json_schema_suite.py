@@ -65,7 +65,7 @@ def accepts(backend, spec, text):
 def test_no_accepted_schema_of_the_suite_permits_an_invalid_value(suite):
     tokenizer = ByteTokenizer()
     backend = LLGuidance(GrammarContext(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size))
-    wrong, checked, compiled = [], 0, set()
+    invalid, checked, compiled = [], 0, set()
     for draft, keyword, case in suite:
         spec = GrammarSpec(
             form="json_schema",
@@ -81,6 +81,6 @@ def test_no_accepted_schema_of_the_suite_permits_an_invalid_value(suite):
             texts = [json.dumps(item["data"], separators=pair) for pair in SEPARATORS]
             checked += 1
             if not item["valid"] and any(accepts(backend, spec, text) for text in texts):
-                wrong.append((draft, keyword, case["description"], item["description"]))
-    assert not wrong
+                invalid.append((draft, keyword, case["description"], item["description"]))
+    assert not invalid
     assert checked > 1000 and compiled >= CLAIMED

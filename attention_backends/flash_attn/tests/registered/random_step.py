@@ -112,15 +112,15 @@ class RandomStep:
         """Compare `out` with the reference for a layer with these properties."""
         context = self.layer_context(**changes)
         rows = zip(self.runs, self.qkv, out.split([n for _, n in self.runs]), strict=True)
-        for (first, n), qkv, got in rows:
-            want = reference_attention(
+        for (first, n), qkv, actual in rows:
+            expected = reference_attention(
                 *qkv.split([H, K, K], 1),
                 scale=context.scale,
                 sliding_window=context.sliding_window,
                 soft_cap=context.soft_cap,
                 sinks_H=context.sinks,
             )
-            assert torch.allclose(got.double(), want[first : first + n], atol=TOLERANCE)
+            assert torch.allclose(actual.double(), expected[first : first + n], atol=TOLERANCE)
 
     def run(self, backend=OnCpu, **changes):
         """Run and check one layer with these properties."""

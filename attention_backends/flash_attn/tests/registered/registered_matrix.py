@@ -130,8 +130,8 @@ def test_the_error_with_an_fp8_cache_is_within_the_same_limit(rounded_inputs, ba
 
 def check_step(tests, runs):
     batch = tests.batch(runs)
-    got = tests.attend(runs, batch, tests.builder.build(batch), "")
-    for (row, first, n), got_QHD in zip(runs, got, strict=True):
+    actual = tests.attend(runs, batch, tests.builder.build(batch), "")
+    for (row, first, n), got_QHD in zip(runs, actual, strict=True):
         want_QHD = tests.want[row][first : first + n]
         rounding = torch.finfo(got_QHD.dtype).eps / 2 * want_QHD.abs()
         values = tests.qkv[row][:, -tests.case.num_kv_heads :]

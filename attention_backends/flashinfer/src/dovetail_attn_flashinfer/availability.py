@@ -28,13 +28,13 @@ COMPILED_KERNELS = "flashinfer_jit_cache"
 def probe() -> Probe:
     """Return whether a supported version of FlashInfer is installed; give advice if it is not."""
     try:
-        found = version(DISTRIBUTION)
+        result = version(DISTRIBUTION)
     except PackageNotFoundError:
         return _unusable(f"{DISTRIBUTION} is not installed: run {INSTALL}")
-    if series(found) != SERIES:
-        wanted = ".".join(map(str, SERIES))
+    if series(result) != SERIES:
+        expected = ".".join(map(str, SERIES))
         return _unusable(
-            f"{DISTRIBUTION} {found} is installed, but the plugin supports {wanted}.x only: "
+            f"{DISTRIBUTION} {result} is installed, but the plugin supports {expected}.x only: "
             f"run {INSTALL}"
         )
     return Probe(usable=True)

@@ -59,9 +59,9 @@ def device_facts(device: torch.device) -> DeviceFacts:
             f"the attention backend 'flashinfer' cannot use the device {device}; it supports CUDA "
             "devices only. Choose attention_backend='torch'"
         )
-    found = torch.cuda.get_device_properties(device)
+    result = torch.cuda.get_device_properties(device)
     return DeviceFacts(
-        capability=10 * found.major + found.minor, num_processors=found.multi_processor_count
+        capability=10 * result.major + result.minor, num_processors=result.multi_processor_count
     )
 
 

@@ -129,10 +129,10 @@ class StepLayout:
 
     def page_lists(self, part: Part) -> PageLists:
         """Return the blocks of a part as compressed rows."""
-        found = self._lists.get(part.is_decode)
-        if found is None:
-            found = self._lists[part.is_decode] = self._page_lists(part)
-        return found
+        result = self._lists.get(part.is_decode)
+        if result is None:
+            result = self._lists[part.is_decode] = self._page_lists(part)
+        return result
 
     def _page_lists(self, part: Part) -> PageLists:
         if self._pages_N is None:

@@ -58,10 +58,10 @@ class StepMetadata(ABC):
 
     def plan(self, shape: LayerShape) -> StepPlan:
         """Return the plan of a layer; a shape's first call creates it."""
-        found = self._plans.get(shape)
-        if found is None:
-            found = self._plans[shape] = self._make(shape)
-        return found
+        result = self._plans.get(shape)
+        if result is None:
+            result = self._plans[shape] = self._make(shape)
+        return result
 
     @abstractmethod
     def _make(self, shape: LayerShape) -> StepPlan:

@@ -62,16 +62,16 @@ class TrtllmLauncher:
 
     def _counters_of(self, num_heads: int) -> torch.Tensor:
         """Return the counters for splits of contexts: zero at first; each launch resets them."""
-        found = self._counters.get(num_heads)
-        if found is None:
+        result = self._counters.get(num_heads)
+        if result is None:
             num_bytes = flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes(
                 self._max_num_seqs, num_heads, self._num_processors
             )
             with torch.inference_mode(False):
                 device = self._workspace.device
-                found = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-            self._counters[num_heads] = found
-        return found
+                result = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+            self._counters[num_heads] = result
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,11 +129,11 @@ class GraphMemory:
 
     def integers(self, key: WrapperKey) -> torch.Tensor:
         """Return the memory of plans, uint8. key: the key of the wrapper, without a size."""
-        found = self._integers.get(key)
-        if found is None:
-            found = torch.empty(GRAPH_INTEGERS_BYTES, dtype=torch.uint8, device=self._device)
-            self._integers[key] = found
-        return found
+        result = self._integers.get(key)
+        if result is None:
+            result = torch.empty(GRAPH_INTEGERS_BYTES, dtype=torch.uint8, device=self._device)
+            self._integers[key] = result
+        return result
 
     def decode_buffers(self, graph: GraphSize) -> dict[str, object]:
         """Return the arguments of a decode wrapper for a graph."""
@@ -195,12 +195,12 @@ class WrapperPool:
         key = WrapperKey(
             shape=shape, is_decode=part.is_decode, sink_mode=mode, captured_size=num_rows
         )
-        found = self._planned.get(key)
-        if found is None:
-            found = self._planned[key] = self._create(key, graph)
-        self._plan(found, key, lists)
+        result = self._planned.get(key)
+        if result is None:
+            result = self._planned[key] = self._create(key, graph)
+        self._plan(result, key, lists)
         return WrapperLaunch(
-            wrapper=found.wrapper, tokens=part.tokens, shape=shape, sink_mode=mode, pdl=self._pdl
+            wrapper=result.wrapper, tokens=part.tokens, shape=shape, sink_mode=mode, pdl=self._pdl
         )
 
     def _kernels(self, is_decode: bool) -> str:

@@ -98,17 +98,17 @@ class Step:
         return out
 
     def check(self, out, layer_context):
-        for (context, n), qkv, got in zip(
+        for (context, n), qkv, actual in zip(
             self.runs, self.qkv, out.split([n for _, n in self.runs]), strict=True
         ):
-            want = reference_attention(
+            expected = reference_attention(
                 *qkv.split([H, K, K], 1),
                 scale=layer_context.scale,
                 sliding_window=layer_context.sliding_window,
                 soft_cap=layer_context.soft_cap,
                 sinks_H=layer_context.sinks,
             )
-            assert torch.allclose(got.double(), want[context : context + n], atol=0.02)
+            assert torch.allclose(actual.double(), expected[context : context + n], atol=0.02)
 
 
 def layer_context(**changes):
@@ -328,10 +328,10 @@ def test_graphs_of_all_sizes_share_the_page_list_and_the_memory_of_plans():
             step.attend(layer, metadata)
             (launch,) = metadata.plan(layer._shape).launches
             wrappers_of.append(launch.wrapper)
-    assert len({id(one) for one in wrappers_of}) == 4
-    assert len({one._paged_kv_indices_buf.data_ptr() for one in wrappers_of}) == 1
-    assert len({one._int_workspace_buffer.data_ptr() for one in wrappers_of}) == 2
-    assert len({one._paged_kv_indptr_buf.data_ptr() for one in wrappers_of}) == 4
+    assert len({id(item) for item in wrappers_of}) == 4
+    assert len({item._paged_kv_indices_buf.data_ptr() for item in wrappers_of}) == 1
+    assert len({item._int_workspace_buffer.data_ptr() for item in wrappers_of}) == 2
+    assert len({item._paged_kv_indptr_buf.data_ptr() for item in wrappers_of}) == 4
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

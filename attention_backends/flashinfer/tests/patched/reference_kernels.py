@@ -46,15 +46,15 @@ def python_arguments(function, name: str) -> list[str]:
     """Return the argument names of the function `name` inside `function`."""
     tree = ast.parse(inspect.getsource(inspect.unwrap(function)))
     nodes = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-    (found,) = (node for node in nodes if node.name == name)
-    return [argument.arg for argument in found.args.args]
+    (result,) = (node for node in nodes if node.name == name)
+    return [argument.arg for argument in result.args.args]
 
 
 def native_arguments(file: str, name: str) -> list[str]:
     """Return the argument names of the C++ function `name`."""
     text = (SOURCES / file).read_text("utf-8")
-    (found,) = re.findall(rf"^(?:void|[\w:]+<int64_t>) {name}\(([^)]*)\) {{", text, re.MULTILINE)
-    return [re.split(r"\s", one.partition("=")[0].strip())[-1] for one in split_arguments(found)]
+    (result,) = re.findall(rf"^(?:void|[\w:]+<int64_t>) {name}\(([^)]*)\) {{", text, re.MULTILINE)
+    return [re.split(r"\s", item.partition("=")[0].strip())[-1] for item in split_arguments(result)]
 
 
 def split_arguments(text: str) -> list[str]:

@@ -33,10 +33,10 @@ FUNCTIONS = (
 def lines_of(path: str) -> list[str]:
     """Return one line for each parameter of a function."""
     module, _, name = path.partition(":")
-    found = import_module(module)
+    result = import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return [str(one) for one in inspect.signature(found).parameters.values()]
+        result = getattr(result, part)
+    return [str(item) for item in inspect.signature(result).parameters.values()]
 
 
 def current() -> dict[str, list[str]]:
@@ -52,8 +52,8 @@ def current() -> dict[str, list[str]]:
 
 def main() -> None:
     """Write the signatures of the installed version to signatures.json."""
-    found = {"version": [version("flashinfer-python")]} | current()
-    FIXTURE.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    result = {"version": [version("flashinfer-python")]} | current()
+    FIXTURE.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -35,19 +35,19 @@ class DeviceFacts:
 def device_facts(device: torch.device) -> DeviceFacts:
     """Return the properties of `device`, from its driver."""
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
+        result = torch.cuda.get_device_properties(device)
         if torch.version.hip:
             return DeviceFacts(
                 capability=0,
-                num_processors=found.multi_processor_count,
+                num_processors=result.multi_processor_count,
                 memory=SharedMemory.SMALL,
-                architecture=str(found.gcnArchName).partition(":")[0],
+                architecture=str(result.gcnArchName).partition(":")[0],
             )
-        capability = 10 * found.major + found.minor
+        capability = 10 * result.major + result.minor
         is_medium = capability in _MEDIUM_SHARED_MEMORY
         return DeviceFacts(
             capability=capability,
-            num_processors=found.multi_processor_count,
+            num_processors=result.multi_processor_count,
             memory=SharedMemory.MEDIUM if is_medium else SharedMemory.LARGE,
         )
     if device.type == "xpu":

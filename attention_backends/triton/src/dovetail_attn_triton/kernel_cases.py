@@ -123,7 +123,7 @@ def _attend(
     return KernelCase(
         name=f"attend: {what}, {(cache or dtype)[1:]}, head size {head_size}, {memory.value} tiles",
         kernel=attend,
-        types={name: told for name, told in types.items() if name not in left_out},
+        types={name: output for name, output in types.items() if name not in left_out},
         constexprs={
             **dict.fromkeys(left_out),
             **_sizes(head_size),

@@ -141,8 +141,10 @@ class TritonAttentionLayer(AttentionLayer):
         self._attend_constants["COMPUTE"] = compute_type(context.dtype, is_fp8=is_fp8)
         self._write_constants["LARGEST"] = LARGEST.get(spec.dtype, 0.0)
         if is_fp8 and not spec.scale_bytes:
-            given = context.kv_scales
-            self._layer_scales = torch.ones(2, device=context.device) if given is None else given
+            provided = context.kv_scales
+            self._layer_scales = (
+                torch.ones(2, device=context.device) if provided is None else provided
+            )
         self._strides = (
             kv_cache.stride(0),
             0 if self._scales is None else self._scales.stride(0),

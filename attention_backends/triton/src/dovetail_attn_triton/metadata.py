@@ -77,14 +77,14 @@ class Workspace:
 
     def lists_for(self, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
         """Return memory for the lists of short and of long items. The first call allocates it."""
-        found = self.lists.get(shape)
-        if found is None:
+        result = self.lists.get(shape)
+        if result is None:
             # Not an inference tensor: a later step may run outside of inference mode.
             with torch.inference_mode(False):
                 size = (2, self.max_work, 2)
                 both_2W2 = torch.empty(size, dtype=torch.int32, device=self.parts.device)
-            found = self.lists[shape] = (both_2W2[0], both_2W2[1])
-        return found
+            result = self.lists[shape] = (both_2W2[0], both_2W2[1])
+        return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +102,11 @@ class TritonAttentionMetadata:
 
     def passes(self, shape: AttentionShape) -> tuple[Pass, ...]:
         """Return the launches of a layer. In each step, a shape's first call creates its list."""
-        found = self.made.get(shape)
-        if found is None:
+        result = self.made.get(shape)
+        if result is None:
             make = self._make_for_graph if self.for_graph else self._make
-            found = self.made[shape] = make(shape)
-        return found
+            result = self.made[shape] = make(shape)
+        return result
 
     def _make_for_graph(self, shape: AttentionShape) -> tuple[Pass, ...]:
         """Return a launch with enough splits for the longest requests.
@@ -115,7 +115,7 @@ class TritonAttentionMetadata:
         """
         num_items = self.batch.num_requests
         num_programs = self._num_programs(num_items * shape.num_kv_heads)
-        wanted = -(-num_programs // (num_items * shape.num_kv_heads))
+        expected = -(-num_programs // (num_items * shape.num_kv_heads))
         useful = -(-max(self._seen_lens()) // LEAST_SPAN)
         return (
             Pass(
@@ -123,7 +123,7 @@ class TritonAttentionMetadata:
                 work_W2=None,
                 num_items=num_items,
                 item_tokens=1,
-                num_splits=max(1, min(wanted, useful, self._max_splits(shape, num_items))),
+                num_splits=max(1, min(expected, useful, self._max_splits(shape, num_items))),
                 least_span=LEAST_SPAN,
             ),
         )
@@ -158,12 +158,12 @@ class TritonAttentionMetadata:
         )
         num_items = sum(count for count, _ in long)
         lengths = [seen for count, seen in long for _ in range(count)]
-        found = [self._pass(shape, shape.long, long_W2, (num_items, num_long), lengths)]
+        matches = [self._pass(shape, shape.long, long_W2, (num_items, num_long), lengths)]
         if short:
             items = (len(short), max(query for query, _ in short))
             lengths = [seen for _, seen in short]
-            found.append(self._pass(shape, shape.short, short_W2, items, lengths))
-        return tuple(found)
+            matches.append(self._pass(shape, shape.short, short_W2, items, lengths))
+        return tuple(matches)
 
     def _seen_lens(self) -> Sequence[int]:
         """Return, for each request, the number of positions that one or more of its tokens see."""

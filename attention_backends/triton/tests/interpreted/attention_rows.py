@@ -94,8 +94,8 @@ class Rows:
         if self.cos_sin_PR is not None:
             places = [place for row, n in runs for place in far_apart(self.done[row], n)]
             positions_T = torch.tensor(places, device=DEVICE)
-            given = {"positions_T": positions_T, "cos_sin_PR": self.cos_sin_PR}
-            rotary_args = (RotaryArgs(ops=FakeOps(), **given),)
+            provided = {"positions_T": positions_T, "cos_sin_PR": self.cos_sin_PR}
+            rotary_args = (RotaryArgs(ops=FakeOps(), **provided),)
         layer.forward(q, k, v, self.cache, metadata, out, *rotary_args)
         for row, n in runs:
             self.done[row] += n

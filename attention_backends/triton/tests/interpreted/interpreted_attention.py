@@ -196,11 +196,11 @@ def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
         if counts[0] == 2:
             assert max(num_splits(turning, counts)) > 1
         steps = zip(turning.step(counts), before.step(counts), strict=True)
-        for got, want in steps:
-            assert_close(got, want.double(), 1e-2 if cache_dtype else 1e-5)
+        for actual, expected in steps:
+            assert_close(actual, expected.double(), 1e-2 if cache_dtype else 1e-5)
     for row in (0, 1):
-        for got, want in zip(turning.kept(row), before.kept(row), strict=True):
-            assert_close(got, want, 0.2 if cache_dtype else 1e-5)
+        for actual, expected in zip(turning.kept(row), before.kept(row), strict=True):
+            assert_close(actual, expected, 0.2 if cache_dtype else 1e-5)
 
 
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8", "fp8_e5m2"])

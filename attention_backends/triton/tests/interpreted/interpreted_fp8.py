@@ -28,13 +28,15 @@ def test_values_in_an_fp8_cache_are_rounded_to_nearest():
     rows = Rows([40], cache_dtype=FP8, dtype=torch.bfloat16)
     rows.qkv[0][3] = 0.0
     rows.step([40])
-    for kept, given in zip(rows.kept(0), rows.qkv[0][:, rows.heads[0] :].split(2, 1), strict=True):
-        given = given.double()
-        scales = (given.abs().amax(-1, keepdim=True) / 448).float()
-        nearest = (given.float() / scales.where(scales > 0, 1)).to(torch.float8_e4m3fn).double()
-        distance = (nearest * scales - given).abs()
-        wrong = (kept - given).abs() > distance + 1e-6 * given.abs()
-        assert not wrong.any()
+    for kept, provided in zip(
+        rows.kept(0), rows.qkv[0][:, rows.heads[0] :].split(2, 1), strict=True
+    ):
+        provided = provided.double()
+        scales = (provided.abs().amax(-1, keepdim=True) / 448).float()
+        nearest = (provided.float() / scales.where(scales > 0, 1)).to(torch.float8_e4m3fn).double()
+        distance = (nearest * scales - provided).abs()
+        invalid = (kept - provided).abs() > distance + 1e-6 * provided.abs()
+        assert not invalid.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -50,8 +52,8 @@ def test_keys_and_values_of_an_fp8_cache_are_multiplied_by_per_layer_scales(cach
     tolerance = {torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
     for counts in ([48, 9], [2, 1]):
         for row, result in enumerate(rows.step(counts)):
-            wanted = rows.want(row, len(result), soft_cap=3.0, sinks_H=sinks.cpu())
-            assert_close(result, wanted, tolerance)
+            expected = rows.want(row, len(result), soft_cap=3.0, sinks_H=sinks.cpu())
+            assert_close(result, expected, tolerance)
 
 
 @pytest.mark.parametrize("cache_dtype", FP8_OF_TORCH)
@@ -66,14 +68,16 @@ def test_values_are_divided_by_the_per_layer_scale_rounded_and_clamped(cache_dty
     fp8 = FP8_OF_TORCH[cache_dtype]
     largest = torch.finfo(fp8).max
     pairs = zip(rows.kept(0), rows.qkv[0][:, rows.heads[0] :].split(2, 1), kv_scales, strict=True)
-    for kept, given, scale in pairs:
-        given = given.double()
-        nearest = (given / scale.double()).clamp(-largest, largest).float().to(fp8).double() * scale
+    for kept, provided, scale in pairs:
+        provided = provided.double()
+        nearest = (provided / scale.double()).clamp(-largest, largest).float().to(
+            fp8
+        ).double() * scale
         assert kept[7, :, 2].isnan().all() and kept[5].abs().max() == largest * scale
         assert kept.isnan().sum() == 2
-        distance = (nearest - given.clamp(-largest * scale, largest * scale)).abs().nan_to_num()
-        error = (kept - given.clamp(-largest * scale, largest * scale)).abs().nan_to_num()
-        assert not (error > distance + 1e-6 * given.abs().nan_to_num()).any()
+        distance = (nearest - provided.clamp(-largest * scale, largest * scale)).abs().nan_to_num()
+        error = (kept - provided.clamp(-largest * scale, largest * scale)).abs().nan_to_num()
+        assert not (error > distance + 1e-6 * provided.abs().nan_to_num()).any()
 
 
 def test_a_layer_without_scales_uses_a_scale_of_1():

@@ -96,10 +96,10 @@ def chat(
 
 def _check_remote(engine: OptionalModelOptions, chat_template: Path | None) -> None:
     """Raise ConfigError for options that have no effect on a server."""
-    wrong = [*changed_options(engine), *(["--chat-template"] if chat_template else [])]
-    if wrong:
+    invalid = [*changed_options(engine), *(["--chat-template"] if chat_template else [])]
+    if invalid:
         raise ConfigError(
-            f"{wrong[0]} has no effect with --url. Give the option to the server: dovetail serve."
+            f"{invalid[0]} has no effect with --url. Give the option to the server: dovetail serve."
         )
 
 

@@ -152,8 +152,8 @@ def _rope_table(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _positive(table: Mapping[str, Any], key: str, *, whole: bool = False) -> float:
     value = table[key]
-    good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not good or not 0 < value < math.inf:
+    valid = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if not valid or not 0 < value < math.inf:
         kind = "a positive integer" if whole else "a positive number"
         raise ModelError(
             f"{key}={value!r} of config.json must be {kind}; correct the file or use hf_overrides."

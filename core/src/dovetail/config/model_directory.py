@@ -307,8 +307,8 @@ def _sibling_directories(directory: Path) -> list[str]:
 
 def _check_architectures(file: Path, config: Mapping[str, Any]) -> None:
     names = config.get("architectures")
-    good = isinstance(names, (list, tuple)) and bool(names)
-    if not good or not all(isinstance(name, str) and name for name in names or ()):
+    valid = isinstance(names, (list, tuple)) and bool(names)
+    if not valid or not all(isinstance(name, str) and name for name in names or ()):
         description = (
             f"architectures={_shown(names)}" if "architectures" in config else "no architectures"
         )

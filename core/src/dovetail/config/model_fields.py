@@ -61,8 +61,8 @@ def _number(low: float, high: float, *, open_low: bool = False) -> Check:
     def check(value: Any) -> str:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         # Comparisons with NaN are False.
-        good = is_number and low <= value <= high and not (open_low and value == low)
-        return "" if good else expected
+        valid = is_number and low <= value <= high and not (open_low and value == low)
+        return "" if valid else expected
 
     return check
 
@@ -72,13 +72,13 @@ def _flag(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    good = isinstance(value, str) and 0 < len(value) <= 200
-    return "" if good else "a string of 1 to 200 characters"
+    valid = isinstance(value, str) and 0 < len(value) <= 200
+    return "" if valid else "a string of 1 to 200 characters"
 
 
 def _texts(value: Any) -> str:
-    good = isinstance(value, (list, tuple)) and len(value) <= MAX_LAYERS
-    if good and not any(_text(item) for item in value):
+    valid = isinstance(value, (list, tuple)) and len(value) <= MAX_LAYERS
+    if valid and not any(_text(item) for item in value):
         return ""
     return f"a list of at most {MAX_LAYERS} strings"
 
@@ -86,16 +86,16 @@ def _texts(value: Any) -> str:
 def _token_ids(value: Any) -> str:
     check_integer = _integer(-1, MAX_LENGTH)
     if isinstance(value, (list, tuple)):
-        good = len(value) <= MAX_LIST and not any(check_integer(item) for item in value)
+        valid = len(value) <= MAX_LIST and not any(check_integer(item) for item in value)
     else:
-        good = not check_integer(value)
-    return "" if good else f"a token id (at most {MAX_LENGTH}) or a list of them"
+        valid = not check_integer(value)
+    return "" if valid else f"a token id (at most {MAX_LENGTH}) or a list of them"
 
 
 def _numbers(value: Any) -> str:
     check_number = _number(-MAX_NUMBER, MAX_NUMBER)
-    good = isinstance(value, (list, tuple)) and len(value) <= MAX_LIST
-    return "" if good and not any(check_number(item) for item in value) else "a list of numbers"
+    valid = isinstance(value, (list, tuple)) and len(value) <= MAX_LIST
+    return "" if valid and not any(check_number(item) for item in value) else "a list of numbers"
 
 
 _SIZE = _per_layer(1, MAX_SIZE)

@@ -104,7 +104,7 @@ def capability_of(method: str) -> str:
 
 def _rejection(quantization: Mapping[str, Any], plugins: PluginRegistry, detail: str) -> ModelError:
     kinds = (_KIND, _LOADER_KIND)
-    names = sorted({found.name for kind in kinds for found in plugins.candidates(kind)})
+    names = sorted({result.name for kind in kinds for result in plugins.candidates(kind)})
     return ModelError(
         f"This checkpoint is quantized with {quantization['method']!r} "
         f"({quantization['source']}).{detail} Installed methods and loaders: "

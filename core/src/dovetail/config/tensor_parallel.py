@@ -29,12 +29,12 @@ def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> Non
     for what, works in sizes:
         if works(num_workers):
             continue
-        good = _listed(works)
+        valid = _listed(works)
         all_good = _listed(lambda count: all(item(count) for _, item in sizes))
-        overall = "" if all_good == good else f" (for all sizes of the model: {all_good})"
+        overall = "" if all_good == valid else f" (for all sizes of the model: {all_good})"
         raise ConfigError(
             f"tensor_parallel_size={num_workers} is not possible: {what} in config.json cannot be "
-            f"divided among {num_workers} workers. Use {good}{overall}."
+            f"divided among {num_workers} workers. Use {valid}{overall}."
         )
 
 

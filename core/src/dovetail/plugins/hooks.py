@@ -71,9 +71,9 @@ class HookPlugins:
             try:
                 self._manager.register(plugin, name)
             except pluggy.PluginValidationError as error:
-                said = str(error).replace("\n", " ")
+                output = str(error).replace("\n", " ")
                 raise ContractError(
-                    f"The hooks plugin {name!r} has an incompatible hook: {said}"
+                    f"The hooks plugin {name!r} has an incompatible hook: {output}"
                 ) from None
 
     def subscribers(self, hook: str) -> tuple[Subscriber, ...]:

@@ -48,7 +48,7 @@ def look(
     build: Callable[[str], TorchBuild] = read_torch_build,
 ) -> Machine:
     """Return this machine's facts. read, build: functions that return driver and torch facts."""
-    found = build("cuda")
+    result = build("cuda")
     driver, problem = None, ""
     visible = os.environ.get(VISIBLE)
     entries = (entry.strip() for entry in (visible or "").split(","))
@@ -57,8 +57,8 @@ def look(
     except PluginError as error:
         problem = str(error)
     return Machine(
-        torch_version=found.version,
-        toolkit=found.toolkit,
+        torch_version=result.version,
+        toolkit=result.toolkit,
         driver=driver,
         driver_problem=problem,
         visible=visible,
@@ -167,8 +167,8 @@ def _named(driver: Driver, entry: str) -> Card | None:
         return cards[int(entry)] if int(entry) < len(cards) else None
     if entry.startswith(_PARTITION):
         cards = driver.partitions
-    found = [card for card in cards if entry and card.uuid.startswith(entry)]
-    return found[0] if len(found) == 1 else None
+    matches = [card for card in cards if entry and card.uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
 
 
 def _major(version: str) -> int:

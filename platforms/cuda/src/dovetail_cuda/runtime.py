@@ -34,8 +34,8 @@ class CUDARuntime(AcceleratorRuntime):
 
     def free_bytes_by_uuid(self) -> dict[str, int]:
         """Return the free memory of each visible card, as the driver reports it."""
-        found = ((card.uuid, read_free_bytes(card.uuid)) for card in look().cards)
-        return {uuid.removeprefix("GPU-"): free for uuid, free in found if free is not None}
+        result = ((card.uuid, read_free_bytes(card.uuid)) for card in look().cards)
+        return {uuid.removeprefix("GPU-"): free for uuid, free in result if free is not None}
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
         """Select the device. Raise PluginError if torch contains no code for it."""

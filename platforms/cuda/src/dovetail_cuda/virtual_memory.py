@@ -129,8 +129,8 @@ class CUDARegion:
     def map(self) -> None:
         """Allocate the memory and map it. Raise CapacityError if the device has too little."""
         calls, handle, size = self._calls, c_ulonglong(), self.num_bytes
-        given = (size, ctypes.byref(calls.properties), 0)
-        calls.call("cuMemCreate", ctypes.byref(handle), *given)
+        provided = (size, ctypes.byref(calls.properties), 0)
+        calls.call("cuMemCreate", ctypes.byref(handle), *provided)
         try:
             calls.call("cuMemMap", self.address, size, 0, handle, 0)
             self._mapped.append(self.address)

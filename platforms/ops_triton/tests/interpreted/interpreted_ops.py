@@ -34,9 +34,9 @@ def reference_norm(x, weight):
 )
 def test_rows_may_have_any_strides(ops, x):
     weight = normal(x.shape[-1], seed=2)
-    got = ops.rms_norm(x, weight, 1e-6)
-    assert got.is_contiguous() and got.shape == x.shape
-    assert torch.allclose(got.double(), reference_norm(x, weight), atol=1e-5)
+    actual = ops.rms_norm(x, weight, 1e-6)
+    assert actual.is_contiguous() and actual.shape == x.shape
+    assert torch.allclose(actual.double(), reference_norm(x, weight), atol=1e-5)
     wide = torch.cat((x, x), dim=-1)
     gate = ops.silu_and_mul(wide)
     assert gate.is_contiguous()
@@ -45,18 +45,18 @@ def test_rows_may_have_any_strides(ops, x):
 
 def test_the_residual_is_summed_in_place(ops):
     x, wide, weight = normal(5, 24), normal(5, 48, seed=3), normal(24, seed=4)
-    residual, want = wide[:, :24], wide[:, :24] + x
+    residual, expected = wide[:, :24], wide[:, :24] + x
     normed, summed = ops.add_rms_norm(x, residual, weight, 1e-6)
-    assert summed.data_ptr() == residual.data_ptr() and torch.equal(residual, want)
-    assert torch.allclose(normed.double(), reference_norm(want, weight), atol=1e-5)
+    assert summed.data_ptr() == residual.data_ptr() and torch.equal(residual, expected)
+    assert torch.allclose(normed.double(), reference_norm(expected, weight), atol=1e-5)
 
 
 def test_all_heads_are_rotated_if_one_program_rotates_only_a_part_of_them(ops):
     q, k = normal(2, 20, 128), normal(2, 11, 128, seed=2)
     positions, cos_sin = torch.tensor([3, 1]), normal(5, 96, seed=3)
-    got = ops.rotary_embedding(q, k, positions, cos_sin)
-    want = FakeOps().rotary_embedding(q, k, positions, cos_sin)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, want, strict=True))
+    actual = ops.rotary_embedding(q, k, positions, cos_sin)
+    expected = FakeOps().rotary_embedding(q, k, positions, cos_sin)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(actual, expected, strict=True))
 
 
 def test_empty_inputs_give_empty_outputs(ops):

@@ -191,8 +191,8 @@ def test_the_random_generator_equals_the_published_philox():
     for r, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
         for counter in range(8):
             counters = (counter, position & M32, position >> 32, 0)
-            want = philox(counters, (seed & M32, seed >> 32 & M32))
-            assert words[r, :, counter].tolist() == want
+            expected = philox(counters, (seed & M32, seed >> 32 & M32))
+            assert words[r, :, counter].tolist() == expected
 
 
 def test_noise_is_gumbel_distributed_and_samples_by_probability():
@@ -214,12 +214,12 @@ def test_noise_is_gumbel_distributed_and_samples_by_probability():
 def test_the_greatest_noise_values_are_distinct():
     """The words nearest to 0 give distinct noise values, down to probability 2^-33."""
     words = torch.tensor([0, 1, 2, 3, 1000, 2**31, M32 - 1, M32])
-    got = torch.zeros(8)
-    gumbel_kernel[(1,)](words, got, SIZE=8)
+    actual = torch.zeros(8)
+    gumbel_kernel[(1,)](words, actual, SIZE=8)
     uniform = (words.double() + 0.5) / 2**32
-    want = -(-(-uniform).log1p()).log2()
-    assert torch.allclose(got[:6].double(), want[:6], rtol=1e-5)
-    assert got.isfinite().all() and all(a > b for a, b in pairwise(got[:7].tolist()))
+    expected = -(-(-uniform).log1p()).log2()
+    assert torch.allclose(actual[:6].double(), expected[:6], rtol=1e-5)
+    assert actual.isfinite().all() and all(a > b for a, b in pairwise(actual[:7].tolist()))
 
 
 @triton.jit

@@ -271,13 +271,13 @@ def _check_like(hook: str, new: object, tensor: torch.Tensor, shape: torch.Size)
     """Raise ContractError unless `new` has the type, shape and dtype of the hook's input."""
     if not isinstance(new, torch.Tensor):
         raise ContractError(f"{hook} returned a {type(new).__name__}; return a tensor instead.")
-    for what, got, due in (
+    for what, actual, due in (
         ("shape", tuple(new.shape), tuple(shape)),
         ("dtype", new.dtype, tensor.dtype),
         ("device", new.device, tensor.device),
     ):
-        if got != due:
-            raise ContractError(f"{hook} returned {what} {got}; it must return {due}.")
+        if actual != due:
+            raise ContractError(f"{hook} returned {what} {actual}; it must return {due}.")
 
 
 def _hooks_of(cls: type) -> frozenset[str]:

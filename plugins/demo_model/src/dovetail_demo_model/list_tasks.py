@@ -54,15 +54,15 @@ _COUNT_PHRASINGS = (
 
 
 def _read_list(prompt: str) -> Facts:
-    found = _LIST.search(prompt)
-    if found is None:
+    match = _LIST.search(prompt)
+    if match is None:
         raise ValueError(f"the question {prompt!r} must contain a list with commas")
-    return tuple(found[0].split(", "))
+    return tuple(match[0].split(", "))
 
 
 def _same_list(expected: Sequence[str], text: str) -> bool:
-    found = _LIST.findall(text)
-    return bool(found) and found[-1] == ", ".join(expected)
+    matches = _LIST.findall(text)
+    return bool(matches) and matches[-1] == ", ".join(expected)
 
 
 def _ask_sort(rng: Random) -> str:

@@ -79,10 +79,10 @@ def _integers(text: str) -> list[int]:
 
 
 def _two_integers(prompt: str) -> tuple[int, int]:
-    found = _integers(prompt)
-    if len(found) != 2:
-        raise ValueError(f"the question {prompt!r} must contain two numbers, found {found}")
-    return found[0], found[1]
+    result = _integers(prompt)
+    if len(result) != 2:
+        raise ValueError(f"the question {prompt!r} must contain two numbers, found {result}")
+    return result[0], result[1]
 
 
 def _term(rng: Random) -> int:
@@ -104,8 +104,8 @@ def _read_difference(prompt: str) -> Facts:
 
 
 def _ends_with(value: int, text: str) -> bool:
-    found = _integers(text)
-    return bool(found) and found[-1] == value
+    result = _integers(text)
+    return bool(result) and result[-1] == value
 
 
 SUM = Task(
@@ -152,10 +152,10 @@ def _ask_spoken(rng: Random) -> str:
 
 
 def _read_spoken(prompt: str) -> Facts:
-    found = _integers(prompt)
-    if len(found) != 1:
-        raise ValueError(f"the question {prompt!r} must contain one number, found {found}")
-    return tuple(found)
+    result = _integers(prompt)
+    if len(result) != 1:
+        raise ValueError(f"the question {prompt!r} must contain one number, found {result}")
+    return tuple(result)
 
 
 NUMBER_WORDS = Task(

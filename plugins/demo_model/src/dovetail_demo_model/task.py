@@ -78,11 +78,11 @@ def facts_are_held_out(name: str, facts: Facts) -> bool:
 def held_out_set(task: Task, count: int, seed: int) -> list[tuple[str, str]]:
     """Draw `count` different held-out questions of `task`, as (prompt, answer), from a seed."""
     rng = Random(f"{task.name}:{seed}")
-    found: dict[str, str] = {}
-    while len(found) < count:
+    results: dict[str, str] = {}
+    while len(results) < count:
         prompt, answer = task.draw(rng, held_out=True)
-        found[prompt] = answer
-    return list(found.items())
+        results[prompt] = answer
+    return list(results.items())
 
 
 def loosen(rng: Random, prompt: str) -> str:

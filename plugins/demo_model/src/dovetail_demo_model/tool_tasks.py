@@ -75,9 +75,9 @@ class ToolQuestion:
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
     """Return name and arguments of the call in `text`, or None if it is not exactly one call."""
-    found = _CALL.fullmatch(text.strip())
+    match = _CALL.fullmatch(text.strip())
     try:
-        call = json.loads(found[1]) if found else None
+        call = json.loads(match[1]) if match else None
     except json.JSONDecodeError:
         return None
     if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:

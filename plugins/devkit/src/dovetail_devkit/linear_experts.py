@@ -29,9 +29,10 @@ def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor
     import torch
 
     parameters = dict(layer.named_parameters(recurse=False))
-    want = {"weight"} if bias_O is None else {"weight", "bias"}
+    expected = {"weight"} if bias_O is None else {"weight", "bias"}
     expect(
-        set(parameters) == want, f"create() registers {sorted(parameters)}; expected {sorted(want)}"
+        set(parameters) == expected,
+        f"create() registers {sorted(parameters)}; expected {sorted(expected)}",
     )
     with torch.no_grad():
         parameters["weight"].copy_(weight_OI)

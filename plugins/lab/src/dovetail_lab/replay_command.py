@@ -33,19 +33,19 @@ def replay(
 
     No model is needed, because the results of the worker and the times come from the log.
     """
-    found = replay_log(
+    result = replay_log(
         LogReader(log),
         clock=MonotonicClock(),
         scheduler=scheduler,
         trust_local_code=trust_local_code,
     )
-    print_line(_summary(found))
-    if found.truncated:
+    print_line(_summary(result))
+    if result.truncated:
         print_line("The log is cut off; its complete records were replayed.")
-    if found.difference is None:
+    if result.difference is None:
         print_line("Every plan is the same, byte for byte.", style="bold green")
         return 0
-    _show(found.difference)
+    _show(result.difference)
     return 1
 
 

@@ -69,8 +69,8 @@ class NoRepeatNgram(LogitsProcessor):
     def check_params(cls, params: SamplingParams) -> None:
         """Raise RequestError unless the size is absent, None or an integer from 0 (off) to 64."""
         size = params.extra_args.get(ARGUMENT)
-        good = isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_SIZE
-        if size is not None and not good:
+        valid = isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= MAX_SIZE
+        if size is not None and not valid:
             raise RequestError(
                 f"extra_args[{ARGUMENT!r}]={size!r:.80} must be an integer from 1 to {MAX_SIZE}, "
                 "or 0 for no limit.",

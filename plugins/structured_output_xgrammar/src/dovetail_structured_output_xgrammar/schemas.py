@@ -149,9 +149,9 @@ class _Translation:
                 raise ValueError(f"the keyword {min(keywords)!r} needs a type")
             return fitting[:1]
         kinds = declared if isinstance(declared, list) else [declared]
-        wrong = [kind for kind in kinds if not isinstance(kind, str) or kind not in types.BY_TYPE]
-        if wrong or not kinds:
-            raise ValueError(f"the type {str(wrong or declared)[:40]!r} is not known")
+        invalid = [kind for kind in kinds if not isinstance(kind, str) or kind not in types.BY_TYPE]
+        if invalid or not kinds:
+            raise ValueError(f"the type {str(invalid or declared)[:40]!r} is not known")
         return list(dict.fromkeys(kinds))
 
     def _of_type(self, kind: str, schema: dict[str, Any], depth: int) -> dict[str, Any]:

@@ -36,9 +36,10 @@ def resolve_pooling(params: PoolingParams | None, info: ModelInfo) -> PoolingPar
     if params.task is None and tasks:
         params = replace(params, task=tasks[0])
     if params.task not in tasks:
-        wanted = "pooling" if params.task is None else f"the task {params.task!r}"
+        requested = "pooling" if params.task is None else f"the task {params.task!r}"
         raise RequestError(
-            f"The model does not support {wanted}; it supports: {', '.join(info.supported_tasks)}.",
+            f"The model does not support {requested}; it supports: "
+            f"{', '.join(info.supported_tasks)}.",
             parameter="task",
         )
     return params

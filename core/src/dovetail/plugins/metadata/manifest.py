@@ -84,8 +84,8 @@ def read_manifest(installation: Installation) -> Manifest:
     entries: dict[tuple[str, str], PluginEntry] = {}
     problems: list[str] = []
     for path in find_files(installation):
-        tables, wrong = _read_file(path, installation.declared)
-        problems += [f"{path}: {problem}" for problem in wrong]
+        tables, invalid = _read_file(path, installation.declared)
+        problems += [f"{path}: {problem}" for problem in invalid]
         entries |= {(entry.kind, entry.name): entry for entry in tables}
     return Manifest(entries={} if problems else entries, problems=tuple(problems))
 
@@ -171,9 +171,9 @@ def _read_file(
     entries, problems = [], []
     for index, item in enumerate(tables, 1):
         known = _is_of_another_core(item, declared)
-        wrong = [] if known else list(_problems(item, declared))
-        problems += [f"[[plugin]] {index}: {problem}" for problem in wrong]
-        if not wrong and not known:
+        invalid = [] if known else list(_problems(item, declared))
+        problems += [f"[[plugin]] {index}: {problem}" for problem in invalid]
+        if not invalid and not known:
             entries.append(_entry(item))
     names = [(entry.kind, entry.name) for entry in entries]
     problems += [f"{':'.join(n)} occurs twice" for n in set(names) if names.count(n) > 1]
@@ -258,8 +258,8 @@ def _texts(pattern: re.Pattern[str], form: str) -> Callable[[object], str]:
 
     def check(value: object) -> str:
         texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
-        good = isinstance(value, list) and texts and all(pattern.fullmatch(text) for text in value)
-        return "" if good else f"write an array of {form}"
+        valid = isinstance(value, list) and texts and all(pattern.fullmatch(text) for text in value)
+        return "" if valid else f"write an array of {form}"
 
     return check
 
@@ -271,8 +271,8 @@ def _text(pattern: str, form: str) -> Callable[[object], str]:
     """
 
     def check(value: object) -> str:
-        good = isinstance(value, str) and re.fullmatch(pattern, value)
-        return "" if good else f"write {form}"
+        valid = isinstance(value, str) and re.fullmatch(pattern, value)
+        return "" if valid else f"write {form}"
 
     return check
 

@@ -83,8 +83,8 @@ def read_packed(fd: int, key: Mapping[str, Any], *, num_threads: int) -> dict[st
         sums.append(checksum)
     with ThreadPoolExecutor(num_threads) as pool:
         checksums = list(pool.map(zlib.crc32, forms.values()))
-    for name, got, expected in zip(forms, checksums, sums, strict=True):
-        if got != expected:
+    for name, actual, expected in zip(forms, checksums, sums, strict=True):
+        if actual != expected:
             raise PackedFileError(f"the checksum of {name} is wrong")
     return forms
 

@@ -68,8 +68,8 @@ def divide_unevenly(size: int, ranks: RankGroup, owner: str) -> Shard:
 
 def cannot_divide(owner: str, ranks: RankGroup, works: Callable[[int], bool]) -> ConfigError:
     """Return an error that lists the possible numbers of ranks."""
-    good = ", ".join(str(count) for count in range(1, _MAX_RANKS + 1) if works(count))
+    valid = ", ".join(str(count) for count in range(1, _MAX_RANKS + 1) if works(count))
     return ConfigError(
         f"tensor_parallel_size={ranks.size} was requested, but {owner} cannot be divided by this "
-        f"number; the possible numbers are {good}: choose one of them."
+        f"number; the possible numbers are {valid}: choose one of them."
     )

@@ -176,13 +176,13 @@ class StepGraphs:
         The outputs are hidden states, and for decodes also logits, valid until the next step.
         """
         num_tokens = batch.plan.total_num_tokens
-        found = self._decodes.get(batch.num_padded)
-        if found is not None:
+        result = self._decodes.get(batch.num_padded)
+        if result is not None:
             for place, (builder, group) in enumerate(self._attention.builders):
-                builder.update_for_replay(found.metadata[place], batch.attention[group])
-            found.graph.replay()
+                builder.update_for_replay(result.metadata[place], batch.attention[group])
+            result.graph.replay()
             self.counts.replayed += 1
-            return tuple(output[:num_tokens] for output in found.outputs)
+            return tuple(output[:num_tokens] for output in result.outputs)
         sizes = self._plan.mixed_sizes
         place = bisect_left(sizes, num_tokens)
         if place == len(sizes) or sizes[place] not in self._mixed:

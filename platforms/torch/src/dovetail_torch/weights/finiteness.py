@@ -32,10 +32,10 @@ def check_finite(model: nn.Module) -> None:
         return
     table = build_weight_table(model)
     names = [x.name for x in table.assignments.values() if not bool(x.target.isfinite().all())]
-    wrong = list(dict.fromkeys(map(table.names.to_checkpoint, names)))
-    more = f" and {len(wrong) - _NUM_SHOWN} more" if len(wrong) > _NUM_SHOWN else ""
+    invalid = list(dict.fromkeys(map(table.names.to_checkpoint, names)))
+    more = f" and {len(invalid) - _NUM_SHOWN} more" if len(invalid) > _NUM_SHOWN else ""
     raise WeightError(
-        f"NaN or infinite values in {', '.join(wrong[:_NUM_SHOWN])}{more}: the checkpoint is "
+        f"NaN or infinite values in {', '.join(invalid[:_NUM_SHOWN])}{more}: the checkpoint is "
         "damaged, or its values are outside of the range of the dtype; download it again, or "
         "choose another dtype"
     )

@@ -105,8 +105,8 @@ class _TargetIndex:
     def find(self, name: str) -> Iterator[tuple[WeightMapping, str]]:
         """Yield the mappings and targets that may match, in the order of the mappings."""
         parts = name.split(".")
-        found = [item for form in self._forms for item in self._found.get(_key(form, parts), ())]
-        for _, mapping, target in sorted(found, key=lambda item: item[0]):
+        matches = [item for form in self._forms for item in self._found.get(_key(form, parts), ())]
+        for _, mapping, target in sorted(matches, key=lambda item: item[0]):
             yield mapping, target
 
 

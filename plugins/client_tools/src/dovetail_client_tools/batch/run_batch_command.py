@@ -117,10 +117,10 @@ def _server(batch: BatchOptions, engine: OptionalModelOptions) -> Server | None:
                 "Give the model with --model NAME, or the address of a server with --url URL."
             )
         return None
-    wrong = [*(["--model"] if engine.model is not None else []), *changed_options(engine)]
-    if wrong:
+    invalid = [*(["--model"] if engine.model is not None else []), *changed_options(engine)]
+    if invalid:
         raise ConfigError(
-            f"{wrong[0]} has no effect with --url. Give the option to the server: dovetail serve."
+            f"{invalid[0]} has no effect with --url. Give the option to the server: dovetail serve."
         )
     return read_server(batch.url, batch.api_key_file)
 

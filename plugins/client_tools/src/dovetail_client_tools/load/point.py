@@ -90,8 +90,8 @@ def summarize(
     ok = [request for request in record.requests if not request.error]
     seconds = max(record.duration_ns, 1) / NS
     values = {name: latency_values(record, name) for name in LATENCIES}
-    delays = sorted((one.sent_ns - one.planned_ns) / MS for one in record.requests)
-    num_good = sum(meets(one, objectives) for one in ok)
+    delays = sorted((item.sent_ns - item.planned_ns) / MS for item in record.requests)
+    num_good = sum(meets(item, objectives) for item in ok)
     num_total = len(ok) + record.errors.total()
     return Point(
         rate=rate,
@@ -101,8 +101,8 @@ def summarize(
         num_ok=len(ok),
         num_failed=record.errors.total(),
         request_rate=len(ok) / seconds,
-        output_rate=sum(one.num_output_tokens for one in ok) / seconds,
-        prompt_rate=sum(one.num_prompt_tokens for one in ok) / seconds,
+        output_rate=sum(item.num_output_tokens for item in ok) / seconds,
+        prompt_rate=sum(item.num_prompt_tokens for item in ok) / seconds,
         latencies={name: _distribution(items) for name, items in values.items() if items},
         goodput=num_good / seconds if objectives else None,
         goodput_share=num_good / max(1, num_total) if objectives else None,
@@ -112,14 +112,14 @@ def summarize(
 
 def latency_values(record: LoadRecord, name: str) -> list[float]:
     """Return a latency of all successful requests in milliseconds. name: a key of `LATENCIES`."""
-    ok = [one for one in record.requests if not one.error]
+    ok = [item for item in record.requests if not item.error]
     if name == "itl":
         return [gap / MS for gap in record.gaps_ns]
     if name == "e2e":
-        return [one.e2e_ms for one in ok]
+        return [item.e2e_ms for item in ok]
     if name == "tpot":
-        return [one.tpot_ms for one in ok if one.has_text and one.num_output_tokens > 1]
-    return [one.ttft_ms for one in ok if one.has_text]
+        return [item.tpot_ms for item in ok if item.has_text and item.num_output_tokens > 1]
+    return [item.ttft_ms for item in ok if item.has_text]
 
 
 def meets(request: RequestTimes, objectives: Mapping[str, float]) -> bool:

@@ -65,10 +65,10 @@ def latency_tables(report: LoadReport) -> list[TextTable]:
         rows = []
         for name, text in LATENCIES.items():
             if name in point.latencies:
-                one = point.latencies[name]
-                row = [f"{name.upper()} ({text})", f"{one.mean:.2f}"]
-                row += [f"{one.percentiles[percent]:.2f}" for percent in PERCENTILES]
-                rows.append([*row, f"{one.max:.2f}", _limit(report, name)])
+                item = point.latencies[name]
+                row = [f"{name.upper()} ({text})", f"{item.mean:.2f}"]
+                row += [f"{item.percentiles[percent]:.2f}" for percent in PERCENTILES]
+                rows.append([*row, f"{item.max:.2f}", _limit(report, name)])
         if rows:
             headings = ["ms", "mean", *(f"p{percent}" for percent in PERCENTILES), "max", "SLO"]
             title = f"Latencies at {point.label}"
@@ -96,8 +96,8 @@ def warnings(report: LoadReport) -> list[str]:
             texts.append(
                 f"{point.label}: the server reports no usage, so each event counts as one token."
             )
-        intended = sum(one.num_intended_tokens for one in point.record.requests if not one.error)
-        actual = sum(one.num_output_tokens for one in point.record.requests if not one.error)
+        intended = sum(item.num_intended_tokens for item in point.record.requests if not item.error)
+        actual = sum(item.num_output_tokens for item in point.record.requests if not item.error)
         if actual < 0.95 * intended:
             texts.append(
                 f"{point.label}: the outputs have {actual / intended:.0%} of the intended tokens; "
@@ -131,10 +131,10 @@ def write_text(option: str, path: Path, text: str) -> None:
 def _point(point: Point) -> dict[str, Any]:
     latencies = {
         name: {
-            **{key: value for key, value in vars(one).items() if key != "percentiles"},
-            **{f"p{percent}": value for percent, value in one.percentiles.items()},
+            **{key: value for key, value in vars(item).items() if key != "percentiles"},
+            **{f"p{percent}": value for percent, value in item.percentiles.items()},
         }
-        for name, one in point.latencies.items()
+        for name, item in point.latencies.items()
     }
     record = point.record
     return {
@@ -157,13 +157,13 @@ def _point(point: Point) -> dict[str, Any]:
             for kind, count in record.errors.most_common()
         ],
         "requests": {
-            "number": [one.number for one in record.requests],
-            "sent_s": [one.sent_ns / NS for one in record.requests],
-            "first_token_s": [_seconds(one.first_ns) for one in record.requests],
-            "end_s": [_seconds(one.end_ns) for one in record.requests],
-            "num_prompt_tokens": [one.num_prompt_tokens for one in record.requests],
-            "num_output_tokens": [one.num_output_tokens for one in record.requests],
-            "error": [one.error for one in record.requests],
+            "number": [item.number for item in record.requests],
+            "sent_s": [item.sent_ns / NS for item in record.requests],
+            "first_token_s": [_seconds(item.first_ns) for item in record.requests],
+            "end_s": [_seconds(item.end_ns) for item in record.requests],
+            "num_prompt_tokens": [item.num_prompt_tokens for item in record.requests],
+            "num_output_tokens": [item.num_output_tokens for item in record.requests],
+            "error": [item.error for item in record.requests],
         },
     }
 

@@ -36,7 +36,7 @@ def page(report: LoadReport) -> str:
             sections.append(_charted("Load sweep", [(_draw_sweep(report), caption)]))
         sections.append(_charted("Latencies", [(_draw_distributions(report), _DISTRIBUTIONS)]))
         sections.append(
-            _charted("Over time", [(_draw_time(one), one.label) for one in report.points])
+            _charted("Over time", [(_draw_time(item), item.label) for item in report.points])
         )
     details = json.dumps({**report.case, "slo_ms": report.objectives}, indent=1)
     sections.append(Section(title="Method", paragraphs=_METHOD, details=[("The options", details)]))
@@ -81,14 +81,14 @@ def _draw_sweep(report: LoadReport) -> Figure:
     axes[0].legend()
     axes[4].set_title("output")
     axes[4].set_ylabel("tokens/s")
-    _line(axes[4], list(zip(loads, [one.output_rate for one in points], strict=True)), 0, "")
+    _line(axes[4], list(zip(loads, [item.output_rate for item in points], strict=True)), 0, "")
     axes[5].set_title("requests")
     axes[5].set_ylabel("requests/s")
-    rates = [one.request_rate for one in points]
+    rates = [item.request_rate for item in points]
     _line(axes[5], list(zip(loads, rates, strict=True)), 0, "completed")
     if report.objectives:
-        good = [one.goodput or 0.0 for one in points]
-        _line(axes[5], list(zip(loads, good, strict=True)), 1, "goodput")
+        valid = [item.goodput or 0.0 for item in points]
+        _line(axes[5], list(zip(loads, valid, strict=True)), 1, "goodput")
     axes[5].legend()
     for axis in axes:
         axis.set_xlabel("planned requests/s" if is_open else "requests in flight")
@@ -146,14 +146,19 @@ def _draw_limit(axis: Any, report: LoadReport, name: str, *, is_vertical: bool) 
 
 def _draw_time(point: Point) -> Figure:
     figure, (latencies, flight) = new_figure(1, 2, size=(9.4, 2.7))
-    ok = [one for one in point.record.requests if not one.error and one.has_text]
+    ok = [item for item in point.record.requests if not item.error and item.has_text]
     ok = ok[:: max(1, len(ok) // _MAX_DOTS)]
-    sent = [one.sent_ns / NS for one in ok]
+    sent = [item.sent_ns / NS for item in ok]
     latencies.plot(
-        sent, [one.ttft_ms for one in ok], ".", ms=3, color=color_of(0), label="time to first token"
+        sent,
+        [item.ttft_ms for item in ok],
+        ".",
+        ms=3,
+        color=color_of(0),
+        label="time to first token",
     )
     latencies.plot(
-        sent, [one.e2e_ms for one in ok], ".", ms=3, color=color_of(1), label="end to end"
+        sent, [item.e2e_ms for item in ok], ".", ms=3, color=color_of(1), label="end to end"
     )
     latencies.set_title("latency by time of sending")
     latencies.set_ylabel("ms")
@@ -169,8 +174,8 @@ def _draw_time(point: Point) -> Figure:
 
 
 def _in_flight(point: Point) -> tuple[list[float], list[int]]:
-    changes = [(one.sent_ns, 1) for one in point.record.requests]
-    changes += [(one.end_ns, -1) for one in point.record.requests]
+    changes = [(item.sent_ns, 1) for item in point.record.requests]
+    changes += [(item.end_ns, -1) for item in point.record.requests]
     times, counts, count = [0.0], [0], 0
     for time_ns, change in sorted(changes):
         count += change

@@ -27,10 +27,12 @@ def check_batch(
     )
     counts, lengths = list(batch.query_lens), list(batch.seq_lens)
     starts = [sum(counts[:run]) for run in range(len(counts) + 1)]
-    got = batch.query_start_R1.tolist()
-    expect(got == starts, f"query_start_R1 is {got}, but query_lens {counts} require {starts}")
-    got = batch.seq_lens_R.tolist()
-    expect(got == lengths, f"seq_lens_R is {got} on the device, but {lengths} on the host")
+    actual = batch.query_start_R1.tolist()
+    expect(
+        actual == starts, f"query_start_R1 is {actual}, but query_lens {counts} require {starts}"
+    )
+    actual = batch.seq_lens_R.tolist()
+    expect(actual == lengths, f"seq_lens_R is {actual} on the device, but {lengths} on the host")
     fits = all(0 < count <= length for count, length in zip(counts, lengths, strict=True))
     expect(
         fits,
@@ -53,8 +55,8 @@ def check_batch(
             blocks[position // block_size] * block_size + position % block_size
             for position in range(length - count, length)
         ]
-        got = slots[starts[run] : starts[run + 1]]
-        expect(got == due, f"run {run}: its tokens have the slots {got}; expected {due}")
+        actual = slots[starts[run] : starts[run + 1]]
+        expect(actual == due, f"run {run}: its tokens have the slots {actual}; expected {due}")
         first_seen = max(0, length - count - sliding_window + 1) if sliding_window else 0
         first = first_seen // block_size
         _check_blocks(run, blocks[first:], num_blocks - first)
@@ -68,8 +70,8 @@ def _check_types(batch: AttentionBatch) -> None:
         "slot_mapping_T": "int64",
     }
     for name, due in dtypes.items():
-        got = str(getattr(batch, name).dtype).removeprefix("torch.")
-        expect(got == due, f"{name} is {got}; expected {due}")
+        actual = str(getattr(batch, name).dtype).removeprefix("torch.")
+        expect(actual == due, f"{name} is {actual}; expected {due}")
     expect(
         len(batch.slot_mapping_T) == sum(batch.query_lens),
         "slot_mapping_T must have one entry per token",

@@ -174,15 +174,15 @@ def _check_invariance(
         outputs: dict[int, list[torch.Tensor]] = {}
         for runs in map(rows.in_order, steps):
             batch = rows.batch(runs)
-            got = rows.attend(runs, batch, rows.builder.build(batch), f"The case is {case}.")
-            for (row, _, _), out_QHD in zip(runs, got, strict=True):
+            actual = rows.attend(runs, batch, rows.builder.build(batch), f"The case is {case}.")
+            for (row, _, _), out_QHD in zip(runs, actual, strict=True):
                 outputs.setdefault(row, []).append(out_QHD)
         return {row: torch.cat(parts) for row, parts in outputs.items()}
 
     alone = {row: attend([[(row, 0, n)]])[row] for row, n in enumerate(lengths)}
     for how, steps in _cuts(lengths).items():
-        for row, got in attend(steps).items():
-            differs = (got != alone[row]).flatten(1).any(1).nonzero().flatten().tolist()
+        for row, actual in attend(steps).items():
+            differs = (actual != alone[row]).flatten(1).any(1).nonzero().flatten().tolist()
             expect(
                 not differs,
                 f"batch_invariant is claimed, but the positions {differs[:3]} of a row of "

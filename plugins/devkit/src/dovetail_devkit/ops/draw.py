@@ -156,8 +156,10 @@ def _check_best(bench: _Bench) -> None:
     # the most likely token is certain only if its logit is much larger than all other logits
     for r in (3, 5):
         logits_RV[r, first[r]] = best[r] + 1
-    got = bench.draw(logits_RV, params, range(6), range(6))
-    expect(got == first, f"draw_tokens returns {got}; expected the most likely tokens {first}")
+    actual = bench.draw(logits_RV, params, range(6), range(6))
+    expect(
+        actual == first, f"draw_tokens returns {actual}; expected the most likely tokens {first}"
+    )
 
 
 def _check_kept(bench: _Bench) -> None:
@@ -167,10 +169,11 @@ def _check_kept(bench: _Bench) -> None:
         probs = probabilities(logits_RV[0].tolist(), param)
         num_rows = 5
         rows = logits_RV.expand(num_rows, -1).contiguous()
-        got = bench.draw(rows, [param] * num_rows, range(num_rows), [9] * num_rows)
-        wrong = sorted({token for token in got if probs[token] == 0})
+        actual = bench.draw(rows, [param] * num_rows, range(num_rows), [9] * num_rows)
+        invalid = sorted({token for token in actual if probs[token] == 0})
         expect(
-            not wrong, f"draw_tokens returns {wrong}, but {what} must exclude this token ({param})"
+            not invalid,
+            f"draw_tokens returns {invalid}, but {what} must exclude this token ({param})",
         )
 
 
@@ -188,21 +191,21 @@ def _check_equals(bench: _Bench) -> None:
     logits_RV = torch.full_like(bench.logits(num_rows, 37), -2.0)
     logits_RV[:, list(equal)] = 1.5
     logits_RV[:8, 20] = 2.5
-    got = bench.draw(logits_RV, params, range(num_rows), range(num_rows))
+    actual = bench.draw(logits_RV, params, range(num_rows), range(num_rows))
     # The first three of five equal tokens have more than half of the probability.
     for what, first, last, due in (
         ("top-k", 0, 8, {20, 2, 5}),
         ("top-k", 8, 18, {2, 5, 11, 12}),
         ("top-p", 18, 28, {2, 5, 11}),
     ):
-        kept = set(got[first:last])
+        kept = set(actual[first:last])
         expect(
             kept <= due and len(kept) > 1,
             f"several logits are equal, and {what} keeps the tokens {kept}; expected {due}",
         )
     expect(
-        got[28:] == [2, 2],
-        f"several tokens have equal logits, and truncation to one token returns {got[28:]}; "
+        actual[28:] == [2, 2],
+        f"several tokens have equal logits, and truncation to one token returns {actual[28:]}; "
         f"expected 2, the first of them",
     )
 
@@ -246,14 +249,14 @@ def _check_numbers(bench: _Bench) -> None:
     by_seed = bench.draw(rows, params, [r << 33 for r in range(num_rows)], same)
     by_low_seed = bench.draw(rows, params, range(num_rows), same)
     by_position = bench.draw(rows, params, same, range(num_rows))
-    for what, got in zip(
+    for what, actual in zip(
         ("seed above 32 bits", "seed", "position"), (by_seed, by_low_seed, by_position), strict=True
     ):
         # Twelve samples from 997 equal tokens have four equal pairs with a probability of 10^-8.
         expect(
-            len(set(got)) >= num_rows - 3,
+            len(set(actual)) >= num_rows - 3,
             f"draw_tokens must depend on each {what}; rows that differ only in this value get "
-            f"{got}",
+            f"{actual}",
         )
 
 
@@ -269,19 +272,19 @@ def _check_invalid_rows(bench: _Bench) -> None:
     logits_RV[1] = -torch.inf
     logits_RV[3] = torch.nan
     logits_RV[5, 7] = torch.nan
-    got = bench.draw(logits_RV, params, seeds, positions)
-    kept = [got[r] == whole[r] for r in (0, 2, 4)]
+    actual = bench.draw(logits_RV, params, seeds, positions)
+    kept = [actual[r] == whole[r] for r in (0, 2, 4)]
     expect(
         all(kept),
-        f"rows of -inf and NaN must not affect other rows: draw_tokens returns {got} with such "
+        f"rows of -inf and NaN must not affect other rows: draw_tokens returns {actual} with such "
         f"rows, and {whole} without",
     )
     logits_RV[:] = -torch.inf
     logits_RV[:, 31] = -3.0
-    got = bench.draw(logits_RV, params, seeds, positions)
+    actual = bench.draw(logits_RV, params, seeds, positions)
     expect(
-        set(got) == {31},
-        f"draw_tokens returns {got}; expected 31, the only token whose logit is not -inf",
+        set(actual) == {31},
+        f"draw_tokens returns {actual}; expected 31, the only token whose logit is not -inf",
     )
     none = bench.draw(logits_RV[:0], [], [], [])
     expect(none == [], f"draw_tokens returns {none} for no rows; expected no token")

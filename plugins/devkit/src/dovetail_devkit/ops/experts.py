@@ -107,9 +107,9 @@ def _check_routing(ops_cls: type[Ops], name: str, dtype: str, device: torch.devi
     if router.bias_E is not None:
         logits_TE += exact(router.bias_E)
     for token, logits_E in enumerate(logits_TE):
-        want, weights = select(logits_E, router, routing)
-        got = experts_TK[token].tolist()
-        expect(got == want, f"token {token} has the experts {got}; expected {want}")
+        expected, weights = select(logits_E, router, routing)
+        actual = experts_TK[token].tolist()
+        expect(actual == expected, f"token {token} has the experts {actual}; expected {expected}")
         error = float((weights_TK[token].cpu().double() - weights).abs().max())
         expect(error <= _WEIGHT_ERROR, f"the weights of token {token} differ by {error:.2g}")
 

@@ -74,8 +74,8 @@ def _check_inputs(ops_cls: type[Ops], shape: StepShape, device: torch.device) ->
     ops.prepare_inputs(columns)
     for tensor, copy in zip(tensors, copies, strict=True):
         expect(torch.equal(tensor, copy), "prepare_inputs must not change its inputs")
-    for what, got, want in _expected(shape, columns):
-        expect(got == want, f"{what} is {got!s:.300}; expected {want!s:.300}")
+    for what, actual, expected in _expected(shape, columns):
+        expect(actual == expected, f"{what} is {actual!s:.300}; expected {expected!s:.300}")
     for buffer in buffers:
         tail = buffer[-_MARGIN:].tolist()
         expect(tail == [_UNTOUCHED] * _MARGIN, "prepare_inputs must not write after its outputs")

@@ -109,9 +109,9 @@ class GroupRows(RowModel):
         for group, spec in self._state_specs.items():
             size = self._block_sizes[group]
             last = state.blocks[group][(start - 1) // size if spec.snapshots else 0]
-            good = not start or self._states.get((group, last)) == state.contents[start - 1]
+            valid = not start or self._states.get((group, last)) == state.contents[start - 1]
             self._require(
-                good,
+                valid,
                 f"row {row} continues at position {start}, but its block does not contain the "
                 f"state after position {start - 1}",
             )

@@ -113,5 +113,5 @@ class RowState:
         for index in range(dice % (maximum + 1)):
             known = [*self.tokens, *self.drafts]
             right = predict_token(known, self.request.seed, vocab_size, self.encoded)
-            wrong = not (dice >> (8 + 4 * index)) % WRONG_ONE_IN
-            self.drafts.append((right + 1) % vocab_size if wrong else right)
+            invalid = not (dice >> (8 + 4 * index)) % WRONG_ONE_IN
+            self.drafts.append((right + 1) % vocab_size if invalid else right)

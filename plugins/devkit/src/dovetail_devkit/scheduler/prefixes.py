@@ -83,10 +83,10 @@ def _check_found_again(make: MakeDriver) -> None:
         ((99, *PROMPT[1:]), 0),
         (PROMPT[:4], 0),
     ):
-        got = ask([token % 31 for token in prompt])
+        actual = ask([token % 31 for token in prompt])
         expect(
-            got == due,
-            f"the cache hit of the prompt {prompt} has {got} tokens; expected {due}",
+            actual == due,
+            f"the cache hit of the prompt {prompt} has {actual} tokens; expected {due}",
         )
     expect(
         ask(PROMPT, cache_salt="tenant") == 0,
@@ -96,10 +96,10 @@ def _check_found_again(make: MakeDriver) -> None:
         ask(PROMPT, cache_salt="tenant") == 12,
         "a request must have a cache hit on blocks with the same salt",
     )
-    got = ask(PROMPT, prompt_logprobs=1)
+    actual = ask(PROMPT, prompt_logprobs=1)
     expect(
-        got == 0,
-        f"a request with prompt_logprobs has a cache hit of {got} tokens; expected 0",
+        actual == 0,
+        f"a request with prompt_logprobs has a cache hit of {actual} tokens; expected 0",
     )
     stats = ask.driver.last_stats
     if stats is not None:
@@ -119,10 +119,10 @@ def _check_output_found(make: MakeDriver) -> None:
     ask.driver.drain()
     text = [*PROMPT, *output]
     due = (len(text) - 1) // BLOCK_SIZE * BLOCK_SIZE
-    got = ask([*text, 5])
+    actual = ask([*text, 5])
     expect(
-        got == due,
-        f"the cache hit on the prompt and output of a request has {got} tokens; expected {due}",
+        actual == due,
+        f"the cache hit on the prompt and output of a request has {actual} tokens; expected {due}",
     )
 
 
@@ -138,10 +138,10 @@ def _check_found_while_running(make: MakeDriver) -> None:
     driver.settle()
     if not driver.conserves_work and second not in driver.num_cached:
         raise SkipCase("the policy does not admit a request while another request runs")
-    got = driver.num_cached[second]
+    actual = driver.num_cached[second]
     expect(
-        got == 12,
-        f"the cache hit on the prompt of a running request has {got} tokens; expected 12",
+        actual == 12,
+        f"the cache hit on the prompt of a running request has {actual} tokens; expected 12",
     )
     for _ in range(5):
         driver.schedule()
@@ -149,10 +149,11 @@ def _check_found_while_running(make: MakeDriver) -> None:
     third = ask.add(text[:19], max_tokens=1)
     driver.schedule()
     driver.settle()
-    got = driver.num_cached[third]
+    actual = driver.num_cached[third]
     expect(
-        got == 16,
-        f"the cache hit on the prompt and output of a running request has {got} tokens; expected "
+        actual == 16,
+        f"the cache hit on the prompt and output of a running request has {actual} tokens; "
+        "expected "
         "16",
     )
     driver.drain()

@@ -130,10 +130,13 @@ class SchedulerDriver:
 
     def abort(self, request_ids: list[str]) -> None:
         """Abort requests. Some of them may have ended before."""
-        want = [name for name in dict.fromkeys(request_ids) if name in self.alive]
-        got = self.scheduler.abort_requests(request_ids)
-        expect(sorted(got) == sorted(want), f"abort_requests returns {got}; expected {want}")
-        for name in want:
+        expected = [name for name in dict.fromkeys(request_ids) if name in self.alive]
+        actual = self.scheduler.abort_requests(request_ids)
+        expect(
+            sorted(actual) == sorted(expected),
+            f"abort_requests returns {actual}; expected {expected}",
+        )
+        for name in expected:
             del self.alive[name]
         self._check_depth()
 

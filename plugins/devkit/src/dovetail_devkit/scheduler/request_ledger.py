@@ -40,11 +40,11 @@ class RequestLedger:
         """Check new tokens, with their log-probabilities if requested."""
         name, num_got = self.asked.request_id, len(self.got)
         expect(bool(tokens), f"the outputs contain the request {name}, but no new token for it")
-        want = self.due[num_got : num_got + len(tokens)]
+        expected = self.due[num_got : num_got + len(tokens)]
         expect(
-            list(tokens) == want,
+            list(tokens) == expected,
             f"{name} got {list(tokens)} after {num_got} tokens; without other requests it gets "
-            f"{want}",
+            f"{expected}",
         )
         self.got.extend(tokens)
         num_logprobs = self.asked.sampling_params.logprobs
@@ -68,9 +68,9 @@ class RequestLedger:
             num_logprobs is not None, f"{name} got prompt_logprobs, but has prompt_logprobs=None"
         )
         self.prompt_positions.extend(logprobs.token_ids[:: 1 + (num_logprobs or 0)])
-        want = list(self.asked.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
+        expected = list(self.asked.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
         expect(
-            self.prompt_positions == want,
+            self.prompt_positions == expected,
             f"{name} must get prompt_logprobs for each of its prompt tokens once, in order",
         )
 

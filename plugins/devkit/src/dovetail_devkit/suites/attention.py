@@ -93,10 +93,11 @@ def check_rejections(backend: type[AttentionBackend], device: torch.device) -> N
             rejected[case.dtype] = requirements, reasons
             continue
         accepted.add(case.dtype)
-        for wrong in _requirements_beyond(capabilities, requirements):
-            reasons = [*capabilities.refusals(wrong), *backend.refusals(wrong)]
+        for invalid in _requirements_beyond(capabilities, requirements):
+            reasons = [*capabilities.refusals(invalid), *backend.refusals(invalid)]
             expect(
-                bool(reasons), f"{backend.name} accepts {wrong}, which it does not claim to support"
+                bool(reasons),
+                f"{backend.name} accepts {invalid}, which it does not claim to support",
             )
     for dtype in rejected.keys() - accepted:
         requirements, reasons = rejected[dtype]

@@ -247,9 +247,9 @@ def _check_start(executor: Executor) -> None:
 def _check_steps(executor: Executor) -> None:
     """Check that plans run in order and are sampled once. Results may be read in any order."""
     kv_cache = start(executor)
-    want = _right_results(kv_cache)
+    expected = _right_results(kv_cache)
     maximum = executor.max_concurrent_steps
-    got: list[ModelRunnerOutput] = []
+    actual: list[ModelRunnerOutput] = []
     plans = make_plans()
     for first in range(0, len(plans), maximum):
         handles = []
@@ -263,8 +263,8 @@ def _check_steps(executor: Executor) -> None:
             expect(done, "done() of a handle must return True after result()")
             again = sampled.result(RESULT_S)
             expect(again in results, "two calls of result() must return the same result")
-        got += results
-    for index, (result, right) in enumerate(zip(got, want, strict=True)):
+        actual += results
+    for index, (result, right) in enumerate(zip(actual, expected, strict=True)):
         expect(result == right, f"the result of plan {index} is {result}; expected {right}")
     steps = [name for name in _calls(executor) if name in ("execute_model", "sample_tokens")]
     expect(
@@ -281,16 +281,17 @@ def _check_steps(executor: Executor) -> None:
 
 def _check_operations(executor: Executor) -> None:
     call = partial(executor.collective_rpc, "add", args=(2,), kwargs={"right": 3})
-    got = call()
+    actual = call()
     expect(
-        got == [5] * len(got) and bool(got), f"collective_rpc('add') returns {got}; expected [5]"
+        actual == [5] * len(actual) and bool(actual),
+        f"collective_rpc('add') returns {actual}; expected [5]",
     )
     result = call(unique_reply_rank=0)
     expect(result == 5, f"collective_rpc with unique_reply_rank=0 returns {result}; expected 5")
     rule = "collective_rpc must reject a rank that does not exist"
-    expect_error(ContractError, partial(call, unique_reply_rank=len(got)), rule)
+    expect_error(ContractError, partial(call, unique_reply_rank=len(actual)), rule)
     handles = [call(non_block=True), call(non_block=True, unique_reply_rank=0)]
-    for handle, due in zip(handles[::-1], (result, got), strict=True):
+    for handle, due in zip(handles[::-1], (result, actual), strict=True):
         expect(
             hasattr(handle, "result"),
             f"collective_rpc with non_block=True returns {handle!r}; expected a handle",
@@ -299,8 +300,10 @@ def _check_operations(executor: Executor) -> None:
         expect(late == due, f"the result of a collective_rpc handle is {late}; expected {due}")
         expect(handle.done(), "done() of a collective_rpc handle must return True after result()")
     named = f"{count_calls.__module__}:{count_calls.__name__}"
-    got = executor.collective_rpc(named, args=(10,))
-    expect(got == [12] * len(got), f"collective_rpc({named!r}) returns {got}; expected [12]")
+    actual = executor.collective_rpc(named, args=(10,))
+    expect(
+        actual == [12] * len(actual), f"collective_rpc({named!r}) returns {actual}; expected [12]"
+    )
     for name in ("no_such_operation", "calls", "no_such_module:f", "builtins:print", "os:system"):
         rule = f"collective_rpc must reject the unknown operation {name!r}"
         expect_error(ContractError, partial(executor.collective_rpc, name), rule)
@@ -320,8 +323,11 @@ def _check_callables(executor: Executor) -> None:
         rule = "collective_rpc must reject a callable unless the executor declares takes_callables"
         expect_error(ContractError, call, rule)
         return
-    got = call()
-    expect(got == [12] * len(got), f"collective_rpc of a callable returns {got}; expected [12]")
+    actual = call()
+    expect(
+        actual == [12] * len(actual),
+        f"collective_rpc of a callable returns {actual}; expected [12]",
+    )
 
 
 def _check_timeout(executor: Executor) -> None:
@@ -330,10 +336,10 @@ def _check_timeout(executor: Executor) -> None:
         lambda: executor.collective_rpc("dawdle", args=(0.3,), timeout=0.02),
         "collective_rpc must raise when its timeout has passed",
     )
-    got = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
+    actual = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
     expect(
-        got == ["done"] * len(got),
-        f"a collective_rpc call after a timeout returns {got}, which is not the result of this "
+        actual == ["done"] * len(actual),
+        f"a collective_rpc call after a timeout returns {actual}, which is not the result of this "
         f"call",
     )
 

@@ -61,8 +61,8 @@ def check_http_routes(
 
 
 def _check_table(routes: Any) -> None:
-    good = isinstance(routes, Sequence) and not isinstance(routes, str)
-    expect(good, f"routes() returned {routes!r:.100}; it must return a sequence")
+    valid = isinstance(routes, Sequence) and not isinstance(routes, str)
+    expect(valid, f"routes() returned {routes!r:.100}; it must return a sequence")
     expect(bool(routes), "routes() must return at least one route")
     for route in routes:
         expect(isinstance(route, HTTPRoute), f"routes() contains {route!r:.100}, not an HTTPRoute")
@@ -121,8 +121,8 @@ async def _answer(handler: Any, request: HTTPRequest) -> HTTPResponse:
         f"{description}: the response has the invalid status {response.status!r:.40}",
     )
     texts = [text for pair in response.headers.items() for text in pair]
-    good = all(isinstance(text, str) and text.isprintable() for text in texts)
-    expect(good, f"{description}: header names and values must be printable strings")
+    valid = all(isinstance(text, str) and text.isprintable() for text in texts)
+    expect(valid, f"{description}: header names and values must be printable strings")
     if isinstance(response.body, bytes):
         return response
     expect(

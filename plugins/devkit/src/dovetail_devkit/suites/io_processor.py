@@ -92,9 +92,9 @@ def _check_prompts(processor: IOProcessor) -> None:
             f"pre_process returns {prompt!r:.100} as prompt {index}; expected an IOPrompt",
         )
         params = prompt.sampling_params
-        good = params is None or isinstance(params, SamplingParams)
+        valid = params is None or isinstance(params, SamplingParams)
         expect(
-            good,
+            valid,
             f"prompt {index} has sampling_params={params!r:.100}; expected SamplingParams or None",
         )
     expect(request.data == processor.example_data, "pre_process must not change the data")
@@ -119,7 +119,7 @@ def _check_results(processor: IOProcessor) -> None:
         return processed
 
     first, second = (processor.pre_process(_example(processor)) for _ in range(2))
-    bad, good = finish(result(second, 0)), finish(result(first, -1))
+    bad, valid = finish(result(second, 0)), finish(result(first, -1))
     alone = finish(result(processor.pre_process(_example(processor)), -1))
-    expect(good == alone, "the result of post_process must not depend on earlier calls")
-    expect(bad != good, "post_process must return another result if a prompt has failed")
+    expect(valid == alone, "the result of post_process must not depend on earlier calls")
+    expect(bad != valid, "post_process must return another result if a prompt has failed")

@@ -224,8 +224,10 @@ class _Harness:
     def check_cache(self, what: str) -> None:
         """Raise AssertionError unless every byte of the cache is as expected."""
         for buffer, (cache_NP, due_NP) in enumerate(zip(self.cache, self.due, strict=True)):
-            wrong = (cache_NP.to("cpu") != due_NP).any(1).nonzero().flatten().tolist()
-            expect(not wrong, f"the blocks {wrong} of buffer {buffer} have wrong content. {what}")
+            invalid = (cache_NP.to("cpu") != due_NP).any(1).nonzero().flatten().tolist()
+            expect(
+                not invalid, f"the blocks {invalid} of buffer {buffer} have wrong content. {what}"
+            )
 
     def end(self) -> None:
         """Shut both sides down, twice."""

@@ -124,15 +124,15 @@ class _Layer:
             wide = self._random(num_tokens, 2 * self._shape.in_features)
             for x_TI in (wide[:, : self._shape.in_features], wide.chunk(2, dim=1)[1].clone()):
                 before = x_TI.clone()
-                want = exact(x_TI) @ exact(self._weight_OI).T
+                expected = exact(x_TI) @ exact(self._weight_OI).T
                 if self._bias_O is not None:
-                    want = want + exact(self._bias_O)
-                got = self._method.apply(self._module, x_TI)
+                    expected = expected + exact(self._bias_O)
+                actual = self._method.apply(self._module, x_TI)
                 shape = self._shape
                 what = f"x {tuple(x_TI.shape)}, parts {shape.part_sizes}, bias={shape.bias}"
-                expect_close(got, want, dtype=self._dtype, what=what, slack=slack)
+                expect_close(actual, expected, dtype=self._dtype, what=what, slack=slack)
                 expect(torch.equal(x_TI, before), f"{what}: apply must not change its input")
-                expect(got.is_contiguous(), f"{what}: apply must return a contiguous tensor")
+                expect(actual.is_contiguous(), f"{what}: apply must return a contiguous tensor")
 
     def _check_parameters(self) -> None:
         parameters = list(self._module.named_parameters(recurse=False))

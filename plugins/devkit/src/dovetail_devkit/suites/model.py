@@ -108,8 +108,8 @@ def _with_all_positions(context: ModelContext) -> ModelContext:
 
 def _check_declarations(model_cls: type[Any]) -> None:
     names = model_cls.architectures
-    good = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-    expect(good and bool(names), f"architectures is {names!r}; expected a tuple of str")
+    valid = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+    expect(valid and bool(names), f"architectures is {names!r}; expected a tuple of str")
 
 
 def _check_rejections(make: Callable[[ModelContext], Any], context: ModelContext) -> None:
@@ -117,9 +117,9 @@ def _check_rejections(make: Callable[[ModelContext], Any], context: ModelContext
         config = {**context.hf_config, "vocab_size": value}
         if value is None:
             del config["vocab_size"]
-        wrong = replace(context, hf_config=config)
+        invalid = replace(context, hf_config=config)
         rule = f"the constructor must reject a config.json with vocab_size={value!r}"
-        error = expect_error(ModelError, partial(make, wrong), rule)
+        error = expect_error(ModelError, partial(make, invalid), rule)
         expect(
             "vocab_size" in str(error),
             f"the ModelError must name the wrong field vocab_size; its message is: {error}",
@@ -266,8 +266,8 @@ class _Bench:
     def check_reference(self, reference: Reference) -> None:
         """Compare the logits with the logits of another implementation."""
         for ids, logits in zip(self._ids, self._alone, strict=True):
-            want = reference(self._model, ids).to(logits.device)
-            self._compare(logits, want, "The expected logits are those of the reference.")
+            expected = reference(self._model, ids).to(logits.device)
+            self._compare(logits, expected, "The expected logits are those of the reference.")
 
     def _at(self, position: int) -> torch.Tensor:
         """Return the logits of one token at a position, without earlier tokens."""
@@ -331,10 +331,10 @@ class _Bench:
 
     def _check_calls(self, calls: list[int]) -> None:
         self._num_layers = self._num_layers or len(calls)
-        want = list(range(self._num_layers))
+        expected = list(range(self._num_layers))
         expect(
-            calls == want and bool(calls),
-            f"the model calls attention for the layers {calls}; expected {want}",
+            calls == expected and bool(calls),
+            f"the model calls attention for the layers {calls}; expected {expected}",
         )
 
     def _compare(self, got: torch.Tensor, want: torch.Tensor, how: str) -> None:

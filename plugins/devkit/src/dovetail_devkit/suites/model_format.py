@@ -73,12 +73,12 @@ def _check_damaged(created: ModelFormat, path: Path, content: bytes) -> None:
     random = Random(2)
     damaged = path.with_name(f"damaged-{path.name}")
     for _ in range(NUM_DAMAGED):
-        wrong = bytearray(content[: random.randrange(len(content))])
+        invalid = bytearray(content[: random.randrange(len(content))])
         if random.random() < 0.5:
-            wrong = bytearray(content)
+            invalid = bytearray(content)
             for _ in range(random.randrange(1, 9)):
-                wrong[random.randrange(len(wrong))] = random.randrange(256)
-        damaged.write_bytes(wrong)
+                invalid[random.randrange(len(invalid))] = random.randrange(256)
+        damaged.write_bytes(invalid)
         begin_s = time.perf_counter()
         try:
             created.describe(damaged)

@@ -116,14 +116,14 @@ def _norm(x: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
 def _check_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     what = f"rms_norm {shape}"
     x, weight_D = make(*shape), make(shape[-1])
-    want = _norm(exact(x), exact(weight_D), EPS)
-    got = _unchanged(lambda: ops.rms_norm(x, weight_D, EPS), what, x, weight_D)
-    expect_close(got, want, dtype=make.dtype, what=what)
+    expected = _norm(exact(x), exact(weight_D), EPS)
+    actual = _unchanged(lambda: ops.rms_norm(x, weight_D, EPS), what, x, weight_D)
+    expect_close(actual, expected, dtype=make.dtype, what=what)
     wide = make(*shape[:-1], 3 * shape[-1])
     view = wide[..., shape[-1] : 2 * shape[-1]]
-    got = _unchanged(lambda: ops.rms_norm(view, weight_D, EPS), what, wide)
-    want = _norm(exact(view), exact(weight_D), EPS)
-    expect_close(got, want, dtype=make.dtype, what=f"{what}, a view")
+    actual = _unchanged(lambda: ops.rms_norm(view, weight_D, EPS), what, wide)
+    expected = _norm(exact(view), exact(weight_D), EPS)
+    expect_close(actual, expected, dtype=make.dtype, what=f"{what}, a view")
 
 
 def _check_add_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
@@ -135,16 +135,16 @@ def _check_add_norm(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
         lambda: ops.add_rms_norm(x, residual, weight_D, EPS), what, x, weight_D
     )
     expect_close(summed, total, dtype=make.dtype, what=f"{what}, the sum")
-    want = _norm(total, exact(weight_D), EPS)
-    expect_close(normed, want, dtype=make.dtype, what=f"{what}, the norm")
+    expected = _norm(total, exact(weight_D), EPS)
+    expect_close(normed, expected, dtype=make.dtype, what=f"{what}, the norm")
 
 
 def _check_silu(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     what = f"silu_and_mul {shape}"
     x = make(*shape[:-1], 2 * shape[-1], scale=3.0)
     gate, up = exact(x).chunk(2, dim=-1)
-    got = _unchanged(lambda: ops.silu_and_mul(x), what, x)
-    expect_close(got, gate * gate.sigmoid() * up, dtype=make.dtype, what=what)
+    actual = _unchanged(lambda: ops.silu_and_mul(x), what, x)
+    expect_close(actual, gate * gate.sigmoid() * up, dtype=make.dtype, what=what)
 
 
 def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
@@ -159,18 +159,18 @@ def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
     layouts = {"a view": (q_THS, k_TKS), "apart": (q_THS.contiguous(), k_TKS.contiguous())}
     for layout, (q, k) in layouts.items():
         call = partial(ops.rotary_embedding, q, k, positions_T, cos_sin_PS)
-        got = _unchanged(call, what, q, k, fused, positions_T, cos_sin_PS)
-        for name, result, plain in zip("qk", got, (q_THS, k_TKS), strict=True):
-            want = turned(exact(plain), exact(cos_sin_PS)[positions_T.to("cpu")])
-            expect_close(result, want, dtype=make.dtype, what=f"{what}, {name}, {layout}")
+        actual = _unchanged(call, what, q, k, fused, positions_T, cos_sin_PS)
+        for name, result, plain in zip("qk", actual, (q_THS, k_TKS), strict=True):
+            expected = turned(exact(plain), exact(cos_sin_PS)[positions_T.to("cpu")])
+            expect_close(result, expected, dtype=make.dtype, what=f"{what}, {name}, {layout}")
 
 
 def _check_large_values(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
     """Check that squares are summed in float32, without overflow and without lost terms."""
     x_TD, weight_D = make(*shape, scale=300.0), make(shape[-1])
-    got = ops.rms_norm(x_TD, weight_D, EPS)
-    want = _norm(exact(x_TD), exact(weight_D), EPS)
-    expect_close(got, want, dtype=make.dtype, what=f"rms_norm {shape}")
+    actual = ops.rms_norm(x_TD, weight_D, EPS)
+    expected = _norm(exact(x_TD), exact(weight_D), EPS)
+    expect_close(actual, expected, dtype=make.dtype, what=f"rms_norm {shape}")
 
 
 def _check_embedding(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
@@ -179,12 +179,12 @@ def _check_embedding(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
     num_rows, size = shape
     table_VD = make(num_rows, 2 * size)[:, :size]
     ids_T = torch.tensor([(5 * t + 3) % num_rows for t in range(7)], device=make.device)
-    got = _unchanged(lambda: ops.embedding(ids_T, table_VD), "embedding", ids_T, table_VD)
+    actual = _unchanged(lambda: ops.embedding(ids_T, table_VD), "embedding", ids_T, table_VD)
     expect(
-        torch.equal(got, table_VD[ids_T]),
+        torch.equal(actual, table_VD[ids_T]),
         f"embedding returns wrong rows of a table of the shape {shape}",
     )
-    expect(got.is_contiguous(), "embedding must return a new, contiguous tensor")
+    expect(actual.is_contiguous(), "embedding must return a new, contiguous tensor")
 
 
 def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
@@ -195,12 +195,13 @@ def _check_best_tokens(ops: Ops, shape: tuple[int, int], make: _Maker) -> None:
     logits_RV[0, best:] = float(logits_RV.max()) + 1  # the first of equal values is the best
     if len(logits_RV) > 1:
         logits_RV[-1] = -torch.inf
-    want = [int(torch.nonzero(row == row.max())[0]) for row in logits_RV.double()]
-    got = ops.best_tokens(logits_RV)
-    expect(got.dtype == torch.int64, f"best_tokens returns {got.dtype}; expected int64")
+    expected = [int(torch.nonzero(row == row.max())[0]) for row in logits_RV.double()]
+    actual = ops.best_tokens(logits_RV)
+    expect(actual.dtype == torch.int64, f"best_tokens returns {actual.dtype}; expected int64")
     expect(
-        got.tolist() == want,
-        f"best_tokens returns {got.tolist()} for logits of the shape {shape}; expected {want}",
+        actual.tolist() == expected,
+        f"best_tokens returns {actual.tolist()} for logits of the shape {shape}; expected "
+        f"{expected}",
     )
     logits_RV[0, best + 1] = torch.nan
     expect(

@@ -89,8 +89,8 @@ def _check_probe(platform_cls: type[Platform]) -> None:
 def _check_answers(platform: Platform) -> None:
     capabilities = platform.capabilities()
     expect(isinstance(capabilities, frozenset), "capabilities must return a frozenset")
-    wrong = [c for c in capabilities if not isinstance(c, str) or not _CAPABILITY.fullmatch(c)]
-    expect(not wrong, f"capabilities() returns {wrong}, which are not valid capability ids")
+    invalid = [c for c in capabilities if not isinstance(c, str) or not _CAPABILITY.fullmatch(c)]
+    expect(not invalid, f"capabilities() returns {invalid}, which are not valid capability ids")
     dtypes = [c for c in capabilities if c.startswith("dtype.")]
     expect(bool(dtypes), "capabilities must contain a dtype, such as 'dtype.float32'")
     expect(
@@ -105,8 +105,8 @@ def _check_answers(platform: Platform) -> None:
     for kind in KINDS:
         names = platform.prefer(kind)
         texts = isinstance(names, Sequence) and not isinstance(names, str)
-        good = texts and all(isinstance(name, str) and name for name in names)
-        expect(good, f"prefer({kind!r}) returns {names!r}; expected a sequence of names")
+        valid = texts and all(isinstance(name, str) and name for name in names)
+        expect(valid, f"prefer({kind!r}) returns {names!r}; expected a sequence of names")
         expect(
             len(set(names)) == len(names),
             f"prefer({kind!r}) returns {names!r}, which contains a name twice",

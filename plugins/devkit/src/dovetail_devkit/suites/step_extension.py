@@ -133,8 +133,10 @@ class _Play:
             fresh.join(other_row, self._request(other_row, row))
             part = slice(index, index + 1)
             alone = self._play(fresh, [other_row], [row], hidden_TD[part], logits_RV[part])
-            for what, got, want in zip(("hidden_states", "logits"), together, alone, strict=True):
-                same = torch.equal(got[part], want)
+            for what, actual, expected in zip(
+                ("hidden_states", "logits"), together, alone, strict=True
+            ):
+                same = torch.equal(actual[part], expected)
                 expect(
                     same,
                     f"the result of {what} for a row must not depend on other rows or change after "
@@ -193,8 +195,8 @@ def _check_like(what: str, after: Any, before: torch.Tensor) -> None:
         f"{what} returns a {type(after).__name__}; expected a tensor",
     )
     for name in ("shape", "dtype", "device"):
-        got, due = getattr(after, name), getattr(before, name)
-        expect(got == due, f"{what} returns a tensor with the {name} {got}; expected {due}")
+        actual, due = getattr(after, name), getattr(before, name)
+        expect(actual == due, f"{what} returns a tensor with the {name} {actual}; expected {due}")
 
 
 def _check_logits(before_RV: torch.Tensor, after_RV: torch.Tensor) -> None:

@@ -161,10 +161,10 @@ def _check_special_tokens(tokenizer: Tokenizer) -> None:
     bare = [token for token in around if token not in special]
     expect(bare == plain, "add_special_tokens must not change the ids of the text")
     skipped = tokenizer.decode([*special, *plain, *special], skip_special_tokens=True)
-    want = tokenizer.decode(plain, skip_special_tokens=True)
+    expected = tokenizer.decode(plain, skip_special_tokens=True)
     expect(
-        skipped == want,
-        f"decode with skip_special_tokens=True returns {skipped!r}; expected {want!r}",
+        skipped == expected,
+        f"decode with skip_special_tokens=True returns {skipped!r}; expected {expected!r}",
     )
 
 
@@ -177,22 +177,23 @@ def _check_pieces(tokenizer: Tokenizer) -> None:
         first = pieces.first or pieces.__getitem__
         for _ in range(50):
             tokens = [rng.randrange(size) for _ in range(12)]
-            want = tokenizer.decode(tokens, skip_special_tokens=skip)
+            expected = tokenizer.decode(tokens, skip_special_tokens=skip)
             tokens = [token for token in tokens if pieces[token]]
             parts = [first(token) for token in tokens[:1]] + [pieces[token] for token in tokens[1:]]
             joined = b"".join(p if isinstance(p, bytes) else p.encode() for p in parts)
             text = joined.decode("utf-8", "replace")
             expect(
-                text == want or "\ufffd" in want,
-                f"the joined pieces of {tokens} are the text {text!r}, but decode returns {want!r}",
+                text == expected or "\ufffd" in expected,
+                f"the joined pieces of {tokens} are the text {text!r}, but decode returns "
+                f"{expected!r}",
             )
 
 
 def _check_threads(tokenizer: Tokenizer) -> None:
-    want = [tokenizer.encode(text) for text in TEXTS]
+    expected = [tokenizer.encode(text) for text in TEXTS]
     with ThreadPoolExecutor(max_workers=4) as threads:
-        for got in threads.map(lambda _: [tokenizer.encode(text) for text in TEXTS], range(8)):
-            expect(got == want, "encode must return the same ids in concurrent threads")
+        for actual in threads.map(lambda _: [tokenizer.encode(text) for text in TEXTS], range(8)):
+            expect(actual == expected, "encode must return the same ids in concurrent threads")
 
 
 def _check_templates(tokenizer: Tokenizer) -> None:

@@ -158,10 +158,10 @@ def _start(worker: WorkerBase) -> _Case:
     for prompt in prompts:
         harness.join(0, prompt)
         tokens = harness.generate(0, NUM_TOKENS)
-        wrong = [token for token in tokens if not 0 <= token < info.vocab_size]
+        invalid = [token for token in tokens if not 0 <= token < info.vocab_size]
         expect(
-            not wrong,
-            f"the sampled tokens {wrong} are outside of the vocabulary of {info.vocab_size}",
+            not invalid,
+            f"the sampled tokens {invalid} are outside of the vocabulary of {info.vocab_size}",
         )
         alone.append(tokens)
         harness.leave(0)
@@ -171,11 +171,11 @@ def _start(worker: WorkerBase) -> _Case:
 
 
 def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
-    want = case.alone[index][: len(got)]
+    expected = case.alone[index][: len(got)]
     expect(
-        got == want,
+        got == expected,
         f"a prompt of {len(case.prompts[index])} tokens gets {got}, but without other prompts it "
-        f"gets {want}. {how}",
+        f"gets {expected}. {how}",
     )
 
 
@@ -208,9 +208,9 @@ def _check_chunks(case: _Case) -> None:
         for num_tokens in pieces:
             harness.run(2, num_tokens)
             expect(not harness.step(), "the worker samples a token although plan.samples is 0")
-        got = harness.generate(2, NUM_TOKENS)
+        actual = harness.generate(2, NUM_TOKENS)
         how = f"The prompt ran in chunks of {pieces} tokens and a last chunk."
-        _expect_tokens(case, 3, got, how)
+        _expect_tokens(case, 3, actual, how)
         harness.leave(2)
 
 
@@ -265,16 +265,16 @@ def _check_longest(case: _Case) -> None:
 def _check_together(case: _Case) -> None:
     """Check that requests that start one by one and run in changing order are independent."""
     harness = case.harness
-    got: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
+    actual: dict[int, list[int]] = {row: [] for row in range(NUM_ROWS)}
     for turn in range(NUM_ROWS + NUM_TOKENS):
         if turn < NUM_ROWS:
             harness.join(turn, case.prompts[turn])
-        rows = [row for row in harness.rows if len(got[row]) < NUM_TOKENS]
+        rows = [row for row in harness.rows if len(actual[row]) < NUM_TOKENS]
         for row in rows[::-1] if turn % 2 else rows[1:] + rows[:1]:
             harness.run(row)
         for row, token in harness.step().items():
-            got[row].append(token)
-    for row, tokens in got.items():
+            actual[row].append(token)
+    for row, tokens in actual.items():
         _expect_tokens(
             case, row, tokens, "The prompt ran with other rows, which joined one after the other."
         )
@@ -309,9 +309,9 @@ def _check_resume(case: _Case) -> None:
     for index, num_kept in ((0, 3), (2, 1), (3, 2)):
         kept = case.alone[index][:num_kept]
         harness.join(0, [*case.prompts[index], *kept], num_prompt=len(case.prompts[index]))
-        got = kept + harness.generate(0, NUM_TOKENS - num_kept)
+        actual = kept + harness.generate(0, NUM_TOKENS - num_kept)
         how = f"The request was resumed after {num_kept} tokens."
-        _expect_tokens(case, index, got, how)
+        _expect_tokens(case, index, actual, how)
         harness.leave(0)
 
 
@@ -323,8 +323,8 @@ def _check_shared_prefix(case: _Case) -> None:
     if not case.keeps_cache:
         return
     harness.join(1, case.prompts[3], shared=first)
-    got = harness.generate(1, NUM_TOKENS)
-    _expect_tokens(case, 3, got, "The prompt used blocks that another row had filled.")
+    actual = harness.generate(1, NUM_TOKENS)
+    _expect_tokens(case, 3, actual, "The prompt used blocks that another row had filled.")
     harness.leave(1)
     how = "Another row used the blocks of the prompt for some steps."
     _expect_tokens(case, 3, tokens + harness.generate(0, 2), how)

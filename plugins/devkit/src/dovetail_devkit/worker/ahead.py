@@ -51,11 +51,11 @@ def _check_in_turn(case: Asked) -> None:
     harness = case.harness
     harness.join(0, case.prompts[2])
     harness.join(1, case.prompts[3])
-    got: dict[int, list[int]] = {0: [], 1: []}
+    actual: dict[int, list[int]] = {0: [], 1: []}
 
     def take(step: LaunchedStep) -> None:
         for row, token in harness.settle(step).items():
-            got[row].append(token)
+            actual[row].append(token)
 
     with ThreadPoolExecutor(max_workers=1) as reader:
         out = _launch(harness, (0, 1))
@@ -64,8 +64,8 @@ def _check_in_turn(case: Asked) -> None:
             reader.submit(take, out).result()
             out = following
         reader.submit(take, out).result()
-    _expect(case, 2, got[0], "Two steps were in flight.")
-    _expect(case, 3, got[1], "Two steps were in flight.")
+    _expect(case, 2, actual[0], "Two steps were in flight.")
+    _expect(case, 3, actual[1], "Two steps were in flight.")
 
 
 def _check_all_late(case: Asked) -> None:
@@ -73,8 +73,8 @@ def _check_all_late(case: Asked) -> None:
     harness = case.harness
     harness.join(2, case.prompts[1])
     steps = [_launch(harness, (2,)) for _ in range(_NUM_STEPS)]
-    got = [harness.settle(step)[2] for step in steps[::-1]][::-1]
-    _expect(case, 1, got, "The results were read in reversed order, after the last step.")
+    actual = [harness.settle(step)[2] for step in steps[::-1]][::-1]
+    _expect(case, 1, actual, "The results were read in reversed order, after the last step.")
 
 
 def _check_reused_row(case: Asked) -> None:
@@ -97,9 +97,9 @@ def _launch(harness: WorkerHarness, rows: Sequence[int]) -> LaunchedStep:
 
 
 def _expect(case: Asked, index: int, got: list[int], how: str) -> None:
-    want = case.alone[index][: len(got)]
+    expected = case.alone[index][: len(got)]
     expect(
-        got == want,
+        got == expected,
         f"a prompt of {len(case.prompts[index])} tokens gets {got}, but without other prompts it "
-        f"gets {want}. {how}",
+        f"gets {expected}. {how}",
     )

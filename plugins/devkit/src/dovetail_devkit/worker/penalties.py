@@ -19,12 +19,12 @@ def check_frequency(case: Asked) -> None:
     for presence in (-2.0, 2.0):
         border = limit - presence / NUM_REPEATS
         for frequency, wins in ((border - 0.05, True), (border + 0.05, False)):
-            got = _wins(case, token, frequency, presence)
+            actual = _wins(case, token, frequency, presence)
             expect(
-                got == wins,
+                actual == wins,
                 f"presence_penalty={presence:g} must change the logit of a generated token by "
                 f"{-presence:g}. With frequency_penalty={frequency:.3f} and {NUM_REPEATS} "
-                f"occurrences, token {token} is {'' if got else 'not '}the best. Without "
+                f"occurrences, token {token} is {'' if actual else 'not '}the best. Without "
                 f"presence_penalty it is the best below frequency_penalty={limit:.3f}",
             )
 
@@ -40,11 +40,11 @@ def check_repetition(case: Asked) -> None:
                 continue
             tried += 1
             params = replace(GREEDY, repetition_penalty=0.01)
-            (got,) = generate(case, repeated, params, num_prompt=num_prompt)
+            (actual,) = generate(case, repeated, params, num_prompt=num_prompt)
             expect(
-                got in repeated,
+                actual in repeated,
                 f"repetition_penalty=0.01 must favor tokens of the {where}, {repeated[0]} to "
-                f"{repeated[-1]}, but the worker samples {got}",
+                f"{repeated[-1]}, but the worker samples {actual}",
             )
         if tried >= 4:
             return
@@ -59,10 +59,10 @@ def check_own_tokens(case: Asked) -> None:
         for prompt in case.prompts:
             tokens = generate(case, prompt[-1:], params, num_tokens=8)
             resumed = [*prompt[-1:], *tokens[:5]]
-            got = generate(case, resumed, params, num_prompt=1, num_tokens=3)
+            actual = generate(case, resumed, params, num_prompt=1, num_tokens=3)
             expect(
-                got == tokens[5:],
-                f"penalties: a request gets {tokens[5:]} after {tokens[:5]}, but {got} if it is "
+                actual == tokens[5:],
+                f"penalties: a request gets {tokens[5:]} after {tokens[:5]}, but {actual} if it is "
                 f"resumed at this point; sampled and resumed tokens must be counted equally",
             )
 
@@ -96,5 +96,5 @@ def _check_prompt_is_ignored(case: Asked) -> None:
     prompt = [*case.prompts[1], *other_tokens(case, 1) * NUM_REPEATS]
     plain = generate(case, prompt, GREEDY)
     for name in ("frequency_penalty", "presence_penalty"):
-        got = generate(case, prompt, replace(GREEDY, **{name: -2.0}))  # type: ignore[arg-type]
-        expect(got == plain, f"{name} must not count tokens of the prompt")
+        actual = generate(case, prompt, replace(GREEDY, **{name: -2.0}))  # type: ignore[arg-type]
+        expect(actual == plain, f"{name} must not count tokens of the prompt")

@@ -50,11 +50,11 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
     case.harness.clear()
     for row in range(BYSTANDER):
         case.harness.join(row, case.prompts[1])
-        got = case.harness.generate(row, 2)
+        actual = case.harness.generate(row, 2)
         expect(
-            got == case.alone[1][:2],
+            actual == case.alone[1][:2],
             f"row {row} keeps sampling parameters of its previous request: a greedy request gets "
-            f"{got}; expected {case.alone[1][:2]}",
+            f"{actual}; expected {case.alone[1][:2]}",
         )
         case.harness.leave(row)
 
@@ -126,8 +126,8 @@ def _check_logit_bias(case: Asked) -> None:
             f"logit_bias={params.logit_bias} gives the tokens {sorted(set(tokens))}; expected "
             f"{token}",
         )
-    (got,) = generate(case, case.prompts[1], replace(GREEDY, logit_bias={best: -100.0}))
-    expect(got != best, f"the worker samples token {best} in spite of its logit_bias of -100")
+    (actual,) = generate(case, case.prompts[1], replace(GREEDY, logit_bias={best: -100.0}))
+    expect(actual != best, f"the worker samples token {best} in spite of its logit_bias of -100")
 
 
 def _check_allowed(case: Asked) -> None:
@@ -140,10 +140,10 @@ def _check_allowed(case: Asked) -> None:
         f"allowed tokens and no other tokens",
     )
     params = replace(GREEDY, allowed_token_ids=allowed[:1])
-    got = generate(case, case.prompts[1], params, num_tokens=3)
+    actual = generate(case, case.prompts[1], params, num_tokens=3)
     expect(
-        got == [allowed[0]] * 3,
-        f"allowed_token_ids={allowed[:1]} gives {got}; expected only token {allowed[0]}",
+        actual == [allowed[0]] * 3,
+        f"allowed_token_ids={allowed[:1]} gives {actual}; expected only token {allowed[0]}",
     )
 
 
@@ -155,30 +155,30 @@ def _check_bad_words(case: Asked) -> None:
             case, tokens, GREEDY, num_prompt=len(prompt), num_tokens=num_tokens, bad_words=(word,)
         )
 
-    (got,) = given((first,), prompt, 1)
-    expect(got != first, f"bad_words: the worker samples the bad word {first}")
+    (actual,) = given((first,), prompt, 1)
+    expect(actual != first, f"bad_words: the worker samples the bad word {first}")
     got_two = given((first, second), prompt, 2)
     expect(
         got_two[0] == first and got_two[1] != second,
         f"bad_words: with the bad word {[first, second]} the tokens are {got_two}; expected "
         f"{first} and a token other than {second}",
     )
-    (got,) = given((first, second), [*prompt, first], 1)
+    (actual,) = given((first, second), [*prompt, first], 1)
     expect(
-        got != second,
+        actual != second,
         "bad_words: a resumed request completes a bad word that began before the preemption",
     )
-    (got,) = given((prompt[-1], first), prompt, 1)
-    expect(got == first, "bad_words: a bad word must not begin with tokens of the prompt")
+    (actual,) = given((prompt[-1], first), prompt, 1)
+    expect(actual == first, "bad_words: a bad word must not begin with tokens of the prompt")
 
 
 def _check_min_tokens(case: Asked) -> None:
     prompt, (first, second, *_) = case.prompts[1], case.alone[1]
     ends = replace(GREEDY, stop_token_ids=(first,), min_tokens=2)
-    got = generate(case, prompt, ends, num_tokens=2)
+    actual = generate(case, prompt, ends, num_tokens=2)
     expect(
-        first not in got,
-        f"min_tokens=2: the first two tokens, {got}, contain the stop token {first}",
+        first not in actual,
+        f"min_tokens=2: the first two tokens, {actual}, contain the stop token {first}",
     )
     resumed = replace(GREEDY, stop_token_ids=(second,), min_tokens=2)
     (after,) = generate(case, [*prompt, first], resumed, num_prompt=len(prompt))
@@ -189,10 +189,10 @@ def _check_min_tokens(case: Asked) -> None:
     if first == second:
         return
     reached = replace(GREEDY, stop_token_ids=(second,), min_tokens=1)
-    got = generate(case, prompt, reached, num_tokens=2)
+    actual = generate(case, prompt, reached, num_tokens=2)
     expect(
-        got == [first, second],
-        f"min_tokens=1: a request gets {got}; expected {[first, second]}, because the second "
+        actual == [first, second],
+        f"min_tokens=1: a request gets {actual}; expected {[first, second]}, because the second "
         f"token may be a stop token",
     )
 
@@ -273,11 +273,11 @@ def _expect_best(case: Asked, tokens: Sequence[int], how: str) -> None:
 
 
 def _expect_number(tokens: Sequence[int], minimum: int, maximum: int, how: str) -> None:
-    got = sorted(set(tokens))
+    actual = sorted(set(tokens))
     expect(
-        minimum <= len(got) <= maximum,
+        minimum <= len(actual) <= maximum,
         f"{how} must keep {minimum} to {maximum} tokens, because the probabilities are nearly "
-        f"equal; {NUM_SEEDS} seeds give {len(got)}: {got}",
+        f"equal; {NUM_SEEDS} seeds give {len(actual)}: {actual}",
     )
 
 

@@ -56,16 +56,16 @@ def adversary(
     options = RunOptions(
         out=run.out, num_workers=run.num_workers, trust_local_code=run.trust_local_code
     )
-    found = search_adversary(spec, metric, trials, options, seed=seed, on_trial=show)
-    for parameter, value in found.found.parameters.items():
+    result = search_adversary(spec, metric, trials, options, seed=seed, on_trial=show)
+    for parameter, value in result.found.parameters.items():
         print_line(f"  {parameter:<14} {value:.4g}")
-    comparison = found.confirmed.comparison
+    comparison = result.confirmed.comparison
     verdict = comparison.verdict if comparison else "failed"
     print_line(
-        f"With {found.spec.seeds} new seeds, {policy} has a regret of "
-        f"{found.confirmed.regret:+.1%} in {metric} ({verdict})."
+        f"With {result.spec.seeds} new seeds, {policy} has a regret of "
+        f"{result.confirmed.regret:+.1%} in {metric} ({verdict})."
     )
     path = run.out / "adversary.json"
-    path.write_text(found.spec.model_dump_json(indent=1), "utf-8")
+    path.write_text(result.spec.model_dump_json(indent=1), "utf-8")
     print_line(f"Wrote {path}. Repeat it with: dovetail lab compare {path}")
     return 0

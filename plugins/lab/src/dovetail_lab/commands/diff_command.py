@@ -30,18 +30,18 @@ def diff(
     trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
     """Find the first step in which another policy decides differently, and show both views."""
-    found = replay_log(
+    result = replay_log(
         LogReader(log),
         clock=MonotonicClock(),
         scheduler=scheduler,
         trust_local_code=trust_local_code,
     )
-    if found.difference is None:
+    if result.difference is None:
         print_line(
-            f"{scheduler} makes the same {found.num_steps:,} plans as the log, byte for byte."
+            f"{scheduler} makes the same {result.num_steps:,} plans as the log, byte for byte."
         )
         return 0
-    step = found.difference.step
+    step = result.difference.step
     sides = [
         observe_step(log, step, scheduler=name, trust_local_code=trust_local_code)
         for name in ("", scheduler)

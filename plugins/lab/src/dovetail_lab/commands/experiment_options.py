@@ -109,10 +109,10 @@ class ExperimentOptions:
 
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of an experiment file, overridden by the flags."""
-        told = dict(fields)
-        told["workload"] = self._workload(dict(told.get("workload") or {}))
+        output = dict(fields)
+        output["workload"] = self._workload(dict(output.get("workload") or {}))
         setup = {
-            **dict(told.get("setup") or {}),
+            **dict(output.get("setup") or {}),
             **_set(
                 {
                     "step_times": self.step_times,
@@ -124,8 +124,8 @@ class ExperimentOptions:
             ),
         }
         if setup:
-            told["setup"] = setup
-        told |= _set(
+            output["setup"] = setup
+        output |= _set(
             {
                 "loads": parse_loads(self.load) if self.load else (),
                 "seeds": self.seeds,
@@ -133,7 +133,7 @@ class ExperimentOptions:
                 "time_limit_s": self.time_limit,
             }
         )
-        return told
+        return output
 
     def _workload(self, workload: dict[str, Any]) -> dict[str, Any]:
         if self.trace:

@@ -34,12 +34,12 @@ def explain(
     """Explain a step: the policy's order, its actions, the budget, rows and blocks."""
     if step < 0:
         raise UserError(f"step {step} must not be negative.")
-    found = observe_step(log, step, scheduler=scheduler, trust_local_code=trust_local_code)
+    result = observe_step(log, step, scheduler=scheduler, trust_local_code=trust_local_code)
     if request:
-        _check_known(found, request)
-        for sentence in explain_request(found, request):
+        _check_known(result, request)
+        for sentence in explain_request(result, request):
             print_line(sentence)
-    print_step(found)
+    print_step(result)
     return 0
 
 
@@ -89,7 +89,7 @@ def _row(kind: str, state: RequestState, found: ObservedStep) -> Sequence[str]:
 
 
 def _check_known(found: ObservedStep, request: str) -> None:
-    seen = {one.request_id for one in (*found.view.running, *found.view.waiting)}
+    seen = {item.request_id for item in (*found.view.running, *found.view.waiting)}
     if request not in found.known | seen:
         hint = nearest(request, found.known)
         raise UserError(

@@ -44,7 +44,7 @@ def sweep_options(
     fields = {"loads": (0.9,), "name": f"sweep of {policy}", "policies": (baseline,)}
     spec = experiment.make_spec(fields)
     with progress_bar(spec.name) as show:
-        found = sweep(
+        result = sweep(
             spec,
             candidates_of(policy, values),
             metric,
@@ -59,16 +59,16 @@ def sweep_options(
         )
     rows = [
         (
-            one.name,
-            "failed" if one.mean is None else number_text(one.mean),
-            one.verdict,
-            str(one.num_seeds),
+            item.name,
+            "failed" if item.mean is None else number_text(item.mean),
+            item.verdict,
+            str(item.num_seeds),
         )
-        for one in found.candidates
+        for item in result.candidates
     ]
     print_table(("options", metric, f"compared with {baseline}", "seeds"), rows)
-    if found.tied:
-        print_line(f"Not distinguishable from the best: {', '.join(found.tied)}.")
-    for path in export_results(found.results, run.out):
+    if result.tied:
+        print_line(f"Not distinguishable from the best: {', '.join(result.tied)}.")
+    for path in export_results(result.results, run.out):
         print_line(f"Wrote {path}")
-    return 1 if found.results.failures else 0
+    return 1 if result.results.failures else 0

@@ -75,8 +75,8 @@ def _compare_all(results: Results, metric: str, engine: str) -> list[Comparison]
         for policy in results.policies
         if policy != baseline
     ]
-    found = [compare(results, engine, load, metric, policy, baseline) for policy, load in pairs]
-    return with_verdicts([one for one in found if one is not None], results.spec.confidence)
+    matches = [compare(results, engine, load, metric, policy, baseline) for policy, load in pairs]
+    return with_verdicts([item for item in matches if item is not None], results.spec.confidence)
 
 
 def compare(
@@ -105,10 +105,10 @@ def compare(
 
 def with_verdicts(comparisons: Sequence[Comparison], confidence: float) -> list[Comparison]:
     """Return the comparisons with adjusted p values and verdicts."""
-    adjusted = holm([one.difference.p_value for one in comparisons])
+    adjusted = holm([item.difference.p_value for item in comparisons])
     return [
-        replace(one, p_adjusted=p_value, verdict=_verdict(one, p_value, 1 - confidence))
-        for one, p_value in zip(comparisons, adjusted, strict=True)
+        replace(item, p_adjusted=p_value, verdict=_verdict(item, p_value, 1 - confidence))
+        for item, p_value in zip(comparisons, adjusted, strict=True)
     ]
 
 
@@ -126,11 +126,11 @@ def rank_policies(results: Results, engine: str, load: float, metric: str) -> Ra
     if len(means) > 1 and len(set(means.values())) == 1:
         return replace(nothing, equal=True)
     best = (min if better == "lower" else max)(means, key=lambda name: means[name])
-    found = [
+    matches = [
         compare(results, engine, load, metric, policy, best) for policy in means if policy != best
     ]
-    judged = with_verdicts([one for one in found if one is not None], results.spec.confidence)
-    clear = {one.policy for one in judged if one.verdict == "worse"}
+    judged = with_verdicts([item for item in matches if item is not None], results.spec.confidence)
+    clear = {item.policy for item in judged if item.verdict == "worse"}
     tied = tuple(policy for policy in means if policy != best and policy not in clear)
     return replace(nothing, best=best, tied=tied)
 

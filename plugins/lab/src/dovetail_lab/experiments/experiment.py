@@ -67,8 +67,8 @@ def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
     runs = options.out / "runs"
     try:
         runs.mkdir(parents=True, exist_ok=True)
-        told = json.dumps(spec.model_dump(mode="json"), indent=1)
-        (options.out / "experiment.json").write_text(told, "utf-8")
+        output = json.dumps(spec.model_dump(mode="json"), indent=1)
+        (options.out / "experiment.json").write_text(output, "utf-8")
     except OSError as error:
         raise UserError(f"out={str(options.out)!r} cannot be written: {error.strerror}.") from error
     folder = RunFolder(runs)

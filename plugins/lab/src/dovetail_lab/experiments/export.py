@@ -33,14 +33,14 @@ def difference_rows(results: Results) -> Iterable[dict[str, Any]]:
     """Yield one row per comparison with the baseline."""
     for engine in results.spec.engines:
         for metric in METRICS:
-            for one in compare_all(results, metric, engine):
-                difference = one.difference
+            for item in compare_all(results, metric, engine):
+                difference = item.difference
                 yield {
                     "engine": engine,
-                    "load": one.load,
+                    "load": item.load,
                     "metric": metric,
-                    "policy": one.policy,
-                    "baseline": one.baseline,
+                    "policy": item.policy,
+                    "baseline": item.baseline,
                     "num_pairs": difference.t.num_values,
                     "baseline_mean": difference.left,
                     "policy_mean": difference.right,
@@ -50,8 +50,8 @@ def difference_rows(results: Results) -> Iterable[dict[str, Any]]:
                     "bootstrap_low": difference.boot_low,
                     "bootstrap_high": difference.boot_high,
                     "p_value": difference.p_value,
-                    "p_adjusted": one.p_adjusted,
-                    "verdict": one.verdict,
+                    "p_adjusted": item.p_adjusted,
+                    "verdict": item.verdict,
                 }
 
 

@@ -130,6 +130,6 @@ def _described(built: BuiltWorkload) -> dict[str, Any]:
         "num_clipped": built.num_clipped,
         "num_dropped": built.num_dropped,
         "overlap": built.overlap,
-        "prompt_tokens": sum(one.num_prompt_tokens for one in requests),
-        "output_tokens": sum(one.num_output_tokens for one in requests),
+        "prompt_tokens": sum(item.num_prompt_tokens for item in requests),
+        "output_tokens": sum(item.num_output_tokens for item in requests),
     }

@@ -71,10 +71,10 @@ class Results:
 
     def values(self, cell: Cell, metric: str) -> dict[int, float]:
         """Return the values of a metric by seed, without runs for which it is not defined."""
-        found = {
+        results = {
             seed: record.values.get(metric) for seed, record in self.by_cell.get(cell, {}).items()
         }
-        return {seed: value for seed, value in sorted(found.items()) if value is not None}
+        return {seed: value for seed, value in sorted(results.items()) if value is not None}
 
     def censored(self, cell: Cell) -> tuple[int, int, int]:
         """Return the numbers of measured, of unfinished and of failed requests of a cell."""

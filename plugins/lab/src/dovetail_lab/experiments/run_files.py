@@ -55,17 +55,19 @@ class RunFolder:
 
     def write(self, record: RunRecord) -> None:
         """Write a record. An existing record is replaced atomically."""
-        plain = {one.name: getattr(record, one.name) for one in fields(record) if one.name != "key"}
+        plain = {
+            item.name: getattr(record, item.name) for item in fields(record) if item.name != "key"
+        }
         text = json.dumps({"version": _VERSION, **plain, "key": record.key.plain()}, indent=1)
         _replace(self.folder / f"{record.run_id}.json", text.encode())
 
     def read(self, run_id: str) -> RunRecord | None:
         """Return a record; None if there is none or an interrupted process damaged it."""
         try:
-            told = json.loads((self.folder / f"{run_id}.json").read_text("utf-8"))
-            if told.pop("version") != _VERSION:
+            output = json.loads((self.folder / f"{run_id}.json").read_text("utf-8"))
+            if output.pop("version") != _VERSION:
                 return None
-            return RunRecord(key=RunKey(**told.pop("key")), **told)
+            return RunRecord(key=RunKey(**output.pop("key")), **output)
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -78,9 +80,9 @@ class RunFolder:
         for name, table in (("requests", requests), ("steps", steps)):
             if table is not None:
                 header[name] = {}
-                for one in fields(table):
-                    column: array[int] = getattr(table, one.name)
-                    header[name][one.name] = len(column)
+                for item in fields(table):
+                    column: array[int] = getattr(table, item.name)
+                    header[name][item.name] = len(column)
                     parts.append(column.tobytes())
         body = json.dumps(header).encode() + b"\n" + b"".join(parts)
         _replace(self.folder / f"{run_id}.columns", _HEADER + zlib.compress(body, 1))

@@ -94,7 +94,7 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
     """
     policy = spec.policy(key.policy)
     router = policy.router or spec.setup.router
-    told = {
+    output = {
         "policy": policy.policy,
         "options": policy.options,
         "policy_version": policy_version(policy.policy, trust_local_code=trust_local_code),
@@ -107,7 +107,7 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
         "seed": key.seed,
         "cut": asdict(spec.cut),
     }
-    text = json.dumps(told, sort_keys=True, default=str)
+    text = json.dumps(output, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_ID_LENGTH]
 
 

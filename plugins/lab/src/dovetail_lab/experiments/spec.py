@@ -185,15 +185,15 @@ class ExperimentSpec(_Model):
     @classmethod
     def _read_names(cls, value: object) -> object:
         if isinstance(value, list | tuple):
-            return [{"policy": one} if isinstance(one, str) else one for one in value]
+            return [{"policy": item} if isinstance(item, str) else item for item in value]
         return value
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         names = [policy.name for policy in self.policies]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two policies are named {twice[0]!r}; give them labels")
+        duplicates = sorted({name for name in names if names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"two policies are named {duplicates[0]!r}; give them labels")
         if self.setup.replicas > 1 and self.engine != "sim":
             raise ValueError(
                 f"engine={self.engine!r} supports one engine only; replicas need engine='sim'"
@@ -232,7 +232,8 @@ def _checked(kind: type[_SpecT], fields: Mapping[str, Any], name: str) -> _SpecT
         return kind.model_validate(dict(fields))
     except ValidationError as error:
         shown = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or name}: {one['msg']}" for one in error.errors()[:3]
+            f"{'.'.join(map(str, item['loc'])) or name}: {item['msg']}"
+            for item in error.errors()[:3]
         )
         raise UserError(f"the {name} is invalid: {shown}.") from error
 

@@ -45,21 +45,21 @@ def _explain_running(step: ObservedStep, request: RequestState) -> Iterator[str]
         f"{name} was running ({request.num_computed} tokens in the cache, "
         f"{request.num_uncomputed} to compute) and did not run."
     )
-    own = [one for one in view.attempts if one.request_id == name]
-    if name in view.victims or any(one.action == "evict" and one.grant for one in own):
+    own = [item for item in view.attempts if item.request_id == name]
+    if name in view.victims or any(item.action == "evict" and item.grant for item in own):
         yield (
             "It was preempted in this step: the policy chose it as the victim, because blocks were "
             f"missing ({view.free_blocks} were free at the beginning)."
             if name in view.victims
             else "The policy evicted it."
         )
-    elif any(one.action == "hold" for one in own):
+    elif any(item.action == "hold" for item in own):
         yield "The policy held it: it kept its row and blocks and was paused for this step."
     elif not request.num_uncomputed:
         yield "It had nothing to compute: its last token is sampled by a step in flight."
     elif own:
         yield _denial_text(own[-1], request, view)
-    elif any(one.action == "continue" for one in view.attempts):
+    elif any(item.action == "continue" for item in view.attempts):
         yield (
             f"The policy continued all running requests, but the budget of {view.tokens_left} "
             "tokens or the free blocks were used by requests before it."
@@ -70,7 +70,7 @@ def _explain_running(step: ObservedStep, request: RequestState) -> Iterator[str]
 
 def _explain_waiting(step: ObservedStep, request: RequestState) -> Iterator[str]:
     view, name = step.view, request.request_id
-    position = [one.request_id for one in view.waiting].index(name)
+    position = [item.request_id for item in view.waiting].index(name)
     rank = f", rank {request.rank}" if request.rank else ""
     yield (
         f"{name} was waiting at position {position + 1} of {len(view.waiting)} in the policy's "
@@ -80,7 +80,7 @@ def _explain_waiting(step: ObservedStep, request: RequestState) -> Iterator[str]
     if name in step.granted:
         yield f"It was admitted and computed {step.granted[name]} tokens."
         return
-    own = [one for one in view.attempts if one.request_id == name]
+    own = [item for item in view.attempts if item.request_id == name]
     if own:
         yield _denial_text(own[-1], request, view)
         return
@@ -91,13 +91,13 @@ def _reason_not_tried(step: ObservedStep, position: int) -> Iterator[str]:
     """Explain why the policy proposed nothing for a waiting request."""
     view = step.view
     admissions = [
-        one
-        for one in view.attempts
-        if one.action in ("run", "preempt_and_admit")
-        and _find(view.waiting, one.request_id) is not None
+        item
+        for item in view.attempts
+        if item.action in ("run", "preempt_and_admit")
+        and _find(view.waiting, item.request_id) is not None
     ]
-    ahead = [one.request_id for one in view.waiting[:position]]
-    denied = [one for one in admissions if one.grant.denied is not None]
+    ahead = [item.request_id for item in view.waiting[:position]]
+    denied = [item for item in admissions if item.grant.denied is not None]
     if denied:
         last = denied[-1]
         state = _find(view.waiting, last.request_id)
@@ -182,4 +182,4 @@ def _described(attempt: Attempt) -> str:
 
 
 def _find(states: Sequence[RequestState], request_id: str) -> RequestState | None:
-    return next((one for one in states if one.request_id == request_id), None)
+    return next((item for item in states if item.request_id == request_id), None)

@@ -55,7 +55,7 @@ class _History:
         elif kind is RecordKind.PLAN and replayed.last_plan is not None:
             self._rows |= {join.row: join.request_id for join in replayed.last_plan.joins}
         elif kind is RecordKind.OUTPUT and replayed.last_outputs is not None:
-            self.ended |= {one.request_id for one in replayed.last_outputs.finished}
+            self.ended |= {item.request_id for item in replayed.last_outputs.finished}
 
     def granted(self, plan: SchedulerOutput) -> dict[str, int]:
         """Return the tokens of each request in the last plan."""

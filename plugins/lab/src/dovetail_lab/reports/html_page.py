@@ -71,12 +71,12 @@ class Section:
     @property
     def anchor(self) -> str:
         """The id of the section in the page."""
-        return "".join(one if one.isalnum() else "-" for one in self.title.lower())
+        return "".join(item if item.isalnum() else "-" for item in self.title.lower())
 
 
 def render_page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     """Return the page. All texts are escaped; charts are inserted unchanged."""
-    links = "".join(f'<a href="#{one.anchor}">{escape(one.title)}</a>' for one in sections)
+    links = "".join(f'<a href="#{item.anchor}">{escape(item.title)}</a>' for item in sections)
     body = "\n".join(map(_section, sections))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -50,18 +50,18 @@ def draw_differences(
     """
     panels = []
     for name in metrics:
-        found = [one for one in compare_all(results, name, engine) if one.load == load]
-        found = [one for one in found if one.difference.left]
-        if found and any(one.difference.t.mean for one in found):
-            panels.append((name, found))
+        matches = [item for item in compare_all(results, name, engine) if item.load == load]
+        matches = [item for item in matches if item.difference.left]
+        if matches and any(item.difference.t.mean for item in matches):
+            panels.append((name, matches))
     if not panels:
         return None
     num_rows = -(-len(panels) // 3)
     width = min(3, len(panels))
     height = 0.26 * (len(results.policies) - 1) + 1.1
     figure, axes = new_figure(num_rows, width, size=(3.4 * width, height * num_rows))
-    for axis, (name, found) in zip(axes, panels, strict=False):
-        _draw_bars(axis, results, name, found)
+    for axis, (name, matches) in zip(axes, panels, strict=False):
+        _draw_bars(axis, results, name, matches)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     return figure
@@ -109,11 +109,11 @@ def _draw_metric(axis: Axes, results: Results, engine: str, metric: str) -> None
 
 def _draw_bars(axis: Axes, results: Results, metric: str, found: Sequence[Comparison]) -> None:
     order = {name: index for index, name in enumerate(results.policies)}
-    for position, one in enumerate(found):
-        difference, color = one.difference, color_of(order[one.policy])
+    for position, item in enumerate(found):
+        difference, color = item.difference, color_of(order[item.policy])
         scale = 100 / abs(difference.left)
         value = difference.t.mean * scale
-        unclear = one.verdict == NOT_DISTINGUISHABLE
+        unclear = item.verdict == NOT_DISTINGUISHABLE
         axis.barh(
             position,
             value,
@@ -132,7 +132,7 @@ def _draw_bars(axis: Axes, results: Results, metric: str, found: Sequence[Compar
                 capsize=2.5,
                 lw=1.1,
             )
-    axis.set_yticks(range(len(found)), [one.policy for one in found])
+    axis.set_yticks(range(len(found)), [item.policy for item in found])
     axis.invert_yaxis()
     axis.axvline(0, color="#444444", lw=0.9)
     axis.grid(axis="y", visible=False)

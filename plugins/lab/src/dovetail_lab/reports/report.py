@@ -163,11 +163,11 @@ def _traces(results: Results, engine: str, load: float, out: Path) -> list[Path]
     """Write the first seed's run of each policy as a Chrome trace."""
     paths = []
     for policy, record in records_of(results, engine, load).items():
-        name = "".join(one if one.isalnum() else "_" for one in policy)
+        name = "".join(item if item.isalnum() else "_" for item in policy)
         path = out / "traces" / f"{name}_{engine}_{load:g}.json"
         requests, steps = results.folder.read_columns(record.run_id)
         names = [
-            one.request_id for one in built_workload(results.spec, record.key).workload.requests
+            item.request_id for item in built_workload(results.spec, record.key).workload.requests
         ]
         write_trace(path, requests, steps, names)
         paths.append(path)
@@ -177,24 +177,24 @@ def _traces(results: Results, engine: str, load: float, out: Path) -> list[Path]
 def _summary(results: Results) -> Section:
     warnings = []
     if results.failures:
-        failed = sorted({one.key.policy for one in results.failures})
+        failed = sorted({item.key.policy for item in results.failures})
         warnings.append(
             f"{len(results.failures)} of {len(results.records)} runs failed, all of "
             f"{', '.join(failed)}. First error: {results.failures[0].error}"
         )
-    complete = [one for one in results.records if one.ok]
-    num_censored = sum(one.num_censored for one in complete)
+    complete = [item for item in results.records if item.ok]
+    num_censored = sum(item.num_censored for item in complete)
     if num_censored:
         warnings.append(
             f"{num_censored:,} measured requests did not end. Means and quantiles that depend on "
             "them are not reported."
         )
-    if any(one.workload.get("overlap") for one in complete):
+    if any(item.workload.get("overlap") for item in complete):
         warnings.append(
             "The trace is too short for separate rows per seed, so the seeds share rows and the "
             "intervals are too narrow. Use fewer requests or seeds."
         )
-    num_clipped = sum(one.workload.get("num_clipped", 0) for one in complete)
+    num_clipped = sum(item.workload.get("num_clipped", 0) for item in complete)
     if num_clipped:
         warnings.append(f"{num_clipped:,} requests were clipped to the engine's maximum length.")
     warnings += _short_runs(results)
@@ -232,8 +232,8 @@ def _short_runs(results: Results) -> list[str]:
 def _method(results: Results) -> Section:
     spec = results.spec
     definitions = "\n".join(
-        f"{one.name:<16} {one.definition}" + (f" [{one.unit}]" if one.unit else "")
-        for one in METRICS.values()
+        f"{item.name:<16} {item.definition}" + (f" [{item.unit}]" if item.unit else "")
+        for item in METRICS.values()
     )
     paragraphs = [
         "Every policy ran the same workloads (common random numbers), so differences are paired "

@@ -32,12 +32,12 @@ _DISTRIBUTIONS = {
 
 def records_of(results: Results, engine: str, load: float) -> dict[str, RunRecord]:
     """Return the complete run of the first seed of each policy at a load."""
-    found = {}
+    entries = {}
     for policy in results.policies:
         runs = results.by_cell.get(Cell(engine=engine, policy=policy, load=load), {})
         if results.spec.first_seed in runs:
-            found[policy] = runs[results.spec.first_seed]
-    return found
+            entries[policy] = runs[results.spec.first_seed]
+    return entries
 
 
 def draw_distributions(results: Results, engine: str, load: float) -> Figure | None:

@@ -50,12 +50,12 @@ def difference_table(results: Results, engine: str, load: float) -> TextTable:
     metrics = shown_metrics(results, engine, load)
     cells: dict[str, dict[str, str]] = {}
     for name in metrics:
-        for one in compare_all(results, name, engine):
-            if one.load == load:
-                shown = f"{percent_text(one.difference.relative)} {one.verdict}"
-                cells.setdefault(one.policy, {})[name] = shown.strip()
+        for item in compare_all(results, name, engine):
+            if item.load == load:
+                shown = f"{percent_text(item.difference.relative)} {item.verdict}"
+                cells.setdefault(item.policy, {})[name] = shown.strip()
     rows = [
-        [policy, *(found.get(name, "–") for name in metrics)] for policy, found in cells.items()
+        [policy, *(result.get(name, "–") for name in metrics)] for policy, result in cells.items()
     ]
     headings = ["policy", *(METRICS[name].label for name in metrics)]
     title = f"Load {load:g}: paired differences to {results.baseline}"
@@ -80,13 +80,13 @@ def winner_table(results: Results, engine: str) -> TextTable:
 def class_table(results: Results, engine: str, load: float) -> TextTable | None:
     """Return SLO attainment by class; None without classes."""
     names: list[str] = []
-    found: dict[str, dict[str, list[float]]] = {}
+    entries: dict[str, dict[str, list[float]]] = {}
     for policy in results.policies:
         cell = Cell(engine=engine, policy=policy, load=load)
         for record in results.by_cell.get(cell, {}).values():
             for name, values in record.classes.items():
                 names += [name] if name not in names else []
-                by_class = found.setdefault(policy, {})
+                by_class = entries.setdefault(policy, {})
                 by_class.setdefault(name, []).append(values["slo_attainment"])
     if not names:
         return None
@@ -95,7 +95,7 @@ def class_table(results: Results, engine: str, load: float) -> TextTable | None:
             policy,
             *(_mean_text(values.get(name, []), results.spec.confidence, "%") for name in names),
         ]
-        for policy, values in found.items()
+        for policy, values in entries.items()
     ]
     return TextTable(
         title=f"Load {load:g}: SLO attainment by class", headings=["policy", *names], rows=rows

@@ -99,12 +99,12 @@ def search_adversary(
     complete = [trial for trial in trials if not math.isnan(trial.regret)]
     if not complete:
         raise UserError("every trial of the search failed; see workers.log in the folder --out.")
-    found = max(complete, key=lambda trial: trial.regret)
-    final = experiment_of(spec, found.parameters).model_copy(
+    result = max(complete, key=lambda trial: trial.regret)
+    final = experiment_of(spec, result.parameters).model_copy(
         update={"first_seed": spec.first_seed + spec.seeds, "seeds": max(10, 2 * spec.seeds)}
     )
-    confirmed = try_workload(final, metric, options, found.parameters)
-    return AdversaryResult(trials=trials, found=found, confirmed=confirmed, spec=final)
+    confirmed = try_workload(final, metric, options, result.parameters)
+    return AdversaryResult(trials=trials, found=result, confirmed=confirmed, spec=final)
 
 
 def experiment_of(spec: ExperimentSpec, parameters: Mapping[str, float]) -> ExperimentSpec:
@@ -149,12 +149,12 @@ def try_workload(
     except UserError:  # the burst failed: no capacity
         return failed
     better, worse = (policy.name for policy in spec.policies)
-    found = compare(results, spec.engines[0], spec.loads[0], metric, worse, better)
-    if found is None or not found.difference.left:
+    result = compare(results, spec.engines[0], spec.loads[0], metric, worse, better)
+    if result is None or not result.difference.left:
         return failed
     sign = 1 if METRICS[metric].better == "lower" else -1
-    (judged,) = with_verdicts([found], spec.confidence)
-    return replace(failed, regret=sign * found.difference.relative, comparison=judged)
+    (judged,) = with_verdicts([result], spec.confidence)
+    return replace(failed, regret=sign * result.difference.relative, comparison=judged)
 
 
 def _next_parameters(trials: Sequence[Trial], progress: float, rng: Random) -> dict[str, float]:

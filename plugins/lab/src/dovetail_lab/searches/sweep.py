@@ -63,16 +63,16 @@ def parse_option(text: str) -> tuple[str, list[Any]]:
 def candidates_of(policy: str, options: Mapping[str, Sequence[Any]]) -> list[PolicySpec]:
     """Return one policy per combination of values."""
     names = list(options)
-    found = []
+    matches = []
     for values in product(*(options[name] for name in names)):
         chosen = dict(zip(names, values, strict=True))
         label = ",".join(f"{name}={value}" for name, value in chosen.items())
-        found.append(PolicySpec(policy=policy, options=chosen, label=label))
-    if not 2 <= len(found) <= MAX_CANDIDATES:
+        matches.append(PolicySpec(policy=policy, options=chosen, label=label))
+    if not 2 <= len(matches) <= MAX_CANDIDATES:
         raise UserError(
-            f"the sweep has {len(found)} combinations of options; it needs 2 to {MAX_CANDIDATES}."
+            f"the sweep has {len(matches)} combinations of options; it needs 2 to {MAX_CANDIDATES}."
         )
-    return found
+    return matches
 
 
 def sweep(
@@ -90,7 +90,7 @@ def sweep(
     the metric is unknown or neither low nor high values are better.
     """
     if metric not in METRICS or not METRICS[metric].better:
-        known = ", ".join(name for name, one in METRICS.items() if one.better)
+        known = ", ".join(name for name, item in METRICS.items() if item.better)
         raise UserError(f"metric={metric!r} is not one of {known}.")
     if options.pool is None:
         with options.make_pool() as pool:
@@ -109,8 +109,8 @@ def sweep(
             break
         num_kept = max(2, -(-len(ranked) // _ETA))
         dropped = ranked[num_kept:] + dropped
-        kept = {one.name for one in ranked[:num_kept]}
-        left = [one for one in left if one.name in kept]
+        kept = {item.name for item in ranked[:num_kept]}
+        left = [item for item in left if item.name in kept]
         num_seeds = min(spec.seeds, num_seeds * _ETA)
     engine, load = results.spec.engines[0], results.spec.loads[0]
     return SweepResult(
@@ -123,8 +123,8 @@ def sweep(
 def _ranked(results: Results, metric: str, candidates: Sequence[PolicySpec]) -> list[Candidate]:
     """Return the candidates from best to worst; those without a value are last."""
     engine, load, baseline = results.spec.engines[0], results.spec.loads[0], results.baseline
-    found = [compare(results, engine, load, metric, one.name, baseline) for one in candidates]
-    judged = with_verdicts([one for one in found if one is not None], results.spec.confidence)
+    matches = [compare(results, engine, load, metric, one.name, baseline) for one in candidates]
+    judged = with_verdicts([one for one in matches if one is not None], results.spec.confidence)
     verdicts = {one.policy: one.verdict for one in judged}
     sign = 1 if METRICS[metric].better == "lower" else -1
     ranked = []

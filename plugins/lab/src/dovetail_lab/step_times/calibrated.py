@@ -81,8 +81,8 @@ class _Line:
 
     def __init__(self, scale: int, positions: Floats, factors: Floats) -> None:
         """Create the function. scale: multiplies the positions. No positions: the value is 1."""
-        self._tokens = [round(float(one) * scale) for one in positions] or [0]
-        self._values = [round(float(one) * _ONE) for one in factors] or [_ONE]
+        self._tokens = [round(float(item) * scale) for item in positions] or [0]
+        self._values = [round(float(item) * _ONE) for item in factors] or [_ONE]
         self._all_tokens = np.array(self._tokens, dtype=np.int64)
         self._all_values = np.array(self._values, dtype=np.int64)
         self.maximum = max(self._values)

@@ -126,8 +126,8 @@ def read_calibration(path: Path) -> Calibration:
         return Calibration.model_validate(fields)
     except ValidationError as error:
         shown = "; ".join(
-            f"{'.'.join(map(str, one['loc'])) or 'file'}: {one['msg']}"
-            for one in error.errors()[:3]
+            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}"
+            for item in error.errors()[:3]
         )
         raise UserError(f"{str(path)!r} is invalid: {shown}.") from error
 

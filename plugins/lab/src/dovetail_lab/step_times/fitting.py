@@ -82,14 +82,14 @@ def fit_steps(samples: Sequence[StepSample]) -> Fit:
         raise UserError(
             f"only {len(samples)} steps were measured; a fit needs at least {MIN_SAMPLES}."
         )
-    matrix = np.array([feature_values(one.features) for one in samples], dtype=np.float64)
-    times = np.array([one.duration_ns for one in samples], dtype=np.float64) * _PS_PER_NS
+    matrix = np.array([feature_values(item.features) for item in samples], dtype=np.float64)
+    times = np.array([item.duration_ns for item in samples], dtype=np.float64) * _PS_PER_NS
     step_ps = np.round(nonnegative_least_squares(matrix / times[:, None], np.ones(len(times))))
     predicted = matrix @ step_ps
     is_decode = matrix[:, TERMS.index("prefill")] == 0
     tokens = matrix[:, TERMS.index("prefill_token")] + matrix[:, TERMS.index("decode")]
     runs = matrix[:, TERMS.index("prefill")] + matrix[:, TERMS.index("decode")]
-    gaps = np.array([one.gap_ns for one in samples], dtype=np.float64) * _PS_PER_NS
+    gaps = np.array([item.gap_ns for item in samples], dtype=np.float64) * _PS_PER_NS
     return Fit(
         step_ps={name: int(value) for name, value in zip(TERMS, step_ps, strict=True)},
         gap_ps=_fit_gaps(runs, gaps),
@@ -137,7 +137,7 @@ def _residuals(tokens: Vector, predicted: Vector, measured: Vector) -> Knots:
     """Return the residuals by tokens in the step. Bins grow by a quarter of an octave."""
     bins = np.floor(4 * np.log2(np.maximum(tokens, 1)))
     chosen = (bins == number for number in np.unique(bins))
-    knots = (_knot(tokens[one], predicted[one], measured[one]) for one in chosen)
+    knots = (_knot(tokens[item], predicted[item], measured[item]) for item in chosen)
     return tuple(dict(knot for knot in knots if knot is not None).items())
 
 

@@ -90,8 +90,8 @@ def run_recorded(
 
 def model_quality(samples: Sequence[StepSample], model: CalibratedStepTimes) -> Quality:
     """Return the errors of modelled times for measured steps."""
-    measured = np.array([one.duration_ns for one in samples], dtype=np.float64)
-    modelled = np.array([model.time_ns(one.features) for one in samples], dtype=np.float64)
+    measured = np.array([item.duration_ns for item in samples], dtype=np.float64)
+    modelled = np.array([model.time_ns(item.features) for item in samples], dtype=np.float64)
     return _quality(measured, modelled)
 
 
@@ -140,16 +140,16 @@ def _measure(
                 break
             measured[workload.name] = run_recorded(engine, workload, setup)
         passes.append(measured)
-        num_steps = sum(len(steps) for one in passes for steps in one.values())
+        num_steps = sum(len(steps) for item in passes for steps in item.values())
         on_progress(len(passes), num_steps, passed_s())
     return passes
 
 
 def _order(workloads: Sequence[Workload], number: int) -> Sequence[Workload]:
     """Return the workloads of a pass: batches of decodes last and in random order."""
-    decodes = [one for one in workloads if _BURST_MARK in one.name]
+    decodes = [item for item in workloads if _BURST_MARK in item.name]
     random.Random(number).shuffle(decodes)
-    return [*(one for one in workloads if one not in decodes), *decodes]
+    return [*(item for item in workloads if item not in decodes), *decodes]
 
 
 def make_calibration(
@@ -159,7 +159,7 @@ def make_calibration(
     num_threads: int,
 ) -> Calibration:
     """Return the calibration from the measured passes over all workloads."""
-    samples = [step for one in passes for steps in one.values() for step in steps]
+    samples = [step for item in passes for steps in item.values() for step in steps]
     fit, limits = fit_steps(samples), setup.limits
     unknown = FitQuality(num_steps=0, bias=0.0, mape=0.0, repeat_mape=0.0)
     calibration = Calibration(

@@ -91,8 +91,8 @@ def workload_fingerprint(
     if spec.trace:
         source = _source(spec)
         digest = _digest(source, source.version())
-    told = [spec.model_dump(), digest, repr(rate), seed, num_seeds, max_model_len]
-    text = json.dumps([GENERATOR_VERSION, *told], sort_keys=True)
+    output = [spec.model_dump(), digest, repr(rate), seed, num_seeds, max_model_len]
+    text = json.dumps([GENERATOR_VERSION, *output], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -209,7 +209,7 @@ def _finish(
     times = _times(drafts, spec, rate, seed)
     tenants = _tenants(drafts, spec, _rng(seed, "tenants"))
     classes = _classes(drafts, spec.slo_classes, _rng(seed, "classes"))
-    limit = spec.max_tokens or _power_of_two(max(one.num_output_tokens for one in drafts))
+    limit = spec.max_tokens or _power_of_two(max(item.num_output_tokens for item in drafts))
     estimates, requests = _rng(seed, "estimates"), []
     for index, draft in enumerate(drafts):
         slo = classes[index]
@@ -269,7 +269,7 @@ def _classes(
 ) -> Sequence[SLOClass | None]:
     if not classes:
         return [None] * len(drafts)
-    limits = list(accumulate(one.share for one in classes))
+    limits = list(accumulate(item.share for item in classes))
     chosen = rng.choices(classes, cum_weights=limits, k=len(drafts))
     for index, draft in enumerate(drafts):
         if draft.parent >= 0:

@@ -132,7 +132,7 @@ class WorkloadSpec(_Model):
             raise ValueError(f"set exactly one of {', '.join(sources)}; got {shown}")
         if self.arrivals.process == "trace" and not self.trace:
             raise ValueError('arrivals.process = "trace" needs a trace')
-        names = [one.name for one in self.slo_classes]
+        names = [item.name for item in self.slo_classes]
         if len(set(names)) != len(names):
             raise ValueError("the names of slo_classes are not unique")
         return self

@@ -33,21 +33,21 @@ class ModuleTensors:
         self, leaf: str, dtypes: Collection[str], *, num_dims: int | None = None
     ) -> WeightEntry:
         """Return a tensor's entry. Raise WeightError if it is missing, or of another dtype."""
-        found = self.entries.get(leaf)
+        result = self.entries.get(leaf)
         name = f"{self.prefix}{leaf}"
-        if found is None:
+        if result is None:
             present = next(iter(self.entries.values()))
             raise WeightError(
                 f"{present.path}: {present.name} is quantized, but {name} is missing: the "
                 "checkpoint is incomplete"
             )
-        if found.dtype not in dtypes or (num_dims is not None and len(found.shape) != num_dims):
+        if result.dtype not in dtypes or (num_dims is not None and len(result.shape) != num_dims):
             raise self.error(
-                f"has the dtype {found.dtype} and the shape {list(found.shape)}; expected "
+                f"has the dtype {result.dtype} and the shape {list(result.shape)}; expected "
                 f"{' or '.join(sorted(dtypes))} with {num_dims or 'any number of'} dimensions",
                 leaf,
             )
-        return found
+        return result
 
     def expect_shape(self, leaf: str, shape: tuple[int, ...]) -> None:
         """Raise WeightError if a tensor has another shape."""

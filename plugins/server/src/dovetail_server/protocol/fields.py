@@ -246,7 +246,7 @@ def _type_error(message: str) -> APIError:
     if expected is None:
         return APIError(f"{path or 'The body'}: {reason}.", code="invalid_type", param=path)
     type_names = " or ".join(_TYPE_NAMES.get(item, item) for item in expected[1].split(" | "))
-    got = _TYPE_NAMES.get(expected[2], expected[2])
+    actual = _TYPE_NAMES.get(expected[2], expected[2])
     return APIError(
-        f"{path or 'The body'} must be {type_names}, not {got}.", code="invalid_type", param=path
+        f"{path or 'The body'} must be {type_names}, not {actual}.", code="invalid_type", param=path
     )

@@ -37,8 +37,8 @@ def _one(name: str, value: Any) -> OnePrompt:
 
 def _token_ids(name: str, token_ids: list[Any]) -> list[int]:
     if set(map(type, token_ids)) - {int}:
-        wrong = next(index for index, item in enumerate(token_ids) if type(item) is not int)
-        raise _reject(f"{name}[{wrong}]", "must be a token id (an integer)")
+        invalid = next(index for index, item in enumerate(token_ids) if type(item) is not int)
+        raise _reject(f"{name}[{invalid}]", "must be a token id (an integer)")
     return token_ids
 
 

@@ -170,7 +170,7 @@ def _biases(mapping: Mapping[str, float]) -> dict[int, float]:
         return msgspec.convert(mapping, dict[int, float], str_keys=True)
     except msgspec.ValidationError:
         not_ids = (token for token in mapping if not TOKEN_ID.fullmatch(token))
-        wrong = next(not_ids, max(mapping, key=len))  # an integer can have too many digits
+        invalid = next(not_ids, max(mapping, key=len))  # an integer can have too many digits
         raise APIError(
-            f"logit_bias has the key {wrong[:40]!r}; keys must be token ids.", param="logit_bias"
+            f"logit_bias has the key {invalid[:40]!r}; keys must be token ids.", param="logit_bias"
         ) from None

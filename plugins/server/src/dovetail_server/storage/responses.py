@@ -33,8 +33,8 @@ class ResponseStore:
         items: the input of the conversation.
         A response that has been deleted while it was generated is not stored again.
         """
-        text, given = _encode(body), _encode(items)
-        size, now_s = len(text) + len(given), time.time()
+        text, provided = _encode(body), _encode(items)
+        size, now_s = len(text) + len(provided), time.time()
         if size > self._settings.max_stored_response_bytes:
             raise APIError(
                 f"The response and its input have {size} bytes; the store keeps "
@@ -52,7 +52,7 @@ class ResponseStore:
                 return
             row = (body["id"], owner, now_s, body["status"], size, self._database.process)
             db.execute(
-                "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?)", (*row, text, given)
+                "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?)", (*row, text, provided)
             )
             db.executemany("INSERT OR REPLACE INTO items VALUES (?,?,?,?)", outputs)
             self._evict(db, owner, now_s)
@@ -100,12 +100,12 @@ class ResponseStore:
         """Delete a response. Raise APIError if the key has no such response."""
 
         def work(db: sqlite3.Connection) -> int:
-            found = db.execute(
+            result = db.execute(
                 "DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
             ).rowcount
-            if found:
+            if result:
                 db.execute("DELETE FROM items WHERE response = ?", (response_id,))
-            return found
+            return result
 
         if not await self._database.run(work):
             raise not_found(response_id)

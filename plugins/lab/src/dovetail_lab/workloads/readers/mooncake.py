@@ -40,7 +40,7 @@ def _rows(path: Path, checker: RowChecker) -> Iterator[TraceRow]:
 
 
 def _hashes(checker: RowChecker, line: int, ids: object, num_prompt: int) -> tuple[int, ...]:
-    if not isinstance(ids, list) or any(type(one) is not int for one in ids):
+    if not isinstance(ids, list) or any(type(item) is not int for item in ids):
         checker.fail(line, "hash_ids is not a list of integers.")
     num_blocks = -(-num_prompt // HASH_BLOCK_TOKENS)
     if ids and len(ids) != num_blocks:

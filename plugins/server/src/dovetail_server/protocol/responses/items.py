@@ -56,8 +56,12 @@ def _item(name: str, item: Item) -> Item:
     elif kind == "reasoning":
         _reasoning(name, item)
     new_id = f"{PREFIXES[kind]}_{uuid.uuid4().hex}"
-    given = item.get("id")
-    return {**item, "type": kind, "id": given if isinstance(given, str) and given else new_id}
+    provided = item.get("id")
+    return {
+        **item,
+        "type": kind,
+        "id": provided if isinstance(provided, str) and provided else new_id,
+    }
 
 
 def messages_of(items: Sequence[Item]) -> list[dict[str, Any]]:
