@@ -1,4 +1,4 @@
-"""Measure the attention backend `cpu` and compare it with the machine's limits and with torch.
+"""Measure the `cpu` attention backend and compare it with the machine's limits and with torch.
 
 Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). The
 script needs the members of this repository and a native library.
@@ -68,7 +68,7 @@ class Setting:
 
 
 def make_probe() -> Callable[[], float]:
-    """Return a function that reads memory on the team's threads and returns bytes per second."""
+    """Return a function that reads memory on all threads and returns bytes per second."""
     memory = torch.zeros(PROBE_BYTES, dtype=torch.int8)
     return lambda: read_bandwidth(memory.data_ptr(), memory.numel())
 

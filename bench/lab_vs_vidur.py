@@ -3,9 +3,9 @@
 Method: requests of azure:conv at a rate, `max_num_seqs` 128, blocks of 16 tokens and the step-time
 model "linear". Vidur runs its Sarathi scheduler with chunks of 2,048 tokens; that is fcfs with
 2,048 tokens per step in Dovetail. Vidur gets a predictor with the same constants instead of its
-own, so that only scheduling differs; its metrics are disabled. Printed are requests per second of
-CPU time (without building the workload, imports or metrics), and the mean times to the first token
-and end to end, which show whether the schedules are alike.
+own, so that only scheduling differs; its metrics are disabled. The script prints requests per
+second of CPU time (without building the workload, imports or metrics), and the mean times to the
+first token and end to end, which show whether the schedules are alike.
 
     python bench/lab_vs_vidur.py --vidur CHECKOUT --python INTERPRETER [--repeats 3]
 """
@@ -65,7 +65,7 @@ def run_own(workload: Workload, *, macro_steps: bool) -> dict[str, float]:
 
 
 def run_vidur(workload: Workload, checkout: Path, python: Path) -> dict[str, float]:
-    """Simulate with Vidur, in a process of its own. Return its figures."""
+    """Simulate with Vidur in a separate process. Return its figures."""
     constants = {
         name: DEFAULTS[f"{name}_ps"] / 1e12
         for name in ("step", "prefill_token", "decode", "kv_token")

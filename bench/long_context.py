@@ -66,7 +66,7 @@ class Contender:
 
 
 def contenders_of(requested: Any, model: Path) -> dict[str, Contender]:
-    """Start the engines. Convert the checkpoint for the peer on first use."""
+    """Start the engines. Convert the checkpoint for llama.cpp on first use."""
     ours = {"max_model_len": requested.context + 256, "kv_cache_dtype": requested.cache}
     result = {"dovetail": Contender(sys.executable, "dovetail", model, requested, ours)}
     if requested.peer_python:

@@ -2,7 +2,8 @@
 
 Method: one writer sends plans of N decoding rows, which differ from each other, to R reader
 processes. Throughput: the writer encodes and sends; each reader receives and decodes every plan and
-responds after the last one. The figure is plans per second from the first send to the last answer.
+responds after the last one. The figure is plans per second from the first send to the last
+response.
 Latency: the writer sends one plan and waits until every reader has confirmed it over a pipe. All
 methods use the same pipe and its cost is included, so compare methods, not machines. Methods:
 `ring`, with plans as columns; `zmq`, PUB and SUB over a unix socket with the same frames; `queue`,

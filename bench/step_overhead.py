@@ -3,7 +3,7 @@
 Method: N requests decode at the same time, with prefix caching and statistics. The executor
 returns token 7 for every request that samples, from a prepared array. The wall time of `step`
 (schedule, update, outputs) is measured while all requests run, including steps with new blocks: 32
-warm-up steps, then steps up to 400. Printed are the median, 10th and 90th percentile.
+warm-up steps, then steps up to 400. The script prints the median, 10th and 90th percentile.
 
 Then the cost of events per request, as the difference to a plain step: a start and a finish (all
 requests in the first and the last step), a full block (all in every 16th step), an abort (the call,

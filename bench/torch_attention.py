@@ -1,4 +1,4 @@
-"""Measure the attention backend `torch` on the CPU: µs per layer and builder call, bfloat16.
+"""Measure the `torch` attention backend on the CPU: µs per layer and builder call, bfloat16.
 
 Run `python bench/torch_attention.py`. Method: several layers, each with its own cache, are called
 one after the other, as in a model, so that no data of the previous call is in the processor's

@@ -2,7 +2,8 @@
 
 Page. The time from the start of the navigation to the first paint, with an empty cache: the median
 of the repeats. Then a response of 1,000 tokens is streamed as fast as the demo model generates it,
-and the page measures the time between frames; printed are the longest one and the number of frames.
+and the page measures the time between frames; the script prints the longest one and the number of
+frames.
 
 Live view. The server of `server_cost.py` (a worker without a model, paced steps) streams to 256
 clients, whose requests end one after another. Windows with and without a reader of `GET /steps`

@@ -1,4 +1,4 @@
-"""Measure the attention backend `triton` on a GPU, relative to memory bandwidth and matrix rate.
+"""Measure the `triton` attention backend on a GPU, relative to memory bandwidth and matrix rate.
 
 Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU, the
 script reports this and exits with code 3.

@@ -196,9 +196,9 @@ SECTIONS = (
         figures=tuple(
             FigureSpec(name=name, what=f"share of tokens equal to bf16: {what}", unit="%")
             for name, what in (
-                ("e4m3_token", "e4m3, scales of tokens"),
-                ("e4m3_layer", "e4m3, scales of layers"),
-                ("e5m2_layer", "e5m2, scales of layers"),
+                ("e4m3_token", "e4m3, per-token scales"),
+                ("e4m3_layer", "e4m3, per-layer scales"),
+                ("e5m2_layer", "e5m2, per-layer scales"),
             )
         ),
         accepted=_NEEDS_DEVICE,

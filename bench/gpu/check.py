@@ -109,7 +109,7 @@ class Check:
         return 1 if bad or aims_missed(self.run) else 0
 
     def machine_problem(self) -> str:
-        """Return why the machine is unknown, or "" if the section `machine` has described it."""
+        """Return why the machine is unknown, or "" if the `machine` section has described it."""
         result = self.run["sections"]["machine"]
         return "" if result["state"] == OK else f"{result['state']}: {result['why']}"
 

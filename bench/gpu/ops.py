@@ -1,4 +1,4 @@
-"""Measure the ops `triton` on a GPU and compare them with torch operations.
+"""Measure the `triton` ops on a GPU and compare them with torch operations.
 
 Run `python bench/gpu/ops.py` (`--json FILE`, `--device cuda`, `--small`). Without a GPU, the script
 reports this and exits with code 3.

@@ -1,4 +1,4 @@
-"""Writes model shapes without weights: a folder with a config.json, for the loader `dummy`."""
+"""Writes model shapes without weights: a folder with a config.json, for the `dummy` loader."""
 
 from __future__ import annotations
 

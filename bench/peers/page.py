@@ -1,6 +1,6 @@
 """Writes the page docs/performance.md from results: machine, method, tables.
 
-The script measures nothing.
+This module does not measure anything.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds the engines to compare: Dovetail, and others with an interpreter and a converted model.
 
-Another engine (a "peer") is described by a table of a TOML file or by environment variables, which
+Another engine is described by a table of a TOML file or by environment variables, which
 take precedence. An engine that this Python can import and that reads the checkpoints directly needs
 no description. README.md shows a file.
 

@@ -2,7 +2,8 @@
 
 A request is {"op": NAME, …arguments}; the response is the operation's result, or {"error": TEXT}.
 The child continues after an error and exits when its input ends. Output of libraries goes to
-stderr. It runs in the peers' environments, so it uses only the standard library and not Dovetail.
+stderr. It runs in the environments of the other engines, so it uses only the standard library and
+not Dovetail.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ FIELDS = {"platform": "platform", "worker": "worker_cls", "scheduler": "schedule
 
 @dataclass(kw_only=True)
 class Broken:
-    """A distribution `acme` with the plugin `bad` of class Bad, and the expected error.
+    """A distribution `acme` with the `bad` plugin of class Bad, and the expected error.
 
     words: parts of the error message. entry: the declared target. args: engine options.
     others: further distributions that declare `bad`.

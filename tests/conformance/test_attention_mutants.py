@@ -1,6 +1,6 @@
 """The attention suite detects builders with stale metadata and false capabilities.
 
-Faulty results are tested with the backend `torch`.
+Faulty results are tested with the `torch` backend.
 """
 
 from dataclasses import replace

@@ -23,7 +23,7 @@ OFF = SamplingParams()
 
 
 def ignoring(name):
-    """Return a sampler that ignores the parameter `name`."""
+    """Return a sampler that ignores the `name` parameter."""
 
     class Ignores(FakeSampler):
         def choose(self, logits, request, tokens, allowed):

@@ -3,7 +3,7 @@
 Each batch has random JSON schemas and regular expressions, half of them greedy, and two
 unconstrained requests. Outputs that ended by themselves must be valid. Outputs that the length
 limit cut must be beginnings of valid outputs, according to another implementation: the plugin
-`xgrammar` for JSON schemas, the package `regex` for regular expressions. An unconstrained request
+`xgrammar` for JSON schemas, the `regex` package for regular expressions. An unconstrained request
 must get the tokens that it gets alone.
 """
 

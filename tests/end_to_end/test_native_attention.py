@@ -2,7 +2,7 @@
 
 The first greedy token is compared with torch. A random model has flat logits in bf16, so only the
 tokens of most prompts must be equal. All tokens of two native runs must be equal, because native
-linear layers and attention give a token the same bits in any batch.
+linear layers and attention give bitwise equal results for a token in any batch.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Tree:
         )
 
     def dovetail(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command `dovetail`."""
+        """Run the `dovetail` command."""
         return self.run("-c", "import sys; from dovetail.cli import main; main()", *arguments)
 
     def changes(self) -> set[str]:

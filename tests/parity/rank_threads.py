@@ -1,6 +1,6 @@
 """An executor that runs each rank's worker in a thread of this process, in one process group.
 
-It is for tests that inspect every rank. The tests of the executor `multiproc` cover separate
+It is for tests that inspect every rank. The tests of the `multiproc` executor cover separate
 processes. Native kernels have one thread team per process, so these ranks use torch operations.
 """
 

@@ -203,7 +203,7 @@ def test_log_probabilities_of_two_ranks_equal_those_of_one_rank(checkpoint: Chec
 
 @pytest.mark.parametrize("checkpoint", [CASES[0][0]], indirect=True)
 def test_a_third_party_model_is_split_by_its_layers(checkpoint: Checkpoint) -> None:
-    """The loader `dummy` creates the same random weights for any number of ranks."""
+    """The `dummy` loader creates the same random weights for any number of ranks."""
     overrides = {"architectures": ["parity.outside_model:AttentionOnly"]}
     check_log_probabilities(checkpoint, load_format="dummy", hf_overrides=overrides)
 

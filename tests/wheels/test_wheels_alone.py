@@ -19,7 +19,7 @@ NUM_AT_ONCE = 2
 OURS = {project_of(member)["name"]: member for member in members()}
 DEVKIT = OURS["dovetail-devkit"]
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "transformers")
-"""Packages that the tests of members use in addition to the members and their extra `test`."""
+"""Packages that the tests of members use in addition to the members and their `test` extra."""
 
 
 def needs(member, extra=()):

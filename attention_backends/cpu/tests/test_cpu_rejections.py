@@ -1,4 +1,4 @@
-"""Requirements that the backend `cpu` rejects, with the reason."""
+"""Requirements that the `cpu` backend rejects, with the reason."""
 
 from __future__ import annotations
 

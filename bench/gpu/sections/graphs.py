@@ -1,7 +1,7 @@
 """Compares logits and tokens of all graph modes with transformers, and measures their speed.
 
 Requests have different lengths, so that decodes, prefills and mixed batches occur; the margin rule
-decides. The section `parity` uses the default mode.
+decides. The `parity` section uses the default mode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks sleep mode: tokens before and after both levels, and the memory that is free meanwhile."""
+"""Checks sleep mode: tokens before and after both levels, and free memory during sleep."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Runs vLLM and Dovetail with the same model shape and requests, if vLLM is installed.
 
 The shape of 0.6 B parameters with random bf16 weights, 128 random prompt tokens and 256 output
-tokens, greedy, without prefix caches: as in the section `small_model`. Each engine runs in its own
+tokens, greedy, without prefix caches: as in the `small_model` section. Each engine runs in its own
 process, one after the other. Figures are the rates of Dovetail relative to those of vLLM.
 """
 

@@ -1,7 +1,7 @@
 """Fault points: named locations in the code where a test can inject a fault.
 
 A call `fault("ring.send")` only reads a global unless faults are armed. Arm them with `arm`, or
-with the environment variable `DOVETAIL_FAULTS` before the process starts; child processes inherit
+with the `DOVETAIL_FAULTS` environment variable before the process starts; child processes inherit
 it. The value is a list, separated by `;`, of
 
     point:action[=value][@n]       act when the point is reached for the n-th time (default 1), once

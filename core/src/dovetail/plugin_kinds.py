@@ -49,7 +49,7 @@ class Kind:
     takes_context: whether the constructor takes a context, which includes the options; otherwise
         it takes the keyword `options`. declares: class attributes that are frozensets of names.
     fake: class of the kind's fake in `dovetail_devkit.fakes.<name>`; "" for a draft contract. A
-        kind with a fake has the suite `dovetail_devkit.suites.<name>:check_<name>`.
+        kind with a fake has the `dovetail_devkit.suites.<name>:check_<name>` suite.
     distribution: a distribution that provides plugins of this kind.
     """
 

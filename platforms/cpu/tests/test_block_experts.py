@@ -1,4 +1,4 @@
-"""The linear method `gguf` with the experts of a layer in quantized blocks."""
+"""The `gguf` linear method with the experts of a layer in quantized blocks."""
 
 import pytest
 import torch

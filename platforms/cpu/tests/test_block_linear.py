@@ -1,4 +1,4 @@
-"""The linear method `gguf`: fused layers of several types, shards, damaged blocks, cached bytes."""
+"""The `gguf` linear method: fused layers of several types, shards, damaged blocks, cached bytes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The linear method `onednn`: its contract, products of packed weights, freed unpacked weights."""
+"""The `onednn` linear method: its contract, products of packed weights, freed unpacked weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The linear method `q4_k`: contract, accuracy, formats of layers, invalid weights."""
+"""The `q4_k` linear method: contract, accuracy, formats of layers, invalid weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Replays give the same bits as eager steps.
+"""Replays give bitwise the same results as eager steps.
 
 A step is not replayed if an operation would be missing.
 Two models are first-party. One third-party model uses only our layers, another also torch

@@ -176,7 +176,7 @@ def test_rows_of_linear_layers_may_have_any_address_and_stride(level, kind, grou
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 @pytest.mark.parametrize(("N", "K"), [(200, 600), (33, 4200)], ids=["short", "long"])
 def test_the_result_of_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):
-    """A row has the same bits in every batch, with every tiling, and on one or three threads."""
+    """A row is bitwise equal in every batch, with every tiling, and on one or three threads."""
     chance = random.Random(kind)
     weight = Weight(kind, N, K, group=group)
     x = weight.random(300, K)

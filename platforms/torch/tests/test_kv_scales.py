@@ -22,7 +22,7 @@ CACHE = {"kv_cache_dtype": "fp8_e4m3", "kv_cache_scales": "layer"}
 
 
 class ScaledBackend(NoWaitAttentionBackend):
-    """A backend that accepts fp8 with scales of the layer, and records them."""
+    """A backend that accepts fp8 with per-layer scales, and records them."""
 
     name = "scaled"
     capabilities = type(NoWaitAttentionBackend.capabilities)(

@@ -1,4 +1,4 @@
-"""Rotary tables are filled when positions are used, with the same bits as a full table."""
+"""Rotary tables are filled when positions are used, and are bitwise equal to a full table."""
 
 import pytest
 import torch

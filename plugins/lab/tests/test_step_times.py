@@ -83,7 +83,7 @@ def samples(count=600, noise=0.0, seed=0, odd=1.0):
 
 
 def calibration(steps=None, max_num_seqs=256):
-    """Return the calibration of two measurements of steps."""
+    """Return a calibration that is fitted to two measurements."""
     passes = [{"decodes": steps or samples()}] * 2
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 2048, "max_model_len": 16384}
     return make_calibration(passes, setup(**limits), MODEL, 0)

@@ -140,7 +140,7 @@ class Stream:
 
 
 def drain(serving, chance, num_streams):
-    """Stop a server while streams run. Every stream has one end."""
+    """Stop a server while streams run. Check that every stream ends with one event."""
     forced = chance.random() < 0.5
     with serving(*OPTIONS) as server:
         server.wait_until_ready()

@@ -1,6 +1,6 @@
 """The JSON Schema test suite: no schema that is accepted permits an invalid value.
 
-The suite is in the source archive of the package `jsonschema`, which pip downloads.
+The suite is in the source archive of the `jsonschema` package, which pip downloads.
 """
 
 import json

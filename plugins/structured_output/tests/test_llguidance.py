@@ -1,4 +1,4 @@
-"""The grammar plugin `llguidance` alone: forms, masks, the end of a text, rollback, rejections."""
+"""The `llguidance` grammar plugin alone: forms, masks, the end of a text, rollback, rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every text that the masks of the plugin `xgrammar` permit is valid."""
+"""Every text that the masks of the `xgrammar` plugin permit is valid."""
 
 from __future__ import annotations
 

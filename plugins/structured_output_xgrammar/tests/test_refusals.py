@@ -1,4 +1,4 @@
-"""The grammar plugin `xgrammar` rejects what the library would not enforce, or not in time."""
+"""The `xgrammar` grammar plugin rejects what the library would not enforce, or not in time."""
 
 from __future__ import annotations
 

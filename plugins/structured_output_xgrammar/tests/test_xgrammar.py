@@ -1,4 +1,4 @@
-"""The grammar plugin `xgrammar`: forms, masks, the end of a text, rollback."""
+"""The `xgrammar` grammar plugin: forms, masks, the end of a text, rollback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attention backend `cpu`: its capabilities, cache shape and parts.
+"""The `cpu` attention backend: its capabilities, cache shape and parts.
 
 In each step, one native call per layer writes the keys and values and computes attention
 (dovetail_attention.h). Unsupported requirements are rejected, so that another backend is used. Does
@@ -32,8 +32,8 @@ from dovetail_cpu_kernels.attention import BLOCK_MULTIPLE, attention_block_bytes
 class CPUAttentionBackend(AttentionBackend):
     """Native paged attention for CPUs: bf16 queries, a cache of bf16 or int8.
 
-    Prefill chunks and decodes may be mixed in a step. A token's output has the same bits for every
-    batch, block size, number of threads and division of its prompt into chunks.
+    Prefill chunks and decodes may be mixed in a step. A token's output is bitwise equal for every
+    batch, block size, number of threads and chunking of its prompt.
     """
 
     name: ClassVar[str] = "cpu"

@@ -32,7 +32,7 @@ _CHANGING = struct.Struct("@12q")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BidirectionalMetadata:
-    """The prompts of a step: their numbers, and int32 [R + 1], the first token of each."""
+    """The prompts of a step: their number, and the first token of each, int32 [R + 1]."""
 
     size: AttentionBatchSize
     query_start_R1: torch.Tensor
@@ -42,7 +42,7 @@ class BidirectionalBuilder(AttentionMetadataBuilder):
     """Checks that a step contains whole prompts."""
 
     def __init__(self, context: AttentionGroupContext) -> None:
-        """Create the builder. It needs nothing of the context."""
+        """Create the builder. The context is not used."""
 
     def build(self, batch: AttentionBatch) -> BidirectionalMetadata:
         """Return the prompts of the step. Raise ContractError for a part of a prompt."""

@@ -31,7 +31,7 @@ WORKSPACE_FLOATS = 1 << 21
 class CPUAttentionMetadata:
     """The addresses of a step's metadata. The same object is used in every step.
 
-    size: the step's numbers of requests and tokens. They limit the valid parts of query_start_R1,
+    size: the step's numbers of requests and tokens. They define the valid parts of query_start_R1,
     seq_lens_R, block_table_RM (int32) and slot_mapping_T (int64). workspace: float32, unused
     between calls.
     """

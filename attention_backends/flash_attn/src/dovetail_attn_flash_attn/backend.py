@@ -1,4 +1,4 @@
-"""The attention backend `flash_attn`: its capabilities, cache shape and parts.
+"""The `flash_attn` attention backend: its capabilities, cache shape and parts.
 
 The kernels belong to one of several providers. Unsupported requirements are rejected with a reason
 for each provider, so that another backend is used. A provider is imported only if it meets all
@@ -172,7 +172,7 @@ def check_cache(spec: FullAttentionSpec) -> None:
         raise ConfigError(
             f"the attention backend 'flash_attn' cannot use a KV cache of {spec.dtype} with "
             f"scale_bytes={spec.scale_bytes}; it supports {', '.join(sorted(CACHE_DTYPES))} "
-            "without scales of tokens. Set kv_cache_dtype='auto'"
+            "without per-token scales. Set kv_cache_dtype='auto'"
         )
 
 

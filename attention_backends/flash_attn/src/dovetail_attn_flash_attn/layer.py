@@ -116,7 +116,7 @@ class FlashAttentionLayer(AttentionLayer):
 
 
 def to_fp8(x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """Return x / scale in e4m3, limited to its largest numbers. NaN stays NaN."""
+    """Return x / scale in e4m3, clamped to its largest numbers. NaN stays NaN."""
     scaled = x.float() if scale is None else x.float() / scale
     return scaled.clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE)
 

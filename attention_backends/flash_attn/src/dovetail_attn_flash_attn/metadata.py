@@ -39,7 +39,7 @@ class FlashAttentionMetadata:
 
 
 class FlashAttentionBuilder(AttentionMetadataBuilder):
-    """Returns the metadata of each step. It has no memory of its own."""
+    """Returns the metadata of each step. It owns no memory."""
 
     def __init__(self, context: AttentionGroupContext, options: FlashAttentionOptions) -> None:
         self._spec = context.spec

@@ -1,4 +1,4 @@
-"""The options of the attention backend `flash_attn`. The model rejects unknown options.
+"""The options of the `flash_attn` attention backend. The model rejects unknown options.
 
 Imported when an engine is configured: pydantic only, no torch.
 """
@@ -13,7 +13,7 @@ AUTO: Literal["auto"] = "auto"
 
 
 class FlashAttentionOptions(BaseModel):
-    """Options of the attention backend `flash_attn`.
+    """Options of the `flash_attn` attention backend.
 
     provider: the library that contains the kernels. "auto" selects the first that meets all
         requirements, in the order "vllm", "fa3", "flash_attn", "torch".

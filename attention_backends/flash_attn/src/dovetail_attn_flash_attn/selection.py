@@ -28,7 +28,7 @@ def select_provider(
 ) -> Provider:
     """Return the selected provider, with its kernels imported.
 
-    requested: the option `provider`. owner: the part that needs the provider, for the error. Raises
+    requested: the `provider` option. owner: the part that needs the provider, for the error. Raises
     ConfigError if no provider meets `needs`, or the requested one does not.
     """
     if requested != AUTO:

@@ -62,7 +62,7 @@ def test_the_suite_rejects_a_backend_that_ignores_per_layer_scales():
         def create_layer(cls, context):
             return super().create_layer(replace(context, kv_scales=None))
 
-    cases = [item for item in attention_cases(Ignoring, CPU) if "scales of the layer" in item.name]
+    cases = [item for item in attention_cases(Ignoring, CPU) if "per-layer scales" in item.name]
     for case in cases:
         if "bfloat16" in case.name:
             with pytest.raises(AssertionError, match="attention is wrong"):

@@ -1,4 +1,4 @@
-"""An engine with this backend in float16 generates the tokens of the backend `torch` in float32.
+"""An engine with this backend in float16 generates the tokens of the `torch` backend in float32.
 
 test_flash_attn_attention.py starts these tests in a separate process.
 """

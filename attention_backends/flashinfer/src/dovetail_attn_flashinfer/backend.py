@@ -1,4 +1,4 @@
-"""The attention backend `flashinfer`: its capabilities, cache shape and parts.
+"""The `flashinfer` attention backend: its capabilities, cache shape and parts.
 
 Unsupported requirements are rejected, so that another backend is used. FlashInfer is imported when
 the first part is created, so that this module can report a missing FlashInfer. This module does not
@@ -35,7 +35,7 @@ DTYPES = frozenset({"bfloat16", "float16"})
 class FlashInferAttentionBackend(AttentionBackend):
     """Paged attention with FlashInfer: prompts, chunks and decodes in any mixture.
 
-    The cache has the dtype of the model. Its shape is that of the backend `triton`.
+    The cache has the dtype of the model. Its shape is that of the `triton` backend.
     """
 
     name: ClassVar[str] = "flashinfer"
@@ -78,7 +78,7 @@ class FlashInferAttentionBackend(AttentionBackend):
     def create_builder(context: AttentionGroupContext) -> FlashInferMetadataBuilder:
         """Return the metadata builder of a group.
 
-        Raises ConfigError for an unsupported cache, and for the option `kernels` if the device does
+        Raises ConfigError for an unsupported cache, and for the `kernels` option if the device does
         not support its value.
         """
         from dovetail_attn_flashinfer.builder import FlashInferMetadataBuilder

@@ -68,7 +68,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
 def select_kernels(facts: DeviceFacts, requested: str, block_size: int) -> Kernels:
     """Return the kernels for a device; raise ConfigError if they do not support it.
 
-    requested: the option `kernels`. "auto" falls back to the wrappers if trtllm-gen does not
+    requested: the `kernels` option. "auto" falls back to the wrappers if trtllm-gen does not
     support the block size.
     """
     shown = f"the GPU has compute capability {facts.capability / 10}"

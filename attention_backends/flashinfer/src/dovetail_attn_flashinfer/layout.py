@@ -73,7 +73,7 @@ class PageTables:
 
 
 def without_empty_runs(batch: AttentionBatch) -> AttentionBatch:
-    """Return `batch` without its requests of no tokens, which have no slots and no result."""
+    """Return `batch` without requests that have no tokens in the step."""
     if all(batch.query_lens):
         return batch
     rows = [row for row, count in enumerate(batch.query_lens) if count]

@@ -1,4 +1,4 @@
-"""The options of the attention backend `flashinfer`. The model rejects unknown options.
+"""The options of the `flashinfer` attention backend. The model rejects unknown options.
 
 Imported when an engine is configured: pydantic only, no torch.
 """
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FlashInferAttentionOptions(BaseModel):
-    """Options of the attention backend `flashinfer`.
+    """Options of the `flashinfer` attention backend.
 
     kernels: kernels for prompts. "auto" selects "trtllm-gen" for compute capability 10.0 and 10.3,
         "fa3" for 9.0, and "fa2" for other devices. "trtllm-gen" also computes decodes; otherwise

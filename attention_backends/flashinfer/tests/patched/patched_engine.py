@@ -1,4 +1,4 @@
-"""An engine generates the same tokens with this backend and with the backend `torch`.
+"""An engine generates the same tokens with this backend and with the `torch` backend.
 
 test_flashinfer_attention.py starts these tests in a separate process.
 """

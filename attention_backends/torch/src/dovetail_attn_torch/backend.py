@@ -1,4 +1,4 @@
-"""The attention backend `torch`: its capabilities, cache shape and parts.
+"""The `torch` attention backend: its capabilities, cache shape and parts.
 
 It favors clarity over speed, and is the reference for other backends. It runs on the device of its
 tensors. This module does not depend on the worker, the model or the scheduler.

@@ -1,4 +1,4 @@
-"""The attention backend `triton`: its capabilities, cache shape and parts.
+"""The `triton` attention backend: its capabilities, cache shape and parts.
 
 Unsupported requirements are rejected, so that another backend is used. Triton is imported when the
 first part is created, so that this module can report a missing Triton. This module does not depend

@@ -4,7 +4,7 @@ It can also rotate queries and keys (rotary embedding).
 
 Cache of a layer: [N, 2, K, B, D], keys before values, so that one head of a block is contiguous. An
 fp8 cache has a scale for each token and head, or one for all keys and one for all values of the
-layer. Scales of tokens follow the elements of their block: float32 [2, K, B]. This module does not
+layer. Per-token scales follow the elements of their block: float32 [2, K, B]. This module does not
 depend on torch; layer.py launches it.
 
 Shape legend: T tokens of a tile, K key-value heads, D head size, N blocks, B block size.
@@ -38,9 +38,9 @@ def _put(
 ) -> None:
     """Write keys (which = 0) or values (1) of one head to their slots.
 
-    With scales of tokens, the values of a token are divided by its scale: their largest magnitude /
-    `FP8_MAX`. NaN and infinities affect only their token and head. With scales of the layer, the
-    quotients are limited to ±LARGEST; NaN stays NaN.
+    With per-token scales, the values of a token are divided by its scale: their largest magnitude /
+    `FP8_MAX`. NaN and infinities affect only their token and head. With per-layer scales, the
+    quotients are clamped to ±LARGEST; NaN stays NaN.
     """
     d_D = tl.arange(0, PADDED_SIZE)
     blocks_T = slots_T // BLOCK_SIZE
@@ -127,7 +127,7 @@ def write_cache(
     Grid: (tiles of tokens, key-value heads). With HALF the second dimension also has the query
     heads; their results are written to `rotated`. HALF: half of the rotary size; 0 for no rotation,
     for which the rotary pointers are None. LARGEST: the largest number of the cache's dtype; in
-    a cache with scales of the layer, larger values are limited to it. Positions are int64, the
+    a cache with per-layer scales, larger values are clamped to it. Positions are int64, the
     table is float32 [P, rotary size]. Source: Su et al. 2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)

@@ -1,4 +1,4 @@
-"""All kinds of launches of this package's kernels, for compiling them without a GPU.
+"""All launch variants of this package's kernels, to compile them without a GPU.
 
 They cover the layers and steps of an engine, with the tiles of each class of devices. Head sizes
 that are padded to the same tile have one case, and some cases combine several features.
@@ -67,16 +67,16 @@ def _attend_cases(memory: SharedMemory) -> tuple[KernelCase, ...]:
         decode("", 64, dtype="*fp16"),
         decode(" with all options", 256, "parts_ptr", "sinks_ptr", "cap", "work_ptr"),
         decode(", fp8 cache", 128, "parts_ptr", "scales_ptr", cache=_FP8),
-        decode(", scales of the layer", 128, "parts_ptr", "layer_scales_ptr", cache=_FP8),
-        decode(", scales of the layer", 128, "layer_scales_ptr", cache=_E5M2),
+        decode(", per-layer scales", 128, "parts_ptr", "layer_scales_ptr", cache=_FP8),
+        decode(", per-layer scales", 128, "layer_scales_ptr", cache=_E5M2),
         decode(", float32", 128, "parts_ptr", dtype="*fp32"),
         prefill("", 128),
         prefill(", window, soft cap, sinks", 80, "cap", "sinks_ptr"),
         prefill("", 256, dtype="*fp16"),
         prefill(", fp8 cache", 64, "scales_ptr", cache=_FP8),
         prefill(", fp8 cache", 128, "scales_ptr", cache=_FP8),
-        prefill(", scales of the layer", 128, "layer_scales_ptr", cache=_FP8),
-        prefill(", scales of the layer", 64, "layer_scales_ptr", cache=_E5M2),
+        prefill(", per-layer scales", 128, "layer_scales_ptr", cache=_FP8),
+        prefill(", per-layer scales", 64, "layer_scales_ptr", cache=_E5M2),
     )
 
 
@@ -167,7 +167,7 @@ def _targets(targets: tuple[str, ...], cache: str) -> tuple[str, ...]:
 def _write(
     head_size: int, cache: str, *, rotates: bool = False, of_layer: bool = False
 ) -> KernelCase:
-    """Return a case of `write_cache`. of_layer: whether fp8 has scales of the layer."""
+    """Return a case of `write_cache`. of_layer: whether the fp8 cache has per-layer scales."""
     scales = {"layer_scales_ptr" if of_layer else "scales_ptr": "*fp32"}
     rotary = {"rotated_ptr": "*bf16", "positions_ptr": "*i64", "cos_sin_ptr": "*fp32"}
     types = {
@@ -184,7 +184,7 @@ def _write(
     constexprs["HALF"] = head_size // 2 if rotates else 0
     constexprs["LARGEST"] = _LARGEST.get(cache, 0.0)
     what = "write_cache with rotation" if rotates else "write_cache"
-    what += " and scales of the layer" if of_layer else ""
+    what += " and per-layer scales" if of_layer else ""
     return KernelCase(
         name=f"{what}: {cache[1:]}, head size {head_size}",
         kernel=write_cache,

@@ -215,7 +215,7 @@ def plan_splits(
 
 
 def _parts(context: AttentionGroupContext, num_bytes: int) -> torch.Tensor:
-    """Return memory for the results of splits, float32: the worker's workspace, or own memory."""
+    """Return float32 memory for the results of splits: the worker's workspace, or new memory."""
     if context.workspace is None:
         return torch.empty(num_bytes >> 2, dtype=torch.float32, device=context.device)
     return context.workspace(num_bytes)[:num_bytes].view(torch.float32)

@@ -1,4 +1,4 @@
-"""The options of the attention backend `triton`. The model rejects unknown options.
+"""The options of the `triton` attention backend. The model rejects unknown options.
 
 Imported when an engine is configured: pydantic only, no torch.
 """
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TritonAttentionOptions(BaseModel):
-    """Options of the attention backend `triton`.
+    """Options of the `triton` attention backend.
 
     max_splits: maximum number of splits of a context in a step with few requests.
     workspace_mib: memory for the results of splits, allocated once per worker. If it is too

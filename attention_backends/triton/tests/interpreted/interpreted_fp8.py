@@ -1,4 +1,4 @@
-"""An fp8 cache: scales of tokens and scales of the layer, rounding and limits.
+"""An fp8 cache: per-token scales and per-layer scales, rounding and limits.
 
 Started like interpreted_attention.py.
 """

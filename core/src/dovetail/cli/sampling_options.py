@@ -64,7 +64,7 @@ class SamplingOptions:
     def apply_to(self, params: SamplingParams, *, max_tokens: int) -> SamplingParams:
         """Return `params` with these options.
 
-        max_tokens: the value if the option `max_tokens` is not set. Raises RequestError with the
+        max_tokens: the value if the `max_tokens` option is not set. Raises RequestError with the
         parameter, its value and its bounds.
         """
         return replace(params, **{"max_tokens": max_tokens, **self._values()})

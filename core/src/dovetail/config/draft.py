@@ -26,7 +26,7 @@ _SECTIONS: dict[str, type[ConfigNode]] = {
 """The classes of the sections whose fields a resolution can set."""
 
 _OF_MODEL = ("model.dtype", "model.max_model_len", "model.tokenizer_mode")
-"""The fields of the section `model` that do not come from the checkpoint."""
+"""The fields of the `model` section that do not come from the checkpoint."""
 _CACHE_SIZES = ("cache.kv_cache_memory_bytes", "cache.num_gpu_blocks_override")
 _LEFT_TO_WORKERS = (
     "parallel.worker_cls",
@@ -65,7 +65,7 @@ class Draft:
         return section
 
     def get(self, path: str) -> object:
-        """Return the current value of the field `path`."""
+        """Return the current value of the `path` field."""
         if path in self._values:
             return self._values[path]
         name, field = path.split(".")

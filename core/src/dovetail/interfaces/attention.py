@@ -194,7 +194,7 @@ class AttentionLayerContext:
         slope · (position of the key - position of the query) before the softmax. Only for a backend
         that declares "alibi". Source: Press et al. 2022, arXiv:2108.12409.
     kv_scales: float32 [2], the scale of all keys and that of all values in an fp8 cache without
-        scales of tokens; None for 1. The cache contains k / scale. Only for a backend that declares
+        per-token scales; None for 1. The cache contains k / scale. Only for a backend that declares
         `KV_LAYER_SCALES`. Values may change between steps, when weights are loaded again.
     bidirectional: each token attends to all tokens of its prompt, which is computed in one step;
         with a sliding window, to those at a distance below it. The layer has no cache: `kv_cache`

@@ -33,7 +33,7 @@ class ModelSourceContext:
 class LocalModel:
     """A model that is on this machine.
 
-    name: the value of the option `model` that selects it. path: a model directory or a model file.
+    name: the value of the `model` option that selects it. path: a model directory or a model file.
     license: as its package states it, "" if unknown.
     """
 
@@ -61,7 +61,7 @@ class ModelSource(ABC):
     def find(self, argument: str) -> Path | None:
         """Return the model directory or model file, or None if it must be fetched first.
 
-        argument: the text after "NAME:", or "", with "@REVISION" if the option `revision` is set.
+        argument: the text after "NAME:", or "", with "@REVISION" if the `revision` option is set.
         Raises ModelError for an invalid argument.
         """
 

@@ -55,7 +55,7 @@ RUNNERS = ("auto", "generate", "pooling")
 POOLING_TYPES = ("auto", "last", "mean", "cls")
 KV_CACHE_SCALES = ("token", "layer")
 OFFLOAD_OPTION = "cpu_offload_gb"
-"""The field `RequestedCache.cpu_offload_gb`, for code and messages of other packages."""
+"""The `RequestedCache.cpu_offload_gb` field, for code and messages of other packages."""
 GRAPH_MODES = ("full_and_piecewise", "full", "piecewise", "none")
 COMPILE_LEVELS = ("none", "as_is", "once", "piecewise")
 MAX_COMPILE_SIZES = 64

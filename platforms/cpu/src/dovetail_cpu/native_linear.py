@@ -1,4 +1,4 @@
-"""The linear method `native`: bfloat16 weights packed for the native kernels.
+"""The `native` linear method: bfloat16 weights packed for the native kernels.
 
 Weights are packed after loading, layer by layer, by the thread team; the unpacked weights are then
 freed. For other dtypes the method falls back to its base class. It is the base class of the

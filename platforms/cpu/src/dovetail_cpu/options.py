@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class CPUWorkerOptions(BaseModel):
-    """Options of the worker `cpu`.
+    """Options of the `cpu` worker.
 
     packed_cache: location of the packed weights that are cached between starts: "auto" (the value
         of DOVETAIL_PACKED_CACHE, else $XDG_CACHE_HOME/dovetail/packed), "off", or a folder.
@@ -27,7 +27,7 @@ class CPUWorkerOptions(BaseModel):
 
 
 class Int8Options(BaseModel):
-    """Options of the linear method `int8`. head: the format of the LM head's weights."""
+    """Options of the `int8` linear method. head: the format of the LM head's weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,7 +35,7 @@ class Int8Options(BaseModel):
 
 
 class Int4Options(BaseModel):
-    """Options of the linear method `int4`.
+    """Options of the `int4` linear method.
 
     group_size: input features per scale. head: the format of the LM head, which is the
         most sensitive layer; "int4" is faster and less accurate.
@@ -48,7 +48,7 @@ class Int4Options(BaseModel):
 
 
 class Q4KOptions(BaseModel):
-    """Options of the linear method `q4_k`.
+    """Options of the `q4_k` linear method.
 
     head: the format of the LM head. fallback: the format of a layer whose input
         features are not a multiple of 256; "int8" is more accurate, and needs more memory.

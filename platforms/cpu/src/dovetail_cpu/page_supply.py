@@ -60,7 +60,7 @@ class PageSupply:
         self._wake.release()
 
     def close(self) -> None:
-        """Stop the thread after the part that it allocates now. May be called twice."""
+        """Stop the thread after it has allocated the current part. May be called twice."""
         self._closing = True
         self._wake.release()
         if self._thread is not None:

@@ -1,10 +1,10 @@
 """Ranks on the CPUs of one machine: each pair exchanges tensors, and each rank sums them.
 
 This takes one message in each direction instead of the rounds of a ring. Latency matters, because
-the sums of a step are small. Each rank adds in rank order, so all ranks get the same bits, at any
-offset of a tensor. Each rank sends (size - 1) tensors, more than in a ring if there are more than
-two ranks. Each pair has a unix socket (`rank_sockets`); tensors larger than its buffer use shared
-memory (`rank_memory`). This module implements `dovetail.interfaces.RankGroup`.
+the sums of a step are small. Each rank adds in rank order, so the result is bitwise equal on all
+ranks, at any offset of a tensor. Each rank sends (size - 1) tensors, more than in a ring if there
+are more than two ranks. Each pair has a unix socket (`rank_sockets`); tensors larger than its
+buffer use shared memory (`rank_memory`). This module implements `dovetail.interfaces.RankGroup`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Buffers = list[memoryview]
 
 
 class PairwiseRanks:
-    """One rank of several. batch_invariant: sums have the same bits in every batch."""
+    """One rank of several. batch_invariant: sums are bitwise equal in every batch."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The ROCm device runtime.
 
-torch uses ROCm under the names of CUDA. Ranks use RCCL, which torch's NCCL process group calls. A
-device for which torch contains no code is rejected at startup. It has not been run on a device.
+torch exposes ROCm under the names of CUDA. Ranks use RCCL, which torch's NCCL process group calls.
+A device for which torch contains no code is rejected at startup. It has not been run on a device.
 """
 
 from __future__ import annotations

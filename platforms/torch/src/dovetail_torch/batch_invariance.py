@@ -1,6 +1,6 @@
 """Find out whether the selected plugins make a request's tokens independent of other requests.
 
-A plugin may guarantee, for some dtypes, that the result of a request has the same bits in every
+A plugin may guarantee, for some dtypes, that the result of a request is bitwise equal in every
 batch. If one
 plugin lacks the guarantee, a seeded request may get other tokens in another batch.
 """

@@ -139,7 +139,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def _spellings(module: str) -> Iterable[str]:
-    """Yield the name of a module, then without the prefixes that other wrappers lack."""
+    """Yield the name of a module, and then the name without the prefixes that some wrappers add."""
     parts = module.split(".")
     yield module
     first = next((index for index, part in enumerate(parts) if part.isdecimal()), 0)

@@ -1,4 +1,4 @@
-"""The weight loader `quantized_safetensors`.
+"""The `quantized_safetensors` weight loader.
 
 A layer that computes with quantized blocks receives blocks with the same values, if a block type
 can represent them; every other quantized weight is dequantized, some rows at a time.

@@ -1,1 +1,1 @@
-"""Structured output with llguidance: the grammar plugin `llguidance`."""
+"""Structured output with llguidance: the `llguidance` grammar plugin."""

@@ -1,4 +1,4 @@
-"""The grammar plugin `llguidance`: compiles grammars and computes masks with that library.
+"""The `llguidance` grammar plugin: compiles grammars and computes masks with that library.
 
 The library and the vocabulary are loaded with the first grammar, so that an engine starts fast.
 """

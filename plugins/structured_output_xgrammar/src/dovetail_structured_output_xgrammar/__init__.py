@@ -1,4 +1,4 @@
-"""Structured output with the library xgrammar: the grammar plugin `xgrammar`.
+"""Structured output with the library xgrammar: the `xgrammar` grammar plugin.
 
 backend     the plugin: compiles grammars, follows tokens, fills masks
 vocabulary  the tokens of a model in the form that the library reads

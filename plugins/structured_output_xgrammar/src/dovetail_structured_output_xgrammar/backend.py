@@ -1,4 +1,4 @@
-"""The grammar plugin `xgrammar`: compiles grammars and computes masks with that library.
+"""The `xgrammar` grammar plugin: compiles grammars and computes masks with that library.
 
 The library and the vocabulary are loaded with the first grammar, because the library imports torch.
 """

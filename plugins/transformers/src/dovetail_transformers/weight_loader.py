@@ -1,4 +1,4 @@
-"""The weight loader `transformers`, which lets transformers read a safetensors checkpoint.
+"""The `transformers` weight loader, which lets transformers read a safetensors checkpoint.
 
 Names in checkpoints differ from those of modules, and transformers knows the conversions.
 """

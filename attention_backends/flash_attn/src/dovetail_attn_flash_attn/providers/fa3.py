@@ -1,4 +1,4 @@
-"""The provider `fa3`: a wheel that registers FlashAttention 3 as `torch.ops.flash_attn_3`.
+"""The `fa3` provider: a wheel that registers FlashAttention 3 as `torch.ops.flash_attn_3`.
 
 The operator is called directly, because the Python function of the wheel cannot write to `out`.
 """
@@ -87,7 +87,7 @@ SCHEDULE_NAMES: Mapping[str, str] = {
 
 
 class Fa3Provider(Provider):
-    """FlashAttention 3 from a wheel such as tokenspeed-fa3. Block sizes of any number of tokens."""
+    """FlashAttention 3 from a wheel such as tokenspeed-fa3. Supports every block size."""
 
     name: ClassVar[str] = "fa3"
     install: ClassVar[str] = "pip install 'dovetail-attn-flash-attn[fa3]'"
@@ -235,7 +235,7 @@ def _is_installed(distribution: str) -> bool:
 
 
 def _is_disabled(flag: str) -> bool:
-    """Return whether a part was left out of the build. A build without flags has all parts."""
+    """Return whether the build lacks a part. A build without flags has all parts."""
     for name in CONFIG_MODULES:
         parent = name.partition(".")[0]
         if find_spec(parent) is not None and find_spec(name) is not None:

@@ -1,4 +1,4 @@
-"""The provider `flash_attn`, which is the package flash-attn 2.x."""
+"""The `flash_attn` provider, which is the package flash-attn 2.x."""
 
 from __future__ import annotations
 

@@ -224,7 +224,7 @@ class CallTensors:
 class Provider(ABC):
     """A library with kernels. An object has no state except the imported functions.
 
-    name: the value of the option `provider`. install: how to get a usable version.
+    name: the value of the `provider` option. install: how to get a usable version.
     """
 
     name: ClassVar[str]
@@ -275,7 +275,7 @@ class Provider(ABC):
         """Attend causally and write `tensors.out_THD`. Does not wait for the device."""
 
     def rejection(self, needs: Needs, *, load: bool) -> str:
-        """Return why the provider does not meet `needs`, and what would meet them, or "".
+        """Return why the provider does not meet `needs`, with a remedy, or "".
 
         load: whether to import the kernels if all other requirements are met.
         """

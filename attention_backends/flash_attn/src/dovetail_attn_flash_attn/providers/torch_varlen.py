@@ -1,4 +1,4 @@
-"""The provider `torch`: torch's own copy of FlashAttention 2, through `varlen_attn_out`."""
+"""The `torch` provider: torch's own copy of FlashAttention 2, through `varlen_attn_out`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The provider `vllm`: the FlashAttention 2 and 3 kernels that a wheel of vLLM contains."""
+"""The `vllm` provider: the FlashAttention 2 and 3 kernels that a wheel of vLLM contains."""
 
 from __future__ import annotations
 

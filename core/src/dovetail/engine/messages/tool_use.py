@@ -102,7 +102,8 @@ def constrain(
 
     parser_cls: the parser of the model's format. markers: the markers of the reasoning, or None.
     has_grammar: whether the engine has a grammar plugin. thinking_budget: maximum number of
-    reasoning tokens, or None. Raises RequestError, naming the field, for what the engine cannot do.
+    reasoning tokens, or None. Raises RequestError, naming the field, if the engine does not support
+    the request.
     """
     changes: dict[str, Any] = {}
     grammar = _grammar_of(params, use, parser_cls, markers, has_grammar=has_grammar)
@@ -199,7 +200,7 @@ def _structure(tool: Mapping[str, Any], text: CallText) -> dict[str, Any]:
 
 
 def _value(response_grammar: StructuredOutputsParams) -> dict[str, Any]:
-    """Return the keys of a structure for the grammar of an output."""
+    """Return the part of a structural tag that describes the grammar of an output."""
     form, text = response_grammar.form, response_grammar.text
     if form in ("json_schema", "json_object"):
         schema = {"type": "object"} if form == "json_object" else json.loads(text)

@@ -1,4 +1,4 @@
-"""The executor `multiproc`: each worker runs in its own process.
+"""The `multiproc` executor: each worker runs in its own process.
 
     executor     the executor contract: sends commands
     responses    the workers' responses, and the handles that wait for them

@@ -1,4 +1,4 @@
-"""The options of the executor `multiproc`. Unknown options are an error."""
+"""The options of the `multiproc` executor. Unknown options are an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_S = 86_400
 
 
 class MultiprocOptions(BaseModel):
-    """Options of the executor `multiproc`, all in seconds.
+    """Options of the `multiproc` executor, all in seconds.
 
     step_timeout_s: maximum duration of a step; a longer step ends workers and engine.
     stall_s: a worker without heartbeats for this long counts as stalled. stop_timeout_s: how long

@@ -1,4 +1,4 @@
-"""The weight loader `dummy`: random weights without a checkpoint, for tests and measurements.
+"""The `dummy` weight loader: random weights without a checkpoint, for tests and measurements.
 
 Values depend only on the seed and on the weight's checkpoint name: they do not depend on the order
 of loading, fused layers, ranks, device or dtype (up to rounding).

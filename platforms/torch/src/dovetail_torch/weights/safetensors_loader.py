@@ -1,4 +1,4 @@
-"""The weight loader `safetensors`: maps one file or several shards and copies one tensor at a time.
+"""The `safetensors` weight loader: maps one file or several shards and copies one tensor at a time.
 
 All headers are read and compared with the model first, so that a checkpoint of another model is
 rejected within milliseconds, before any parameter is written. This module supports any device:

@@ -54,7 +54,7 @@ class StreamReader:
     the time between two events with text, in nanoseconds. keeps_text: whether `text` is stored.
 
     first_ns, last_ns: when the first and the last text arrived; 0 for none. num_events: events with
-    text. num_prompt_tokens, num_output_tokens: values of the field `usage`; 0 if it is missing.
+    text. num_prompt_tokens, num_output_tokens: values of the `usage` field; 0 if it is missing.
     """
 
     def __init__(

@@ -26,9 +26,9 @@ LARGEST_ROUNDED = 256
 """The largest head size for which these errors apply."""
 
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
-"""The largest number of each element type of caches with scales of the layer."""
+"""The largest number of each element type of caches with per-layer scales."""
 LIMITS = (2.0, 1.5)
-"""Largest magnitudes of keys and of values in a cache with scales of the layer. They are smaller
+"""Largest magnitudes of keys and of values in a cache with per-layer scales. They are smaller
 than many keys and values, so that a backend that ignores the scales is detected."""
 
 
@@ -41,7 +41,7 @@ class AttentionCase:
     scale_factor: scale of the scores, divided by head_size ** -0.5. It is not 1, so that a backend
         that ignores the scale is detected.
     cache_dtype: element type of the cache; "" for the model's dtype.
-    has_layer_scales: whether the cache has scales of the layer instead of scales of tokens.
+    has_layer_scales: whether the cache has per-layer scales instead of per-token scales.
     padding: unused bytes at the end of each block.
     value_size: the values are the first features of the keys; 0 for separate values.
     """
@@ -74,7 +74,7 @@ class AttentionCase:
         rest += ", ALiBi" if self.alibi else ""
         rest += f", {self.rotary_size} rotated" if self.rotary_size else ""
         rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
-        rest += ", scales of the layer" if self.has_layer_scales else ""
+        rest += ", per-layer scales" if self.has_layer_scales else ""
         rest += f", padding {self.padding}" if self.padding else ""
         rest += f", values of {self.value_size} in the keys" if self.value_size else ""
         blocks = f"blocks of {self.block_size}"
@@ -102,7 +102,7 @@ class AttentionCase:
 
     @property
     def layer_scales(self) -> list[float]:
-        """The scales of keys and of values. Only for a case with scales of the layer."""
+        """The scales of keys and of values. Only for a case with per-layer scales."""
         return [limit / LARGEST[self.cache_dtype] for limit in LIMITS]
 
     @property

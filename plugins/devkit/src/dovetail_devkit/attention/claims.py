@@ -70,7 +70,7 @@ def claim_cases(backend: type[AttentionBackend], device: torch.device) -> Iterat
         if not cache_dtype and dtype not in (capabilities.kv_cache_dtypes or {dtype}):
             continue
         case = replace(base, dtype=dtype, cache_dtype=cache_dtype, has_layer_scales=has_scales)
-        what = f"{case.spec.dtype}{' with scales of the layer' if has_scales else ''} under {dtype}"
+        what = f"{case.spec.dtype}{' with per-layer scales' if has_scales else ''} under {dtype}"
         for name, check in checks:
             run = partial(_judge, name, partial(_check_claim, check, backend, case, device))
             yield Case(name=f"{name}, {what}", run=run)

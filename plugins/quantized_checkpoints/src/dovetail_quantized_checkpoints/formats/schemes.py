@@ -26,7 +26,7 @@ class Scheme:
     block: tuple[int, int]
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return the numbers of scales along O and I for a weight of a shape."""
+        """Return the number of scales along each dimension of a weight [O, I]."""
         (rows, columns), (num_outputs, num_inputs) = self.block, shape
         return -(-num_outputs // (rows or num_outputs)), -(-num_inputs // (columns or num_inputs))
 

@@ -1,6 +1,6 @@
 """OpenTelemetry spans (`--otlp-traces-endpoint`): request, queue, prefill and decode.
 
-Spans are created when the request ends, with the times of the engine. The header `traceparent` of
+Spans are created when the request ends, with the times of the engine. The `traceparent` header of
 a request selects the parent span.
 """
 

@@ -79,7 +79,7 @@ class TokenTexts:
 
 
 class CompletionLogprobs:
-    """The field `logprobs` of /v1/completions. offset: characters of the text before it."""
+    """The `logprobs` field of /v1/completions. offset: characters of the text before it."""
 
     def __init__(self, texts: TokenTexts, offset: int = 0) -> None:
         self.offset = offset
@@ -114,7 +114,7 @@ class CompletionLogprobs:
 
 
 class ChatLogprobs:
-    """The field `logprobs` of /v1/chat/completions. num_top: alternatives at each position."""
+    """The `logprobs` field of /v1/chat/completions. num_top: alternatives at each position."""
 
     def __init__(self, texts: TokenTexts, num_top: int) -> None:
         self._texts = texts
@@ -173,7 +173,7 @@ async def add_all(
 async def prompt_logprobs_body(
     logprobs: Sequence[TokenLogprobs | None], texts: TokenTexts
 ) -> list[msgspec.Raw | None]:
-    """Return the field `prompt_logprobs`: for each token None, or its entries by token id."""
+    """Return the `prompt_logprobs` field: for each token None, or its entries by token id."""
     body: list[msgspec.Raw | None] = []
     work = 0
     for entries in logprobs:

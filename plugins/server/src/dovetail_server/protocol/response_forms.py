@@ -24,7 +24,7 @@ class ResponseForm:
 
     has_batches: whether a request may have several prompts.
     texts: for log-probabilities. num_top: log-probabilities at each position; None for none.
-    with_usage: whether a stream ends with the token counts, and every event has the field `usage`.
+    with_usage: whether a stream ends with the token counts, and every event has the `usage` field.
     """
 
     id_prefix: ClassVar[str]

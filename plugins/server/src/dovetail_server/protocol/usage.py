@@ -22,7 +22,7 @@ class Usage:
         self.num_cached_tokens += output.num_cached_tokens
 
     def body(self) -> dict[str, Any]:
-        """Return the field `usage` of a response."""
+        """Return the `usage` field of a response."""
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,

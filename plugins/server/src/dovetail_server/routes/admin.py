@@ -56,7 +56,7 @@ class AdminRoutes:
         self._state = state
 
     async def pause(self, exchange: Exchange) -> None:
-        """Hold requests until `resume`. The field `scope` is "all" or "new"."""
+        """Hold requests until `resume`. The `scope` field is "all" or "new"."""
         scope = _choice(
             await _fields(exchange, "scope"), "scope", [str(PauseScope.ALL), str(PauseScope.NEW)]
         )
@@ -75,7 +75,7 @@ class AdminRoutes:
         await exchange.respond({"paused": None if paused is None else str(paused)})
 
     async def abort(self, exchange: Exchange) -> None:
-        """End requests by the ids of their responses. The field `all` ends all of them."""
+        """End requests by the ids of their responses. The `all` field ends all of them."""
         fields = await _fields(exchange, "request_ids", "all")
         ids, everything = fields.get("request_ids", []), fields.get("all", False)
         if type(everything) is not bool:
@@ -104,7 +104,7 @@ class AdminRoutes:
         await exchange.respond({"reset": True})
 
     async def sleep(self, exchange: Exchange) -> None:
-        """Release device memory. The field `level` is 1 or 2."""
+        """Release device memory. The `level` field is 1 or 2."""
         level = (await _fields(exchange, "level")).get("level", 1)
         if type(level) is not int or level not in (1, 2):
             raise APIError("level must be 1 or 2.", param="level")
@@ -112,7 +112,7 @@ class AdminRoutes:
         await exchange.respond({"sleeping": True})
 
     async def wake_up(self, exchange: Exchange) -> None:
-        """Allocate the released memory again. The field `tags` lists the kinds, [] for all."""
+        """Allocate the released memory again. The `tags` field lists the kinds, [] for all."""
         tags = (await _fields(exchange, "tags")).get("tags", [])
         if not isinstance(tags, list) or not all(tag in SLEEP_TAGS for tag in tags):
             raise APIError(f"tags must be a list of: {', '.join(SLEEP_TAGS)}.", param="tags")

@@ -91,7 +91,7 @@ def prompt_traits(
 ) -> dict[str, Any]:
     """Return the entries of a prompt for the scheduler and the prefix cache.
 
-    The tenant is the field `user`, or the name of the API key.
+    The tenant is the `user` field, or the name of the API key.
     """
     traits: dict[str, Any] = {}
     due = _seconds(exchange.headers, FIRST_TOKEN_HEADER)
