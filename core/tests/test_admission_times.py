@@ -1,4 +1,4 @@
-"""The time at which the engine admits a request, in the metrics of its outputs."""
+"""The admission time of a request, in the metrics of its outputs."""
 
 from __future__ import annotations
 

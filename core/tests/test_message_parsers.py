@@ -1,4 +1,5 @@
-"""The parser of a message: reasoning first, then calls. A plugin that fails harms no text."""
+"""The parser of a message: reasoning first, then calls. A plugin that fails does not damage the
+text."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ def test_a_step_that_schedules_no_request_is_counted_as_idle(steer, setting, scr
 def test_a_step_in_which_no_request_could_run_is_not_idle(steer):
     driver = steer(running="a", waiting="b", max_tokens=2, max_num_seqs=1)
     driver.plan_by(acting(CONTINUE))
-    driver.plan_by(acting())  # a's last token is in flight, and b has no seat
+    driver.plan_by(acting())  # a's last token is in flight, and b has no batch slot
     driver.settle()
     assert driver.stats.num_idle_steps == 0
 

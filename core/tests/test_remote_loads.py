@@ -167,7 +167,7 @@ def test_random_scheduler_calls_with_a_failing_connector_follow_the_contract():
 
 
 class Urgent(Policy):
-    """A policy that preempts running requests to give their seats to urgent requests."""
+    """A policy that preempts running requests to give their batch slots to urgent requests."""
 
     preempts = True
 

@@ -1,4 +1,4 @@
-"""Preemption when there are not enough free blocks or rows, and the notifications of the policy."""
+"""Preemption without enough free blocks or batch slots, and the policy's notifications."""
 
 from typing import ClassVar
 
@@ -251,7 +251,7 @@ def test_a_step_that_preempts_admits_no_request_even_with_free_blocks(drive):
         assert driver.step().keys() == {"a", "b"}
     assert driver.step().keys() == {
         "a"
-    }  # b was preempted; its seat and blocks stay free in this step
+    }  # b was preempted; its batch slot and blocks stay free in this step
     assert driver.step().keys() == {"a", "c"}
 
 

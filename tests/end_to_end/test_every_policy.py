@@ -1,6 +1,6 @@
 """The demo model gives the same outputs under every installed scheduling policy.
 
-With two seats, small steps and a small cache, requests finish in a different order under each
+With two batch slots, small steps and a small cache, requests finish in a different order under each
 policy, and some policies preempt.
 """
 

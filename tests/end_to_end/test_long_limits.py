@@ -1,4 +1,4 @@
-"""Large limits on positions, seats and KV blocks cost neither memory nor time until they are
+"""Large limits on positions, batch slots and KV blocks cost neither memory nor time until they are
 used."""
 
 import json

@@ -1,7 +1,7 @@
 """An executor that runs each rank's worker in a thread of this process, in one process group.
 
 It is for tests that inspect every rank. The tests of the `multiproc` executor cover separate
-processes. Native kernels have one thread team per process, so these ranks use torch operations.
+processes. Native kernels have one thread pool per process, so these ranks use torch operations.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Shape:
 
     windows: the sliding window of each attention group, 0 for full attention. states: for each
     state group, whether it keeps snapshots. share: number of blocks relative to the need of all
-    seats.
+    batch slots.
     """
 
     name: str

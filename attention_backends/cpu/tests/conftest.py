@@ -1,4 +1,4 @@
-"""Use one torch thread: the tensors are small, and two thread teams double the time."""
+"""Use one torch thread: the tensors are small, and two thread pools double the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backend `cpu`: the conformance suite at every instruction set level, and additional cases.
+"""The `cpu` backend: the conformance suite at every instruction set level, and additional cases.
 
 The tolerance is 2e-2 · max(1, |value|), as in the suite for bf16. The same tolerance applies to an
 int8 cache, compared with the reference over keys and values that are rounded as in the cache: to

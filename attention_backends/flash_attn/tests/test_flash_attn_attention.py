@@ -1,4 +1,4 @@
-"""Backend `flash_attn`: each provider over reference kernels, the cache, options and errors."""
+"""The `flash_attn` backend: each provider over reference kernels, the cache, options and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backend `flashinfer`: its Python code with reference kernels, and rejections without it."""
+"""The `flashinfer` backend: its Python code with reference kernels, and rejections without it."""
 
 from __future__ import annotations
 

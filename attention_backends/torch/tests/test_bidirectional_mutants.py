@@ -70,7 +70,7 @@ class ScalesQueriesInPlace(FakeAttentionLayer):
 
 
 class RoundsInBatches(FakeAttentionLayer):
-    """Has other bits in a step with several prompts."""
+    """Returns bitwise different results in a step with several prompts."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args):
         super().forward(q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, *rotary_args)

@@ -1,4 +1,4 @@
-"""Backend `torch`: the conformance suite, batching, and unsupported requirements."""
+"""The `torch` backend: the conformance suite, batching, and unsupported requirements."""
 
 from __future__ import annotations
 

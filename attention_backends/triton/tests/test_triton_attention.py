@@ -1,4 +1,4 @@
-"""Backend `triton`: its kernels in the interpreter, and its code that needs no GPU."""
+"""The `triton` backend: its kernels in the interpreter, and its code that needs no GPU."""
 
 from __future__ import annotations
 

@@ -261,7 +261,8 @@ def use_in_a_finalizer(having):
 
 
 def fork(having):
-    """Fork in several ways. Return the children's exit codes after the engine has served again."""
+    """Fork in several ways. Return the children's exit codes after the engine has served a
+    request."""
     children = (by_exit, by_os_exit, by_error, by_collection, by_use, by_shutdown)
     statuses = {child.__name__: in_a_fork(child, having) for child in children}
     method = multiprocessing.get_context("fork")

@@ -72,7 +72,7 @@ def test_the_log_contains_the_number_of_threads_and_its_reason(machine, caplog, 
 
 
 class Library:
-    """A fake native library that only stores the size of its thread team."""
+    """A fake native library that only stores the size of its thread pool."""
 
     def dk_set_num_threads(self, num_threads):
         self.num_threads = num_threads

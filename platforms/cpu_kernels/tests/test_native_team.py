@@ -1,4 +1,4 @@
-"""The thread team: runs the cases of `sanitize/` that test it, compiled without sanitizers."""
+"""The thread pool: runs the cases of `sanitize/` that test it, compiled without sanitizers."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Results of the driver's management library on shared, divided and unusual machines."""
+"""Results of the driver's management library on shared, partitioned and unusual machines."""
 
 import os
 

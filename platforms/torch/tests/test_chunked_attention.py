@@ -32,7 +32,7 @@ LIMITS = StepLimits(
 
 
 class DecodesFirst(FakeAttentionBackend):
-    """A backend that needs decodes before longer runs."""
+    """A backend that requires decodes before prefills."""
 
     @staticmethod
     def create_builder(context):

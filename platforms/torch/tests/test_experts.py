@@ -1,4 +1,4 @@
-"""Layers with experts: stacked and separate weights, names in checkpoints, ranks, routing."""
+"""Layers with experts: stacked and separate weights, checkpoint names, ranks, routing."""
 
 from __future__ import annotations
 

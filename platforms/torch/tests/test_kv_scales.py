@@ -1,4 +1,5 @@
-"""Scales of the KV cache: the names in checkpoints, their values, and the layers that get them."""
+"""Scales of the KV cache: their names in checkpoints, their values, and the layers that use
+them."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""The watch of other ranks: a process that exits ends the exchange of tensors and its results."""
+"""Monitoring of other ranks: if a process exits, the exchange of tensors and its results end."""
 
 import os
 import subprocess

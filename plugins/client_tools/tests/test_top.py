@@ -1,4 +1,4 @@
-"""`dovetail top`: shows a server, and rejects or survives everything that is not one."""
+"""`dovetail top`: shows a server, and handles everything that is not a server."""
 
 import json
 import os

@@ -23,7 +23,7 @@ SCHEDULER = "dovetail.scheduling.scheduler:Scheduler"
 
 @pytest.fixture
 def log(tmp_path):
-    """Record three requests with two seats in five steps of 2 ms; the last request is served
+    """Record three requests with two batch slots in five steps of 2 ms; the last request is served
     first."""
     clock, path = ManualClock(7 * MS), tmp_path / "run.log"
     context = SchedulerContext(

@@ -73,7 +73,7 @@ def text_of(path, step, request, **options):
 
 @pytest.fixture
 def log(tmp_path):
-    """Record a log with three requests and two rows, in which "c" waits for a row until step 3."""
+    """Record a log with three requests and two batch slots. "c" waits for a slot until step 3."""
     recording = Recording(tmp_path / "run.log")
     for name in "abc":
         recording.add(name, priority=-ord(name))

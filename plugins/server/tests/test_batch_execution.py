@@ -1,4 +1,4 @@
-"""Batches without a server: restarts, expiry, failing disks, seats, and old or unfinished files."""
+"""Batches without a server: restarts, expiry, failing disks, batch slots, and old or partial files."""
 
 import asyncio
 import json
@@ -243,7 +243,7 @@ def test_batch_lines_start_only_while_the_engine_has_free_batch_slots(tmp_path):
             assert started == numbers
 
         tasks = [asyncio.create_task(line(number)) for number in range(6)]
-        await check_started([])  # clients use all seats
+        await check_started([])  # clients use all batch slots
         state.admission.num_running = 2
         await check_started([0, 1])
         state.admission.num_running -= 2  # the clients' requests end

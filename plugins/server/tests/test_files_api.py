@@ -197,7 +197,7 @@ def test_a_cancelled_batch_has_a_record_for_every_line(anna):
 
 
 def test_client_requests_are_served_while_a_batch_runs(anna, keyed_server):
-    """Half of the seats are free for clients, so their requests do not wait for lines."""
+    """Half of the batch slots are free for clients, so their requests do not wait for lines."""
     batch = start(anna, [line(str(i), LONG) for i in range(60)])
     wait_for(anna, batch, ("in_progress",))
     for _ in range(5):

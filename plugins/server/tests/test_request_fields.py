@@ -1,4 +1,4 @@
-"""Every field of a generation request has its effect, in plain and streamed responses."""
+"""Every field of a generation request takes effect, in plain and streamed responses."""
 
 import json
 

@@ -130,8 +130,8 @@ class Fate:
 class Step:
     """One step of the simulation.
 
-    before: names of the jobs that had a row before the step. runs: one entry (job name, first
-    position, number of tokens, whether it sampled) for each scheduled job.
+    before: names of the jobs that had a batch slot before the step. runs: one entry (job name,
+    first position, number of tokens, whether it sampled) for each scheduled job.
     """
 
     start_ns: int

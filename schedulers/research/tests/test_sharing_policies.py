@@ -1,8 +1,8 @@
 """The guarantees of vtc, lpm and dlpm, and mutants that violate them.
 
-The bounds are tighter than those of the papers. With one seat, the service of two waiting tenants
-can differ by one request. The theorem for VTC allows a difference many times as large, which would
-also accept a policy that does not charge output tokens.
+The bounds are tighter than those of the papers. With one batch slot, the service of two waiting
+tenants can differ by one request. The theorem for VTC allows a difference many times as large,
+which would also accept a policy that does not charge output tokens.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
 """The `native` linear method: bfloat16 weights packed for the native kernels.
 
-Weights are packed after loading, layer by layer, by the thread team; the unpacked weights are then
+Weights are packed after loading, layer by layer, by the thread pool; the unpacked weights are then
 freed. For other dtypes the method falls back to its base class. It is the base class of the
 quantized methods, which pack the same weights into fewer bits. The experts of a layer are packed
 one after the other, and one native call computes all of them.

@@ -1,7 +1,7 @@
 """Static batching: no request is added to a running batch.
 
 This is how engines worked before continuous batching, and the baseline of Orca (Yu et al., OSDI
-2022). The longest output of a batch keeps all its seats occupied.
+2022). The longest output of a batch keeps all its batch slots occupied.
 """
 
 from __future__ import annotations

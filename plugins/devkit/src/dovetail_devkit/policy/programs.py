@@ -1,4 +1,4 @@
-"""Short sequences of scheduler calls that check a policy's order, with enough or too few seats.
+"""Short sequences of scheduler calls that check the order of a policy, with few and many batch slots.
 
 The core's scheduler runs them with more blocks than needed, so that only the policy decides. The
 checks use only the recorded events of the policy.
@@ -24,7 +24,7 @@ PRIORITIES = (2, 0, 1, 0, 2, -1, 1, -2, 0, 2, -1)
 def make_driver(
     policy_cls: type[Policy], after_step: AfterStep, *, depth: int = 1
 ) -> SchedulerDriver:
-    """Return a driver of a scheduler with three seats and enough blocks and tokens."""
+    """Return a driver of a scheduler with three batch slots and enough blocks and tokens."""
     limits = SchedulerLimits(max_num_seqs=NUM_SEATS, max_num_batched_tokens=64, max_model_len=32)
     kv_cache = make_kv_cache(num_blocks=129, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
@@ -45,7 +45,7 @@ def add(driver: SchedulerDriver, number: int) -> None:
 
 
 def check_room_for_all(driver: SchedulerDriver, accounts: PolicyAccounts) -> None:
-    """Check that all requests run and none is preempted if there are enough seats."""
+    """Check that all requests run and none is preempted if there are enough batch slots."""
     for number in range(NUM_SEATS):
         add(driver, number)
     plan = driver.schedule()

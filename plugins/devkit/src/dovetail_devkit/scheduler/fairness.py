@@ -18,7 +18,7 @@ MakeDriver = Callable[[SchedulerLimits], SchedulerDriver]
 AddRequest = Callable[[SchedulerDriver, str], None]
 
 NUM_EXTRA = 2
-"""Number of first requests that must wait for a seat."""
+"""Number of first requests that must wait for a batch slot."""
 MAX_SERVED = 40
 """Maximum number of later requests that may end before the first requests."""
 

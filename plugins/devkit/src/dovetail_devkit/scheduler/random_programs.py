@@ -87,7 +87,7 @@ def random_program(
     windows: Sequence[int] = (0,),
     multiples: Sequence[int] = (),
 ) -> Program:
-    """Return a program whose cache, budget and seats are too small for all requests.
+    """Return a program whose cache, budget and batch slots are too small for all requests.
 
     Some programs use drafts, encoder inputs, pauses, gates or a KV connector.
     plain: whether to use none of these features.
