@@ -68,7 +68,7 @@ def make_core(
     """Return an engine core for at most `num_requests`.
 
     num_blocks: None for as many as needed. worker: None for a worker that returns only tokens.
-    limits: further fields of `SchedulerLimits`.
+    limits: additional fields of `SchedulerLimits`.
     """
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=8, head_size=64, dtype="bfloat16")
     group = KVCacheGroup(layer_names=("layer",), spec=spec)

@@ -28,7 +28,7 @@ class DovetailEngine:
     """One `LLM` with prefix caching, which is the default. Prompts never repeat."""
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
-        """Create the engine. `options` are further engine options."""
+        """Create the engine. `options` are additional engine options."""
         from dovetail import LLM, SamplingParams
 
         self._params = SamplingParams

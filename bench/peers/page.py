@@ -22,7 +22,7 @@ the ratios within a run.
 """
 
 HTTP_HEADING = "## Through HTTP"
-"""The section that is written by hand, at the end of the page."""
+"""The section that is written manually, at the end of the page."""
 
 METHOD = """## Method
 

@@ -4,7 +4,7 @@
 
 A job has the keys engine, model, options, threads, chunks ({text: [token ids, …]}), references
 ({name: folder}) and save_to (a folder or null). An engine is a module `quality.engine_<name>` with
-a function `run(job, recorder)` that returns further data, such as versions.
+a function `run(job, recorder)` that returns additional data, such as versions.
 """
 
 from __future__ import annotations

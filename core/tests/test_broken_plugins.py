@@ -50,7 +50,7 @@ class Broken:
     """A distribution `acme` with the `bad` plugin of class Bad, and the expected error.
 
     words: parts of the error message. entry: the declared target. args: engine options.
-    others: further distributions that declare `bad`.
+    others: additional distributions that declare `bad`.
     """
 
     id: str

@@ -41,7 +41,7 @@ class Kind:
     interface: the class of its contract, in `dovetail.interfaces.<name>`. summary: a description.
     field: "section.field" of the configuration that names its plugins; "" if no option exists yet.
         The engine option has the name of the field. has_option: False for models, which the
-        checkpoint names. other_options: further names of the option. also_accepts: other kinds
+        checkpoint names. other_options: additional names of the option. also_accepts: other kinds
         whose plugins the option accepts.
     roles: the processes that load it. is_probed: whether selection runs the probe of its manifest.
     is_automatic: whether the engine selects an optional plugin if the option is left open; "none"

@@ -1,4 +1,4 @@
-"""batch_invariant=True: a request's bits do not depend on the other requests of its batch.
+"""batch_invariant=True: a request's results are bitwise independent of other requests in its batch.
 
 This module compares tokens and log-probabilities of the same requests in batches of 1, 2, 3, 7, 16
 and 32, on one and two threads, with chunked prompts; greedy and sampled.

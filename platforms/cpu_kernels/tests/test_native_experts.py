@@ -1,4 +1,4 @@
-"""Native experts at every level of this CPU: equal to single packed linears, bit for bit."""
+"""Native experts at every level of this CPU: bitwise equal to single packed linears."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Metrics of runs, compared with values that were computed by hand."""
+"""Metrics of runs, compared with values that were computed manually."""
 
 from array import array
 

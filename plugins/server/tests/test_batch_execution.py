@@ -1,4 +1,4 @@
-"""Batches without a server: restarts, expiry, failing disks, batch slots, and old or partial files."""
+"""Batches without a server: restarts, expiry, failing disks, batch slots, old and partial files."""
 
 import asyncio
 import json

@@ -114,7 +114,7 @@ class LinearMethod(ABC):
     """Error that quantization adds to a matrix product of values near 1, without rounding errors of
     the dtype."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
-    """Names of the dtypes for which a row's result does not depend on other rows, bit for bit."""
+    """Names of the dtypes for which the result of a row is bitwise independent of other rows."""
     provides: ClassVar[frozenset[str]] = frozenset()
     """Capability ids."""
 

@@ -183,7 +183,7 @@ class Ops:
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
-    """Names of the dtypes for which a row's result does not depend on other rows, bit for bit.
+    """Names of the dtypes for which the result of a row is bitwise independent of other rows.
 
     Only effective if the provider overrides all of `ROUNDED`: torch does not guarantee it.
     """

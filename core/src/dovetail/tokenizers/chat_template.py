@@ -46,8 +46,8 @@ def render_chat_template(
 ) -> str:
     """Render `messages` with a `template` from `ChatTemplateEnvironment`.
 
-    variables: further variables of the template (add_generation_prompt, tools, bos_token, …). The
-    arguments are not changed. Raises RequestError, parameter "messages", if `messages` is not a
+    variables: additional variables of the template (add_generation_prompt, tools, bos_token, …).
+    The arguments are not changed. Raises RequestError, parameter "messages", if `messages` is not a
     conversation or the template rejects it, fails or exceeds a limit.
     """
     check_messages(messages)

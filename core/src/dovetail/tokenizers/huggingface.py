@@ -265,7 +265,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
         messages: mappings with "role" and "content". chat_template: a template, or the name of a
         template of the model. Default: the model's template "tool_use" if it exists and tools are
-        given, otherwise "default". variables: further variables of the template, as JSON values.
+        given, otherwise "default". variables: additional variables of the template, as JSON values.
         Blocks for at most `template_timeout_s`. Raises RequestError on failure.
         """
         source = self._choose_template(chat_template, bool(variables.get("tools")))

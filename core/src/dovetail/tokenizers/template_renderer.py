@@ -47,7 +47,7 @@ class TemplateRenderer:
     def render(
         self, template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> str:
-        """Return the prompt for `messages`. variables: further variables of the template.
+        """Return the prompt for `messages`. variables: additional variables of the template.
 
         Raises RequestError with the parameter "messages" if `messages` is not a conversation or the
         template rejects it, fails or exceeds a limit; with the parameter "chat_template" if the

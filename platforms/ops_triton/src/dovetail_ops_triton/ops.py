@@ -20,7 +20,7 @@ class TritonOps(Ops):
     """Computes in float32 on bfloat16, float16 or float32 tensors. Results are contiguous.
 
     No call waits for the device, or allocates more than its results if features are contiguous;
-    otherwise they are copied first. The bits of a row do not depend on the other rows.
+    otherwise they are copied first. A row's result is bitwise independent of other rows.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset(("cuda", "xpu") + ("cpu",) * INTERPRETED)

@@ -1,7 +1,7 @@
 """The conformance kit: a suite and a fake for each plugin kind.
 
 A suite is a function `check_<kind>(cls, …)` that raises AssertionError with the violated rule.
-Its signature lists further arguments (a model directory, a device, a context). A fake is the
+Its signature lists additional arguments (a model directory, a device, a context). A fake is the
 smallest correct implementation. It is slow, checks its callers, and is used in tests of other code.
 
     from dovetail_devkit import load_suite

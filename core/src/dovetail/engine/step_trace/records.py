@@ -61,7 +61,7 @@ class StepTrace:
     engine or the recording was started again: numbers of records and requests start at 1 again.
     now_ns: the engine's clock. after: number of the record before the first one in `steps`. If it
     is larger than requested, the records between were dropped. num_steps: number of the latest
-    record; if it is larger than that of the last one in `steps`, further calls return the rest.
+    record; if it is larger than that of the last one in `steps`, later calls return the rest.
     num_computed_tokens, num_new_tokens: computed and generated tokens since the recording started.
     stats: the scheduler's statistics of the latest step, or None before the first.
     """

@@ -2,7 +2,7 @@
 
 Other modules import only `PackedCache`. Threat model: the folder belongs to the user and no
 other user may write there (checked), so files are protected against accidents, not against forgery.
-Everything in it may be deleted at any time, also while an engine runs.
+Everything in it may be deleted at any time, even while an engine runs.
 """
 
 from dovetail_cpu.packed_cache.cache import PackedCache, default_folder, packed_folder

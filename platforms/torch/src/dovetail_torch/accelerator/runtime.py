@@ -68,7 +68,7 @@ class AcceleratorRuntime:
     def free_bytes_by_uuid(self) -> Mapping[str, int]:
         """Return the free memory of devices by torch's uuid, without using them, or {} if unknown.
 
-        A process that uses a device takes some hundred MiB of it for its context. Devices in the
+        A process that uses a device takes several hundred MiB of it for its context. Devices in the
         result count this memory as memory in use of this process.
         """
         return {}

@@ -1,7 +1,7 @@
 """A fake device: host tensors whose accesses are checked for hidden synchronizations and races.
 
-For tests of code that runs ahead of a device, on machines without a device. Results have the same
-bits as on the host. `DEVICE` has the findings; `install` registers the device with torch.
+For tests of code that runs ahead of a device, on machines without a device. Results are bitwise
+equal to those on the host. `DEVICE` has the findings; `install` registers the device with torch.
 """
 
 from dovetail_torch.fake_device.device import DEVICE, FakeDevice

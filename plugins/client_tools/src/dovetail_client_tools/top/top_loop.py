@@ -1,4 +1,4 @@
-"""Reads a server in intervals and shows each result, also while the server restarts."""
+"""Reads a server in intervals and shows each result, even while the server restarts."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ class TraceBuilder:
             sink.add_slice(item)
 
     def _lane(self, begin_ns: int, end_ns: int) -> int:
-        """Return a lane that is free at the begin of a step, or the one that is free first."""
+        """Return a lane that is free at the start of a step, or the one that is free first."""
         free = [lane for lane, until_ns in enumerate(self._lanes) if until_ns <= begin_ns]
         lane = free[0] if free else min(range(MAX_LANES), key=self._lanes.__getitem__)
         self._lanes[lane] = max(self._lanes[lane], end_ns)

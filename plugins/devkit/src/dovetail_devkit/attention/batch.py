@@ -82,7 +82,7 @@ def _check_blocks(run: int, blocks: list[int], num_blocks: int) -> None:
     """Check that a request has no block twice, and that its blocks precede the zeros of its table.
 
     blocks: the table from the first visible block on. The first `num_blocks` entries hold tokens;
-    further blocks may be allocated in advance.
+    additional blocks may be allocated in advance.
     """
     tail = blocks[num_blocks:]
     held = next((index for index, block in enumerate(tail) if not block), len(tail))

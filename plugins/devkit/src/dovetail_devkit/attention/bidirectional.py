@@ -1,8 +1,8 @@
 """The case of the attention suite for "bidirectional": whole prompts, without a cache.
 
 Prompts of several lengths are computed in one step and compared with the reference, with heads and
-windows of several sizes. A backend that also claims "batch_invariant" must give a prompt the same
-bits alone and in any batch. torch is imported within functions.
+windows of several sizes. A backend that also claims "batch_invariant" must give bitwise equal
+results for a prompt alone and in any batch. torch is imported within functions.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size.
 """
@@ -151,7 +151,8 @@ class _Prompts:
         )
 
     def expect_same_bits(self, together: Sequence[torch.Tensor]) -> None:
-        """Check that each prompt alone, and in the reversed batch, has the bits of `together`."""
+        """Check that each prompt alone, and in the reversed batch, is bitwise equal to
+        `together`."""
         import torch
 
         everyone = range(len(LENGTHS))

@@ -122,7 +122,7 @@ class AttentionCase:
     def requirements(
         self, device_type: str, features: frozenset[str] = frozenset()
     ) -> AttentionRequirements:
-        """Return what a model requires for this case. features: further required features."""
+        """Return what a model requires for this case. features: additional required features."""
         return AttentionRequirements(
             device_type=device_type,
             dtype=self.dtype,

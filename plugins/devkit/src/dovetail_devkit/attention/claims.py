@@ -1,10 +1,10 @@
 """Cases of the attention suite for metadata builders, and for features that need several steps.
 
 An engine has one builder for each KV-cache group, which serves every step. A backend that claims
-"batch_invariant" gives a token the same bits in any batch and for any chunks of its prompt. A
-backend that claims "supports_advance" can advance its last metadata by one token. A backend that
-claims "graphs" has metadata that remains valid for later lengths. torch is imported within
-functions.
+"batch_invariant" gives bitwise equal results for a token in any batch and for any chunks of its
+prompt. A backend that claims "supports_advance" can advance its last metadata by one token. A
+backend that claims "graphs" has metadata that remains valid for later lengths. torch is imported
+within functions.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _check_order(
 def _check_invariance(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Check that a request has the same bits alone, in chunks, with others and reordered."""
+    """Check that a request has bitwise equal results alone, in chunks, in batches and reordered."""
     import torch
 
     lengths = (LONG, case.block_size + 1, 7)

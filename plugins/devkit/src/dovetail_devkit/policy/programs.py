@@ -1,4 +1,4 @@
-"""Short sequences of scheduler calls that check the order of a policy, with few and many batch slots.
+"""Short sequences of scheduler calls that check a policy's order, with few or many batch slots.
 
 The core's scheduler runs them with more blocks than needed, so that only the policy decides. The
 checks use only the recorded events of the policy.

@@ -1,7 +1,7 @@
 """The conformance suite of the logits processor contract, for any processor.
 
 It runs random requests alone, with other requests, in another row and after a preemption. The
-logits of a request must be equal in all cases, bit for bit.
+logits of a request must be bitwise equal in all cases.
 Dimensions: S rows of the step, V vocabulary, R rows that use the processor.
 """
 

@@ -43,7 +43,7 @@ class _Suite:
         self._options = options
 
     def check_example(self) -> None:
-        """Check that the example is separated correctly, also while it is generated."""
+        """Check that the example is separated correctly, even while it is generated."""
         text = self._cls.example
         expect(bool(text), "the attribute `example` is empty")
         parsed = self._read([text])

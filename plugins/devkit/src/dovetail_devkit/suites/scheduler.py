@@ -69,8 +69,8 @@ def check_scheduler(
 
     policy: the policy in the scheduler's context. keeps_cache: whether the model has a KV cache;
     False for schedulers that support only models without a KV cache. keeps_prefixes: True if the
-    scheduler must cache prefixes, False if prefix caching is optional. after_step: further checks,
-    which are called with the scheduler after each call.
+    scheduler must cache prefixes, False if prefix caching is optional. after_step: additional
+    checks, which are called with the scheduler after each call.
     """
     for case in scheduler_cases(
         scheduler_cls,

@@ -1,7 +1,7 @@
 """The conformance suite of the step extension contract, for any extension.
 
 It runs random requests through the hooks: with other requests, alone, and after a preemption. The
-results of a request must be equal in all cases, bit for bit.
+results of a request must be bitwise equal in all cases.
 Dimensions: T tokens of the rows, D hidden size, R rows that sample, V vocabulary.
 """
 

@@ -117,7 +117,7 @@ class EngineSpec(_Model):
 
     @property
     def engine_options(self) -> dict[str, Any]:
-        """Further options of the real engine."""
+        """Additional options of the real engine."""
         return {"num_threads": self.num_threads} if self.num_threads else {}
 
     @property

@@ -69,13 +69,13 @@ class ResponseForm:
         return start + _encode(text) + self._plain_end
 
     def full_event(self, index: int, text: str, fields: dict[str, Any]) -> bytes:
-        """Return an event with text and further fields of the choice."""
+        """Return an event with text and additional fields of the choice."""
         choice = {"logprobs": None, "finish_reason": None, "stop_reason": None} | fields
         body = self.text_open + _encode(text) + self.text_close
         return self._choice_start(index) + body + b"," + _encode(choice)[1:] + b"]" + self._end
 
     def delta_event(self, index: int, delta: dict[str, Any], fields: dict[str, Any]) -> bytes:
-        """Return an event with the new parts of a message and further fields of the choice."""
+        """Return an event with the new parts of a message and additional fields of the choice."""
         choice = {"logprobs": None, "finish_reason": None, "stop_reason": None} | fields
         body = b'"delta":' + _encode(delta) + b"," + _encode(choice)[1:]
         return self._choice_start(index) + body + b"]" + self._end

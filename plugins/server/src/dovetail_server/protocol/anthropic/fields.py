@@ -50,7 +50,7 @@ class MessagesRequest(CountRequest, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     metadata: Metadata | None = None
-    # Further fields, which chat completions have, too.
+    # Additional fields, which chat completions have, too.
     seed: int | None = None
     min_p: float | None = None
     priority: int | None = None

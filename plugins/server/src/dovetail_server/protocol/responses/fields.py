@@ -63,7 +63,7 @@ class ResponsesRequest(Struct, kw_only=True):
     text: TextOptions | None = None
     truncation: str | None = None
     user: str | None = None
-    # Further fields, which chat completions have, too.
+    # Additional fields, which chat completions have, too.
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
