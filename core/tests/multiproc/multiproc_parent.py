@@ -13,6 +13,6 @@ if __name__ == "__main__":
     context = make_executor_context(Path(sys.argv[1]), FaultyWorker, tensor_parallel_size=2)
     executor = MultiprocExecutor(context)
     pids = [*executor.collective_rpc("pid"), *executor.collective_rpc("has_child")]
-    meet = executor.collective_rpc("place", unique_reply_rank=0)["rendezvous"]
+    meet = executor.collective_rpc("location", unique_reply_rank=0)["rendezvous"]
     print(*pids, Path(meet.removeprefix("file://")).parent, flush=True)
     time.sleep(600)

@@ -15,8 +15,8 @@ from dovetail_devkit.executor.workers import ObedientWorker
 class FaultyWorker(ObedientWorker):
     """A worker with a fault at startup or in step 1. Its options `start` and `step` select it.
 
-    Both options list one fault per rank: "hangs", "dawdles", "exits", "exits late", "raises",
-    "rejects", "loses its peer", or "" for no fault.
+    Both options list one fault per rank: "hangs", "is slow", "exits", "exits late", "raises",
+    "rejects", "loses a peer", or "" for no fault.
     """
 
     def load_model(self):
@@ -33,14 +33,14 @@ class FaultyWorker(ObedientWorker):
         how = ways[self._context.rank] if ways else ""
         if how == "hangs":
             time.sleep(600)
-        if how == "dawdles":
+        if how == "is slow":
             time.sleep(0.4)
         if how == "exits":
             os._exit(3)
         if how == "exits late":
             time.sleep(0.3)
             os._exit(3)
-        if how == "loses its peer":
+        if how == "loses a peer":
             raise PeerLostError("the others cannot be reached")
         if how == "raises":
             raise RuntimeError("the chip melted")

@@ -93,7 +93,7 @@ def test_a_call_that_times_out_does_not_affect_later_calls(make):
     executor = make(2)
     start(executor)
     with pytest.raises(TimeoutError):
-        executor.collective_rpc("dawdle", args=(0.2,), timeout=0.05)
+        executor.collective_rpc("delay", args=(0.2,), timeout=0.05)
     executor.execute_model(make_plans()[0])
     step = executor.sample_tokens()
     assert not step.done()
@@ -102,7 +102,7 @@ def test_a_call_that_times_out_does_not_affect_later_calls(make):
 
 
 def test_execute_model_can_be_awaited_before_sampling(make):
-    executor = make(step=["dawdles"])
+    executor = make(step=["is slow"])
     start(executor)
     first, second, *_ = make_plans()
     for plan in (first, second):
@@ -153,7 +153,7 @@ def test_calls_after_shutdown_raise_an_error(make):
 
 def test_shutdown_raises_an_error_in_waiting_callers(make):
     executor = make(limits={"stop_timeout_s": 0.2})
-    waiting = executor.collective_rpc("dawdle", args=(30,), non_block=True)
+    waiting = executor.collective_rpc("delay", args=(30,), non_block=True)
     unread = executor.collective_rpc("pid", non_block=True)
     messages = []
 

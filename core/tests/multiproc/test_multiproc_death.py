@@ -104,7 +104,7 @@ def test_a_step_error_raised_before_the_tokens_are_requested_is_reported(make):
 
 
 def test_a_worker_that_exited_is_reported_as_the_cause_even_if_another_worker_fails_first(make):
-    executor = make(2, step=["loses its peer", "exits late"])
+    executor = make(2, step=["loses a peer", "exits late"])
     start(executor)
     first, second, *_ = make_plans()
     launch(executor, first).result(PATIENCE_S)
@@ -113,7 +113,7 @@ def test_a_worker_that_exited_is_reported_as_the_cause_even_if_another_worker_fa
 
 
 def test_a_lost_connection_to_a_running_worker_is_reported(make):
-    executor = make(2, step=["loses its peer", "hangs"])
+    executor = make(2, step=["loses a peer", "hangs"])
     start(executor)
     first, second, *_ = make_plans()
     launch(executor, first).result(PATIENCE_S)

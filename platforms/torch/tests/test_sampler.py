@@ -296,8 +296,8 @@ def test_token_histories_stay_correct_while_requests_start_and_finish():
     tokens = sampler.sample(falling(len(rows)), rows).token_ids.tolist()
     values = falling()[0]
     for row, token in zip(rows, tokens, strict=True):
-        penalised = [v / 4 if t in prompts[row] else v for t, v in enumerate(values.tolist())]
-        assert token == max(range(VOCAB), key=penalised.__getitem__)
+        penalized = [v / 4 if t in prompts[row] else v for t, v in enumerate(values.tolist())]
+        assert token == max(range(VOCAB), key=penalized.__getitem__)
 
 
 def test_the_sampler_works_inside_and_outside_of_inference_mode():

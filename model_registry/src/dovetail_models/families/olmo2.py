@@ -31,7 +31,7 @@ class Olmo2ForCausalLM(DecoderForCausalLM):
 
 
 class Olmo3ForCausalLM(DecoderForCausalLM):
-    """OLMo 3: OLMo 2 with a sliding window and other rotary angles in three of four layers."""
+    """OLMo 3: OLMo 2 with a sliding window and different rotary angles in 3 of 4 layers."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Olmo3ForCausalLM",)
 

@@ -65,7 +65,7 @@ class AttentionArgs(ctypes.Structure):
 
 
 class BidirectionalArgs(ctypes.Structure):
-    """The struct `dk_bidirectional_args`. The first 12 fields, integers, change between calls."""
+    """The struct `dk_bidirectional_args`. Its first 12 fields are integers that change per call."""
 
     _fields_ = (
         ("q", ctypes.c_void_p),

@@ -1,7 +1,7 @@
 """Priority: the lowest number is served first. Equal numbers are served in the order of arrival.
 
-A waiting request preempts running requests of lower priority when there are not enough free rows or
-blocks.
+A waiting request preempts running requests of lower priority when there are not enough free batch
+slots or blocks.
 """
 
 from __future__ import annotations

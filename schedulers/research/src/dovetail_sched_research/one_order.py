@@ -1,7 +1,7 @@
 """One order for running and waiting requests: the base class of preemptive policies.
 
 Sorts both by `rank` and serves the first `max_batch`. A running request that is not served keeps
-its row and blocks. Subclasses define the rank and when to preempt.
+its batch slot and blocks. Subclasses define the rank and when to preempt.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dovetail.interfaces import RequestView
 
 MIN_CHUNK = 64
-"""Steps with fewer prompt tokens count as decode steps; it is the minimum of a step, too."""
+"""Steps with fewer prompt tokens count as decode steps. No step is planned with fewer."""
 
 _GAIN = 0.1
 """The weight of a new step in the moving averages."""
 
 
 class StepEstimate:
-    """The duration of a step: `decode_ns`, and `token_ns` per prompt token. 0.0 until known."""
+    """Estimates how long a step takes: `decode_ns`, plus `token_ns` for each prompt token."""
 
     def __init__(self) -> None:
         self.decode_ns = 0.0
@@ -28,9 +28,9 @@ class StepEstimate:
         self._begun_ns, self._num_prompt_tokens, self._served = now_ns, num_prompt_tokens, served
 
     def learn(self, running: Sequence[RequestView], now_ns: int) -> None:
-        """Learn from the last step if one of its requests runs now.
+        """Learn from the last step if one of its requests still runs.
 
-        Otherwise it may have been idle.
+        Otherwise the engine may have been idle since then.
         """
         if not any(item.sequence in self._served for item in running):
             return

@@ -62,7 +62,7 @@ class RowTable:
         self._frequency[row] = params.frequency_penalty
         self._presence[row] = params.presence_penalty
 
-    def penalised(self, row: int) -> bool:
+    def penalized(self, row: int) -> bool:
         """Whether the row has any penalty."""
         return bool(
             self._repetition[row] != 1.0 or self._frequency[row] != 0 or self._presence[row] != 0
@@ -71,7 +71,7 @@ class RowTable:
     def plain(self, row: int) -> bool:
         """Whether the row takes the most likely token according to the parameters in this table."""
         greedy = self._temperature[row] == 0 and self._num_logprobs[row] < 0
-        return bool(greedy and not self.penalised(row))
+        return bool(greedy and not self.penalized(row))
 
     def describe(
         self, rows: tuple[int, ...], history: TokenHistory, *, draws: bool = False
@@ -100,9 +100,9 @@ class RowTable:
         )
 
     def _penalties(self, rows: Sequence[int], history: TokenHistory) -> PenaltyColumns | None:
-        own = [row for row in rows if self.penalised(row)]
+        own = [row for row in rows if self.penalized(row)]
         # Rows without penalties also have an entry, so that indices are those of the batch.
-        tracked = history.track([row if self.penalised(row) else -1 for row in rows])
+        tracked = history.track([row if self.penalized(row) else -1 for row in rows])
         if tracked is None:
             return None
         return PenaltyColumns(

@@ -103,7 +103,7 @@ class Sampler:
         self.leave(row)
         self._table.join(request)
         self._masks.join(request)
-        if self._table.penalised(row) or self._masks.needs_history(row):
+        if self._table.penalized(row) or self._masks.needs_history(row):
             self._history.join(row, request.token_ids[:num_prompt], request.token_ids[num_prompt:])
         if row in self._masks.rows or not self._is_plain(row):
             self._special.add(row)

@@ -151,8 +151,7 @@ class _Prompts:
         )
 
     def expect_same_bits(self, together: Sequence[torch.Tensor]) -> None:
-        """Check that each prompt alone, and in the reversed batch, is bitwise equal to
-        `together`."""
+        """Check that each prompt, alone and reversed in the batch, equals `together` bitwise."""
         import torch
 
         everyone = range(len(LENGTHS))

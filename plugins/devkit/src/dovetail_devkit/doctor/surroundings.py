@@ -1,4 +1,4 @@
-"""Checks of the environment: Python, torch, a compiler, cores, memory, devices.
+"""Checks the environment: Python, torch, a compiler, cores, memory and devices.
 
 Versions are read from metadata, without imports. Devices are listed by vendor tools. The probe of a
 platform decides whether it can use a device.

@@ -2,9 +2,9 @@
 
 A trial process loads plugins and reports the result of each plugin.
 
-Started by `trial_run`; not imported by any other module. This module reports are JSON objects, one
-per line, on a separate pipe, since a plugin may write to the standard streams. If this process
-exits or hangs, the last report names the plugin that it was loading.
+Started by `trial_run`; not imported by any other module. The reports are JSON objects, one per
+line, on a separate pipe, since a plugin may write to the standard streams. If this process exits or
+hangs, the last report names the plugin that it was loading.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class ObedientWorker(FakeWorker):
         """Return the sum of the arguments."""
         return left + right
 
-    def place(self) -> dict[str, int | str]:
+    def location(self) -> dict[str, int | str]:
         """Return the rank of this worker and the number of ranks."""
         context = self._context
         return {
@@ -76,7 +76,7 @@ class ObedientWorker(FakeWorker):
         if rank == self._context.rank:
             raise ModelError(f"{REQUESTED} of fail_on")
 
-    def dawdle(self, seconds: float) -> str:
+    def delay(self, seconds: float) -> str:
         """Return "done" after `seconds`."""
         Event().wait(seconds)
         return "done"

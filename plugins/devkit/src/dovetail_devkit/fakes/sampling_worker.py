@@ -44,7 +44,7 @@ class FakeSampler:
         self.forbid(logits, request, tokens)
         for token, bias in (params.logit_bias or {}).items():
             logits[token] += bias
-        self.penalise(logits, request, tokens[:num_prompt], tokens[num_prompt:])
+        self.penalize(logits, request, tokens[:num_prompt], tokens[num_prompt:])
         if params.greedy:
             return best_of(logits)
         logits = [logit / self.temperature(request) for logit in logits]
@@ -63,7 +63,7 @@ class FakeSampler:
             for token in request.stop_token_ids:
                 logits[token] = NEVER
 
-    def penalise(
+    def penalize(
         self, logits: list[float], request: NewRequest, prompt: Sequence[int], output: Sequence[int]
     ) -> None:
         """Apply the penalties to tokens of the prompt and output."""

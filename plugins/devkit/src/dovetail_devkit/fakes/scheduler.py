@@ -89,7 +89,7 @@ class FakeScheduler(SchedulerInterface):
         if request is None or request.status.finished:
             return EngineCoreOutputs()
         name = request.request_id
-        prompt_logprobs = _of_run_0(output.prompt_logprobs, name)
+        prompt_logprobs = _only_entry(output.prompt_logprobs, name)
         if not output.token_ids:
             return EngineCoreOutputs(prompt_logprobs=prompt_logprobs)
         first = not request.num_output_tokens
@@ -99,7 +99,7 @@ class FakeScheduler(SchedulerInterface):
             num_new_tokens=array("i", output.num_sampled),
             token_ids=output.token_ids,
             finished=self._finish(request),
-            logprobs=_of_run_0(output.logprobs, name),
+            logprobs=_only_entry(output.logprobs, name),
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens={name: 0} if first else {},
         )
@@ -204,6 +204,6 @@ class FakeScheduler(SchedulerInterface):
         request.row = -1
 
 
-def _of_run_0(columns: Mapping[int, LogprobColumns], name: str) -> dict[str, LogprobColumns]:
+def _only_entry(columns: Mapping[int, LogprobColumns], name: str) -> dict[str, LogprobColumns]:
     """Return the entry of the only scheduled request, because a plan has only one."""
     return {name: columns[0]} if 0 in columns else {}

@@ -1,4 +1,4 @@
-"""What `/proc` says of a process, for tests that count, inspect or kill processes.
+"""Reads the state of processes from `/proc`, for tests that count, inspect or kill processes.
 
 Every function accepts a process that ends during the call, and threads and descriptors that do.
 """

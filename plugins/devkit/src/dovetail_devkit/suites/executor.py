@@ -148,7 +148,7 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
         )
         try:
             _check_steps(executor)
-            infos = executor.collective_rpc("place")
+            infos = executor.collective_rpc("location")
             ranks = [(info["rank"], info["world_size"]) for info in infos]
             expect(
                 ranks == [(0, 2), (1, 2)],
@@ -159,7 +159,7 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
                 len(meet) == 1 and "" not in meet,
                 f"the workers have the rendezvous addresses {meet}; expected one address for all",
             )
-            second = executor.collective_rpc("place", unique_reply_rank=1)
+            second = executor.collective_rpc("location", unique_reply_rank=1)
             expect(
                 second == infos[1],
                 f"collective_rpc with unique_reply_rank=1 returns {second}; expected {infos[1]}",
@@ -333,10 +333,10 @@ def _check_callables(executor: Executor) -> None:
 def _check_timeout(executor: Executor) -> None:
     expect_error(
         TimeoutError,
-        lambda: executor.collective_rpc("dawdle", args=(0.3,), timeout=0.02),
+        lambda: executor.collective_rpc("delay", args=(0.3,), timeout=0.02),
         "collective_rpc must raise when its timeout has passed",
     )
-    actual = executor.collective_rpc("dawdle", args=(0.0,), timeout=RESULT_S)
+    actual = executor.collective_rpc("delay", args=(0.0,), timeout=RESULT_S)
     expect(
         actual == ["done"] * len(actual),
         f"a collective_rpc call after a timeout returns {actual}, which is not the result of this "
