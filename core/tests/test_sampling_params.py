@@ -19,11 +19,11 @@ def test_a_temperature_near_zero_means_greedy_sampling(temperature, greedy):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kept"),
+    ("arguments", "expected"),
     [(None, ()), ("end", ("end",)), (["a", "b"], ("a", "b")), (("a",), ("a",))],
 )
-def test_stop_strings_become_a_tuple(arguments, kept):
-    assert SamplingParams(stop=arguments).stop_strings == kept
+def test_stop_strings_become_a_tuple(arguments, expected):
+    assert SamplingParams(stop=arguments).stop_strings == expected
 
 
 def test_lists_in_parameters_become_immutable_tuples():

@@ -153,8 +153,8 @@ def test_outputs_list_finished_requests_with_their_reasons():
 # --- the decode batch -----------------------------------------------------------
 
 
-def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more):
-    """Process the result of a step with a decode batch and with the other requests `rest`."""
+def give_decode_record(requests, sampled, *, ended=(), capped=(), remaining=(), **more):
+    """Process the result of a step with a decode batch and with the other requests `remaining`."""
     decode_record = DecodeStepRecord(
         members=requests,
         order=[item.admission for item in requests],
@@ -164,21 +164,22 @@ def give_decode_record(requests, sampled, *, gone=(), capped=(), rest=(), **more
         starts=array("i", [3] * len(requests)),
         stop_ids=frozenset().union(*(item.stop_token_ids for item in requests)),
         capped=list(capped),
-        gone=dict(gone),
+        gone=dict(ended),
     )
     builder = StepBuilder()
     builder.run_decodes(decode_record.rows, decode_record.starts)
-    for item, tokens in rest:
+    for item, tokens in remaining:
         builder.run(item.row, 0, 3, samples=bool(tokens))
     plan = builder.build()
-    later = [tokens for _, tokens in rest]
+    later = [tokens for _, tokens in remaining]
     output = ModelRunnerOutput(
         step_id=plan.step_id,
         num_sampled=array("B", [1] * len(requests) + [*map(len, later)]),
         token_ids=array("i", [*sampled, *(token for tokens in later for token in tokens)]),
         **more,
     )
-    return process_result(StepRecord(decode_record, {item: 3 for item, _ in rest}), plan, output)
+    record = StepRecord(decode_record, {item: 3 for item, _ in remaining})
+    return process_result(record, plan, output)
 
 
 def decoding(row, **requested):
@@ -190,7 +191,7 @@ def decoding(row, **requested):
 
 def test_each_member_of_the_decode_batch_gets_one_token_before_the_other_requests():
     first_request, two, chunk, first = decoding(0), decoding(1), request(2), request(3)
-    result = give_decode_record([first_request, two], [7, 8], rest=[(chunk, []), (first, [9])])
+    result = give_decode_record([first_request, two], [7, 8], remaining=[(chunk, []), (first, [9])])
     assert result.request_ids == ["r0", "r1", "r3"] and result.advanced == [
         first_request,
         two,
@@ -221,7 +222,7 @@ def test_in_the_decode_batch_a_stop_token_takes_precedence_over_the_length_limit
 def test_in_the_decode_batch_finished_requests_get_no_tokens():
     requests = [decoding(row, stop=(7,), max_tokens=2) for row in range(3)]
     requests[1].status = RequestStatus.FINISHED_ABORTED
-    result = give_decode_record(requests, [5, 7, 6], gone={1: requests[1]}, capped=requests)
+    result = give_decode_record(requests, [5, 7, 6], ended={1: requests[1]}, capped=requests)
     assert result.request_ids == ["r0", "r2"] and list(result.token_ids) == [5, 6]
     assert requests[1].num_output_tokens == 1
     assert [item for item, _ in result.ended] == [requests[0], requests[2]]

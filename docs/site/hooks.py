@@ -121,13 +121,13 @@ def navigation(config: MkDocsConfig) -> list[Any]:
     return nav
 
 
-def _folder_pages(path: str, seen: set[str]) -> Iterator[str]:
+def _folder_pages(path: str, visited: set[str]) -> Iterator[str]:
     """Yield the pages of the folder that a page introduces."""
     folder = Path(path).parent if path.endswith("README.md") else Path(path).with_suffix("")
     for page in sorted((ROOT / folder).glob("*.md")):
         name = str(page.relative_to(ROOT))
-        if name not in seen and name.count("/") == 2:
-            seen.add(name)
+        if name not in visited and name.count("/") == 2:
+            visited.add(name)
             yield page_uri(name)
 
 

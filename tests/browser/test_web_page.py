@@ -106,8 +106,8 @@ def ask(page, text="What is 27 + 58?"):
     page.press("Enter")
 
 
-def stub(page, deltas, rest="data: [DONE]\n\n"):
-    page.run(f"({STUB})({json.dumps(deltas)}, {json.dumps(rest)})")
+def stub(page, deltas, remainder="data: [DONE]\n\n"):
+    page.run(f"({STUB})({json.dumps(deltas)}, {json.dumps(remainder)})")
 
 
 def answer(page):
@@ -238,14 +238,14 @@ def test_reasoning_is_shown_separately(page):
 
 
 @pytest.mark.parametrize(
-    ("rest", "message"),
+    ("remainder", "message"),
     [
         ("data: {", "The connection was lost before the end of the response."),
         ('data: {"error": {"message": "The engine has failed."}}\n\n', "The engine has failed."),
     ],
 )
-def test_the_text_of_an_interrupted_stream_is_kept(page, rest, message):
-    stub(page, [{"content": "half of"}], rest)
+def test_the_text_of_an_interrupted_stream_is_kept(page, remainder, message):
+    stub(page, [{"content": "half of"}], remainder)
     ask(page)
     assert answer(page) == "half of"
     assert page.run("document.querySelector('.error').textContent") == message

@@ -133,7 +133,8 @@ def test_a_plan_column_of_a_wrong_type_is_detected(rule):
 
 
 @pytest.mark.parametrize(
-    ("mutant", "shortage"), [(AdmitsTheNewest, "seats"), (RunsTheNewest, "tokens|seats")]
+    ("mutant", "shortage"),
+    [(AdmitsTheNewest, "batch slots"), (RunsTheNewest, "tokens|batch slots")],
 )
 def test_a_scheduler_that_starves_the_oldest_request_is_detected(mutant, shortage):
     with pytest.raises(
@@ -144,12 +145,16 @@ def test_a_scheduler_that_starves_the_oldest_request_is_detected(mutant, shortag
 
 @pytest.mark.parametrize("policy", [NewestFirst, PreemptsForTheNewest])
 def test_a_policy_that_starves_the_oldest_request_is_detected(policy):
-    with pytest.raises(AssertionError, match="requests starve when there are not enough seats"):
+    with pytest.raises(
+        AssertionError, match="requests starve when there are not enough batch slots"
+    ):
         check_scheduler(Scheduler, policy=policy)
 
 
 def test_the_policy_suite_detects_starvation():
-    with pytest.raises(AssertionError, match="requests starve when there are not enough seats"):
+    with pytest.raises(
+        AssertionError, match="requests starve when there are not enough batch slots"
+    ):
         check_policy(NewestFirst)
 
 

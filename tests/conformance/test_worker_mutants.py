@@ -255,9 +255,9 @@ class AppendsAtRead(LateFakeWorker):
 
 
 class GivesBack(LateOutput):
-    def __init__(self, output, kept):
+    def __init__(self, output, blocks):
         super().__init__(output)
-        self.kept = kept
+        self.kept = blocks
 
     def result(self, timeout=None):
         for state, token in self.kept.values():

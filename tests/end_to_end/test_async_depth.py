@@ -61,7 +61,7 @@ CASES = {
     "tiny cache": SMALL,
     "tiny cache, chunks": SMALL | {"max_num_batched_tokens": 8},
     "tiny cache, no prefix caching": SMALL | {"enable_prefix_caching": False},
-    "one seat": {"max_num_seqs": 1},
+    "one batch slot": {"max_num_seqs": 1},
     "no chunked prefill": {"enable_chunked_prefill": False, "max_num_batched_tokens": 256},
     "priority": SMALL | {"scheduler_cls": "priority"},
 }

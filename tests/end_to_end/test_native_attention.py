@@ -48,9 +48,9 @@ def tokens_of(wide_dir):
     return tokens
 
 
-def agreement(got, want):
+def agreement(actual, expected):
     """Return the share of prompts with the same first token."""
-    return sum(a[0] == b[0] for a, b in zip(got, want, strict=True)) / len(want)
+    return sum(a[0] == b[0] for a, b in zip(actual, expected, strict=True)) / len(expected)
 
 
 @pytest.mark.parametrize("cache", ["auto", "int8"])

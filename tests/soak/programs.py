@@ -131,18 +131,18 @@ def policy_names() -> list[str]:
 
 
 def make_program(
-    number: int, policies: list[str], *, num_steps: int, max_seats: int = 64
+    number: int, policies: list[str], *, num_steps: int, max_batch_slots: int = 64
 ) -> LongProgram:
     """Return program `number`: consecutive numbers cover every pair of policy and shape."""
     rng = Random(f"soak {number}")
     policy, shape = policies[number % len(policies)], SHAPES[number // len(policies) % len(SHAPES)]
     chunked, max_model_len = rng.random() < 0.75, rng.choice((32, 40, 64))
-    seats = rng.randint(max_seats // 2, max_seats)
+    num_batch_slots = rng.randint(max_batch_slots // 2, max_batch_slots)
     drafts = 0 if shape.states or rng.random() < 0.7 else rng.choice((1, 3))
     content = rng.choice((0, 0, 0, 6))
     limits = SchedulerLimits(
-        max_num_seqs=seats,
-        max_num_batched_tokens=seats * (1 + drafts) + rng.choice((16, 64, 256)),
+        max_num_seqs=num_batch_slots,
+        max_num_batched_tokens=num_batch_slots * (1 + drafts) + rng.choice((16, 64, 256)),
         max_model_len=max_model_len,
         enable_chunked_prefill=chunked,
         long_prefill_token_threshold=rng.choice((0, 0, 0, 0, 8)) if chunked else 0,
@@ -164,7 +164,7 @@ def make_program(
         policy=policy,
         options=rng.choice(OPTIONS.get(policy, ({},))),
         shape=shape,
-        num_alive=round(seats * rng.choice((0.9, 1.2, 2.0))),
+        num_alive=round(num_batch_slots * rng.choice((0.9, 1.2, 2.0))),
         num_steps=num_steps,
     )
 

@@ -10,13 +10,17 @@ from dovetail.scheduling import scheduler
 from dovetail.scheduling.step_result import process_result
 from dovetail.scheduling.waiting_queue import HeapQueue
 
-NUM_STEPS, MAX_SEATS = 72, 8
+NUM_STEPS, MAX_BATCH_SLOTS = 72, 8
 
 
 def test_every_policy_follows_the_contract_with_every_cache_shape():
     policies, tally = policy_names(), Tally()
     for number in range(len(policies) * len(SHAPES)):
-        tally.add(play(make_program(number, policies, num_steps=NUM_STEPS, max_seats=MAX_SEATS)))
+        tally.add(
+            play(
+                make_program(number, policies, num_steps=NUM_STEPS, max_batch_slots=MAX_BATCH_SLOTS)
+            )
+        )
     print(show(tally))
     assert tally.counts["steps"] >= 10_000
     assert {*policies} == {*tally.by_policy}
@@ -99,4 +103,6 @@ def test_a_soak_run_detects_a_planted_fault(fault, monkeypatch):
     policies = policy_names()
     with pytest.raises(AssertionError, match=r"program \d+: "):
         for number in range(len(policies) * len(SHAPES)):
-            play(make_program(number, policies, num_steps=NUM_STEPS, max_seats=MAX_SEATS))
+            play(
+                make_program(number, policies, num_steps=NUM_STEPS, max_batch_slots=MAX_BATCH_SLOTS)
+            )

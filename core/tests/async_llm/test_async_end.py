@@ -43,10 +43,10 @@ async def end(llm, kill, *calls):
     return await waiting, time.monotonic() - start_s
 
 
-def check_end(bench, llm, got, took_s, message):
+def check_end(bench, llm, outputs, took_s, message):
     assert took_s < 2
-    assert {type(error) for error in got} == {EngineDeadError} and len(got) >= 4
-    assert all(message in str(error) for error in got)
+    assert {type(error) for error in outputs} == {EngineDeadError} and len(outputs) >= 4
+    assert all(message in str(error) for error in outputs)
     for call in (llm.check_health, llm.resume, lambda: collect(llm.generate("a"))):
         with pytest.raises(EngineDeadError, match=message):
             bench.run(call())

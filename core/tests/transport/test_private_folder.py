@@ -11,37 +11,37 @@ from dovetail.transport.private_folder import MAX_NAME_BYTES, make_private_folde
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def set_parent(tmp_path, monkeypatch):
     """Return a function that sets the directory for private folders."""
     return lambda folder: monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
-def test_a_private_folder_is_new_and_accessible_to_its_owner_only(place):
+def test_a_private_folder_is_new_and_accessible_to_its_owner_only(set_parent):
     with tempfile.TemporaryDirectory(
         dir="/tmp"
     ) as base:  # pytest's temporary path may be too long for a socket
-        place(base)
+        set_parent(base)
         folders = [make_private_folder() for _ in range(3)]
         assert len(set(folders)) == 3
         assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in folders)
 
 
-def test_the_error_for_a_missing_or_too_deep_directory_names_it(tmp_path, place):
-    place(tmp_path / "none")
+def test_the_error_for_a_missing_or_too_deep_directory_names_it(tmp_path, set_parent):
+    set_parent(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"TMPDIR to an existing"):
         make_private_folder()
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
-    place(deep)
+    set_parent(deep)
     with pytest.raises(ConfigError, match=r"TMPDIR=.*too long"):
         make_private_folder()
     assert not list(deep.iterdir())
 
 
-def test_the_path_of_a_socket_fits_into_every_accepted_folder(place):
+def test_the_path_of_a_socket_fits_into_every_accepted_folder(set_parent):
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for length in range(1, 99):
-            place(f"{base}/{'d' * length}")
+            set_parent(f"{base}/{'d' * length}")
             os.mkdir(tempfile.gettempdir())
             try:
                 folder = make_private_folder()

@@ -49,8 +49,8 @@ def numbers(*shape, seed=0, padding=0, scale=1.0):
     return wide.bfloat16()[..., : shape[-1]]
 
 
-def check(got, want):
-    error = (got.double() - want).abs() / want.abs().clamp_min(1)
+def check(actual, expected):
+    error = (actual.double() - expected).abs() / expected.abs().clamp_min(1)
     assert float(error.nan_to_num(nan=float("inf")).max()) <= TOLERANCE
 
 

@@ -132,12 +132,12 @@ def test_a_folder_that_others_may_write_is_not_used(stored, path, tmp_path, capl
         restore(path, tmp_path, is_required=True)
 
 
-@pytest.mark.parametrize("place", ["file", "below a file"])
+@pytest.mark.parametrize("kind", ["file", "below a file"])
 def test_a_folder_that_cannot_be_written_is_an_error_only_if_the_user_named_it(
-    tmp_path, place, caplog
+    tmp_path, kind, caplog
 ):
     (tmp_path / "file").write_text("")
-    path = tmp_path / "file" if place == "file" else tmp_path / "file" / "cache"
+    path = tmp_path / "file" if kind == "file" else tmp_path / "file" / "cache"
     assert restore(path, tmp_path)[0] in ("miss", "damaged")
     assert make(path).store(KEY, tmp_path / "target") == 0
     assert "Compiled code cannot be cached" in caplog.text

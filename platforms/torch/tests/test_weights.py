@@ -120,17 +120,17 @@ def test_shards_fill_every_parameter(tmp_path: Path) -> None:
     assert num_bytes == sum(w.nbytes for w in weights.values())
 
 
-@pytest.mark.parametrize("kept", ["embed.weight", "lm_head.weight", "equal"])
-def test_a_tied_weight_is_loaded_under_either_of_its_two_names(tmp_path: Path, kept: str) -> None:
+@pytest.mark.parametrize("stored", ["embed.weight", "lm_head.weight", "equal"])
+def test_a_tied_weight_is_loaded_under_either_of_its_two_names(tmp_path: Path, stored: str) -> None:
     weights, model = make_weights(), SmallModel(tied=True)
     saved = dict(weights)
-    if kept == "equal":
+    if stored == "equal":
         saved["lm_head.weight"] = weights["embed.weight"].clone()
     else:
-        del saved["lm_head.weight" if kept == "embed.weight" else "embed.weight"]
+        del saved["lm_head.weight" if stored == "embed.weight" else "embed.weight"]
     save_file(saved, tmp_path / SINGLE)
     load(tmp_path, model)
-    if kept == "lm_head.weight":
+    if stored == "lm_head.weight":
         weights["embed.weight"] = weights["lm_head.weight"]
     check_loaded(model, weights)
     assert model.lm_head.weight is model.embed.weight

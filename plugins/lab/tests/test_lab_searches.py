@@ -104,7 +104,7 @@ def test_an_adversary_finds_a_workload_that_new_seeds_confirm(tmp_path):
         on_trial=lambda number, trial: shown.append(trial.regret),
     )
     assert len(result.trials) == len(shown) == 10
-    assert result.found.regret == max(shown) > 1.0
+    assert result.worst.regret == max(shown) > 1.0
     assert result.confirmed.regret > 0.3 and result.confirmed.comparison.verdict == "worse"
     assert result.confirmed.comparison.difference.t.num_values == 10
     assert result.spec.first_seed == 2 and result.spec.seeds == 10

@@ -78,9 +78,9 @@ class Storage:
         return batch.id
 
     def execution(self, batch, calls):
-        seats = FreeBatchSlots(state_of(self.settings))
+        batch_slots = FreeBatchSlots(state_of(self.settings))
         return BatchExecution(
-            batch, (self.batches, self.files), calls, seats, self.settings, num_workers=3
+            batch, (self.batches, self.files), calls, batch_slots, self.settings, num_workers=3
         )
 
     def records(self, file_id):
@@ -226,10 +226,10 @@ def test_batch_lines_start_only_while_the_engine_has_free_batch_slots(tmp_path):
     async def run():
         settings = ServerSettings(batch_concurrency=3)
         state = state_of(settings, num_seqs=4, running=4)
-        seats, started, may_end = FreeBatchSlots(state), [], asyncio.Event()
+        batch_slots, started, may_end = FreeBatchSlots(state), [], asyncio.Event()
 
         async def line(number):
-            async with seats.take():
+            async with batch_slots.take():
                 started.append(number)
                 state.admission.num_running += 1
                 await may_end.wait()

@@ -269,7 +269,7 @@ SECOND = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n
 
 
 @pytest.mark.parametrize(
-    "head",
+    "header",
     [
         b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
         b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
@@ -278,8 +278,8 @@ SECOND = b"GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n
         b"Transfer-Encoding : chunked\r\n",
     ],
 )
-def test_a_request_with_two_content_lengths_starts_no_second_request(server, head):
-    response = exchange_bytes(server, [POST + head + b"\r\n0\r\n\r\n" + SECOND])
+def test_a_request_with_two_content_lengths_starts_no_second_request(server, header):
+    response = exchange_bytes(server, [POST + header + b"\r\n0\r\n\r\n" + SECOND])
     statuses = [int(item) for item in STATUS.findall(response)]
     assert len(statuses) <= 1 and all(400 <= statuse < 500 for statuse in statuses)
     assert b'"version"' not in response

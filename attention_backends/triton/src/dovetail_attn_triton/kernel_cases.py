@@ -91,13 +91,13 @@ def _sizes(head_size: int) -> dict[str, object]:
 def _attend(
     what: str,
     head_size: int,
-    given: tuple[str, ...],
+    arguments: tuple[str, ...],
     memory: SharedMemory,
     *,
     dtype: str = "*bf16",
     cache: str = "",
 ) -> KernelCase:
-    """Return a case of `attend`. given: names of the optional arguments that are not None."""
+    """Return a case of `attend`. arguments: names of the optional arguments that are not None."""
     heads = (_GROUP * _NUM_KV_HEADS, _NUM_KV_HEADS, head_size)
     is_fp8 = cache in _FP8_DTYPES
     shape = attention_shape(heads, wide=dtype == "*fp32", memory=memory, is_fp8=is_fp8)
@@ -119,7 +119,7 @@ def _attend(
         "factor": "fp32",
         "cap": "fp32",
     }
-    left_out = set(_PLAIN_OPTIONAL) - set(given)
+    left_out = set(_PLAIN_OPTIONAL) - set(arguments)
     return KernelCase(
         name=f"attend: {what}, {(cache or dtype)[1:]}, head size {head_size}, {memory.value} tiles",
         kernel=attend,
@@ -131,18 +131,20 @@ def _attend(
             "BLOCK_SIZE": _BLOCK_SIZE,
             "ROWS": tile.rows,
             "TILE": tile.positions,
-            "WINDOW": 1024 if "cap" in given else 0,
+            "WINDOW": 1024 if "cap" in arguments else 0,
             "COMPUTE": tl.float16 if is_fp8 and dtype == "*bf16" else _COMPUTE[dtype],
         },
         unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES, "table_ptr", "table_stride"}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         targets=_targets(_TARGETS[memory], cache),
-        max_spill_bytes=_spills(what, given, cache, memory),
+        max_spill_bytes=_spills(what, arguments, cache, memory),
     )
 
 
-def _spills(what: str, given: tuple[str, ...], cache: str, memory: SharedMemory) -> dict[str, int]:
+def _spills(
+    what: str, arguments: tuple[str, ...], cache: str, memory: SharedMemory
+) -> dict[str, int]:
     """Return the number of register spills that are allowed.
 
     The decode tile of fp8 caches spills registers on sm_90, but is the fastest one on an H200. Its
@@ -154,9 +156,9 @@ def _spills(what: str, given: tuple[str, ...], cache: str, memory: SharedMemory)
         return {"sm_90": 80, "sm_100": 24, "sm_120": 8}
     if cache and memory is SharedMemory.SMALL:
         return {"gfx942": 184}
-    if "layer_scales_ptr" in given:
+    if "layer_scales_ptr" in arguments:
         return {"sm_100": 24} if is_prefill and cache == _E5M2 else {"sm_120": 8}
-    return {"sm_120": 24 if "cap" in given and is_prefill else 0}
+    return {"sm_120": 24 if "cap" in arguments and is_prefill else 0}
 
 
 def _targets(targets: tuple[str, ...], cache: str) -> tuple[str, ...]:

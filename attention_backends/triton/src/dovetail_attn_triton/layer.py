@@ -197,24 +197,24 @@ class TritonAttentionLayer(AttentionLayer):
         q_THD: torch.Tensor,
         out_THD: torch.Tensor,
         metadata: TritonAttentionMetadata,
-        one: Pass,
+        launch: Pass,
     ) -> None:
-        batch, tile, parts = metadata.batch, one.tile, metadata.workspace.parts
+        batch, tile, parts = metadata.batch, launch.tile, metadata.workspace.parts
         out_strides = (out_THD.stride(0), out_THD.stride(1))
-        cut = (one.num_splits, one.least_span, one.item_tokens)
+        cut = (launch.num_splits, launch.least_span, launch.item_tokens)
         tile_sizes = {"ROWS": tile.rows, "TILE": tile.positions}
-        attend[(one.num_items, self._context.num_kv_heads, one.num_splits)](
+        attend[(launch.num_items, self._context.num_kv_heads, launch.num_splits)](
             q_THD,
             self._kv_cache,
             self._scales,
             self._layer_scales,
             out_THD,
-            parts if one.num_splits > 1 else None,
+            parts if launch.num_splits > 1 else None,
             self._context.sinks,
             batch.query_start_R1,
             batch.seq_lens_R,
             batch.block_table_RM,
-            one.work_W2,
+            launch.work_W2,
             q_THD.stride(0),
             q_THD.stride(1),
             *out_strides,
@@ -228,13 +228,13 @@ class TritonAttentionLayer(AttentionLayer):
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
-        if one.num_splits > 1:
-            combine[(one.num_items, one.item_tokens, self._context.num_heads)](
+        if launch.num_splits > 1:
+            combine[(launch.num_items, launch.item_tokens, self._context.num_heads)](
                 parts,
                 out_THD,
                 batch.query_start_R1,
                 batch.seq_lens_R,
-                one.work_W2,
+                launch.work_W2,
                 *out_strides,
                 *cut,
                 **tile_sizes,

@@ -145,8 +145,8 @@ class Rows:
         )
 
 
-def assert_close(got, want, tolerance=1e-5):
-    torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
+def assert_close(actual, expected, tolerance=1e-5):
+    torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
 def num_splits(rows, counts):

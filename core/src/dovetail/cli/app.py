@@ -158,7 +158,7 @@ def _add_installed(app: App, tokens: Sequence[str]) -> None:
 def _load_command(plugin: Candidate) -> Any:
     from dovetail.plugins.loading import Origin, load_target
 
-    origin = Origin(asked=plugin.name, distribution=f"{plugin.distribution} {plugin.version}")
+    origin = Origin(reference=plugin.name, distribution=f"{plugin.distribution} {plugin.version}")
     return load_target(plugin.target, origin)
 
 

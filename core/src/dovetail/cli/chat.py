@@ -171,7 +171,7 @@ def _print_dropped(count: int) -> None:
     )
 
 
-def _execute(session: Session, command: str, rest: str) -> bool:
+def _execute(session: Session, command: str, argument: str) -> bool:
     """Execute a command. Return False if it ends the session.
 
     Raises RequestError if it is unknown.
@@ -182,14 +182,14 @@ def _execute(session: Session, command: str, rest: str) -> bool:
     if act is None:
         hint = nearest(command, ["/exit", *_ACTIONS])
         raise RequestError(f"{command!r} is not a command.{hint} /help lists the commands.")
-    act(session, rest)
+    act(session, argument)
     return True
 
 
-def _params(session: Session, rest: str) -> None:
-    if rest:
-        session.set_params(rest)
-    for name in named_settings(rest) or SETTINGS:
+def _params(session: Session, argument: str) -> None:
+    if argument:
+        session.set_params(argument)
+    for name in named_settings(argument) or SETTINGS:
         print(f"{name:<20} {_written(getattr(session.params, name))}")
 
 
@@ -199,12 +199,12 @@ def _written(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _reset(session: Session, rest: str) -> None:
+def _reset(session: Session, argument: str) -> None:
     session.reset()
     print_message("(The conversation was deleted.)")
 
 
-def _help(session: Session, rest: str) -> None:
+def _help(session: Session, argument: str) -> None:
     print(_HELP)
 
 

@@ -190,7 +190,7 @@ class EngineArgs:
     )
     ops: str | type = _option("auto", "Op provider plugin (norms, rotary embedding, …).")
     batch_invariant: bool = _option(
-        False, "Use only plugins whose results do not change with the batch, bit for bit."
+        False, "Use only plugins whose results are bitwise independent of the batch."
     )
     tensor_parallel_size: int = _option(1, "Number of workers that split each layer.")
     pipeline_parallel_size: int = _option(1, "Number of pipeline stages; only 1 is supported.")

@@ -126,14 +126,14 @@ class Admission:
 
     def _named(self, target: str, about: Description) -> object:
         """Import an object that a manifest names."""
-        origin = Origin(asked=about.name, distribution=f"{about.distribution} {about.version}")
+        origin = Origin(reference=about.name, distribution=f"{about.distribution} {about.version}")
         with contained(top_package(target), self._clock):
             return load_target(target, origin)
 
     def _import(self, resolution: Resolution, text: str) -> tuple[object, str, list[str]]:
         """Return the object of a resolution, its exact target, and notes on the import."""
         owner = f"{resolution.distribution} {resolution.version}".strip()
-        origin = Origin(asked=text, distribution=owner)
+        origin = Origin(reference=text, distribution=owner)
         parsed = parse_reference(text)
         if isinstance(parsed, FileReference):
             return self._import_file(parsed, origin), resolution.target, []

@@ -26,17 +26,17 @@ LOCAL_PREFIX = "dovetail_local_"
 class Origin:
     """The origin of a target, for messages.
 
-    asked: the user's reference. distribution: "name version" of the distribution that declares the
-    target; empty if the user wrote the target.
+    reference: the user's reference. distribution: "name version" of the distribution that declares
+    the target; empty if the user wrote the target.
     """
 
-    asked: str
+    reference: str
     distribution: str = ""
 
     def __str__(self) -> str:
         if not self.distribution:
-            return f"plugin {self.asked!r}"
-        return f"plugin {self.asked!r} of {self.distribution}"
+            return f"plugin {self.reference!r}"
+        return f"plugin {self.reference!r} of {self.distribution}"
 
 
 def load_target(target: str, origin: Origin) -> object:

@@ -1,6 +1,6 @@
 """Compares tensors with float64 references. All suites use one table of tolerances.
 
-The rule is |got - want| ≤ t · max(1, |want|), with t from `TOLERANCES`. A
+The rule is |actual - expected| ≤ t · max(1, |expected|), with t from `TOLERANCES`. A
 NaN is always an error. torch is imported within functions.
 """
 
@@ -17,30 +17,30 @@ TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
 
 
 def expect_close(
-    got: torch.Tensor, want: torch.Tensor, *, dtype: str, what: str, slack: float = 1.0
+    actual: torch.Tensor, expected: torch.Tensor, *, dtype: str, what: str, slack: float = 1.0
 ) -> None:
-    """Raise AssertionError unless `got` has the dtype and equals `want` within the tolerance.
+    """Raise AssertionError unless `actual` has the dtype and is close to `expected`.
 
-    dtype: the name of the expected dtype. want: float64, of the same shape. slack: factor for the
-    tolerance, for sums of many terms.
+    dtype: the name of the expected dtype. expected: float64, of the same shape. slack: a factor of
+    the tolerance, for sums of many terms.
     """
-    name = str(got.dtype).removeprefix("torch.")
+    name = str(actual.dtype).removeprefix("torch.")
     expect(name == dtype, f"{what}: the result has the dtype {name}; expected {dtype}")
     expect(
-        tuple(got.shape) == tuple(want.shape),
-        f"{what}: the result has the shape {list(got.shape)}; expected {list(want.shape)}",
+        tuple(actual.shape) == tuple(expected.shape),
+        f"{what}: the result has the shape {list(actual.shape)}; expected {list(expected.shape)}",
     )
-    if not want.numel():
+    if not expected.numel():
         return
-    wide = got.detach().to("cpu").double()
-    error = (wide - want).abs() / want.abs().clamp(min=1.0)
+    wide = actual.detach().to("cpu").double()
+    error = (wide - expected).abs() / expected.abs().clamp(min=1.0)
     error = error.nan_to_num(nan=float("inf")).flatten()
     worst = int(error.argmax())
     tolerance = slack * TOLERANCES[dtype]
     expect(
         float(error[worst]) <= tolerance,
         f"{what} in {dtype}: element {worst} is {float(wide.flatten()[worst])}; expected "
-        f"{float(want.flatten()[worst])} with a tolerance of {tolerance}",
+        f"{float(expected.flatten()[worst])} with a tolerance of {tolerance}",
     )
 
 

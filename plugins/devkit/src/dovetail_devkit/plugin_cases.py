@@ -156,7 +156,7 @@ def unusable_reason(subject: PluginSubject) -> str:
 def _options_model(subject: PluginSubject) -> object:
     named = _entry(subject).options
     if named:
-        return load_target(named, Origin(asked=subject.reference))
+        return load_target(named, Origin(reference=subject.reference))
     return _class_options(subject)
 
 

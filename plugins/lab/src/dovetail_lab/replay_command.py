@@ -49,12 +49,12 @@ def replay(
     return 1
 
 
-def _summary(found: Replay) -> str:
-    took_s = found.took_ns / 1e9
+def _summary(replay: Replay) -> str:
+    took_s = replay.took_ns / 1e9
     return (
-        f"{found.scheduler}: {found.num_steps:,} steps of {found.num_requests:,} requests, "
-        f"{found.covered_ns / 1e9:.3f} s of engine time, replayed in {took_s:.3f} s "
-        f"({found.num_steps / took_s if took_s else 0:,.0f} steps/s)."
+        f"{replay.scheduler}: {replay.num_steps:,} steps of {replay.num_requests:,} requests, "
+        f"{replay.covered_ns / 1e9:.3f} s of engine time, replayed in {took_s:.3f} s "
+        f"({replay.num_steps / took_s if took_s else 0:,.0f} steps/s)."
     )
 
 

@@ -186,9 +186,9 @@ def discover(installed: Iterable[Distribution] | None = None) -> Discovery:
     )
 
 
-def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
+def _pick(candidates: Sequence[Installation], warnings: list[str]) -> Installation:
     """Return which of several installations with the same normalized name to use."""
-    chosen = min(same, key=lambda item: item.is_impostor)
+    chosen = min(candidates, key=lambda item: item.is_impostor)
     if chosen.is_impostor:
         warnings.append(
             f"{_located(chosen)} has the name of a first-party distribution, but its plugins are "
@@ -196,7 +196,7 @@ def _pick(same: Sequence[Installation], warnings: list[str]) -> Installation:
             "distribution. If you did not install it on purpose, uninstall it."
         )
     known = (chosen.version, set(chosen.entries))
-    for other in same:
+    for other in candidates:
         if (other.version, set(other.entries)) != known:
             warnings.append(
                 f"{_located(other)} is not used: {_located(chosen)} has the same name. "

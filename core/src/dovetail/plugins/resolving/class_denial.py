@@ -101,7 +101,7 @@ class ClassRules:
                 return False
             try:
                 with contained(top_package(module), self._clock):
-                    return load_target(candidate.target, Origin(asked=candidate.name)) is cls
+                    return load_target(candidate.target, Origin(reference=candidate.name)) is cls
             except PluginError:
                 return False
         value: object = sys.modules.get(module)

@@ -131,12 +131,12 @@ def ambiguity(
     )
 
 
-def namesake_note(kept: Candidate, other: Candidate) -> str:
+def namesake_note(selected: Candidate, other: Candidate) -> str:
     """Return a note that a third-party plugin with a first-party plugin's name is not used."""
     return (
-        f"The {kept.kind} {kept.name!r} of {kept.distribution} is used; {other.distribution} "
-        f"{other.version} has a plugin of the same name, which is not used. Write "
-        f"{other.reference!r} to choose it, or uninstall {other.distribution}."
+        f"The {selected.kind} {selected.name!r} of {selected.distribution} is used; "
+        f"{other.distribution} {other.version} has a plugin of the same name, which is not used. "
+        f"Write {other.reference!r} to choose it, or uninstall {other.distribution}."
     )
 
 

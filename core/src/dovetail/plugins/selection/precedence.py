@@ -63,7 +63,7 @@ def resolve_scheduler(
 
 def _core_scheduler() -> type[Any]:
     # Loaded by name, because this package does not depend on implementations.
-    return cast("type[Any]", load_target(CORE_SCHEDULER, Origin(asked=CORE_SCHEDULER)))
+    return cast("type[Any]", load_target(CORE_SCHEDULER, Origin(reference=CORE_SCHEDULER)))
 
 
 def _is_installed(registry: PluginRegistry, kind: str, reference: str) -> bool:

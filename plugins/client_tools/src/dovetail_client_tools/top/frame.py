@@ -229,6 +229,6 @@ def _runs(states: Sequence[str]) -> Iterator[tuple[str, int]]:
             begin = index
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: int, total: int) -> str:
     """Return a share as text."""
-    return f"{100 * min(part, whole) / whole:.1f} %" if whole else "–"
+    return f"{100 * min(part, total) / total:.1f} %" if total else "–"

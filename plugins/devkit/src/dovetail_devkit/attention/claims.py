@@ -257,13 +257,13 @@ def _check_graphs(
         rows.step("an eager step", [(row, length + step, 1) for row in range(NUM_ROWS)])
 
 
-def _refill(kept: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
-    """Copy `new` into the tensors of `kept`, like a runner with persistent buffers."""
-    if kept is None:
+def _refill(target: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
+    """Copy `new` into the tensors of `target`, like a runner with persistent buffers."""
+    if target is None:
         return new
     for name in ("query_start_R1", "seq_lens_R", "block_table_RM", "slot_mapping_T"):
-        getattr(kept, name).copy_(getattr(new, name))
-    return replace(kept, query_lens=new.query_lens, seq_lens=new.seq_lens)
+        getattr(target, name).copy_(getattr(new, name))
+    return replace(target, query_lens=new.query_lens, seq_lens=new.seq_lens)
 
 
 _CHECKS: Mapping[str, tuple[str, Check]] = {

@@ -250,9 +250,9 @@ class AttentionRows:
         )
         return list(out_THD.to("cpu").split([n for _, _, n in runs]))
 
-    def expect_right(self, what: str, runs: Sequence[Run], got: Sequence[torch.Tensor]) -> None:
+    def expect_right(self, what: str, runs: Sequence[Run], actual: Sequence[torch.Tensor]) -> None:
         """Compare the result of each request with the reference."""
-        for (row, first, n), got_QHD in zip(runs, got, strict=True):
+        for (row, first, n), got_QHD in zip(runs, actual, strict=True):
             location = f"Row {row} runs the positions {first} to {first + n - 1}. {what}"
             self._compare(location, got_QHD, self.want[row][first : first + n])
 
@@ -293,17 +293,17 @@ class AttentionRows:
         num_left = max(0, first - window + 1) // self.case.block_size if window else 0
         return [self.foreign] * num_left + blocks[num_left:] + [0] * (width - len(blocks))
 
-    def _compare(self, location: str, got: torch.Tensor, want: torch.Tensor) -> None:
+    def _compare(self, location: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
         tolerance = self.case.tolerance
-        error = (got.double() - want).abs() / want.abs().clamp(min=1.0)
+        error = (actual.double() - expected).abs() / expected.abs().clamp(min=1.0)
         # A NaN is always an error, but comparisons with it are false.
         error = error.nan_to_num(nan=float("inf"))
         worst = int(error.argmax())
-        token, rest = divmod(worst, want[0].numel())
-        head, element = divmod(rest, want.shape[2])
+        token, rest = divmod(worst, expected[0].numel())
+        head, element = divmod(rest, expected.shape[2])
         expect(
             float(error.flatten()[worst]) <= tolerance,
             f"attention is wrong: token {token}, head {head}, element {element} is "
-            f"{float(got.flatten()[worst])}; expected {float(want.flatten()[worst])}, with a "
-            f"tolerance of {tolerance}. {location}",
+            f"{float(actual.flatten()[worst])}; expected {float(expected.flatten()[worst])}, with "
+            f"a tolerance of {tolerance}. {location}",
         )

@@ -17,7 +17,7 @@ from dovetail_devkit.expectation import expect
 from dovetail_devkit.policy.accounts import PolicyAccounts
 from dovetail_devkit.scheduler.program import AfterStep, Program, SchedulerDriver, make_kv_cache
 
-NUM_SEATS = 3
+NUM_BATCH_SLOTS = 3
 PRIORITIES = (2, 0, 1, 0, 2, -1, 1, -2, 0, 2, -1)
 
 
@@ -25,7 +25,9 @@ def make_driver(
     policy_cls: type[Policy], after_step: AfterStep, *, depth: int = 1
 ) -> SchedulerDriver:
     """Return a driver of a scheduler with three batch slots and enough blocks and tokens."""
-    limits = SchedulerLimits(max_num_seqs=NUM_SEATS, max_num_batched_tokens=64, max_model_len=32)
+    limits = SchedulerLimits(
+        max_num_seqs=NUM_BATCH_SLOTS, max_num_batched_tokens=64, max_model_len=32
+    )
     kv_cache = make_kv_cache(num_blocks=129, block_size=4)
     program = Program(seed=0, limits=limits, kv_cache=kv_cache, depth=depth)
     return SchedulerDriver(Scheduler, program, policy=policy_cls, after_step=after_step)
@@ -46,19 +48,20 @@ def add(driver: SchedulerDriver, number: int) -> None:
 
 def check_room_for_all(driver: SchedulerDriver, accounts: PolicyAccounts) -> None:
     """Check that all requests run and none is preempted if there are enough batch slots."""
-    for number in range(NUM_SEATS):
+    for number in range(NUM_BATCH_SLOTS):
         add(driver, number)
     plan = driver.schedule()
     expect(
-        len(plan.rows) == NUM_SEATS,
-        f"{len(plan.rows)} of {NUM_SEATS} requests run, although there are enough seats for all",
+        len(plan.rows) == NUM_BATCH_SLOTS,
+        f"{len(plan.rows)} of {NUM_BATCH_SLOTS} requests run, although there are enough batch "
+        "slots",
     )
     driver.settle()
     driver.drain()
     if not accounts.plans:
         expect(
             accounts.num_evicted == 0,
-            "a request was preempted, although there were enough seats for all",
+            "a request was preempted, although there were enough batch slots",
         )
 
 
@@ -73,8 +76,8 @@ def check_few_batch_slots(
         add(driver, number)
         driver.schedule()
         expect(
-            len(accounts.admitted) <= NUM_SEATS,
-            f"{len(accounts.admitted)} requests run, but max_num_seqs is {NUM_SEATS}",
+            len(accounts.admitted) <= NUM_BATCH_SLOTS,
+            f"{len(accounts.admitted)} requests run, but max_num_seqs is {NUM_BATCH_SLOTS}",
         )
         if policy.preempts and policy.static_rank and not accounts.plans:
             _check_best_run(accounts)
@@ -95,7 +98,7 @@ def check_few_batch_slots(
 
 def check_newcomer(driver: SchedulerDriver, accounts: PolicyAccounts, policy: Policy) -> None:
     """Check that a new request preempts at most one request, even while steps are in flight."""
-    for number in range(NUM_SEATS):
+    for number in range(NUM_BATCH_SLOTS):
         add(driver, number)
     driver.schedule()
     driver.schedule()

@@ -22,11 +22,11 @@ NUM_EXTRA = 2
 MAX_SERVED = 40
 """Maximum number of later requests that may end before the first requests."""
 
-_SEATS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
+_BATCH_SLOTS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
 
 SHORTAGES: Mapping[str, SchedulerLimits] = {
-    "seats": _SEATS,
-    "tokens": replace(_SEATS, max_num_seqs=3, max_num_batched_tokens=4),
+    "batch slots": _BATCH_SLOTS,
+    "tokens": replace(_BATCH_SLOTS, max_num_seqs=3, max_num_batched_tokens=4),
 }
 """The resources, each with limits under which it is too small for all requests."""
 

@@ -24,12 +24,12 @@ MakeDriver = Callable[[int], SchedulerDriver]
 
 def keeps_prefixes(make: MakeDriver) -> bool:
     """Return whether the second of two equal prompts has a cache hit."""
-    ask = _Asker(make(MANY_BLOCKS))
-    ask(PROMPT)
-    return ask(PROMPT) > 0
+    runner = _PromptRunner(make(MANY_BLOCKS))
+    runner(PROMPT)
+    return runner(PROMPT) > 0
 
 
-class _Asker:
+class _PromptRunner:
     """Runs requests one after the other, and returns the size of each cache hit."""
 
     def __init__(self, driver: SchedulerDriver) -> None:
@@ -73,7 +73,7 @@ class _Asker:
 
 
 def _check_found_again(make: MakeDriver) -> None:
-    ask = _Asker(make(MANY_BLOCKS))
+    runner = _PromptRunner(make(MANY_BLOCKS))
     for prompt, due in (
         (PROMPT, 0),
         (PROMPT, 12),
@@ -83,27 +83,27 @@ def _check_found_again(make: MakeDriver) -> None:
         ((99, *PROMPT[1:]), 0),
         (PROMPT[:4], 0),
     ):
-        actual = ask([token % 31 for token in prompt])
+        actual = runner([token % 31 for token in prompt])
         expect(
             actual == due,
             f"the cache hit of the prompt {prompt} has {actual} tokens; expected {due}",
         )
     expect(
-        ask(PROMPT, cache_salt="tenant") == 0,
+        runner(PROMPT, cache_salt="tenant") == 0,
         "a request must not have a cache hit on blocks with another salt",
     )
     expect(
-        ask(PROMPT, cache_salt="tenant") == 12,
+        runner(PROMPT, cache_salt="tenant") == 12,
         "a request must have a cache hit on blocks with the same salt",
     )
-    actual = ask(PROMPT, prompt_logprobs=1)
+    actual = runner(PROMPT, prompt_logprobs=1)
     expect(
         actual == 0,
         f"a request with prompt_logprobs has a cache hit of {actual} tokens; expected 0",
     )
-    stats = ask.driver.last_stats
+    stats = runner.driver.last_stats
     if stats is not None:
-        num_cached = sum(ask.driver.num_cached.values())
+        num_cached = sum(runner.driver.num_cached.values())
         expect(
             stats.prefix_hits == num_cached,
             f"the statistics have prefix_hits={stats.prefix_hits}; requests have {num_cached} "
@@ -113,13 +113,13 @@ def _check_found_again(make: MakeDriver) -> None:
 
 def _check_output_found(make: MakeDriver) -> None:
     """Check that generated tokens are cached, except the last token, which is not computed."""
-    ask = _Asker(make(MANY_BLOCKS))
-    name = ask.add(PROMPT, max_tokens=8)
-    output = ask.driver.alive[name].due
-    ask.driver.drain()
+    runner = _PromptRunner(make(MANY_BLOCKS))
+    name = runner.add(PROMPT, max_tokens=8)
+    output = runner.driver.alive[name].due
+    runner.driver.drain()
     text = [*PROMPT, *output]
     due = (len(text) - 1) // BLOCK_SIZE * BLOCK_SIZE
-    actual = ask([*text, 5])
+    actual = runner([*text, 5])
     expect(
         actual == due,
         f"the cache hit on the prompt and output of a request has {actual} tokens; expected {due}",
@@ -127,12 +127,12 @@ def _check_output_found(make: MakeDriver) -> None:
 
 
 def _check_found_while_running(make: MakeDriver) -> None:
-    ask = _Asker(make(MANY_BLOCKS))
-    driver = ask.driver
-    first = ask.add(PROMPT, max_tokens=12)
+    runner = _PromptRunner(make(MANY_BLOCKS))
+    driver = runner.driver
+    first = runner.add(PROMPT, max_tokens=12)
     text = [*PROMPT, *driver.alive[first].due]
     driver.schedule()
-    second = ask.add(PROMPT, max_tokens=1)
+    second = runner.add(PROMPT, max_tokens=1)
     driver.schedule()
     driver.settle()
     driver.settle()
@@ -146,7 +146,7 @@ def _check_found_while_running(make: MakeDriver) -> None:
     for _ in range(5):
         driver.schedule()
         driver.settle()
-    third = ask.add(text[:19], max_tokens=1)
+    third = runner.add(text[:19], max_tokens=1)
     driver.schedule()
     driver.settle()
     actual = driver.num_cached[third]
@@ -160,20 +160,22 @@ def _check_found_while_running(make: MakeDriver) -> None:
 
 
 def _check_reset(make: MakeDriver) -> None:
-    ask = _Asker(make(MANY_BLOCKS))
-    ask(PROMPT)
-    ask.add(PROMPT)
-    ask.driver.schedule()
+    runner = _PromptRunner(make(MANY_BLOCKS))
+    runner(PROMPT)
+    runner.add(PROMPT)
+    runner.driver.schedule()
     expect(
-        not ask.driver.scheduler.reset_prefix_cache(),
+        not runner.driver.scheduler.reset_prefix_cache(),
         "reset_prefix_cache must return False while blocks are in use",
     )
-    ask.driver.settle()
-    ask.driver.drain()
-    expect(ask(PROMPT) == 12, "reset_prefix_cache must not change the cache when it returns False")
-    ask.driver.reset()
-    expect(ask(PROMPT) == 0, "there must be no cache hit after reset_prefix_cache returned True")
-    expect(ask(PROMPT) == 12, "prompts must be cached again after a reset of the prefix cache")
+    runner.driver.settle()
+    runner.driver.drain()
+    expect(
+        runner(PROMPT) == 12, "reset_prefix_cache must not change the cache when it returns False"
+    )
+    runner.driver.reset()
+    expect(runner(PROMPT) == 0, "there must be no cache hit after reset_prefix_cache returned True")
+    expect(runner(PROMPT) == 12, "prompts must be cached again after a reset of the prefix cache")
 
 
 def _check_eviction(make: MakeDriver) -> None:
@@ -184,14 +186,15 @@ def _check_eviction(make: MakeDriver) -> None:
     prompts = [[5 * n + k % 5 for k in range(13)] for n in range(3)]
     left = []
     for length in (9, 13, 17, 21):
-        ask = _Asker(make(15))
+        runner = _PromptRunner(make(15))
         for prompt in prompts:
-            ask(prompt)
+            runner(prompt)
         expect(
-            ask(prompts[0]) == 12, "a cached prompt was evicted, although there were empty blocks"
+            runner(prompts[0]) == 12,
+            "a cached prompt was evicted, although there were empty blocks",
         )
-        ask([20 + k % 5 for k in range(length)])
-        recent, left_of_oldest = ask(prompts[0]), ask(prompts[1])
+        runner([20 + k % 5 for k in range(length)])
+        recent, left_of_oldest = runner(prompts[0]), runner(prompts[1])
         expect(
             recent == 12 or not left_of_oldest,
             f"{recent} tokens of the most recent prompt and {left_of_oldest} of the least recent "

@@ -217,7 +217,7 @@ class SchedulerDriver:
         for name in list(self.holds.gate.held):
             self.open_gate(name)
         maximum = 20 + 4 * sum(
-            len(ledger.asked.prompt_token_ids) + len(ledger.due) for ledger in self.alive.values()
+            len(ledger.request.prompt_token_ids) + len(ledger.due) for ledger in self.alive.values()
         )
         for _ in range(maximum):
             moving = self.scheduler.depth().num_transfers
@@ -254,7 +254,7 @@ class SchedulerDriver:
             start, end = end, end + count
             ledger = self._ledger(name)
             cached = outputs.num_cached_tokens.get(name)
-            if not ledger.got:
+            if not ledger.tokens:
                 ledger.begin(cached, caching=self.limits.enable_prefix_caching)
                 self.num_cached[name] = cached or 0
             else:
@@ -266,7 +266,7 @@ class SchedulerDriver:
         for ending in outputs.finished:
             self._ledger(ending.request_id).close(ending)
             del self.alive[ending.request_id]
-        late = [name for name, ledger in self.alive.items() if ledger.got == ledger.due]
+        late = [name for name, ledger in self.alive.items() if ledger.tokens == ledger.due]
         expect(
             not late,
             f"the requests {late} have received their last token, but are not in `finished`",
@@ -329,7 +329,7 @@ class SchedulerDriver:
         )
         for (_, block), rows in shared.items():
             names = [self._rows.rows[row].request.request_id for row in rows]
-            salts = {self.alive[n].asked.cache_salt for n in names if n in self.alive}
+            salts = {self.alive[n].request.cache_salt for n in names if n in self.alive}
             expect(
                 len(salts) < 2,
                 f"the requests {names} share block {block}, but have different salts",

@@ -18,17 +18,17 @@ from dovetail_devkit.rows.state import encode, predict_token
 class RequestLedger:
     """The expected and received outputs of one request.
 
-    asked: the request.
+    request: the request.
     due: the tokens that the request must get in total.
     reason, stop_reason: the expected finish reason.
-    got: the tokens so far.
+    tokens: the tokens received so far.
     prompt_positions: prompt tokens with received log-probabilities.
     failing: the expected error message; "" if the request must not fail.
     """
 
     def __init__(self, request: EngineCoreRequest, *, max_model_len: int, vocab_size: int) -> None:
-        self.asked = request
-        self.got: list[int] = []
+        self.request = request
+        self.tokens: list[int] = []
         self.prompt_positions: list[int] = []
         self.failing = ""
         self.due, self.reason = _generate_alone(request, max_model_len, vocab_size)
@@ -38,7 +38,7 @@ class RequestLedger:
 
     def take(self, tokens: Sequence[int], logprobs: LogprobColumns | None) -> None:
         """Check new tokens, with their log-probabilities if requested."""
-        name, num_got = self.asked.request_id, len(self.got)
+        name, num_got = self.request.request_id, len(self.tokens)
         expect(bool(tokens), f"the outputs contain the request {name}, but no new token for it")
         expected = self.due[num_got : num_got + len(tokens)]
         expect(
@@ -46,8 +46,8 @@ class RequestLedger:
             f"{name} got {list(tokens)} after {num_got} tokens; without other requests it gets "
             f"{expected}",
         )
-        self.got.extend(tokens)
-        num_logprobs = self.asked.sampling_params.logprobs
+        self.tokens.extend(tokens)
+        num_logprobs = self.request.sampling_params.logprobs
         if num_logprobs is None:
             expect(logprobs is None, f"{name} got log-probabilities, but has logprobs=None")
             return
@@ -63,12 +63,12 @@ class RequestLedger:
 
     def take_prompt(self, logprobs: LogprobColumns) -> None:
         """Check log-probabilities of further prompt tokens."""
-        num_logprobs, name = self.asked.sampling_params.prompt_logprobs, self.asked.request_id
+        num_logprobs, name = self.request.sampling_params.prompt_logprobs, self.request.request_id
         expect(
             num_logprobs is not None, f"{name} got prompt_logprobs, but has prompt_logprobs=None"
         )
         self.prompt_positions.extend(logprobs.token_ids[:: 1 + (num_logprobs or 0)])
-        expected = list(self.asked.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
+        expected = list(self.request.prompt_token_ids)[1 : 1 + len(self.prompt_positions)]
         expect(
             self.prompt_positions == expected,
             f"{name} must get prompt_logprobs for each of its prompt tokens once, in order",
@@ -76,7 +76,7 @@ class RequestLedger:
 
     def begin(self, num_cached_tokens: int | None, *, caching: bool) -> None:
         """Check num_cached_tokens, which is sent with the first tokens."""
-        name, length = self.asked.request_id, len(self.asked.prompt_token_ids)
+        name, length = self.request.request_id, len(self.request.prompt_token_ids)
         if num_cached_tokens is None:
             raise AssertionError(
                 f"the outputs with the first token of {name} must have its num_cached_tokens"
@@ -86,7 +86,7 @@ class RequestLedger:
             0 <= num_cached_tokens <= maximum,
             f"{name} has num_cached_tokens={num_cached_tokens}; expected 0 to {maximum}",
         )
-        if self.asked.sampling_params.prompt_logprobs is not None:
+        if self.request.sampling_params.prompt_logprobs is not None:
             expect(
                 len(self.prompt_positions) == length - 1,
                 f"{name} got a token before the prompt_logprobs of its whole prompt",
@@ -99,14 +99,14 @@ class RequestLedger:
 
     def close(self, ending: Finished) -> None:
         """Check the tokens, the reason and the message of the request's end."""
-        name = self.asked.request_id
+        name = self.request.request_id
         expect(
             ending.message == self.failing,
             f"{name} ended with the message {ending.message!r}; expected {self.failing!r}",
         )
         expect(
-            self.got == self.due,
-            f"{name} ended after {len(self.got)} tokens; expected {len(self.due)} tokens",
+            self.tokens == self.due,
+            f"{name} ended after {len(self.tokens)} tokens; expected {len(self.due)} tokens",
         )
         expect(
             (ending.reason, ending.stop_reason) == (self.reason, self.stop_reason),

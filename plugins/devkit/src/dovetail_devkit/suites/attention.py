@@ -5,7 +5,7 @@ sizes, block sizes, cache dtypes and features (`dovetail_devkit.attention.claims
 contract: the backend writes the cache itself, and the suite does not know the layout. torch is
 imported within functions.
 
-The tolerance is |got - want| ≤ t · max(1, |want|), with t of `AttentionCase.tolerance`.
+The tolerance is |actual - expected| ≤ t · max(1, |expected|), with t of `AttentionCase.tolerance`.
 """
 
 from __future__ import annotations

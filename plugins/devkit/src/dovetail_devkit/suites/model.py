@@ -337,8 +337,8 @@ class _Bench:
             f"the model calls attention for the layers {calls}; expected {expected}",
         )
 
-    def _compare(self, got: torch.Tensor, want: torch.Tensor, how: str) -> None:
-        off = float((got.float() - want.float()).abs().max())
+    def _compare(self, actual: torch.Tensor, expected: torch.Tensor, how: str) -> None:
+        off = float((actual.float() - expected.float()).abs().max())
         expect(
             off <= self._tolerance,
             f"the logits differ by {off}, but the tolerance is {self._tolerance}. {how}",

@@ -45,8 +45,8 @@ def check_policy(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) 
 def policy_cases(policy_cls: type[Policy], *, num_programs: int = NUM_PROGRAMS) -> Iterator[Case]:
     """Yield the suite's cases: declarations, and the scheduler suite with this policy."""
     yield Case(name="declarations", run=partial(_check_declarations, policy_cls))
-    yield Case(name="enough seats", run=partial(_check_room, policy_cls))
-    yield Case(name="short seats", run=partial(_check_batch_slots, policy_cls))
+    yield Case(name="enough batch slots", run=partial(_check_room, policy_cls))
+    yield Case(name="too few batch slots", run=partial(_check_batch_slots, policy_cls))
     yield Case(name="one newcomer", run=partial(_check_one_newcomer, policy_cls))
     yield Case(name="no foresight", run=partial(check_foresight, Scheduler, watch(policy_cls)))
     yield Case(name="inlined loop", run=partial(_check_both_ways, policy_cls))
@@ -67,7 +67,9 @@ def _check_declarations(policy_cls: type[Policy]) -> None:
 
 def _check_room(policy_cls: type[Policy]) -> None:
     if not policy_cls.work_conserving:
-        raise SkipCase("the policy declares work_conserving = False, so it may leave seats free")
+        raise SkipCase(
+            "the policy declares work_conserving = False, so it may leave batch slots free"
+        )
     driver, policy = _make(policy_cls)
     check_room_for_all(driver, policy.accounts)
 

@@ -20,7 +20,7 @@ PLAIN_TEXTS = ("", " ", "Hello, world.", "1 < 2 and {3}", "a\n\nb <", "[", "Ã©â‚
 
 
 @dataclass(kw_only=True)
-class Found:
+class ParsedText:
     """What a parser has found: the content, and name and arguments of each call."""
 
     content: str
@@ -122,7 +122,7 @@ class _Suite:
             f"the call in {where} must be {NAME} with {ARGUMENTS}; found {name!r} with {read!r}",
         )
 
-    def _check_splits(self, text: str, whole: Found, num_splits: int = NUM_SPLITS) -> None:
+    def _check_splits(self, text: str, whole: ParsedText, num_splits: int = NUM_SPLITS) -> None:
         splits = [list(text)] + [random_pieces(text, Random(seed)) for seed in range(num_splits)]
         for pieces in splits:
             parsed = self._read(pieces)
@@ -137,9 +137,9 @@ class _Suite:
             ToolParserContext(tokenizer=ByteTokenizer(), tools=tools, options=self._options)
         )
 
-    def _read(self, pieces: Sequence[str], names: Sequence[str] = (NAME,)) -> Found:
+    def _read(self, pieces: Sequence[str], names: Sequence[str] = (NAME,)) -> ParsedText:
         parser = self._make(names)
-        parsed = Found(content="", calls=[])
+        parsed = ParsedText(content="", calls=[])
         for delta in [*(parser.feed(piece) for piece in pieces), parser.finish()]:
             expect(isinstance(delta, ToolDelta), "feed and finish must return a ToolDelta")
             parsed.content += delta.content

@@ -170,12 +170,12 @@ def _start(worker: WorkerBase) -> _Case:
     return _Case(harness=harness, info=info, prompts=prompts, alone=alone, keeps_cache=keeps_cache)
 
 
-def _expect_tokens(case: _Case, index: int, got: list[int], how: str) -> None:
-    expected = case.alone[index][: len(got)]
+def _expect_tokens(case: _Case, index: int, tokens: list[int], how: str) -> None:
+    expected = case.alone[index][: len(tokens)]
     expect(
-        got == expected,
-        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but without other prompts it "
-        f"gets {expected}. {how}",
+        tokens == expected,
+        f"a prompt of {len(case.prompts[index])} tokens gets {tokens}, but without other prompts "
+        f"it gets {expected}. {how}",
     )
 
 

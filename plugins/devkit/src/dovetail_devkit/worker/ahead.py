@@ -15,7 +15,7 @@ from dovetail_devkit.worker.harness import ASYNC_OUTPUT, LaunchedStep, WorkerHar
 _NUM_STEPS = 5
 
 
-class Asked(Protocol):
+class StartedWorker(Protocol):
     """The interface of a started worker, prompts, and the tokens that each prompt gets alone."""
 
     @property
@@ -31,7 +31,7 @@ class Asked(Protocol):
         """The tokens of each prompt without other prompts."""
 
 
-def check_ahead(case: Asked) -> None:
+def check_ahead(case: StartedWorker) -> None:
     """Check that a step can be launched before the result of the previous step is read.
 
     Does nothing for a worker that does not provide "async_output".
@@ -46,7 +46,7 @@ def check_ahead(case: Asked) -> None:
     _check_reused_row(case)
 
 
-def _check_in_turn(case: Asked) -> None:
+def _check_in_turn(case: StartedWorker) -> None:
     """Run with two steps in flight, while another thread reads the results."""
     harness = case.harness
     harness.join(0, case.prompts[2])
@@ -68,7 +68,7 @@ def _check_in_turn(case: Asked) -> None:
     _expect(case, 3, actual[1], "Two steps were in flight.")
 
 
-def _check_all_late(case: Asked) -> None:
+def _check_all_late(case: StartedWorker) -> None:
     """Read all results after the last step, in reversed order."""
     harness = case.harness
     harness.join(2, case.prompts[1])
@@ -77,7 +77,7 @@ def _check_all_late(case: Asked) -> None:
     _expect(case, 1, actual, "The results were read in reversed order, after the last step.")
 
 
-def _check_reused_row(case: Asked) -> None:
+def _check_reused_row(case: StartedWorker) -> None:
     """Check that a row can be reused before the token of its last request is read."""
     harness = case.harness
     harness.join(0, case.prompts[3])
@@ -96,10 +96,10 @@ def _launch(harness: WorkerHarness, rows: Sequence[int]) -> LaunchedStep:
     return harness.launch()
 
 
-def _expect(case: Asked, index: int, got: list[int], how: str) -> None:
-    expected = case.alone[index][: len(got)]
+def _expect(case: StartedWorker, index: int, tokens: list[int], how: str) -> None:
+    expected = case.alone[index][: len(tokens)]
     expect(
-        got == expected,
-        f"a prompt of {len(case.prompts[index])} tokens gets {got}, but without other prompts it "
-        f"gets {expected}. {how}",
+        tokens == expected,
+        f"a prompt of {len(case.prompts[index])} tokens gets {tokens}, but without other prompts "
+        f"it gets {expected}. {how}",
     )

@@ -20,7 +20,7 @@ BYSTANDER = 3
 """The row of a greedy request that runs in the same steps as the tested rows."""
 
 
-class Asked(Protocol):
+class SamplingSubject(Protocol):
     """The interface of a started worker, prompts, and each prompt's greedy tokens alone."""
 
     @property
@@ -40,7 +40,9 @@ class Asked(Protocol):
         """The greedy tokens of each prompt without other prompts."""
 
 
-def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SEEDS) -> list[int]:
+def first_tokens(
+    case: SamplingSubject, params: SamplingParams, *, num_seeds: int = NUM_SEEDS
+) -> list[int]:
     """Return the first tokens for several seeds. A step has three seeded rows and a greedy row."""
     harness, prompt = case.harness, case.prompts[1]
     tokens_found: list[int] = []
@@ -61,7 +63,7 @@ def first_tokens(case: Asked, params: SamplingParams, *, num_seeds: int = NUM_SE
 
 
 def generate(
-    case: Asked,
+    case: SamplingSubject,
     tokens: Sequence[int],
     params: SamplingParams,
     *,
@@ -77,7 +79,7 @@ def generate(
     return generated
 
 
-def other_tokens(case: Asked, count: int) -> tuple[int, ...]:
+def other_tokens(case: SamplingSubject, count: int) -> tuple[int, ...]:
     """Return `count` tokens that differ from the greedy first token of the case's prompt."""
     best, vocab_size = case.alone[1][0], case.info.vocab_size
     return tuple((best + 7 * (index + 1)) % vocab_size for index in range(count))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dovetail_devkit.expectation import expect
-from dovetail_devkit.worker.draws import Asked, generate, other_tokens
+from dovetail_devkit.worker.draws import SamplingSubject, generate, other_tokens
 from dovetail_devkit.worker.harness import GREEDY
 
 NUM_REPEATS = 16
 """How often the penalized token occurs in the output."""
 
 
-def check_frequency(case: Asked) -> None:
+def check_frequency(case: SamplingSubject) -> None:
     """Check that a token's occurrences are counted in the output, but not in the prompt."""
     _check_prompt_is_ignored(case)
     token, limit = _find_limit(case)
@@ -29,7 +29,7 @@ def check_frequency(case: Asked) -> None:
             )
 
 
-def check_repetition(case: Asked) -> None:
+def check_repetition(case: SamplingSubject) -> None:
     """Check that a small repetition penalty favors tokens of prompt and output."""
     vocab_size, tried = case.info.vocab_size, 0
     for first in range(0, vocab_size - NUM_REPEATS, NUM_REPEATS):
@@ -50,7 +50,7 @@ def check_repetition(case: Asked) -> None:
             return
 
 
-def check_own_tokens(case: Asked) -> None:
+def check_own_tokens(case: SamplingSubject) -> None:
     """Check that penalties count sampled tokens like output tokens of a resumed request."""
     for params in (
         replace(GREEDY, repetition_penalty=0.01),
@@ -67,7 +67,7 @@ def check_own_tokens(case: Asked) -> None:
             )
 
 
-def _find_limit(case: Asked) -> tuple[int, float]:
+def _find_limit(case: SamplingSubject) -> tuple[int, float]:
     """Return a token and the frequency penalty above which it is no longer the best."""
     for token in (*other_tokens(case, 6), case.alone[1][0]):
         low, high = -2.0, 2.0
@@ -84,7 +84,7 @@ def _find_limit(case: Asked) -> tuple[int, float]:
     )
 
 
-def _wins(case: Asked, token: int, frequency: float, presence: float = 0.0) -> bool:
+def _wins(case: SamplingSubject, token: int, frequency: float, presence: float = 0.0) -> bool:
     """Return whether a token that was generated 16 times is sampled next."""
     prompt = case.prompts[1]
     params = replace(GREEDY, frequency_penalty=frequency, presence_penalty=presence)
@@ -92,7 +92,7 @@ def _wins(case: Asked, token: int, frequency: float, presence: float = 0.0) -> b
     return generate(case, tokens, params, num_prompt=len(prompt)) == [token]
 
 
-def _check_prompt_is_ignored(case: Asked) -> None:
+def _check_prompt_is_ignored(case: SamplingSubject) -> None:
     prompt = [*case.prompts[1], *other_tokens(case, 1) * NUM_REPEATS]
     plain = generate(case, prompt, GREEDY)
     for name in ("frequency_penalty", "presence_penalty"):

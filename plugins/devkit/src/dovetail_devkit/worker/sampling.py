@@ -19,7 +19,7 @@ from dovetail_devkit.worker.draws import (
     COLD,
     HOT,
     NUM_SEEDS,
-    Asked,
+    SamplingSubject,
     first_tokens,
     generate,
     other_tokens,
@@ -29,10 +29,10 @@ from dovetail_devkit.worker.penalties import check_frequency, check_own_tokens, 
 
 MIN_VOCABULARY = 32
 
-Check = Callable[[Asked], None]
+Check = Callable[[SamplingSubject], None]
 
 
-def check_sampling(check: Check, capability: str, case: Asked) -> None:
+def check_sampling(check: Check, capability: str, case: SamplingSubject) -> None:
     """Run one check. Then check that rows do not keep the sampling parameters of the check.
 
     capability: raise SkipCase unless the worker declares it; "" if the check needs no capability.
@@ -59,7 +59,7 @@ def check_sampling(check: Check, capability: str, case: Asked) -> None:
         case.harness.leave(row)
 
 
-def _check_temperature(case: Asked) -> None:
+def _check_temperature(case: SamplingSubject) -> None:
     tokens = first_tokens(case, SamplingParams(temperature=HOT))
     expect(
         len(set(tokens)) >= 3,
@@ -70,7 +70,7 @@ def _check_temperature(case: Asked) -> None:
     _expect_best(case, tokens, f"temperature={COLD:g}")
 
 
-def _check_noise(case: Asked) -> None:
+def _check_noise(case: SamplingSubject) -> None:
     """Check that a seeded request gets new noise in each step, also after it is resumed.
 
     After a resume, it must get the same noise as without the preemption.
@@ -95,13 +95,13 @@ def _check_noise(case: Asked) -> None:
     )
 
 
-def _check_top_k(case: Asked) -> None:
+def _check_top_k(case: SamplingSubject) -> None:
     tokens = first_tokens(case, SamplingParams(temperature=HOT, top_k=1))
     _expect_best(case, tokens, "top_k=1")
     _expect_number(first_tokens(case, SamplingParams(temperature=HOT, top_k=3)), 2, 3, "top_k=3")
 
 
-def _check_top_p(case: Asked) -> None:
+def _check_top_p(case: SamplingSubject) -> None:
     tokens = first_tokens(case, SamplingParams(temperature=HOT, top_p=1e-6))
     _expect_best(case, tokens, "top_p=1e-6")
     share = 2.5 / case.info.vocab_size
@@ -109,14 +109,14 @@ def _check_top_p(case: Asked) -> None:
     _expect_number(tokens, 2, 3, f"top_p={share:.3g}")
 
 
-def _check_min_p(case: Asked) -> None:
+def _check_min_p(case: SamplingSubject) -> None:
     tokens = first_tokens(case, SamplingParams(temperature=HOT, min_p=1.0))
     _expect_best(case, tokens, "min_p=1")
     tokens = first_tokens(case, SamplingParams(temperature=HOT, min_p=0.001))
     _expect_number(tokens, 3, NUM_SEEDS, "min_p=0.001")
 
 
-def _check_logit_bias(case: Asked) -> None:
+def _check_logit_bias(case: SamplingSubject) -> None:
     best = case.alone[1][0]
     for token in other_tokens(case, 3):
         params = replace(GREEDY, logit_bias={token: 100.0, best: -100.0})
@@ -130,7 +130,7 @@ def _check_logit_bias(case: Asked) -> None:
     expect(actual != best, f"the worker samples token {best} in spite of its logit_bias of -100")
 
 
-def _check_allowed(case: Asked) -> None:
+def _check_allowed(case: SamplingSubject) -> None:
     allowed = other_tokens(case, 3)
     params = SamplingParams(temperature=HOT, allowed_token_ids=allowed)
     tokens = set(first_tokens(case, params))
@@ -147,7 +147,7 @@ def _check_allowed(case: Asked) -> None:
     )
 
 
-def _check_bad_words(case: Asked) -> None:
+def _check_bad_words(case: SamplingSubject) -> None:
     prompt, (first, second, *_) = case.prompts[1], case.alone[1]
 
     def given(word: tuple[int, ...], tokens: Sequence[int], num_tokens: int) -> list[int]:
@@ -172,7 +172,7 @@ def _check_bad_words(case: Asked) -> None:
     expect(actual == first, "bad_words: a bad word must not begin with tokens of the prompt")
 
 
-def _check_min_tokens(case: Asked) -> None:
+def _check_min_tokens(case: SamplingSubject) -> None:
     prompt, (first, second, *_) = case.prompts[1], case.alone[1]
     ends = replace(GREEDY, stop_token_ids=(first,), min_tokens=2)
     actual = generate(case, prompt, ends, num_tokens=2)
@@ -197,7 +197,7 @@ def _check_min_tokens(case: Asked) -> None:
     )
 
 
-def _check_logprobs(case: Asked) -> None:
+def _check_logprobs(case: SamplingSubject) -> None:
     """Check that the result contains the requested log-probabilities of each sampled token."""
     harness, params = case.harness, replace(GREEDY, logprobs=2)
     harness.join(0, case.prompts[1])
@@ -240,7 +240,7 @@ def _check_logprobs(case: Asked) -> None:
     )
 
 
-def _check_prompt_logprobs(case: Asked) -> None:
+def _check_prompt_logprobs(case: SamplingSubject) -> None:
     """Check that the result contains the requested prompt log-probabilities of each chunk."""
     harness, prompt = case.harness, case.prompts[3]
     harness.join(0, case.prompts[1])
@@ -263,7 +263,7 @@ def _check_prompt_logprobs(case: Asked) -> None:
     )
 
 
-def _expect_best(case: Asked, tokens: Sequence[int], how: str) -> None:
+def _expect_best(case: SamplingSubject, tokens: Sequence[int], how: str) -> None:
     best = case.alone[1][0]
     expect(
         set(tokens) == {best},

@@ -57,7 +57,7 @@ def adversary(
         out=run.out, num_workers=run.num_workers, trust_local_code=run.trust_local_code
     )
     result = search_adversary(spec, metric, trials, options, seed=seed, on_trial=show)
-    for parameter, value in result.found.parameters.items():
+    for parameter, value in result.worst.parameters.items():
         print_line(f"  {parameter:<14} {value:.4g}")
     comparison = result.confirmed.comparison
     verdict = comparison.verdict if comparison else "failed"

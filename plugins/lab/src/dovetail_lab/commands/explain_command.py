@@ -43,11 +43,11 @@ def explain(
     return 0
 
 
-def print_step(found: ObservedStep) -> None:
+def print_step(step: ObservedStep) -> None:
     """Print the policy's view of a step and its actions."""
-    view, limits = found.view, found.header.limits
+    view, limits = step.view, step.header.limits
     print_line(
-        f"Step {view.step_id} of {found.scheduler}: {len(view.running)} running, "
+        f"Step {view.step_id} of {step.scheduler}: {len(view.running)} running, "
         f"{len(view.waiting)} waiting; {view.tokens_left} of {limits.max_num_batched_tokens} "
         f"tokens, {view.seats_left} of {limits.max_num_seqs} rows and {view.free_blocks} blocks "
         f"of {view.block_size} tokens free.",
@@ -55,8 +55,8 @@ def print_step(found: ObservedStep) -> None:
     )
     headings = ("", "request", "rank", "prompt", "output", "computed", "to compute", "granted")
     rows = [
-        *_rows("running", view.running, found),
-        *_rows("waiting", view.waiting, found),
+        *_rows("running", view.running, step),
+        *_rows("waiting", view.waiting, step),
     ]
     print_table(headings, rows)
     for line in describe_actions(view)[:_MAX_ROWS]:
@@ -68,14 +68,14 @@ def print_step(found: ObservedStep) -> None:
         print_line(f"  preempted for lack of blocks: {', '.join(view.victims)}")
 
 
-def _rows(kind: str, states: Sequence[RequestState], found: ObservedStep) -> list[Sequence[str]]:
-    rows: list[Sequence[str]] = [_row(kind, state, found) for state in states[:_MAX_ROWS]]
+def _rows(kind: str, states: Sequence[RequestState], step: ObservedStep) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = [_row(kind, state, step) for state in states[:_MAX_ROWS]]
     if len(states) > _MAX_ROWS:
         rows.append((kind, f"… {len(states) - _MAX_ROWS} more", "", "", "", "", "", ""))
     return rows
 
 
-def _row(kind: str, state: RequestState, found: ObservedStep) -> Sequence[str]:
+def _row(kind: str, state: RequestState, step: ObservedStep) -> Sequence[str]:
     return (
         kind,
         state.request_id,
@@ -84,14 +84,14 @@ def _row(kind: str, state: RequestState, found: ObservedStep) -> Sequence[str]:
         str(state.num_output),
         str(state.num_computed or state.num_cached),
         str(state.num_uncomputed),
-        str(found.granted.get(state.request_id, "")),
+        str(step.granted.get(state.request_id, "")),
     )
 
 
-def _check_known(found: ObservedStep, request: str) -> None:
-    seen = {item.request_id for item in (*found.view.running, *found.view.waiting)}
-    if request not in found.known | seen:
-        hint = nearest(request, found.known)
+def _check_known(step: ObservedStep, request: str) -> None:
+    seen = {item.request_id for item in (*step.view.running, *step.view.waiting)}
+    if request not in step.known | seen:
+        hint = nearest(request, step.known)
         raise UserError(
-            f"request {request!r} did not arrive before step {found.view.step_id}.{hint}"
+            f"request {request!r} did not arrive before step {step.view.step_id}.{hint}"
         )

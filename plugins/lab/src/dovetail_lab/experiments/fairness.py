@@ -83,12 +83,12 @@ def jain_index(curves: ServiceCurves) -> float | None:
     return sum(rates) ** 2 / (len(rates) * sum(rate * rate for rate in rates))
 
 
-def _gaps_while(both: Sequence[bool], gaps: Sequence[float]) -> list[float]:
+def _gaps_while(waiting: Sequence[bool], gaps: Sequence[float]) -> list[float]:
     """Return the largest change of the difference in each period in which both wait."""
     changes: list[float] = []
     low = high = gaps[0]
     inside = False
-    for index, waits in enumerate(both):
+    for index, waits in enumerate(waiting):
         if waits and not inside:
             low = high = gaps[index]
         inside = waits

@@ -47,10 +47,10 @@ class Job:
         }
 
     @classmethod
-    def from_plain(cls, told: Mapping[str, Any]) -> Job:
+    def from_plain(cls, fields: Mapping[str, Any]) -> Job:
         """Return the job from the result of `plain`."""
-        spec, key = ExperimentSpec.model_validate(told["spec"]), RunKey(**told["key"])
-        return cls(**{**told, "spec": spec, "key": key})
+        spec, key = ExperimentSpec.model_validate(fields["spec"]), RunKey(**fields["key"])
+        return cls(**{**fields, "spec": spec, "key": key})
 
 
 def built_workload(spec: ExperimentSpec, key: RunKey) -> BuiltWorkload:

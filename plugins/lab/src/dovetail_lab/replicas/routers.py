@@ -178,7 +178,7 @@ def load_router(reference: str, *, trust_local_code: bool = False) -> Router:
         raise UserError(
             f"router={reference!r} is unknown; use {known} or a class.{nearest(reference, ROUTERS)}"
         )
-    origin = Origin(asked=reference)
+    origin = Origin(reference=reference)
     if location.endswith(".py"):
         if not trust_local_code:
             raise UserError(f"router={reference!r} is a file; add --trust-local-code to run it.")

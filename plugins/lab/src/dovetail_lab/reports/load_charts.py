@@ -107,9 +107,11 @@ def _draw_metric(axis: Axes, results: Results, engine: str, metric: str) -> None
         axis.set_ylim(bottom=0)
 
 
-def _draw_bars(axis: Axes, results: Results, metric: str, found: Sequence[Comparison]) -> None:
+def _draw_bars(
+    axis: Axes, results: Results, metric: str, comparisons: Sequence[Comparison]
+) -> None:
     order = {name: index for index, name in enumerate(results.policies)}
-    for position, item in enumerate(found):
+    for position, item in enumerate(comparisons):
         difference, color = item.difference, color_of(order[item.policy])
         scale = 100 / abs(difference.left)
         value = difference.t.mean * scale
@@ -132,11 +134,11 @@ def _draw_bars(axis: Axes, results: Results, metric: str, found: Sequence[Compar
                 capsize=2.5,
                 lw=1.1,
             )
-    axis.set_yticks(range(len(found)), [item.policy for item in found])
+    axis.set_yticks(range(len(comparisons)), [item.policy for item in comparisons])
     axis.invert_yaxis()
     axis.axvline(0, color="#444444", lw=0.9)
     axis.grid(axis="y", visible=False)
     info = METRICS[metric]
     axis.set_title(info.label)
     hint = f" ({info.better} is better)" if info.better else ""
-    axis.set_xlabel(f"% of {found[0].baseline}{hint}")
+    axis.set_xlabel(f"% of {comparisons[0].baseline}{hint}")

@@ -53,12 +53,12 @@ class Trial:
 class AdversaryResult:
     """The worst workload that was found.
 
-    trials: all trials of the search. found: the trial with the highest regret. confirmed: the same
+    trials: all trials of the search. worst: the trial with the highest regret. confirmed: the same
     workload with new seeds. spec: an experiment that repeats the confirmation.
     """
 
     trials: Sequence[Trial]
-    found: Trial
+    worst: Trial
     confirmed: Trial
     spec: ExperimentSpec
 
@@ -104,7 +104,7 @@ def search_adversary(
         update={"first_seed": spec.first_seed + spec.seeds, "seeds": max(10, 2 * spec.seeds)}
     )
     confirmed = try_workload(final, metric, options, result.parameters)
-    return AdversaryResult(trials=trials, found=result, confirmed=confirmed, spec=final)
+    return AdversaryResult(trials=trials, worst=result, confirmed=confirmed, spec=final)
 
 
 def experiment_of(spec: ExperimentSpec, parameters: Mapping[str, float]) -> ExperimentSpec:

@@ -36,13 +36,13 @@ class BatchExecution:
         batch: Batch,
         stores: tuple[BatchStore, FileStore],
         calls: InternalCalls,
-        seats: FreeBatchSlots,
+        batch_slots: FreeBatchSlots,
         settings: ServerSettings,
         num_workers: int,
     ) -> None:
         self._batch = batch
         self._batches, self._files = stores
-        self._seats = seats
+        self._batch_slots = batch_slots
         self._settings = settings
         self._num_workers = num_workers
         self._next_line = asyncio.Lock()
@@ -144,7 +144,7 @@ class BatchExecution:
 
     async def _work(self, lines: Iterator[InputLine], records: RecordFiles) -> None:
         while True:
-            async with self._seats.take():
+            async with self._batch_slots.take():
                 async with self._next_line:
                     line = await asyncio.to_thread(self._next, lines, records)
                 if line is None:

@@ -39,7 +39,7 @@ class BatchRunner:
         self._database = database
         self._batches, self._files = stores
         self._calls = calls
-        self._seats = FreeBatchSlots(state)
+        self._batch_slots = FreeBatchSlots(state)
         self._running: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -90,9 +90,9 @@ class BatchRunner:
             batch,
             stores,
             self._calls,
-            self._seats,
+            self._batch_slots,
             self._state.settings,
-            self._seats.max_lines,
+            self._batch_slots.max_lines,
         )
         try:
             await execution.run()

@@ -238,15 +238,15 @@ def _narrowed(
     return allowed, mode
 
 
-def _format(given: dict[str, Any]) -> dict[str, Any]:
+def _format(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the `response_format` of a chat completion."""
-    kind = given.get("type")
+    kind = fields.get("type")
     if kind in ("text", "json_object"):
         return {"type": kind}
-    if kind != "json_schema" or not isinstance(given.get("schema"), dict):
+    if kind != "json_schema" or not isinstance(fields.get("schema"), dict):
         raise APIError(
             'text.format must be {"type": "text"}, {"type": "json_object"} or {"type": '
             '"json_schema", "name": …, "schema": {…}}.',
             param="text.format",
         )
-    return {"type": "json_schema", "json_schema": given}
+    return {"type": "json_schema", "json_schema": fields}
