@@ -76,7 +76,7 @@ class Earlier:
 def earlier(folder: Path, settings: Mapping[str, Any]) -> Earlier:
     """Return the results of an earlier run. No rows and layers if the file does not exist.
 
-    Raises ResultsError if the file is damaged or has other settings.
+    Raises ResultsError if the file is damaged or has different settings.
     """
     path = folder / JSON_NAME
     if not path.exists():
@@ -85,7 +85,7 @@ def earlier(folder: Path, settings: Mapping[str, Any]) -> Earlier:
     before = result["origin"]["settings"]
     names = [name for name, value in settings.items() if before.get(name) != value]
     if names:
-        raise ResultsError(f"{path} has other settings: {', '.join(names)}; use another --out")
+        raise ResultsError(f"{path} has different settings: {', '.join(names)}; use another --out")
     return Earlier(rows=result["rows"], layers=result["layers"])
 
 

@@ -37,7 +37,7 @@ class Text:
     start: str = ""
 
     def excerpt(self) -> str:
-        """Return the excerpt. Raises TextError if the text is missing or has another hash."""
+        """Return the excerpt. Raises TextError if the text is missing or has a different hash."""
         text = self.unchecked()
         digest = hashlib.sha256(text.encode()).hexdigest()
         if digest != self.sha256:

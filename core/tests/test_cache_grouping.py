@@ -101,7 +101,7 @@ MIB = 1 << 20
 MODELS = {
     "gemma 3, 27b": [heads(16, 128, 1024 if i % 6 != 5 else 0) for i in range(62)],
     "gemma 3, 1b": [heads(1, 256, 512 if i % 6 != 5 else 0) for i in range(26)],
-    "windows with heads of another size": [
+    "windows with heads of a different size": [
         heads(16, 256, 1024) if i % 6 != 5 else heads(4, 512) for i in range(30)
     ],
     "jamba": [heads(8, 128) if i % 8 == 4 else state(622_592) for i in range(32)],

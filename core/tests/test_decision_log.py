@@ -329,7 +329,7 @@ def test_a_damaged_record_is_reported_after_the_valid_records(record, path):
 
 
 @pytest.mark.parametrize("change", [{"limits": {"later": 1}}, {"seed": None, "more": 2}, None])
-def test_a_log_header_of_another_version_is_rejected(change, record, path):
+def test_a_log_header_of_a_different_version_is_rejected(change, record, path):
     record()
     report = json.loads(read(path)[0][2])
     payload = json.dumps(report | change if change else "text").encode()

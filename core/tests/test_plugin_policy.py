@@ -262,7 +262,7 @@ def test_a_built_in_plugin_is_replaced_only_if_the_user_allows_it(plugin_site):
     assert order(registry) == order(registry, "fair") == ["fair@acme"]
 
 
-def test_a_plugin_with_another_name_can_replace_a_built_in_plugin(plugin_site):
+def test_a_plugin_with_a_different_name_can_replace_a_built_in_plugin(plugin_site):
     built_in_and_rival(plugin_site, rival="turbo")
     assert plugin_site.registry().resolve("policy", "fair").distribution == "dovetail-a"
     registry = plugin_site.registry(policy=CONSENT)

@@ -152,7 +152,7 @@ def test_the_error_for_a_type_with_unknown_quantization_steps_names_the_type(mod
         write_reference(file, tmp_path / "noisy", off_grid=True)
 
 
-def test_an_evaluation_text_with_another_hash_is_rejected():
+def test_an_evaluation_text_with_a_different_hash_is_rejected():
     other = replace(EVALUATION[2], sha256="0" * 64)
     with pytest.raises(TextError, match="source code: the text of pydantic"):
         other.excerpt()

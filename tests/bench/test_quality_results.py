@@ -118,7 +118,7 @@ def test_a_run_is_continued_with_the_missing_formats_and_new_references(jobs, tm
     assert jobs == []
 
 
-def test_a_format_with_another_definition_is_measured_again(jobs, tmp_path):
+def test_a_format_with_a_different_definition_is_measured_again(jobs, tmp_path):
     changed = row("int8")
     changed["definition"]["options"] = {"dtype": "float16"}
     going = new_run(tmp_path, rows=[row("float32"), row("bf16"), changed])

@@ -306,7 +306,7 @@ def test_a_prefix_index_without_chained_hashes_is_detected(monkeypatch):
     monkeypatch.setattr(hashing, "block_hash", lambda _, ids, extra: chained(b"", ids, extra))
     with pytest.raises(
         AssertionError,
-        match=r"contains other data|whose data is stale|share block|with another salt",
+        match=r"contains other data|whose data is stale|share block|with a different salt",
     ):
         check_scheduler(Scheduler)
 

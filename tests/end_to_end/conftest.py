@@ -24,7 +24,7 @@ def model_dir(tmp_path_factory, one_thread):
 
 @pytest.fixture(scope="session")
 def qwen_dir(tmp_path_factory, one_thread):
-    """Return the folder of a small random Qwen2 model with other sizes."""
+    """Return the folder of a small random Qwen2 model with different sizes."""
     return make_checkpoint(
         tmp_path_factory.mktemp("qwen"), "Qwen2", 4, hidden_size=48, num_hidden_layers=3
     )

@@ -15,7 +15,7 @@ from dovetail.errors import DovetailError
 from dovetail_devkit.contexts import SMALL_ENGINE
 from dovetail_devkit.tiny_model import write_tiny_llama
 
-WARNING = "A seeded request may get other tokens"
+WARNING = "A seeded request may get different tokens"
 KINDS = ("attention", "linear_method", "ops")
 CASES = [
     {"dtype": "bfloat16"},

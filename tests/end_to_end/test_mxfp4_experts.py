@@ -124,7 +124,7 @@ def replace(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable
 BROKEN: dict[str, tuple[Callable[[Tensors], None], str]] = {
     "no scales": (remove(f"{FIRST}_scales"), f"{FIRST}_scales is missing"),
     "no blocks": (remove(f"{FIRST}_blocks"), f"{FIRST}_blocks is missing"),
-    "scales of another shape": (
+    "scales of a different shape": (
         replace(f"{FIRST}_scales", lambda scales: scales[:, :, :1]),
         f"{FIRST}_scales has the shape [4, 192, 1]",
     ),
@@ -132,7 +132,7 @@ BROKEN: dict[str, tuple[Callable[[Tensors], None], str]] = {
         replace(f"{FIRST}_scales", lambda scales: scales.float()),
         f"{FIRST}_scales has the dtype F32",
     ),
-    "blocks of another size": (
+    "blocks of a different size": (
         replace(f"{FIRST}_blocks", lambda blocks: blocks[..., :8]),
         f"{FIRST}_blocks has the shape [4, 192, 2, 8]",
     ),

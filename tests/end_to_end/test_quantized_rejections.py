@@ -104,7 +104,7 @@ def test_packed_integers_that_contradict_the_configuration_are_rejected(name, pl
     rejected(quantized, *DAMAGED_INTEGERS[name])
 
 
-def test_zero_points_of_another_shape_are_rejected(plain, tmp_path):
+def test_zero_points_of_a_different_shape_are_rejected(plain, tmp_path):
     quantized, _ = write(plain, tmp_path, rows_of_integers())
     name = f"{LAYER}weight_zero_point"
     rejected(

@@ -248,7 +248,7 @@ def _damage_head(random: Random, parts: Parts) -> None:
 
 
 def _damage_value(random: Random, parts: Parts) -> None:
-    """Replace a value by a value of another type or by an extreme value."""
+    """Replace a value by a value of a different type or by an extreme value."""
     key = random.choice([*parts.metadata])
     parts.metadata[key] = random.choice(
         (

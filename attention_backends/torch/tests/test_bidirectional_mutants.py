@@ -133,5 +133,5 @@ def test_the_case_of_bidirectional_attention_rejects_bits_that_depend_on_the_bat
     check_bidirectional(backend, CASE, CPU)
     features = backend.capabilities.features | {"batch_invariant"}
     backend.capabilities = replace(backend.capabilities, features=features)
-    with pytest.raises(AssertionError, match="has other bits than in a batch"):
+    with pytest.raises(AssertionError, match="has different bits than in a batch"):
         check_bidirectional(backend, CASE, CPU)

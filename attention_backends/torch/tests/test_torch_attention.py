@@ -151,7 +151,7 @@ def test_requests_of_similar_length_are_grouped_within_the_slot_limit():
     assert group_by_length([], lengths, 100) == []
 
 
-def test_a_layer_rejects_a_kv_cache_group_with_another_sliding_window():
+def test_a_layer_rejects_a_kv_cache_group_with_a_different_sliding_window():
     layer = TorchAttentionBackend.create_layer(layer_context(sliding_window=4))
     q, k, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 64), torch.zeros(8, 16, 2, 2, 64)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has a sliding window of 4"):

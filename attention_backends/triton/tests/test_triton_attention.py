@@ -112,7 +112,7 @@ def test_old_gpus_are_rejected(gpu, capability, cache, reasons):
     assert TritonAttentionBackend.refusals(requirements(kv_cache_dtype=cache)) == reasons
 
 
-def test_a_cache_of_another_dtype_is_rejected(gpu):
+def test_a_cache_of_a_different_dtype_is_rejected(gpu):
     gpu(90)
     (reason,) = TritonAttentionBackend.refusals(requirements(kv_cache_dtype="float16"))
     assert "'float16' is not supported for dtype bfloat16" in reason

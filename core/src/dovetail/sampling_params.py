@@ -318,7 +318,7 @@ _FLAG_FIELDS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_
 
 
 def _take_section(section: object) -> StructuredOutputsParams:
-    """Return a copy of the grammar parameters. Raise RequestError if they have another type."""
+    """Return a copy of the grammar parameters. Raise RequestError if they have a different type."""
     if not isinstance(section, StructuredOutputsParams):
         raise invalid("structured_outputs", section, "None or StructuredOutputsParams")
     return StructuredOutputsParams(form=section.form, text=section.text)

@@ -173,7 +173,7 @@ def test_the_native_method_uses_its_base_method_for_other_dtypes(dtype):
 
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
-def test_quantization_of_another_dtype_is_rejected_with_advice(name):
+def test_quantization_of_a_different_dtype_is_rejected_with_advice(name):
     with pytest.raises(ConfigError, match=rf"quantization='{name}'.*float32.*dtype='bfloat16'"):
         make_layer(make(name), 8, (8,), dtype=torch.float32)
 
@@ -339,7 +339,7 @@ def test_mapped_and_copied_weights_have_the_same_packed_bytes(name, tied, tmp_pa
     assert torch.equal(copied.mlp(x_TD), lent.mlp(x_TD))
 
 
-def test_weights_of_another_dtype_are_cast_and_copied_instead_of_mapped(tmp_path, monkeypatch):
+def test_weights_of_a_different_dtype_are_cast_and_copied_instead_of_mapped(tmp_path, monkeypatch):
     monkeypatch.setattr(assignment, "BORROWED_BYTES", 0)
     save_file(make_weights(tied=True, dtype=torch.float32), tmp_path / "model.safetensors")
     model, borrowed = load(tmp_path, make("native"), tied=True)

@@ -107,7 +107,7 @@ def test_the_error_for_a_weight_with_nan_or_infinity_names_it(in_features, value
         method.pack(layer)
 
 
-def test_quantization_of_another_dtype_is_rejected_with_advice():
+def test_quantization_of_a_different_dtype_is_rejected_with_advice():
     with pytest.raises(ConfigError, match=r"quantization='q4_k'.*float32.*dtype='bfloat16'"):
         make_layer(make(), 256, dtype=torch.float32)
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 V = 997
-WARNING = "A seeded request may get other tokens"
+WARNING = "A seeded request may get different tokens"
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_the_host_cannot_access_device_memory_and_operations_cannot_mix_devices(
     assert (x + torch.tensor(2.0)).tolist() == [2, 2, 2]  # a single number may be on the host
 
 
-def test_an_output_tensor_of_another_shape_is_rejected(device):
+def test_an_output_tensor_of_a_different_shape_is_rejected(device):
     with pytest.raises(RuntimeError, match="correct shape"):
         torch.add(torch.ones(3, device=device), 1, out=torch.empty(0, device=device))
 

@@ -71,7 +71,7 @@ def test_a_block_has_the_bytes_of_one_key_per_token_and_layer():
     assert config.bytes_per_block == NUM_LAYERS * BLOCK_SIZE * 24 * 4
 
 
-def test_a_layer_with_separate_values_has_another_spec():
+def test_a_layer_with_separate_values_has_a_different_spec():
     layers = make_layers() | {"last": Attention(HEADS, NUM_LAYERS)}
     specs, config = make_config(FakeAttentionBackend, layers)
     assert type(specs["last"]) is FullAttentionSpec

@@ -269,7 +269,7 @@ def test_attention_layers_are_ordered_by_index() -> None:
 
 
 @pytest.mark.parametrize("sinks", [torch.zeros(3), torch.zeros(2).half()])
-def test_sinks_of_another_dtype_or_shape_are_rejected(sinks) -> None:
+def test_sinks_of_a_different_dtype_or_shape_are_rejected(sinks) -> None:
     heads = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
     assert Attention(heads, 0, sinks=nn.Parameter(torch.zeros(2))).sinks is not None
     with pytest.raises(ContractError, match="layer 7 has sinks"):

@@ -122,7 +122,7 @@ def test_a_wrong_option_in_a_sweep_fails_alone(folder, capsys):
 
 
 @pytest.mark.parametrize("command", [["replay"], ["show"], ["explain", "1"], ["diff", "fcfs"]])
-def test_a_log_of_another_version_is_rejected(command, folder, capsys):
+def test_a_log_of_a_different_version_is_rejected(command, folder, capsys):
     assert (
         main(["lab", "run", "fcfs", "--trace", "chat", *SMALL[:2], "--decision-log", "a.log"]) == 0
     )
@@ -137,7 +137,7 @@ def test_a_log_of_another_version_is_rejected(command, folder, capsys):
     assert "version" in words(capsys.readouterr().err)
 
 
-def test_a_calibration_of_another_version_is_rejected(folder, capsys):
+def test_a_calibration_of_a_different_version_is_rejected(folder, capsys):
     (folder / "old.json").write_text('{"format": "dovetail-step-times", "version": 0}')
     command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", *SMALL]
     assert main([*command, "--step-times", "old.json"]) == 2

@@ -250,7 +250,7 @@ def test_a_roofline_reference_reads_the_model_and_the_device(tmp_path):
     digest = StepTimeReference(name=f"roofline:{sheet}", model=str(tmp_path)).digest()
     sheet.write_text("tflops = 100\nbandwidth_gb_s = 1001\n")
     changed = StepTimeReference(name=f"roofline:{sheet}", model=str(tmp_path)).digest()
-    assert digest != changed, "a changed sheet gives other run ids"
+    assert digest != changed, "a changed sheet gives different run ids"
 
 
 # --- linear and names -----------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def test_arguments_given_as_a_string_are_decoded() -> None:
     assert json.loads(calls[0][1]) == PLAIN
 
 
-def test_a_parameter_of_another_type_than_string_is_read_as_json() -> None:
+def test_a_parameter_that_is_not_a_string_is_read_as_json() -> None:
     text = "<tool_call><function=weather><parameter=city>12</parameter><parameter=days>12"
     text += "</parameter></function></tool_call>"
     _, calls = read(make("qwen3_xml"), [text])

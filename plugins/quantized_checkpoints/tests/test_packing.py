@@ -54,7 +54,7 @@ def test_blocks_of_scales_may_be_larger_than_the_weight():
 
 
 @pytest.mark.parametrize("value", [5, "4", 4.0, True, [4]])
-def test_a_field_with_another_value_is_rejected(value):
+def test_a_field_with_a_different_value_is_rejected(value):
     with pytest.raises(WeightError, match="quantization_config: bits is"):
         choice({"bits": value}, "bits", (2, 4), 4)
 

@@ -290,7 +290,7 @@ def test_the_error_of_a_wrong_field_of_a_batch_names_it(anna, keyed_server, fiel
     assert reply.status in (400, 404) and reply.error["param"] == param
 
 
-def test_a_file_with_another_purpose_cannot_be_the_input_of_a_batch(anna):
+def test_a_file_with_a_different_purpose_cannot_be_the_input_of_a_batch(anna):
     file = anna.files.create(file=("a", b"{}"), purpose="user_data")
     with pytest.raises(openai.BadRequestError, match='upload it with "batch"') as caught:
         anna.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")

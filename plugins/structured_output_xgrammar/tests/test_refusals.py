@@ -112,7 +112,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("pattern", EXPRESSIONS)
-def test_a_regular_expression_with_another_meaning_in_the_library_is_rejected(pattern):
+def test_a_regular_expression_with_a_different_meaning_in_the_library_is_rejected(pattern):
     with pytest.raises(ValueError, match="regular expression"):
         translate(pattern)
 

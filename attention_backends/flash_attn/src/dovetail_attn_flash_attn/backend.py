@@ -74,7 +74,7 @@ class FlashAttentionBackend(AttentionBackend):
     def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
         """Return one reason for each provider, or () if a provider meets all requirements.
 
-        Reasons that concern all providers are returned alone. For a device of another type, the
+        Reasons that concern all providers are returned alone. For a device of a different type, the
         result is (): the capabilities reject it.
         """
         if requirements.device_type not in cls.capabilities.device_types:

@@ -133,7 +133,7 @@ def fa3_schedule(*args, **kwargs):
     """The operator `flash_attn_3::get_scheduler_metadata`."""
     run = by_name(torch.ops.flash_attn_3.get_scheduler_metadata.default, args, kwargs)
     calls.append(("schedule", vars(run)))
-    require(run.headdim == run.headdim_v, "values have another head size")
+    require(run.headdim == run.headdim_v, "values have a different head size")
     dtypes = {5: torch.float16, 15: torch.bfloat16, 24: torch.float8_e4m3fn}
     dtype = dtypes.get(run.qkv_dtype, run.qkv_dtype)
     return plan_of(
@@ -227,7 +227,7 @@ def vllm_schedule(**keywords):
     """`get_scheduler_metadata` of vLLM."""
     run = types.SimpleNamespace(**keywords)
     calls.append(("schedule", keywords))
-    require(run.headdim_v in (None, run.headdim), "values have another head size")
+    require(run.headdim_v in (None, run.headdim), "values have a different head size")
     require(isinstance(run.window_size, tuple), "the window is not a tuple")
     return plan_of(
         run, run.num_heads_q, run.num_heads_kv, run.qkv_dtype, run.window_size, run.causal
@@ -315,7 +315,7 @@ def torch_forward(*args, **named):
     require(named["block_table"] is not None, "the cache is not paged")
     require(key_starts is not None, "FlashAttention 2 needs cu_seq_k")
     require(named["seqused_k"] is not None, "seqused_k is None")
-    require(torch.equal(key_starts.diff(), named["seqused_k"]), "cu_seq_k has other lengths")
+    require(torch.equal(key_starts.diff(), named["seqused_k"]), "cu_seq_k has different lengths")
     require(named["num_splits"] == 1, "rows after the first are not written (pytorch #194167)")
     kernel = Kernel(
         q=q,

@@ -70,8 +70,8 @@ def check(kernel: Kernel, *, page_multiple: int) -> None:
         require(x.dtype == torch.int32 and x.is_contiguous(), f"{name} is {x.dtype}")
     require(table.dtype == torch.int32 and table.stride(-1) == 1, f"the table is {table.dtype}")
     rows = table.shape[0]
-    require(kernel.starts.shape == (rows + 1,), "cu_seqlens_q has another number of rows")
-    require(kernel.lens.shape == (rows,), "the lengths have another number of rows")
+    require(kernel.starts.shape == (rows + 1,), "cu_seqlens_q has a different number of rows")
+    require(kernel.lens.shape == (rows,), "the lengths have a different number of rows")
     require(int(kernel.starts[-1]) == q.shape[0], "cu_seqlens_q does not end at the last query")
     counts = kernel.starts.diff()
     require(bool((counts <= kernel.max_query_len).all()), "max_seqlen_q is too small")

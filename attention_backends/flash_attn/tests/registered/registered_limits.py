@@ -141,7 +141,7 @@ def with_another_signature():
 
 
 @pytest.mark.skipif(NAME == "fa3", reason="an operator, not a function")
-def test_the_error_for_a_provider_with_another_signature_names_it(monkeypatch):
+def test_the_error_for_a_provider_with_a_different_signature_names_it(monkeypatch):
     modules = {
         "vllm": (VLLM, "flash_attn_varlen_func"),
         "flash_attn": ("flash_attn", "flash_attn_varlen_func"),
@@ -159,7 +159,7 @@ def test_the_error_for_a_provider_with_another_signature_names_it(monkeypatch):
 
 
 @pytest.mark.skipif(NAME != "fa3", reason="not an operator")
-def test_the_error_for_an_operator_with_another_schema_names_it(monkeypatch):
+def test_the_error_for_an_operator_with_a_different_schema_names_it(monkeypatch):
     (schema, _) = Path(__file__).with_name("fa3_schema.txt").read_text("utf-8").splitlines()
     library = torch.library.Library("flash_attn_3_other", "DEF")
     library.define(

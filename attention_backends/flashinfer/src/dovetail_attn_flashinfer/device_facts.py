@@ -53,7 +53,7 @@ class Kernels:
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
-    """Return the properties of a CUDA device; raise ConfigError for a device of another type."""
+    """Return the properties of a CUDA device; raise ConfigError for other devices."""
     if device.type != "cuda":
         raise ConfigError(
             f"the attention backend 'flashinfer' cannot use the device {device}; it supports CUDA "

@@ -214,7 +214,7 @@ def test_the_sink_kernel_of_flashinfer_cannot_have_two_head_sizes_in_one_process
     """If this fails, `_sink_head_sizes` is not needed any more."""
     attended(Step(), sinks=torch.zeros(H))
     wrappers._sink_head_sizes.clear()
-    with pytest.raises(ValueError, match="is loaded with other sizes"):
+    with pytest.raises(ValueError, match="is loaded with different sizes"):
         attended(Step(spec=replace(SPEC, head_size=128)), head_size=128, sinks=torch.zeros(H))
 
 

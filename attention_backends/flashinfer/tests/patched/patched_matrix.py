@@ -44,7 +44,7 @@ NUM_SAMPLED = 48
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
-    """Discard the loaded sink kernels, so that each case may have another head size."""
+    """Discard the loaded sink kernels, so that each case may have a different head size."""
     monkeypatch.setattr(wrappers, "_sink_head_sizes", {})
     reference_kernels.loaded_variants.clear()
 

@@ -186,7 +186,7 @@ class WrapperModule:
         plan = named(names, args)
         for name in ("qo_indptr", "kv_indptr", "kv_len_arr"):
             require(getattr(plan, name).device.type == "cpu", f"{name} is not on the host")
-        require(plan.head_dim_qk == self.module.head_size, "plan has another head size")
+        require(plan.head_dim_qk == self.module.head_size, "plan has a different head size")
         require((plan.window_left >= 0) == self.window, "the module has no window, or needs one")
         require(plan.num_qo_heads % plan.num_kv_heads == 0, "heads do not divide evenly")
         calls.append(("plan " + self.module.backend, vars(plan) | {"module": self}))
@@ -217,7 +217,7 @@ class WrapperModule:
         room = len(run.paged_kv_indices)
         is_graph = plan.enable_cuda_graph
         require(ends[-1] <= room if is_graph else ends[-1] == room, "the page list is too short")
-        require(run.q.shape[0] == starts[-1] == plan.total_num_rows, "q has another length")
+        require(run.q.shape[0] == starts[-1] == plan.total_num_rows, "q has a different length")
         require(run.paged_k_cache.shape[2] == plan.page_size, "another page size")
         calls.append(("run " + self.module.backend, vars(run) | {"module": self}))
         for row, last in enumerate(run.paged_kv_last_page_len.tolist()):
@@ -267,7 +267,7 @@ class WrapperModule:
         require(self.extra == ("sink", "sm_scale"), f"unknown variant with {self.extra}")
         run = named([*JIT_RUN_NAMES, *self.extra], args)
         require(run.sink is not None and run.sink.dtype == torch.float32, "sinks are not float32")
-        require(run.sink.shape == (run.q.shape[1],), "sinks have another shape")
+        require(run.sink.shape == (run.q.shape[1],), "sinks have a different shape")
         require(run.maybe_lse is None, "the logsumexp of this variant contains the sinks")
         require(run.mask_mode == utils.MaskMode.CAUSAL.value, "the mask is not causal")
         return run, Rule(scale=run.sm_scale, window_left=run.window_left, sinks_H=run.sink)
@@ -291,7 +291,9 @@ def customized_module(backend, uri, *args, **kwargs) -> WrapperModule:
     A second module of the same name is not loaded.
     """
     built = (backend, args[:6])
-    require(loaded_variants.setdefault(uri, built) == built, f"{uri} is loaded with other sizes")
+    require(
+        loaded_variants.setdefault(uri, built) == built, f"{uri} is loaded with different sizes"
+    )
     *dtypes, index_dtype, size_qk, size_vo = args[:6]
     require(index_dtype == torch.int32, f"indices are {index_dtype}")
     extra = (*args[6], *args[8])

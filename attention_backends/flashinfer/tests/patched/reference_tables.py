@@ -82,7 +82,7 @@ def attend_tables(kind: str, run: SimpleNamespace) -> None:
         require(run.cum_seq_lens_kv.tolist() == ends, "cum_seq_lens_kv differs from seq_lens")
     else:
         require(run.max_q_len == 1, "several queries per run")
-    require(starts[0] == 0 and starts[-1] == run.q.shape[0], "q has another length")
+    require(starts[0] == 0 and starts[-1] == run.q.shape[0], "q has a different length")
     # A maximum that is too large is slower, but correct.
     require(int(run.seq_lens.max()) <= run.max_kv_len, "max_kv_len")
     require(run.max_kv_len <= size * run.block_tables.shape[1], "the table is too narrow")

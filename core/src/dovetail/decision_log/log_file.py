@@ -97,7 +97,7 @@ class LogReader:
     """Iterates over the records of a log. At any time, only one record is in memory.
 
     truncated: after the end was reached, whether the last record is incomplete.
-    Raises UserError if the file is not a decision log, or one of another version.
+    Raises UserError if the file is not a decision log, or one of a different version.
     """
 
     def __init__(self, path: Path) -> None:

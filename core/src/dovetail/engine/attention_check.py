@@ -54,7 +54,7 @@ def described_attention(
 ) -> AttentionFacts | None:
     """Return the worker's description of the model's attention, or None without attention.
 
-    Raises ContractError for a result of another type, and the errors of `describe_attention`.
+    Raises ContractError for a result of a different type, and the errors of `describe_attention`.
     """
     context = WorkerContext(
         config=config.worker_config(),

@@ -86,8 +86,8 @@ class AttentionCapabilities:
     """What an attention backend supports.
 
     device_types: empty for any. block_size_multiple: block sizes are multiples of this number.
-    head_sizes: empty for any. Heads of another size are padded with zeros to the next larger size,
-    also in the cache. The larger size must be at most twice as large, or at most 32.
+    head_sizes: empty for any. Heads of a different size are padded with zeros to the next larger
+    size, also in the cache. The larger size must be at most twice as large, or at most 32.
     kv_cache_dtypes: empty if the cache always has the dtype of the model.
     """
 

@@ -151,7 +151,7 @@ class AttentionContext(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightMapping:
-    """Maps a weight of a checkpoint to weights of a model with other names or layouts.
+    """Maps a weight of a checkpoint to weights of a model with different names or layouts.
 
     source: a name in the checkpoint, or a prefix of it that ends before a dot, so that a module's
         name includes its weight and its bias. `{}` matches one component, such as a layer's number.
@@ -205,7 +205,7 @@ class Model(Protocol):
     `dovetail_torch.layers.StateLayer`. A model without such modules has no KV cache.
 
     Weights. Parameters have the names of the checkpoint. Fused layers name their parts
-    (`LinearShape.part_names`). A model whose checkpoints use other names or layouts has an
+    (`LinearShape.part_names`). A model whose checkpoints use different names or layouts has an
     attribute `weight_mappings`, a sequence of `WeightMapping`, of the class or of the instance; the
     first one whose source matches applies. Linear methods always receive weights as [out, in], so
     that they can be quantized.

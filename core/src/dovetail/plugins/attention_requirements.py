@@ -59,7 +59,7 @@ def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
 
     Returns None if config.json does not contain the number and size of the attention heads.
 
-    Only the usual field names are read. An architecture may have other defaults, so the worker
+    Only the usual field names are read. An architecture may have different defaults, so the worker
     decides from the layers of the loaded model.
     """
     config = _text_part(hf_config)

@@ -71,7 +71,7 @@ class LoadedClass:
 
 
 def parse_plugin(text: str, registry: PluginRegistry) -> tuple[str, str]:
-    """Return "kind:name" as (kind, reference). Raise PluginError if the text has another form."""
+    """Return "kind:name" as (kind, reference). Raise PluginError for any other form."""
     kind, colon, reference = text.partition(":")
     if colon and reference and kind in KINDS:
         return kind, reference

@@ -207,8 +207,8 @@ class PluginRegistry:
 
         Raises the errors of `describe`; PluginLoadError if the import fails; PluginNotFoundError if
         the module or class of a class path does not exist; ContractError if the class violates the
-        contract or has another contract version; ConfigError if options are not valid; PluginError
-        if the platform does not meet the needs of the plugin.
+        contract or has a different contract version; ConfigError if options are not valid;
+        PluginError if the platform does not meet the needs of the plugin.
         """
         key = (kind, reference)
         if key not in self._loaded:

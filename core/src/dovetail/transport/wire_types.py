@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def _twin(original: type, replaced: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """Return a struct with the fields of a dataclass, some of them with other types."""
+    """Return a struct with the fields of a dataclass, some of them with different types."""
     # `array[int]` cannot be evaluated before Python 3.12; those fields are replaced here.
     hints = get_type_hints(original, localns={"array": list})
     created: list[Any] = []

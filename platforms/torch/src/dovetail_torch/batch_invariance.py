@@ -2,7 +2,7 @@
 
 A plugin may guarantee, for some dtypes, that the result of a request is bitwise equal in every
 batch. If one
-plugin lacks the guarantee, a seeded request may get other tokens in another batch.
+plugin lacks the guarantee, a seeded request may get different tokens in another batch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BatchInvariance:
         """Warn if seeds are not reproducible in every batch with these plugins."""
         if self._without:
             logger.warning(
-                "A seeded request may get other tokens when its batch contains other "
+                "A seeded request may get different tokens when its batch contains other "
                 "requests. These plugins do not guarantee equal bits in every batch with dtype %s: "
                 "%s. Set batch_invariant=True to accept only plugins with this guarantee.",
                 self._dtype,

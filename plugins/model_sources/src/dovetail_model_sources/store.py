@@ -77,7 +77,7 @@ class Store:
         """Return the model, or None if it is missing or incomplete.
 
         Only sizes are checked. Raises ModelError if the model in the cache is from a wheel with
-        another checksum than the reference.
+        a different checksum than the reference.
         """
         entry = _read_entry(self._folder / reference.requirement)
         if entry is not None and reference.sha256 not in ("", entry.wheel_sha256):

@@ -66,7 +66,7 @@ class QuantizedSafetensorsLoader(WeightLoader):
         """Fill all parameters and return the bytes read.
 
         Raises WeightError, before anything is written, for tensors that are missing, unexpected or
-        of another shape or dtype.
+        of a different shape or dtype.
         """
         dequantized: Counter[str] = Counter()
         with open_checkpoint(self.context.model_dir) as checkpoint:

@@ -1,7 +1,7 @@
 """Compares the signatures of an installed provider with the recorded ones.
 
 A kernel misreads its arguments if a parameter was added, removed or moved, so a provider with
-another signature is rejected. `signatures.json` contains, for each provider and function, the
+a different signature is rejected. `signatures.json` contains, for each provider and function, the
 accepted signatures with their sources.
 """
 

@@ -25,7 +25,7 @@ def reload_weights(
     """Load the weights of a loaded model again.
 
     load_copy: returns a new, equal model with loaded and packed weights. Raises WeightError for
-    invalid files, or if their tensors now have other names, shapes or dtypes.
+    invalid files, or if their tensors now have different names, shapes or dtypes.
     """
     methods = {type(layer.linear_method) for _, layer in linear_layers(model)}
     if methods <= {TorchLinearMethod}:
@@ -36,7 +36,7 @@ def reload_weights(
     if _layout(old) != _layout(new):
         raise WeightError(
             "the weights cannot be loaded again, because the checkpoint now contains tensors of "
-            "other names, shapes or dtypes; create a new engine"
+            "different names, shapes or dtypes; create a new engine"
         )
     for name, tensor in old.items():
         tensor.copy_(new[name])

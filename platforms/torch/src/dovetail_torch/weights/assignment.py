@@ -2,7 +2,7 @@
 
 It is built from the model's modules: a parameter has the checkpoint's name, except in a fused
 linear layer, whose shape lists the fused names and their numbers of rows.
-A model whose checkpoints use other names or layouts declares them (`weight_mappings`).
+A model whose checkpoints use different names or layouts declares them (`weight_mappings`).
 If several ranks share the model, the layers determine which part of a weight this rank has.
 The mapping does not depend on files or formats; weight loaders use it to find the targets.
 """
@@ -111,7 +111,7 @@ class Assignment:
 
 @dataclass(frozen=True, kw_only=True)
 class MappedAssignment:
-    """A checkpoint weight that fills several weights of the model, or that has another layout.
+    """A checkpoint weight that fills several weights of the model, or that has a different layout.
 
     name: name in the checkpoint. parts: at least one target, in the order of output features.
     layout: the layout in the checkpoint.

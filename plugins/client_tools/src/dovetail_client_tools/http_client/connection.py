@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
-        self._transport = transport  # type: ignore[assignment]  # uvloop's has another base class
+        self._transport = transport  # type: ignore[assignment]  # uvloop has its own class
 
     def data_received(self, data: bytes) -> None:
         """Parse a part of the response."""

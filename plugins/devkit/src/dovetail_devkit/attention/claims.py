@@ -186,7 +186,8 @@ def _check_invariance(
             expect(
                 not differs,
                 f"batch_invariant is claimed, but the positions {differs[:3]} of a row of "
-                f"{lengths[row]} tokens have other bits than in a step with only this row. {how}\n"
+                f"{lengths[row]} tokens have different bits than in a step with only this row. "
+                f"{how}\n"
                 f"The case is {case}.",
             )
 
@@ -233,7 +234,7 @@ def _check_counting(
 def _check_graphs(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Check that metadata for graphs of two sizes serves later steps with other lengths."""
+    """Check that metadata for graphs of two sizes serves later steps with different lengths."""
     length = case.block_size + 3
     rows = AttentionRows(backend, replace(case, runs=((length, NUM_STEPS),) * NUM_ROWS), device)
     rows.step("prompts", [(row, 0, length) for row in range(NUM_ROWS)])

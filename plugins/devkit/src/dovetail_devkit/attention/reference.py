@@ -28,7 +28,7 @@ def reference_attention(
 ) -> torch.Tensor:
     """Return the attention of one sequence, float64 [Q, H, D], computed densely.
 
-    Values may have another number of features than keys; the result has that of the values.
+    Values may have a different number of features than keys; the result has that of the values.
     The queries are the last Q of the L positions. Query head h reads key-value head h // (H / K).
     Window, soft cap, sinks, ALiBi slopes and `bidirectional` are those of `AttentionLayerContext`.
     The arguments are only read.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 UNWRITTEN = 0xFF
 """The value of each byte of a new cache."""
 TORCH_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""The torch names of element types that have another name in torch."""
+"""The torch names of element types that have a different name in torch."""
 
 Run = tuple[int, int, int]
 """A run of a row: (row, first position, number of tokens)."""

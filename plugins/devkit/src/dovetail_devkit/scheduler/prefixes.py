@@ -90,7 +90,7 @@ def _check_found_again(make: MakeDriver) -> None:
         )
     expect(
         runner(PROMPT, cache_salt="tenant") == 0,
-        "a request must not have a cache hit on blocks with another salt",
+        "a request must not have a cache hit on blocks with a different salt",
     )
     expect(
         runner(PROMPT, cache_salt="tenant") == 12,

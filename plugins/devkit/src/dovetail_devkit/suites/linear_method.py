@@ -1,7 +1,7 @@
 """The conformance suite of the linear method contract, for any method on any device.
 
 This module compares layers of several shapes, single and fused, with and without bias, with
-float64. The suite fills the parameters that `create` registers; a method with other parameters
+float64. The suite fills the parameters that `create` registers; a method with different parameters
 provides `fill`. torch is imported within functions.
 
 Dimensions: T tokens, I input features, O output features of all parts.

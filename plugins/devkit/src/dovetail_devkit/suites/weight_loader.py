@@ -199,7 +199,7 @@ def _check_other_models(
     for change, rule in (
         (_add_weight, "load must reject a checkpoint in which a weight is missing"),
         (_drop_weight, "load must reject a checkpoint with an unexpected weight"),
-        (_reshape_weight, "load must reject a checkpoint with a weight of another shape"),
+        (_reshape_weight, "load must reject a checkpoint with a weight of a different shape"),
     ):
         model = make_model()
         name = change(model)

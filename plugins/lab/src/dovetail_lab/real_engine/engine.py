@@ -35,7 +35,7 @@ class RealEngine:
 
         largest: the setup with the most blocks, rows and tokens per step. engine_options: further
         fields of `EngineArgs`. Raises DovetailError if the engine cannot be created, and
-        ConfigError if the model has another KV cache than one full-attention group.
+        ConfigError if the model has a different KV cache than one full-attention group.
         """
         limits = largest.limits
         options: dict[str, Any] = {

@@ -104,7 +104,7 @@ def _positions(knots: Sequence[tuple[int, float]]) -> list[int]:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration file. Raises UserError if it is invalid or has another version."""
+    """Read a calibration file. Raises UserError if it is invalid or has a different version."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise UserError(f"{str(path)!r} is larger than {_MAX_FILE_BYTES:,} bytes.")

@@ -32,7 +32,7 @@ class ModuleTensors:
     def entry(
         self, leaf: str, dtypes: Collection[str], *, num_dims: int | None = None
     ) -> WeightEntry:
-        """Return a tensor's entry. Raise WeightError if it is missing, or of another dtype."""
+        """Return a tensor's entry. Raise WeightError if it is missing, or of a different dtype."""
         result = self.entries.get(leaf)
         name = f"{self.prefix}{leaf}"
         if result is None:
@@ -50,7 +50,7 @@ class ModuleTensors:
         return result
 
     def expect_shape(self, leaf: str, shape: tuple[int, ...]) -> None:
-        """Raise WeightError if a tensor has another shape."""
+        """Raise WeightError if a tensor has a different shape."""
         actual = self.entries[leaf].shape
         if actual != shape:
             raise self.error(
@@ -90,8 +90,8 @@ class Format(ABC):
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, ...]:
         """Return the shape of the unquantized weight: (O, I) of a linear layer.
 
-        Raises WeightError if tensors are missing, have other shapes or dtypes, or contradict the
-        configuration.
+        Raises WeightError if tensors are missing, have different shapes or dtypes, or contradict
+        the configuration.
         """
 
     @abstractmethod

@@ -32,7 +32,7 @@ class Upload:
     ) -> None:
         """names: names of the accepted text fields. write: receives the content of the file.
 
-        Raises APIError if the body has another form.
+        Raises APIError if the body has a different form.
         """
         self.fields: dict[str, str] = {}
         self.name = ""

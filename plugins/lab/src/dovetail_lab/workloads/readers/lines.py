@@ -40,7 +40,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mappin
     """Yield (line number, fields by column name) for each row of a CSV file with a header.
 
     columns: names that the header must contain. Raises TraceError for a missing column or a row of
-    another width. Fields cannot contain line breaks.
+    a different width. Fields cannot contain line breaks.
     """
     header: list[str] | None = None
     for number, text in read_lines(path):

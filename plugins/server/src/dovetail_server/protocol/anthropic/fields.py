@@ -92,7 +92,7 @@ NAMES = {
     "thinking_budget": "thinking.budget_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
 }
-"""Fields of a chat completion that have another name here."""
+"""Fields of a chat completion that have a different name here."""
 
 
 def chat_request(request: CountRequest, messages: list[Object], templates: str) -> ChatRequest:

@@ -134,7 +134,7 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",
 }
-"""Fields of a chat completion that have another name here."""
+"""Fields of a chat completion that have a different name here."""
 
 
 def check_fields(request: ResponsesRequest) -> None:
