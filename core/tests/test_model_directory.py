@@ -110,7 +110,7 @@ def test_invalid_model_paths_are_rejected(path: str) -> None:
 def test_a_directory_without_config_json_is_rejected(tmp_path: Path) -> None:
     message = rejection(tmp_path)
     assert "has no config.json" in message
-    assert "give the directory" in message
+    assert "specify the directory" in message
 
 
 @pytest.mark.parametrize("text", ["{", "", "\xff", "[" * 100_000])

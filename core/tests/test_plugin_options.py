@@ -119,7 +119,7 @@ def test_a_plugin_selected_by_class_can_have_options(acme):
 
 
 def test_plugin_options_must_be_a_mapping(acme):
-    with pytest.raises(ConfigError, match="'fair' is 3; give its options as a mapping"):
+    with pytest.raises(ConfigError, match="'fair' is 3; write its options as a mapping"):
         acme(fair=3).check_option_names([])
 
 

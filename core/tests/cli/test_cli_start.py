@@ -79,7 +79,7 @@ def test_wrong_options_and_paths_print_at_most_three_lines(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) <= 3
     assert nearest in lines[0]
-    assert "--help" in lines[-1] or "Give the path" in lines[-1]
+    assert "--help" in lines[-1] or "Specify the path" in lines[-1]
 
 
 @pytest.fixture

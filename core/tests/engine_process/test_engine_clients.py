@@ -171,7 +171,7 @@ def test_a_failed_call_does_not_affect_requests(client_of, traffic):
     for name in ("__init_subclass__", "shutdown", "os:getpid", "execute_model", ""):
         with pytest.raises(DovetailError):
             client.call_workers(name)
-    with pytest.raises(UserError, match="Give the name of a worker"):
+    with pytest.raises(UserError, match="Pass the name of a worker"):
         client.call_workers(len)
     with pytest.raises(MessageError, match="cannot be sent"):
         client.call_workers("echo", (print,))

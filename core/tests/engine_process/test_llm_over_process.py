@@ -181,7 +181,7 @@ def test_workers_execute_methods_called_by_name(make):
     engine = make().llm_engine
     assert engine.collective_rpc("echo", 1, key="x") == [[[1], {"key": "x"}]]
     if engine.config.parallel.engine_process:
-        with pytest.raises(UserError, match="Give the name of a worker"):
+        with pytest.raises(UserError, match="Pass the name of a worker"):
             engine.collective_rpc(lambda worker: 1)
     else:
         assert engine.collective_rpc(lambda worker: worker.echo(2)) == [[[2], {}]]

@@ -192,7 +192,7 @@ def test_unsupported_configurations_are_rejected():
 
 @pytest.mark.parametrize("name", ["sm_90", "gfx", "gfx94", "gfx942 ", "GFX942", "gfx94z", "9" * 99])
 def test_unknown_architectures_are_rejected(name):
-    with pytest.raises(ConfigError, match="give the name of an AMD target, such as gfx942"):
+    with pytest.raises(ConfigError, match="specify the name of an AMD target, such as gfx942"):
         ROCmPlatform.assume(name)
 
 

@@ -242,7 +242,7 @@ def test_a_file_that_is_not_a_decision_log_gives_a_clear_error_and_no_output(
     [
         ((), "either a decision log or --url"),
         (("a.log", "--url", "x"), "either a decision log or --url"),
-        (("a.log",), "Give --html FILE"),
+        (("a.log",), "Use --html FILE"),
         (("a.log", "--html", "none/page.html"), "--html none/page.html is in a folder"),
         (("a.log", "--html", "x", "--perfetto", "x"), "must be different files"),
         (("a.log", "--html", "x", "--steps", "9"), "must be FROM:TO"),

@@ -88,7 +88,7 @@ def chat(
         return 0
     if engine.model is None or api_key_file is not None:
         raise ConfigError(
-            "Give the model with --model NAME, or the address of a server with --url URL."
+            "Specify the model with --model NAME, or the address of a server with --url URL."
         )
     _chat_in_process(engine, sampling, system, _read_template(chat_template))
     return 0
@@ -99,7 +99,7 @@ def _check_remote(engine: OptionalModelOptions, chat_template: Path | None) -> N
     invalid = [*changed_options(engine), *(["--chat-template"] if chat_template else [])]
     if invalid:
         raise ConfigError(
-            f"{invalid[0]} has no effect with --url. Give the option to the server: dovetail serve."
+            f"{invalid[0]} has no effect with --url. Pass the option to the server: dovetail serve."
         )
 
 

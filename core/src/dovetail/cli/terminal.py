@@ -147,7 +147,7 @@ def read_text_file(option: str, file: str | Path, *, max_bytes: int = MAX_FILE_B
     except (OSError, ValueError) as error:
         raise ConfigError(f"{option} {file} cannot be read: {error}.") from None
     if text is None:
-        raise ConfigError(f"{option} {file} has more than {max_bytes} bytes; give a smaller file.")
+        raise ConfigError(f"{option} {file} has more than {max_bytes} bytes; use a smaller file.")
     return text
 
 

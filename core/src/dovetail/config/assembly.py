@@ -195,7 +195,7 @@ def _tokenizer_directory(value: object, directory: ModelDirectory) -> Path:
     path = Path(_path_text("tokenizer", value)).expanduser().absolute()
     if not os.path.isdir(path):
         raise ConfigError(
-            f"tokenizer={shorten(str(value))} is not a local directory; give the directory that "
+            f"tokenizer={shorten(str(value))} is not a local directory; specify the directory that "
             "has tokenizer.json, or omit the option to use the model's tokenizer. (The kind of "
             "tokenizer is selected with tokenizer_mode.)"
         )
@@ -219,7 +219,7 @@ def _read_generation_config(choice: object) -> Mapping[str, Any]:
         path = path / "generation_config.json"
     if not file_exists(path):
         raise ConfigError(
-            f"generation_config={shorten(str(choice))}: the file {path} does not exist; give "
+            f"generation_config={shorten(str(choice))}: the file {path} does not exist; use "
             '"auto", "none", or a directory with a generation_config.json.'
         )
     return read_json_object(path, max_bytes=MAX_BYTES["generation_config.json"])

@@ -43,7 +43,7 @@ def _explaining(cls: C) -> C:
             if name not in known:
                 raise ConfigError(f"Unknown engine option {name!r}.{nearest(name, known)}")
         if not args and "model" not in kwargs:
-            raise ConfigError("The option model is missing; give the path of a model directory.")
+            raise ConfigError("The option model is missing; specify the path of a model directory.")
         construct(self, *args, **kwargs)
 
     type.__setattr__(cls, "__init__", explain)

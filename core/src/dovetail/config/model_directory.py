@@ -140,7 +140,7 @@ def _describe(located: Path, plugins: PluginRegistry) -> _Described:
         if chosen is None:
             raise ModelError(
                 f"{located} has no config.json, so it is not a model directory;\n"
-                "give the directory that holds config.json, the weights and the tokenizer."
+                "specify the directory that holds config.json, the weights and the tokenizer."
             )
         file = chosen
     reader = _make_format(_suffix(file), plugins)
@@ -280,7 +280,7 @@ def _check_path(model: str, path: Path, plugins: PluginRegistry) -> None:
         known = ", ".join(f"*.{name}" for name in formats) or "none"
         raise ModelError(
             f"model={model!r} is a file that no installed model format reads (installed: "
-            f"{known}).\nGive the directory that holds config.json and weights, perhaps "
+            f"{known}).\nSpecify the directory that holds config.json and weights, perhaps "
             f"{str(path.parent)!r}."
         )
     sources = source_names(plugins)
@@ -290,7 +290,7 @@ def _check_path(model: str, path: Path, plugins: PluginRegistry) -> None:
             f"model={model!r} is not a local directory, and no model source for the hub is "
             "installed.\nRun: pip install 'dovetail-model-sources[hub]'"
         )
-    advice = "Give the path of a local model directory or file"
+    advice = "Specify the path of a local model directory or file"
     if sources:
         advice = f"{advice}, or the name of a model source: {', '.join(sources)}"
     raise ModelError(f"model={model!r} does not exist.{hint}\n{advice}.")

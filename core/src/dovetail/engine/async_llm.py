@@ -383,7 +383,7 @@ def _make_config(
     if options:
         raise ConfigError(
             f"{next(iter(options))}={shorten(next(iter(options.values())))} cannot be combined "
-            "with an EngineConfig; give the path of a model with options, or only a configuration."
+            "with an EngineConfig; pass the path of a model with options, or only a configuration."
         )
     if isinstance(model, RequestedConfig):
         return model

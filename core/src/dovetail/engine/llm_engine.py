@@ -134,7 +134,7 @@ class LLMEngine:
         """Add requests before the next step. Return the rejections by request id.
 
         A request is rejected as a whole, all others continue. Raises RequestError, before any
-        request is added, if an id is not a string or given twice.
+        request is added, if an id is not a string or occurs twice.
         """
         _check_different(user_request)
         rejected: dict[str, RequestError] = {}
@@ -310,7 +310,7 @@ def _check_different(user_request: Sequence[UserRequest]) -> None:
             raise invalid("request_id", request.request_id, "a string")
         if request.request_id in request_ids:
             raise RequestError(
-                f"request_id={shorten(request.request_id)} is given twice in one call; use a "
+                f"request_id={shorten(request.request_id)} occurs twice in one call; use a "
                 "different id for each request.",
                 parameter="request_id",
             )

@@ -128,7 +128,7 @@ class Operation(Generic[P, R]):
         for value, hint in zip(arguments, self._hints, strict=True):
             if _takes_callable(hint) and not isinstance(value, str):
                 raise UserError(
-                    f"{shorten(value)} cannot be sent to the engine's process. Give the name of a "
+                    f"{shorten(value)} cannot be sent to the engine's process. Pass the name of a "
                     "worker's method (worker_extension_cls adds methods), or leave engine_process "
                     "out."
                 )

@@ -60,7 +60,7 @@ def one_each(value: Any, count: int, name: str) -> list[Any]:
         if type(value) in (list, tuple):
             num_items = len(value)
         raise RequestError(
-            f"{num_items} {name} were given for {count} prompts; give one, or one for each prompt.",
+            f"{num_items} {name} were given for {count} prompts; pass one, or one for each prompt.",
             parameter=name,
         )
     return items
@@ -110,7 +110,7 @@ def read_conversation(
     """Return a conversation as messages of plain data. Raise RequestError if it is invalid."""
     messages = _items(conversation, limits.max_chat_messages, limit="max_chat_messages")
     if not messages:
-        raise RequestError("messages is empty; give at least one message.", parameter="messages")
+        raise RequestError("messages is empty; pass at least one message.", parameter="messages")
     for message in messages:
         if not isinstance(message, Mapping):
             raise invalid("messages", message, 'a mapping with "role" and "content"')

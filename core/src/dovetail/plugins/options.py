@@ -48,7 +48,7 @@ class PluginOptions:
                 )
             if not isinstance(value, Mapping) or not all(isinstance(item, str) for item in value):
                 raise ConfigError(
-                    f"plugin_options: {shorten(key)} is {shorten(value)}; give its options as a "
+                    f"plugin_options: {shorten(key)} is {shorten(value)}; write its options as a "
                     "mapping."
                 )
             if len(kinds := kinds_of.get(key, [])) > 1:

@@ -63,7 +63,7 @@ def render_chat_template(
     except Exception as error:  # an untrusted program may raise any exception
         raise RequestError(
             f"the chat template could not render the conversation: {_describe(error)}. "
-            "Change the messages, or give another chat_template.",
+            "Change the messages, or use another chat_template.",
             parameter="messages",
         ) from error
     return "".join(pieces)

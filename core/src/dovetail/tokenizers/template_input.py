@@ -26,7 +26,7 @@ def check_messages(messages: object) -> None:
             parameter="messages",
         )
     if not messages:
-        raise RequestError("messages is empty; give at least one message.", parameter="messages")
+        raise RequestError("messages is empty; pass at least one message.", parameter="messages")
     for position, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(

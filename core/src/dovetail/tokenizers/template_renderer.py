@@ -99,6 +99,6 @@ def _request_error(error: HandlerError) -> RequestError:
 def _not_rendered(reason: str) -> RequestError:
     return RequestError(
         f"the chat template could not render the conversation: {reason}. "
-        "Change the messages, or give another chat_template.",
+        "Change the messages, or use another chat_template.",
         parameter="messages",
     )

@@ -68,8 +68,8 @@ class NativeMemoryError(MemoryError):
         self.operation, self.num_bytes = operation, num_bytes
         size = f"{num_bytes} bytes of working memory" if num_bytes else "working memory"
         super().__init__(
-            f"the native operation {operation} needs {size}, which the system does not have: give "
-            "the process more memory, or lower kv_cache_memory_bytes or max_num_batched_tokens"
+            f"the native operation {operation} needs {size}, which the system does not have: make "
+            "more memory available, or lower kv_cache_memory_bytes or max_num_batched_tokens"
         )
 
 

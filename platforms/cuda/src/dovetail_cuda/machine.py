@@ -73,8 +73,8 @@ def assumed_machine(architecture: str) -> Machine:
     number = architecture.removeprefix("sm_")
     if number == architecture or not number.isdecimal() or not 50 <= int(number) <= 999:
         raise ConfigError(
-            f"the architecture {architecture!r} is not known: give sm_ and the compute capability, "
-            "such as sm_90 or sm_100."
+            f"the architecture {architecture!r} is not known: specify sm_ and the compute "
+            "capability, such as sm_90 or sm_100."
         )
     card = Card(
         uuid="GPU-assumed",

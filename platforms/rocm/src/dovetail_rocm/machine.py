@@ -84,8 +84,8 @@ def assumed_machine(architecture: str) -> Machine:
     """
     if not _NAME.fullmatch(architecture):
         raise ConfigError(
-            f"the architecture {architecture!r} is not known: give the name of an AMD target, such "
-            "as gfx942."
+            f"the architecture {architecture!r} is not known: specify the name of an AMD target, "
+            "such as gfx942."
         )
     card = Card(uuid="", architecture=architecture, total_bytes=_ASSUMED_BYTES)
     return Machine(

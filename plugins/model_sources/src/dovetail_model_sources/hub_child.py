@@ -147,7 +147,7 @@ class _Download:
             )
         return (
             f"{title} has neither {SINGLE_FILE} nor {INDEX_FILE}.\n"
-            f"For a GGUF file of the repository, give its name: {self._wanted.repo}:NAME.gguf"
+            f"For a GGUF file of the repository, specify its name: {self._wanted.repo}:NAME.gguf"
         )
 
 
@@ -191,7 +191,7 @@ def _explain_status(error: HfHubHTTPError, reference: HubReference, endpoint: st
     if code == "EntryNotFound":
         name = reference.file or CONFIG_FILE
         return (
-            f"the repository has no file {name}.\nFor a GGUF file of the repository, give its "
+            f"the repository has no file {name}.\nFor a GGUF file of the repository, specify its "
             f"name: {reference.repo}:NAME.gguf"
         )
     if code == "GatedRepo" or status == 403:

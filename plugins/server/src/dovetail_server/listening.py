@@ -92,7 +92,7 @@ def _check_readable(option: str, file: str) -> None:
 def _reject_password() -> str:
     """Reject a key with a password, for which OpenSSL would otherwise prompt in the terminal."""
     raise ConfigError(
-        "--ssl-keyfile has a password; give a key without one, readable only by the server."
+        "--ssl-keyfile has a password; use a key without one, readable only by the server."
     )
 
 

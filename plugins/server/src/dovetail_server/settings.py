@@ -115,7 +115,7 @@ class ServerSettings:
                 self._check_seconds(item.name, value)
         for name in ("host", "admin_host"):
             if not getattr(self, name):
-                raise ConfigError(f"{_flag(name)} is empty; give an address such as 127.0.0.1.")
+                raise ConfigError(f"{_flag(name)} is empty; use an address such as 127.0.0.1.")
         self._check_tls()
         self._check_choice("cache_salt_by", CACHE_SALTS)
         self._check_choice("log_format", FORMATS)

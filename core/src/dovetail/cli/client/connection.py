@@ -212,7 +212,7 @@ def rejection(server: Server, status: int, content: bytes) -> RequestError:
         message = ""
     advice = ""
     if status == http.client.UNAUTHORIZED:
-        advice = f"\nGive the API key with --api-key-file, or set {API_KEY_VARIABLE}."
+        advice = f"\nPass the API key with --api-key-file, or set {API_KEY_VARIABLE}."
     return RequestError(f"{server.url} responded with {status}: {message or 'no message'}{advice}")
 
 

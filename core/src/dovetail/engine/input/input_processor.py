@@ -306,7 +306,7 @@ def _hash_seed(origin: str) -> int:
 def no_tokenizer(parameter: str) -> RequestError:
     """Return the error for a text in an engine without tokenizer."""
     return RequestError(
-        f"{parameter} contains text, but this engine has no tokenizer: give token ids, or start "
+        f"{parameter} contains text, but this engine has no tokenizer: pass token ids, or start "
         "the engine without skip_tokenizer_init.",
         parameter=parameter,
     )

@@ -67,7 +67,7 @@ def read_prompt(prompt: Prompt, limits: LimitsConfig = DEFAULT_LIMITS) -> ReadPr
     if ids is not None and text is not None and not isinstance(text, str):
         raise invalid("prompt", text, "a string if prompt_token_ids is also given")
     if isinstance(ids, str):
-        raise invalid("prompt_token_ids", ids, 'an iterable of token ids; give a text as "prompt"')
+        raise invalid("prompt_token_ids", ids, 'an iterable of token ids; pass a text as "prompt"')
     content = _content(text if ids is None else ids)
     own = _content(text) if isinstance(text, str) else None
     return ReadPrompt(
@@ -102,7 +102,7 @@ def take_token_ids(
     room = " must leave room for one output token" if num_outputs else ""
     raise RequestError(
         f"the prompt has {shown} tokens, but at most {longest} fit: max_model_len="
-        f"{max_model_len}{room}. Shorten the prompt, or give a "
+        f"{max_model_len}{room}. Shorten the prompt, or pass a "
         f"list and set truncate_prompt_tokens={longest}.",
         parameter="prompt",
     )
@@ -149,7 +149,7 @@ def _content(prompt: object) -> str | Iterable[int]:
     if isinstance(prompt, Iterable) and not isinstance(prompt, _NOT_TOKENS):
         return prompt
     raise RequestError(
-        f"the prompt is a {type(prompt).__name__}; give a string, a list of token ids, "
+        f"the prompt is a {type(prompt).__name__}; pass a string, a list of token ids, "
         '{"prompt": "…"} or {"prompt_token_ids": […]}.',
         parameter="prompt",
     )

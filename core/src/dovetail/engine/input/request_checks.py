@@ -56,7 +56,7 @@ def check_token_ids(parameter: str, token_ids: Iterable[object], vocab_size: int
     if not known_ints and set(map(type, ids)) != {int}:
         wrong = next(token for token in ids if type(token) is not int)
         raise RequestError(
-            f"{parameter} contains {shorten(wrong)}, which is not an integer; give token ids.",
+            f"{parameter} contains {shorten(wrong)}, which is not an integer; pass token ids.",
             parameter=parameter,
         )
     for wrong in (min(ids), max(ids)):
@@ -77,13 +77,13 @@ def check_prompt(
     """
     if not isinstance(token_ids, Sequence) and not isinstance(token_ids, array):
         raise RequestError(
-            f"prompt_token_ids has the type {type(token_ids).__name__}; give a sequence of token "
+            f"prompt_token_ids has the type {type(token_ids).__name__}; pass a sequence of token "
             "ids.",
             parameter="prompt",
         )
     if not token_ids:
         raise RequestError(
-            "the prompt is empty; give at least one token or character.", parameter="prompt"
+            "the prompt is empty; pass at least one token or character.", parameter="prompt"
         )
     longest = max_model_len - num_outputs
     if len(token_ids) > longest:
@@ -310,7 +310,7 @@ def check_encoder_inputs(inputs: object, num_prompt_tokens: int) -> None:
             or not item.content_hash
         ):
             raise RequestError(
-                f"encoder_inputs contains {shorten(item)}; give EncoderInput(position, num_tokens, "
+                f"encoder_inputs contains {shorten(item)}; pass EncoderInput(position, num_tokens, "
                 "content_hash) with a content_hash that is not empty.",
                 parameter="encoder_inputs",
             )

@@ -235,7 +235,7 @@ def _read_definitions(tools: object) -> tuple[Mapping[str, Any], ...]:
         name = _name_of(item)
         if name in names:
             raise RequestError(
-                f"tools[{index}].function.name={name!r} is given twice.",
+                f"tools[{index}].function.name={name!r} occurs twice.",
                 parameter=f"tools[{index}].function.name",
             )
         names.add(name)

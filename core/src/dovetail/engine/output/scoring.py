@@ -51,7 +51,7 @@ def read_pairs(queries: object, documents: object) -> tuple[list[str], list[str]
         firsts *= len(seconds)
     if len(firsts) != len(seconds):
         raise RequestError(
-            f"queries has {len(firsts)} texts for {len(seconds)} documents; give one query, or one "
+            f"queries has {len(firsts)} texts for {len(seconds)} documents; pass one query, or one "
             "for each document.",
             parameter="queries",
         )

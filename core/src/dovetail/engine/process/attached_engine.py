@@ -139,7 +139,7 @@ def _folder_of(address: object) -> Path:
         status = path.stat()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"address={shorten(address)} cannot be used ({error}). Give the `address` of an engine "
+            f"address={shorten(address)} cannot be used ({error}). Pass the `address` of an engine "
             "that runs in a separate process on this machine."
         ) from None
     if not stat.S_ISSOCK(status.st_mode) or path.name != INPUT_SOCKET:

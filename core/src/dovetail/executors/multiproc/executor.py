@@ -105,7 +105,7 @@ class MultiprocExecutor(Executor):
         check_rank(unique_reply_rank, len(self._ranks))
         if not isinstance(operation, str):
             raise ContractError(
-                f"{operation!r} cannot be called in another process; give the name of a worker's "
+                f"{operation!r} cannot be called in another process; pass the name of a worker's "
                 'method, or "pkg.mod:function".'
             )
         with self._responses.lock:

@@ -55,8 +55,8 @@ class Resolver:
             return self._direct(kind, reference.__qualname__, target)
         if not isinstance(reference, str):
             raise ContractError(
-                f"A {kind} must be given as a string or a class, not as an object of the class "
-                f"{type(reference).__name__!r}. Write {FORMS}, or give the class itself."
+                f"A {kind} must be a string or a class, not an object of the class "
+                f"{type(reference).__name__!r}. Write {FORMS}, or pass the class itself."
             )
         parsed = parse_reference(reference)
         if isinstance(parsed, NamedReference):

@@ -37,8 +37,8 @@ def row_layout(x_D: torch.Tensor) -> RowLayout:
     if x_D.dtype not in DTYPES:
         known = ", ".join(str(dtype) for dtype in DTYPES)
         raise ContractError(
-            f"the ops 'triton' received {x_D.dtype}; they support {known}: give the model one "
-            "of those dtypes, or choose the ops 'torch'"
+            f"the ops 'triton' received {x_D.dtype}; they support {known}: run the model in "
+            "one of those dtypes, or choose the ops 'torch'"
         )
     if x_D.stride(-1) != 1:
         x_D = x_D.contiguous()

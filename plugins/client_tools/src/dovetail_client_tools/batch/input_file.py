@@ -26,7 +26,7 @@ class InputFile:
         except OSError as error:
             raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{str(path)!r} is not a regular file. Give a file of JSON lines.")
+            raise ConfigError(f"{str(path)!r} is not a regular file. Use a file of JSON lines.")
         if status.st_size > MAX_FILE_BYTES:
             raise ConfigError(
                 f"{str(path)!r} has {status.st_size:,} bytes; at most {MAX_FILE_BYTES:,} are "

@@ -109,7 +109,7 @@ class OutputFile:
     def _not_records(self, number: int) -> ConfigError:
         return ConfigError(
             f"Line {number} of {str(self._path)!r} is not a record of run-batch, so the run cannot "
-            "continue. Give another output file."
+            "continue. Use another output file."
         )
 
     def write(self, record: Mapping[str, Any]) -> None:

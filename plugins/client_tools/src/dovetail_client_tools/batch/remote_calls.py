@@ -60,7 +60,7 @@ class RemoteCalls:
     def _checked(self, response: Response) -> InternalResponse:
         if response.status == UNAUTHORIZED:
             raise ServerLostError(
-                f"{self._server.url} rejects the API key. Give it with --api-key-file."
+                f"{self._server.url} rejects the API key. Pass the correct key with --api-key-file."
             )
         value = response.json()
         # A record is one line.

@@ -81,7 +81,7 @@ def run_batch(
 
     lines = InputFile(input_file)
     if output_file.exists() and output_file.samefile(input_file):
-        raise ConfigError("--output-file is the input file. Give another file.")
+        raise ConfigError("--output-file is the input file. Use another file.")
     output = OutputFile(output_file, mode)
     try:
         source = _source(server, batch.timeout_s, engine)
@@ -105,7 +105,7 @@ def _mode(batch: BatchOptions) -> Mode:
     if not 0 < batch.timeout_s < math.inf:
         raise ConfigError(f"--timeout-s {batch.timeout_s:g} must be a positive number of seconds.")
     if batch.resume and batch.overwrite:
-        raise ConfigError("Give --resume or --overwrite, not both.")
+        raise ConfigError("Use --resume or --overwrite, not both.")
     return "resume" if batch.resume else "overwrite" if batch.overwrite else "new"
 
 
@@ -114,13 +114,13 @@ def _server(batch: BatchOptions, engine: OptionalModelOptions) -> Server | None:
     if batch.url is None:
         if engine.model is None or batch.api_key_file is not None:
             raise ConfigError(
-                "Give the model with --model NAME, or the address of a server with --url URL."
+                "Specify the model with --model NAME, or the address of a server with --url URL."
             )
         return None
     invalid = [*(["--model"] if engine.model is not None else []), *changed_options(engine)]
     if invalid:
         raise ConfigError(
-            f"{invalid[0]} has no effect with --url. Give the option to the server: dovetail serve."
+            f"{invalid[0]} has no effect with --url. Pass the option to the server: dovetail serve."
         )
     return read_server(batch.url, batch.api_key_file)
 

@@ -89,7 +89,7 @@ class BatchRun:
         if actual != custom_id:
             raise ConfigError(
                 f"The output has the record {custom_id!r} for line {line.number} of the input, "
-                f"which is {actual!r}. Resume with the same input, or give another output file."
+                f"which is {actual!r}. Resume with the same input, or use another output file."
             )
 
     async def _work(self, lines: Iterator[InputLine]) -> None:

@@ -35,7 +35,7 @@ class TraceFiles:
     def __init__(self, perfetto: Path | None, html: Path | None) -> None:
         """Check the paths. Raise ConfigError for a folder that does not exist."""
         if perfetto is None and html is None:
-            raise ConfigError("Give --html FILE, --perfetto FILE, or both.")
+            raise ConfigError("Use --html FILE, --perfetto FILE, or both.")
         if perfetto is not None and perfetto == html:
             raise ConfigError("--html and --perfetto must be different files.")
         for option, path in (("--perfetto", perfetto), ("--html", html)):

@@ -60,7 +60,7 @@ def trace(
 ) -> int:
     """Write the steps of a decision log or of a running server as a trace."""
     if (log is None) == (not url):
-        raise ConfigError("Give either a decision log or --url with the address of a server.")
+        raise ConfigError("Specify either a decision log or --url with the address of a server.")
     if not 0 < duration_s <= MAX_DURATION_S or math.isnan(duration_s):
         raise ConfigError(
             f"--duration-s {duration_s:g} must be above 0, and at most {MAX_DURATION_S:g}."

@@ -85,7 +85,7 @@ def experiment_spec(
         fields["name"] = file.stem
     if not fields.get("policies"):
         raise UserError(
-            "no policies are given. Write --policies fcfs,vtc or name an experiment file."
+            "no policies are specified. Write --policies fcfs,vtc or name an experiment file."
         )
     return experiment.make_spec(fields)
 

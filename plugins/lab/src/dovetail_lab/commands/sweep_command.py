@@ -40,7 +40,7 @@ def sweep_options(
     """Find the best options of a policy for a workload and a load (0.9 by default)."""
     values = dict(parse_option(text) for text in option)
     if len(values) != len(option):
-        raise UserError("an option is given twice; write all of its values in one --option.")
+        raise UserError("an option occurs twice; write all of its values in one --option.")
     fields = {"loads": (0.9,), "name": f"sweep of {policy}", "policies": (baseline,)}
     spec = experiment.make_spec(fields)
     with progress_bar(spec.name) as show:

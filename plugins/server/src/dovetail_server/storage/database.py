@@ -71,7 +71,7 @@ def _check_folder(folder: str) -> None:
             raise PermissionError(13, "no permission to write")
     except OSError as error:
         raise ConfigError(
-            f"--storage-dir {folder} cannot be used: {error.strerror}. Give a folder that the "
+            f"--storage-dir {folder} cannot be used: {error.strerror}. Use a folder that the "
             "server can write to."
         ) from None
 

@@ -110,7 +110,7 @@ class Upload:
             self._has_file = True
             self.name = _base_name(options.get(b"filename", b"").decode("utf-8", "replace"))
         elif self._field in self.fields or self._field == FILE_FIELD:
-            raise APIError(f"The field {self._field} is given twice.", param=self._field)
+            raise APIError(f"The field {self._field} occurs twice.", param=self._field)
         elif self._field not in self._names:
             names = ", ".join([FILE_FIELD, *self._names])
             raise APIError(
