@@ -79,6 +79,6 @@ class PoolingParams:
         for name, value in unused:
             if value is not None:
                 raise RequestError(
-                    f"{name}={value} has no effect on the task {task!r}; leave it out.",
+                    f"{name}={value} has no effect on the task {task!r}; omit it.",
                     parameter=name,
                 )

@@ -259,7 +259,7 @@ class SamplingParams:
             )
         if self.structured_outputs is not None and self.ignore_eos and not self.stop_token_ids:
             raise RequestError(
-                "structured_outputs needs a token that ends the text: leave ignore_eos out, or set "
+                "structured_outputs needs a token that ends the text: omit ignore_eos, or set "
                 "stop_token_ids.",
                 parameter="structured_outputs",
             )
@@ -334,7 +334,7 @@ def _grammar_text(parameter: str, name: str, value: object) -> object:
     """Return the text of a value: JSON for data, and the schema of a pydantic class."""
     if name == "json_object":
         if value is not True:
-            raise invalid(parameter, value, "True, or leave it out")
+            raise invalid(parameter, value, "True, or omit it")
         return "{}"
     if name in {"json", "structural_tag"} and not isinstance(value, str):
         schema_of = getattr(value, "model_json_schema", None) if isinstance(value, type) else None

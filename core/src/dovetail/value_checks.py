@@ -193,7 +193,7 @@ def guarded(parameter: str, read: Callable[[], T]) -> T:
         raise
     except BaseException as error:
         raise RequestError(
-            f"{parameter} cannot be read: {type(error).__name__}: {_message_of(error)}. Give "
+            f"{parameter} cannot be read: {type(error).__name__}: {_message_of(error)}. Pass "
             "built-in strings, lists, mappings and numbers.",
             parameter=parameter,
         ) from error

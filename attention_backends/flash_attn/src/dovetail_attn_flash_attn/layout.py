@@ -1,6 +1,6 @@
 """The tensors of a step that are computed from the batch, on the device and without waiting.
 
-With a sliding window, the blocks before the window of a request's first query are left out: they
+With a sliding window, the blocks before the window of a request's first query are omitted: they
 may contain NaN of other requests, and the kernels multiply masked values by 0. Causal attention
 with a window depends on distances only, so the positions may start at any block boundary.
 

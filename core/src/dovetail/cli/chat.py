@@ -167,7 +167,7 @@ def _answer(session: Session, text: str) -> None:
 def _print_dropped(count: int) -> None:
     print_message(
         "(The conversation exceeds the model's maximum length. Number of oldest messages that are "
-        f"left out: {count}.)"
+        f"omitted: {count}.)"
     )
 
 

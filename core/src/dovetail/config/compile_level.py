@@ -55,7 +55,7 @@ def resolve_compile_level(draft: Draft) -> None:
             option = path.partition(".")[2]
             raise ConfigError(
                 f"compile_level={level!r} and {option}={shorten(draft.get(path))} cannot be used "
-                f"together: {reason}. Leave one of them out."
+                f"together: {reason}. Omit one of them."
             )
 
 
@@ -65,6 +65,6 @@ def _reject_unused(draft: Draft) -> None:
         if value not in (default, None):
             raise ConfigError(
                 f"{option}={shorten(reference_name(value))} has no effect with "
-                f"compile_level={NO_COMPILATION!r}. Leave it out, or set compile_level to as_is, "
+                f"compile_level={NO_COMPILATION!r}. Omit it, or set compile_level to as_is, "
                 "once or piecewise."
             )

@@ -51,7 +51,7 @@ def choose_pooler(
         if pooling_type != "auto":
             raise ConfigError(
                 f"pooling_type={pooling_type!r} has no effect on a generative model; set "
-                "runner='pooling', or leave it out."
+                "runner='pooling', or omit it."
             )
         return {}
     _check_options(values, architecture)
@@ -79,4 +79,4 @@ def _check_options(values: Mapping[str, Any], architecture: str) -> None:
         )
     for name in ("kv_connector", "logits_processors", "step_extensions", "num_lookahead_tokens"):
         if values[name]:
-            raise ConfigError(f"{name} has no effect on a pooling model; leave it out.")
+            raise ConfigError(f"{name} has no effect on a pooling model; omit it.")

@@ -33,12 +33,12 @@ def check_kv_connector(config: EngineConfig, worker_cls: type, scheduler_cls: ty
             raise ContractError(
                 f"kv_connector={reference!r} is set, but the {kind} {cls.__qualname__} would "
                 f"ignore it, because its `provides` does not contain {CAPABILITY!r}. Choose "
-                f"another {kind}_cls, or leave kv_connector out."
+                f"another {kind}_cls, or omit kv_connector."
             )
     if not config.cache.enable_prefix_caching:
         raise ConfigError(
             f"kv_connector={reference!r} needs the prefix cache, but enable_prefix_caching=False; "
-            "leave one of the two options out."
+            "omit one of the two options."
         )
 
 

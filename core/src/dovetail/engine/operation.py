@@ -129,8 +129,7 @@ class Operation(Generic[P, R]):
             if _takes_callable(hint) and not isinstance(value, str):
                 raise UserError(
                     f"{shorten(value)} cannot be sent to the engine's process. Pass the name of a "
-                    "worker's method (worker_extension_cls adds methods), or leave engine_process "
-                    "out."
+                    "worker's method (worker_extension_cls adds methods), or omit engine_process."
                 )
         content = encode(arguments)
         self.decode_arguments(

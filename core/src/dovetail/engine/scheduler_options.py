@@ -91,5 +91,5 @@ def _check_declared(option: str, capability: str, *parts: tuple[str, type[Any]])
         if capability not in declared_ids(cls, "provides"):
             raise ConfigError(
                 f"{option} would have no effect: the {kind} {cls.__qualname__} does not declare "
-                f"{capability!r} in `provides`. Choose another {kind}_cls, or leave the option out."
+                f"{capability!r} in `provides`. Choose another {kind}_cls, or omit the option."
             )

@@ -246,7 +246,7 @@ def _check_memory_options(config: EngineConfig, worker_cls: type[WorkerBase]) ->
             raise ConfigError(
                 f"{option}={value} is not supported on the platform "
                 f"{config.parallel.platform!r}: its worker {worker_cls.__name__} does not provide "
-                f"{capability!r}. Leave {option} out, or choose another platform or worker_cls."
+                f"{capability!r}. Omit {option}, or choose another platform or worker_cls."
             )
 
 
@@ -256,7 +256,7 @@ def _check_compile_level(config: EngineConfig, worker_cls: type[WorkerBase]) -> 
     if level != NO_COMPILATION and "compile" not in declared_ids(worker_cls, "provides"):
         raise ConfigError(
             f"compile_level={level!r} is not supported by the worker {worker_cls.__name__}: it "
-            "does not provide 'compile'. Leave compile_level out, or choose another platform or "
+            "does not provide 'compile'. Omit compile_level, or choose another platform or "
             "worker_cls."
         )
 

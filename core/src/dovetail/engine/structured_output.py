@@ -78,7 +78,7 @@ def make_structured_output(
         raise ContractError(
             f"grammar_backend is set, but the scheduler {scheduler_cls.__qualname__} would not "
             "wait for grammars, because its `provides` does not contain 'gates'. Choose another "
-            "scheduler_cls, or leave grammar_backend out."
+            "scheduler_cls, or omit grammar_backend."
         )
 
     def tokenizer() -> Tokenizer | None:
@@ -110,7 +110,7 @@ def check_structured_output(
         name = "reasoning" if structured is None else "structured_outputs"
         raise RequestError(
             f"{name} needs a grammar plugin, but this engine has none. Set grammar_backend when "
-            f"you start the engine, or leave {name} out.",
+            f"you start the engine, or omit {name}.",
             parameter=name,
         )
     if structured is None:

@@ -256,7 +256,7 @@ def error_of(report: StartReport, owner: str = "") -> DovetailError:
 def import_path() -> list[str]:
     """Return `sys.path` with absolute entries, for another process.
 
-    Relative entries are left out if the working directory was deleted.
+    Relative entries are omitted if the working directory was deleted.
     """
     here = _working_directory()
     return [os.path.abspath(entry) for entry in sys.path if here or os.path.isabs(entry)]

@@ -234,7 +234,7 @@ def _sort_prompt_logprobs(
 ) -> None:
     """Collect the log-probabilities of prompt tokens by request id, each token only once.
 
-    Tokens that are computed again after a preemption are left out.
+    Tokens that are computed again after a preemption are omitted.
     """
     requests = record.requests
     for run, columns in output.prompt_logprobs.items():

@@ -28,7 +28,7 @@ class RemoteError:
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteError:
-        """Return the error to send. Its phase is left out, because the receiver knows it."""
+        """Return the error to send. Its phase is omitted, because the receiver knows it."""
         if not isinstance(error, DovetailError):
             return cls("", describe_failure(error))
         kind = next(

@@ -117,7 +117,7 @@ class CPUWorker(TorchWorker):
             return ""
         return (
             f"torch.compile cannot trace the native kernels of {' and '.join(uses)}. Native steps "
-            "are recorded and replayed instead; leave compile_level out to use them"
+            "are recorded and replayed instead; omit compile_level to use them"
         )
 
     def determine_available_memory(self) -> int:

@@ -22,7 +22,7 @@ class Vocabulary:
         if pieces is None:
             raise RequestError(
                 "structured_outputs needs a tokenizer whose tokens have a text of their own, but "
-                "this tokenizer has none. Leave structured_outputs out.",
+                "this tokenizer has none. Omit structured_outputs.",
                 parameter="structured_outputs",
             )
         self.vocab_size = vocab_size

@@ -277,7 +277,7 @@ class InputProcessor:
             if not bare or not all(spellings):
                 raise RequestError(
                     f"bad_words contains {shorten(word)}, which this model's tokenizer cannot "
-                    "encode; leave it out.",
+                    "encode; omit it.",
                     parameter="bad_words",
                 )
             spelled |= dict.fromkeys(spellings)

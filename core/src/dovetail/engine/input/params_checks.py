@@ -109,7 +109,7 @@ def _guarded(name: str, plugin_cls: type[LogitsProcessor] | type[StepExtension])
         except Exception as error:
             raise RequestError(
                 f"the {name} failed to check extra_args: {type(error).__name__}: "
-                f"{error}. Correct its arguments in extra_args, or leave them out.",
+                f"{error}. Correct its arguments in extra_args, or omit them.",
                 parameter="extra_args",
             ) from error
 

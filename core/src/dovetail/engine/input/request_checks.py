@@ -119,7 +119,7 @@ def check_sampling_support(params: SamplingParams, worker_provides: frozenset[st
     name, capability = missing
     raise RequestError(
         f"{name}={shorten(getattr(params, name))} needs a worker with the capability "
-        f"{capability!r}, which this engine's worker does not declare. Leave {name} out, or choose "
+        f"{capability!r}, which this engine's worker does not declare. Omit {name}, or choose "
         f"a worker_cls that has {capability!r} in `provides`.",
         parameter=name,
     )
@@ -181,7 +181,7 @@ def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> No
         raise invalid("bad_words", words, "a tuple of tuples of token ids")
     if not all(words):
         raise RequestError(
-            "bad_words contains a word without tokens; leave it out.", parameter="bad_words"
+            "bad_words contains a word without tokens; omit it.", parameter="bad_words"
         )
     # Each word has two spellings, with and without a space before it.
     chars = limits.max_bad_words_chars + limits.max_bad_words
@@ -334,6 +334,6 @@ def _check_provided(parameter: str, capability: str, worker_provides: frozenset[
     if capability not in worker_provides:
         raise RequestError(
             f"{parameter} is set, but the worker does not declare {capability!r} in `provides`. "
-            f"Leave {parameter} out, or choose another worker_cls.",
+            f"Omit {parameter}, or choose another worker_cls.",
             parameter=parameter,
         )

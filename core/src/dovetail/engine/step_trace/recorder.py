@@ -100,7 +100,7 @@ class StepRecorder(SchedulerInterface):
         )
 
     def _select(self, start: int, max_steps: int) -> tuple[StepRecord, ...]:
-        """Return stored records from index `start`. Repeated `decodes` are left out."""
+        """Return stored records from index `start`. Repeated `decodes` are omitted."""
         selected: list[StepRecord] = []
         decodes: tuple[int, ...] | None = None
         num_entries = 0

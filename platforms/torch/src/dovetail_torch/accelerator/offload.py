@@ -77,7 +77,7 @@ def plan_offload(model: nn.Module, budget: int) -> OffloadPlan:
         raise ConfigError(
             f"{option} saves no device memory, because {NUM_SLOTS} layers are "
             f"always on the device; set it to more than "
-            f"{sum(sizes[-NUM_SLOTS:]) / _GIB:.6g}, at least one layer more, or leave it out."
+            f"{sum(sizes[-NUM_SLOTS:]) / _GIB:.6g}, at least one layer more, or omit it."
         )
     return OffloadPlan(types={i: type(layers[i]) for i in range(first, len(layers))})
 

@@ -78,8 +78,7 @@ class CompiledModel:
         if problem:
             raise PluginError(
                 f"{self._owner()} computes wrong results for {len(input_ids_T)} tokens: {problem}. "
-                "Choose another compile_backend, leave compile_passes out, or leave compile_level "
-                "out."
+                "Choose another compile_backend, omit compile_passes, or omit compile_level."
             )
         return hidden_TD
 
@@ -95,12 +94,12 @@ class CompiledModel:
         if report.num_compiled:
             return PluginError(
                 f"{self._owner()}: the compiled code failed: {describe_failure(error)}. Choose "
-                "another compile_backend, or leave compile_level out."
+                "another compile_backend, or omit compile_level."
             )
         cause = " ".join(str(error).split())[:_MAX_CAUSE_CHARS]
         return ConfigError(
             f"compile_level={report.level!r}: torch.compile cannot trace the model {name}: "
-            f"{type(error).__name__}: {cause}. Leave compile_level out, or choose plugins that "
+            f"{type(error).__name__}: {cause}. Omit compile_level, or choose plugins that "
             "torch can trace, such as linear_method='torch' and ops='torch'."
         )
 

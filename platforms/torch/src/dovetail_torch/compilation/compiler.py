@@ -98,7 +98,7 @@ class GraphCompiler:
         if report.level != "as_is":
             raise PluginError(
                 f"{where} recompiles during a step, which this level does not allow. Choose "
-                "another compile_backend, or leave compile_level out."
+                "another compile_backend, or omit compile_level."
             )
         report.num_recompiled += 1
         logger.warning(
@@ -176,7 +176,7 @@ class GraphCompiler:
         except Exception as error:
             raise PluginError(
                 f"compile_backend={self._plan.backend_name!r} failed: {describe_failure(error)}. "
-                "Choose another compile_backend, or leave compile_level out."
+                "Choose another compile_backend, or omit compile_level."
             ) from error
         if not callable(compiled):
             raise PluginError(

@@ -32,15 +32,15 @@ def apply_passes(graph: GraphModule, passes: Sequence[NamedPass]) -> None:
         except Exception as error:
             raise PluginError(
                 f"compile_passes: the graph pass {named.name} failed: {describe_failure(error)}. "
-                "Leave it out, or correct it."
+                "Omit it, or correct it."
             ) from error
         after = _interface(graph)
         for what, earlier in before.items():
             if after[what] != earlier:
                 raise PluginError(
                     f"compile_passes: the graph pass {named.name} changed the {what} of the graph "
-                    f"from {earlier!r:.200} to {after[what]!r:.200}, which it must keep. Leave it "
-                    "out, or correct it."
+                    f"from {earlier!r:.200} to {after[what]!r:.200}, which it must keep. "
+                    "Omit it, or correct it."
                 )
 
 

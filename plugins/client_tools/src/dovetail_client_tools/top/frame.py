@@ -189,7 +189,7 @@ _COLUMNS = (
     _Column("tokens/s", 10),
     _Column("cached", 8),
 )
-"""The last ones are left out first if the terminal is narrow."""
+"""The last ones are omitted first if the terminal is narrow."""
 
 
 def _width(columns: Sequence[_Column]) -> int:

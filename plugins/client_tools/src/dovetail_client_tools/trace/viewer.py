@@ -30,7 +30,7 @@ _UNKNOWN = -1
 class ViewerPage:
     """A sink that keeps the first part of a trace, up to the limits. Times are microseconds.
 
-    is_complete: whether nothing was left out. num_steps: steps on the page.
+    is_complete: whether nothing was omitted. num_steps: steps on the page.
     """
 
     def __init__(self) -> None:

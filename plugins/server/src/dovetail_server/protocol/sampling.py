@@ -88,7 +88,7 @@ def chat_sampling(request: ChatRequest, defaults: SamplingParams) -> Sampling:
         if request.max_tokens not in (None, request.max_completion_tokens):
             raise APIError(
                 f"max_tokens={request.max_tokens} contradicts max_completion_tokens="
-                f"{request.max_completion_tokens}; leave max_tokens out.",
+                f"{request.max_completion_tokens}; omit max_tokens.",
                 code="contradictory_parameters",
                 param="max_tokens",
             )
@@ -152,7 +152,7 @@ def _sampling(
 def _check_best_of(best_of: int, n: int, *, streamed: bool) -> None:
     if streamed:
         raise APIError(
-            f"best_of={best_of} cannot be streamed; leave best_of or stream out.",
+            f"best_of={best_of} cannot be streamed; omit best_of or stream.",
             code="contradictory_parameters",
             param="best_of",
         )

@@ -65,7 +65,7 @@ def check_format(request: GenerationFields, llm: AsyncLLM) -> None:
     if field and llm.config.extensions.grammar_backend is None:
         raise APIError(
             f"{field} needs a grammar plugin, but this server has none (--grammar-backend). "
-            f"Leave {field} out.",
+            f"Omit {field}.",
             code="unsupported_parameter",
             param=field,
         )
