@@ -1,4 +1,4 @@
-"""Errors of single layers of all-MiniLM-L6-v2, whose float32 weights were never quantized.
+"""Errors of single layers of all-MiniLM-L6-v2, whose float32 weights have never been quantized.
 
 The float32 model processes real sentences. Then each format computes each linear layer of the
 encoder from the recorded input of the layer. Figure: ‖y − y_float32‖ / ‖y_float32‖ over all tokens.

@@ -40,7 +40,7 @@ def sampled_levels(names: Sequence[str]) -> list[str]:
 
 
 def build_driver(folder: Path, sanitizers: str, sampled: bool) -> Path:
-    """Compile library and cases into `folder`. Return the program's path. Raises BuildError."""
+    """Compile library and cases into `folder`. Return the program's path."""
     setup: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     flags = (*setup["FLAGS"], *FLAGS, f"-fsanitize={sanitizers}")

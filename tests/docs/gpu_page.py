@@ -22,7 +22,7 @@ from gpu.tables import headline, page_block, plugins_block, verified_text
 PAGE = ROOT / "docs" / "gpu.md"
 RESULTS = ROOT / "docs" / "gpu.json"
 MAX_COLUMNS = 120
-NOTHING = "The check was never run on a GPU."
+NOTHING = "The check has never been run on a GPU."
 
 _TABLE = re.compile(r"^\[\[plugin\]\]\n(?:(?!\[\[plugin\]\]).*\n?)*", re.MULTILINE)
 _KEY = re.compile(r'^(\w+) = "(.*)"\n?', re.MULTILINE)

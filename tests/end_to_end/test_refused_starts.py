@@ -172,7 +172,7 @@ FILES = {
     "a broken index": damaged(
         renamed(WEIGHTS, "model.safetensors.index.json"), WeightError, "index.json"
     ),
-    "tokenizer.json is cut off": damaged(
+    "tokenizer.json is truncated": damaged(
         content("tokenizer.json", '{"version": "1.0", '), ModelError, "tokenizer.json"
     ),
     "tokenizer.json is a pipe": damaged(pipe("tokenizer.json"), ModelError, "tokenizer.json"),

@@ -202,7 +202,9 @@ def test_a_truncated_log_gives_the_trace_of_its_complete_records(run, log, tmp_p
     cut.write_bytes(content[: int(len(content) * part)])
     page = tmp_path / "page.html"
     code, text, _ = run("trace", cut, "--html", page)
-    assert code == 0 and "The log is cut off" in text and "The log is cut off" in page.read_text()
+    assert (
+        code == 0 and "The log is truncated" in text and "The log is truncated" in page.read_text()
+    )
     assert page_data(page)["steps"]["begin"]
 
 

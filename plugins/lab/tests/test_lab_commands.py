@@ -75,7 +75,7 @@ def test_the_commands_report_a_truncated_log(log, capsys):
     log.write_bytes(log.read_bytes()[:-9])
     for command in ("replay", "show"):
         assert main(["lab", command, str(log)]) == 0
-        assert "cut off" in capsys.readouterr().out
+        assert "truncated" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["replay", "show"])

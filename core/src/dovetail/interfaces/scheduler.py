@@ -109,7 +109,8 @@ class Depth:
 class PauseScope(StrEnum):
     """Which requests a pause stops.
 
-    NEW: requests that were never admitted. Admitted requests, preempted ones too, run to their end.
+    NEW: requests that have never been admitted. Admitted requests, preempted ones too, run to their
+    end.
     ALL: all requests. They keep their batch slots, blocks and position in the queue.
     """
 

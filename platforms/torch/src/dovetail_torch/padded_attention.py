@@ -1,7 +1,7 @@
 """Attention with a head size that the backend does not support: heads are padded with zeros.
 
 Zeros appended to a query and a key do not change their product; zeros appended to a value give
-zeros, which are cut off. So the results do not change, and the backend's guarantees hold.
+zeros, which are then removed. So the results do not change, and the backend's guarantees hold.
 Dimensions: T tokens, H query heads, K key-value heads, D head size of the model.
 """
 

@@ -41,7 +41,7 @@ def replay(
     )
     print_line(_summary(result))
     if result.truncated:
-        print_line("The log is cut off; its complete records were replayed.")
+        print_line("The log is truncated; its complete records were replayed.")
     if result.difference is None:
         print_line("Every plan is the same, byte for byte.", style="bold green")
         return 0

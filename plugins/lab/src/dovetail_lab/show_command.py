@@ -30,7 +30,7 @@ def show(
     if not steps:
         print_table(("", ""), summary_rows(summary))
     if reader.truncated:
-        print_line("The log is cut off; its complete records were read.")
+        print_line("The log is truncated; its complete records were read.")
     return 0
 
 

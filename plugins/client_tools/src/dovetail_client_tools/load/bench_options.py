@@ -122,7 +122,7 @@ class PlannedPoint:
 
 
 def planned_points(options: LoadOptions) -> list[PlannedPoint]:
-    """Return the measurements of `--request-rate` and `--concurrency`. Raise ConfigError."""
+    """Return the points that the options request. Raise ConfigError for invalid options."""
     rates = _read_numbers("--request-rate", options.request_rate, maximum=math.inf)
     limits = _read_numbers("--concurrency", options.concurrency, maximum=MAX_IN_FLIGHT)
     if any(value != int(value) for value in limits):

@@ -67,7 +67,7 @@ class Point:
 
 
 def read_objectives(text: str) -> dict[str, float]:
-    """Return objectives in milliseconds from "ttft:500,tpot:50". Raise ConfigError."""
+    """Return objectives in milliseconds from a text such as "ttft:500,tpot:50"."""
     objectives = {}
     for part in text.split(",") if text else ():
         name, _, number = part.strip().partition(":")

@@ -28,7 +28,7 @@ class TopLoop:
         self.stop = asyncio.Event()
 
     async def once(self) -> Picture:
-        """Return a picture with the rates of one interval. Raise StepsError."""
+        """Return a picture with the rates of one interval."""
         await self._read()
         await asyncio.sleep(self._interval_s)
         await self._read()

@@ -104,7 +104,7 @@ def _read_log(path: Path, bounds: tuple[int, int], sinks: Sequence[TraceSink]) -
     steps.end()
     notes = []
     if reader.truncated:
-        notes.append("The log is cut off; its complete records were read.")
+        notes.append("The log is truncated; its complete records were read.")
     if not steps.num_steps:
         notes.append("The log has no steps within --steps.")
     return Description(

@@ -137,7 +137,7 @@ class UnloadableWorker(ObedientWorker):
     """A worker that cannot load its model."""
 
     def load_model(self) -> None:
-        """Raise ModelError."""
+        """Fail with a ModelError."""
         raise ModelError(f"{REQUESTED} of load_model")
 
 

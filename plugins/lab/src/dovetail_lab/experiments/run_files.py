@@ -111,7 +111,7 @@ def _decode(header: Mapping[str, Mapping[str, int]], body: memoryview) -> dict[s
             values = array("q")
             end = position + length * values.itemsize
             if end > len(body):
-                raise ValueError("the file is cut off")
+                raise ValueError("the file is truncated")
             values.frombytes(body[position:end])
             tables[name][column] = values
             position = end

@@ -141,7 +141,7 @@ class RooflineStepTimes:
 
 
 def read_device(reference: str) -> DeviceSheet:
-    """Return the sheet with a name of `DEVICES`, or of a TOML file. Raises UserError."""
+    """Return a sheet of `DEVICES` by name, or the sheet in a TOML file."""
     if reference in DEVICES:
         return DEVICES[reference]
     path = Path(reference)
