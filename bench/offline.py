@@ -4,7 +4,7 @@ Method: two random-weight checkpoints in bfloat16 (Qwen3-0.6B's shape; a Llama o
 created once under `.bench/` from a fixed seed. The cases are those of `cases.py` (one request, 16
 at once, 64 mixed): greedy, EOS ignored, fixed numbers of tokens. Both engines use the same threads
 in one process. After one warm-up each, their runs alternate. The script prints the medians of
-output tokens per second, their spread, and the median of the ratios of each pair of runs.
+output tokens per second, their spread, and the median of the ratios between paired runs.
 transformers runs one left-padded batch with its default cache and SDPA attention; the tokens that
 it generates beyond a request's own number are not counted.
 

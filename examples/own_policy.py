@@ -17,7 +17,7 @@ from dovetail.interfaces import Policy, RequestView, SchedulerView
 
 
 class ShortestPromptFirst(Policy):
-    """Serve the shortest prompt first. Prompts of equal length in the order of arrival."""
+    """Serves the shortest prompt first, and prompts of equal length in the order of arrival."""
 
     def rank(self, request: RequestView, view: SchedulerView) -> tuple[int, int]:
         """Return (prompt tokens, order of arrival): the lowest rank runs next."""

@@ -280,7 +280,7 @@ OWN_LEVELS = [
 def test_the_split_of_a_context_does_not_change_the_output(
     level, shape, counts, dtype, monkeypatch
 ):
-    """One thread. A workspace of three chunks of eight tokens, for several waves. The default."""
+    """Uses one thread, then a workspace of three chunks of eight tokens, then the default."""
     length, outs = 790, []
     small = 3 * 8 * shape["num_heads"] * (shape["head_size"] + 2)
     for num_threads, num_floats in ((1, 0), (3, small), (4, metadata.WORKSPACE_FLOATS)):

@@ -82,7 +82,7 @@ class UnfitPluginError(ConfigError, PluginError):
 
 
 class PluginNotFoundError(PluginError, LookupError):
-    """No plugin has that name."""
+    """No plugin has the requested name."""
 
 
 class PluginLoadError(PluginError, ImportError):

@@ -35,7 +35,7 @@ def both(block_sizes, thresholds=()):
 
 
 class Plans:
-    """Return plans in which rows are reused, get several blocks in one step, and run in chunks."""
+    """Creates plans in which rows are reused, get several blocks in one step, and run in chunks."""
 
     def __init__(self, seed, block_sizes):
         self.rng, self.block_sizes = Random(seed), block_sizes

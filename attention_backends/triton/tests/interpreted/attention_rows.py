@@ -150,7 +150,7 @@ def assert_close(actual, expected, tolerance=1e-5):
 
 
 def num_splits(rows, counts):
-    """Return the number of splits of each launch of the next step."""
+    """Return the number of splits for each launch in the next step."""
     runs = [(row, n) for row, n in enumerate(counts) if n]
     metadata = rows.builder.build(rows.batch(runs))
     return [item.num_splits for item in metadata.passes(rows.layer._shape)]

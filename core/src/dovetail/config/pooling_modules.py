@@ -78,8 +78,8 @@ def _read_transformer(result: dict[str, Any], directory: Path, folder: str) -> N
     if folder:
         raise ModelError(
             f"{directory / MODULES_FILE}: the transformer is in the folder {folder!r}; only a "
-            "transformer in the model directory itself is supported. Give that folder as model, "
-            "and set pooling_type."
+            "transformer in the model directory itself is supported. Specify that folder as "
+            "the model, and set pooling_type."
         )
 
 

@@ -134,7 +134,7 @@ class KVCacheGroup:
 
     @property
     def num_pages(self) -> int:
-        """Number of pages of one block of the group. Each page is in a different buffer."""
+        """Number of pages in one block of the group. Each page is in a different buffer."""
         return -(-len(self.layer_names) // self.layers_per_page)
 
     def place(self, layer: int) -> tuple[int, int]:

@@ -93,7 +93,7 @@ class _Generation(Extension):
 
 
 class _Metering(NodeTransformer):
-    """Add code that counts the steps of loops and macros and checks the results of `~`."""
+    """Adds code that counts the steps of loops and macros and checks the results of `~`."""
 
     def _with_step(self, node: nodes.For | nodes.Macro) -> nodes.Node:
         self.generic_visit(node)

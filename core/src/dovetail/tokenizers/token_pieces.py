@@ -1,4 +1,4 @@
-"""Finds the piece of text of each token of a tokenizer.json, if it does not depend on neighbors.
+"""Finds the text of each token in a tokenizer.json, if it does not depend on neighbors.
 
 The type of the decoder shows whether the text of a token depends on its neighbors. The decoder also
 yields the pieces. As a check, joined pieces are compared with the tokenizer's `decode` for random

@@ -13,7 +13,7 @@ __all__ = ["FCFSPolicy", "FCFSScheduler"]
 
 
 class FCFSPolicy(Policy):
-    """Serve requests in the order of arrival, as `Policy` does by default."""
+    """Serves requests in the order of arrival, as `Policy` does by default."""
 
 
 class FCFSScheduler(Scheduler):

@@ -15,7 +15,7 @@ __all__ = ["PriorityPolicy", "PriorityScheduler"]
 
 
 class PriorityPolicy(Policy):
-    """Serve by (priority, arrival). Preempt the running request that is last in this order."""
+    """Serves by (priority, arrival). Preempts the running request that is last in this order."""
 
     preempts = True
 

@@ -13,7 +13,7 @@ from dovetail.interfaces import Action, Grant, Policy, RequestView, SchedulerVie
 
 
 class AgingPolicy(Policy):
-    """Serve requests older than `max_wait_s` first, all other requests as `inner_cls` does.
+    """Serves requests older than `max_wait_s` first, all other requests as `inner_cls` does.
 
     max_wait_s: the age limit, in seconds since the arrival.
     """

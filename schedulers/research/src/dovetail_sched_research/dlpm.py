@@ -32,7 +32,7 @@ class DLPMOptions(BaseModel):
 
 
 class DLPMPolicy(Policy):
-    """Admit the request with the longest cached prefix among the tenants that have credit."""
+    """Admits the request with the longest cached prefix among the tenants that have credit."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = DLPMOptions

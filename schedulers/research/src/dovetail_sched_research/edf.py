@@ -35,7 +35,7 @@ class EDFOptions(BaseModel):
 
 
 class EDFPolicy(Policy):
-    """Serve by (deadline, arrival). Preempt the request with the latest deadline."""
+    """Serves by (deadline, arrival). Preempts the request with the latest deadline."""
 
     preempts = True
     options_model: ClassVar[type[BaseModel]] = EDFOptions

@@ -30,7 +30,7 @@ class HRRNOptions(BaseModel):
 
 
 class HRRNPolicy(Policy):
-    """Serve the highest ratio of waiting time to work first."""
+    """Serves the highest ratio of waiting time to work first."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = HRRNOptions

@@ -24,7 +24,7 @@ class LPMOptions(BaseModel):
 
 
 class LPMPolicy(Policy):
-    """Serve requests older than `max_wait_s` first, then by (most cached tokens, arrival)."""
+    """Serves requests older than `max_wait_s` first, then by (most cached tokens, arrival)."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = LPMOptions

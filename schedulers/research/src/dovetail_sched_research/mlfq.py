@@ -48,7 +48,7 @@ class _Place:
 
 
 class MLFQPolicy(OneOrderPolicy):
-    """Serve up to `max_batch` requests by (level, arrival). Pause the other requests."""
+    """Serves up to `max_batch` requests by (level, arrival). Pauses the other requests."""
 
     work_conserving = False
     options_model: ClassVar[type[BaseModel]] = MLFQOptions

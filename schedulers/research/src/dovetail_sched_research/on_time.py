@@ -31,7 +31,7 @@ class OnTimeOptions(BaseModel):
 
 
 class OnTimePolicy(Policy):
-    """Run all decodes, then the prompts that can be on time by deadline, then the late ones."""
+    """Runs all decodes, then the prompts that can be on time by deadline, then the late ones."""
 
     static_rank = False
     work_conserving = False

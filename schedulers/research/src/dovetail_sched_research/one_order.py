@@ -21,7 +21,7 @@ from dovetail.interfaces import (
 
 
 class OneOrderPolicy(Policy):
-    """Serve running and waiting requests in one order. Preempt the last running request.
+    """Serves running and waiting requests in one order. Preempts the last running request.
 
     max_batch: the maximum number of requests in a step.
     """

@@ -13,7 +13,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, RequestView, Ru
 
 
 class OrcaPolicy(Policy):
-    """Admit whole prompts in the order of arrival. Reserve blocks for their longest output."""
+    """Admits whole prompts in the order of arrival. Reserves blocks for their longest output."""
 
     work_conserving = False
 

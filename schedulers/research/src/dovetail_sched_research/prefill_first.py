@@ -13,7 +13,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class PrefillFirstPolicy(Policy):
-    """Run only whole prompts in a step if one fits, else all decodes."""
+    """Runs only whole prompts in a step if one fits, else all decodes."""
 
     work_conserving = False
 

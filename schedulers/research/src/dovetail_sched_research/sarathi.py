@@ -25,7 +25,7 @@ class SarathiOptions(BaseModel):
 
 
 class SarathiPolicy(Policy):
-    """Run all decodes, then started prompts, then new prompts, up to `chunk` tokens per step."""
+    """Runs all decodes, then started prompts, then new prompts, up to `chunk` tokens per step."""
 
     options_model: ClassVar[type[BaseModel]] = SarathiOptions
     work_conserving = False

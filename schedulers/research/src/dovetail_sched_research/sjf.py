@@ -25,7 +25,7 @@ class SJFOptions(BaseModel):
 
 
 class SJFPolicy(Policy):
-    """Serve by (expected output tokens, arrival)."""
+    """Serves by (expected output tokens, arrival)."""
 
     options_model: ClassVar[type[BaseModel]] = SJFOptions
 

@@ -32,7 +32,7 @@ class SRPTOptions(BaseModel):
 
 
 class SRPTPolicy(OneOrderPolicy):
-    """Serve running and waiting requests by expected remaining output tokens."""
+    """Serves running and waiting requests by expected remaining output tokens."""
 
     options_model: ClassVar[type[BaseModel]] = SRPTOptions
 

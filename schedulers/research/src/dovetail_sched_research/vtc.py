@@ -32,7 +32,7 @@ class VTCOptions(BaseModel):
 
 
 class VTCPolicy(Policy):
-    """Admit requests of the tenant with the lowest counter first, in the order of arrival."""
+    """Admits requests of the tenant with the lowest counter first, in the order of arrival."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = VTCOptions

@@ -322,7 +322,7 @@ class Supervisor:
 
 
 def _watch(reference: weakref.ref[Supervisor], closing: threading.Event) -> None:
-    """In a thread: monitor the engine while the supervisor is in use."""
+    """Monitor the engine while the supervisor is in use. Runs in a thread."""
     while not closing.wait(_LOOK_S):
         supervisor = reference()
         if supervisor is None:
@@ -337,7 +337,7 @@ def _start_again(
     closing: threading.Event,
     delay_s: float | None,
 ) -> None:
-    """In a thread: start an engine. Retry after failures until the limit."""
+    """Start an engine. Retry after failures, up to the limit. Runs in a thread."""
     while not closing.wait(delay_s):
         channel, failure = None, None
         try:

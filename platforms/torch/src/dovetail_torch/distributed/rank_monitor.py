@@ -1,9 +1,9 @@
-"""Watches the processes of the other ranks, and aborts the exchange of tensors if one exits.
+"""Monitors the processes of the other ranks, and aborts the exchange of tensors if one exits.
 
 On an asynchronous device, an exchange with a process that has exited never ends, and the host
-would wait for the device until the timeout of the process group. The watch needs ranks on one
-machine and a kernel with `pidfd_open` (Linux 5.3). Other ranks are not watched: the timeouts of
-the executor and of the process group end an exchange with them.
+would wait for the device until the timeout of the process group. The monitor needs ranks on one
+machine and a kernel with `pidfd_open` (Linux 5.3). Other ranks are not watched: the timeouts of the
+executor and of the process group end an exchange with them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RankMonitor:
                 self._lost = rank
             except OSError as error:
                 logger.warning("The process %d of rank %d cannot be watched: %s", pid, rank, error)
-        self._thread = threading.Thread(target=self._run, name="peer-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rank-monitor", daemon=True)
         self._thread.start()
 
     @property
@@ -68,7 +68,7 @@ class RankMonitor:
             )
 
     def close(self) -> None:
-        """End the watch. May be called twice."""
+        """Stop monitoring. May be called twice."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -95,7 +95,7 @@ class RankMonitor:
 
 
 def monitor_ranks(store: Store, *, rank: int, size: int, abort: Callable[[], None]) -> RankMonitor:
-    """Exchange process ids through `store` and return the watch. Called on all ranks."""
+    """Exchange process ids through `store` and return the monitor. Called on all ranks."""
     store.set(_KEY.format(rank), _own_identity())
     own_machine, _, own_pid = _own_identity().rpartition(" ")
     pids = {}

@@ -255,7 +255,7 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
         if isinstance(item, FakeDeviceTensor) and item.host.shape != item.shape:
             raise RuntimeError(
                 f"{func} resizes a tensor from {list(item.shape)} to "
-                f"{list(item.host.shape)}; give it a tensor of the correct shape, as the fake "
+                f"{list(item.host.shape)}; pass a tensor of the correct shape, as the fake "
                 "device does not resize tensors."
             )
     if target is not None and torch.device(target).type == HOST.type:

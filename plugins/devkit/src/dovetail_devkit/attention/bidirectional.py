@@ -169,5 +169,5 @@ class _Prompts:
 
 
 def prompt_ranges(lengths: Sequence[int]) -> list[range]:
-    """Return the indices of the tokens of each prompt of a step."""
+    """Return the indices of each prompt's tokens in a step."""
     return [range(start, end) for start, end in pairwise(accumulate(lengths, initial=0))]

@@ -1,4 +1,4 @@
-"""Lets batch lines start only while the engine has free rows that no client needs."""
+"""Lets batch lines start only while the engine has free batch slots that no client needs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _POLL_S = 0.02
 class FreeBatchSlots:
     """Limits the batch lines of this process, over all batches.
 
-    A line starts only while fewer requests are running than the engine has rows (`max_num_seqs`).
-    Policies that use priorities also prefer the requests of clients.
+    A line starts only while fewer requests are running than the engine has batch slots
+    (`max_num_seqs`). Policies that use priorities also prefer the requests of clients.
     """
 
     def __init__(self, state: ServerState) -> None:
@@ -25,7 +25,7 @@ class FreeBatchSlots:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Wait for a free row, in the order of the calls, and use it within the context."""
+        """Wait for a free batch slot, in the order of the calls, and use it within the context."""
         if self._turns is None:
             self._turns = asyncio.Lock()
         async with self._turns:

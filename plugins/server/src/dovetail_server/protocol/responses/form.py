@@ -207,7 +207,7 @@ class ResponsesForm(BlockForm):
 
 
 class ResponsesErrors:
-    """The form of the errors of a response that has a form."""
+    """Formats the errors of a request whose response has a form."""
 
     def __init__(self, form: ResponsesForm) -> None:
         self._form = form
