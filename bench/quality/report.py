@@ -96,7 +96,7 @@ def mean(row: Mapping[str, Any], figure: str, reference: str) -> float | None:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """Plot KL divergence against bytes per weight, without weights that the file has quantized."""
+    """Plot KL divergence over bytes per weight, without weights that the file has quantized."""
     indexes = {row["format"]: row["bytes_per_weight"] for row in _compared(result)}
     title = f"{_model(result)}: accuracy and size"
     _draw(result, indexes, ("bytes per weight of linear layers and head", title), path)

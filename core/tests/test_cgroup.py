@@ -62,7 +62,7 @@ def test_limits_are_read_if_the_cgroup_of_a_container_is_mounted_as_the_root(tmp
     assert read_cgroup_limits(proc).cpu_quota == 0.2
 
 
-def test_a_cgroup_outside_of_the_mount_has_the_limits_of_the_mount_point(tmp_path):
+def test_a_cgroup_outside_the_mount_has_the_limits_of_the_mount_point(tmp_path):
     top = tmp_path / "top"
     write(top, cpu__max="200000 100000")
     write(tmp_path, cpu__max="10000 100000")

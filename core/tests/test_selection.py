@@ -183,7 +183,7 @@ def test_a_failed_probe_prevents_the_selection_of_another_platform(make):
 # --- other kinds -----------------------------------------------------------------------------
 
 
-def test_the_option_of_the_user_overrides_the_preference_of_the_platform(make):
+def test_the_users_option_overrides_the_platforms_preference(make):
     registry = make(dovetail_a=section("ops", alpha="Alpha", beta="Beta"))
     platform = box(ops=("beta", "alpha"))
     assert choose(registry, platform, "ops", "alpha").__name__ == "Alpha"

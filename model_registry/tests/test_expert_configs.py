@@ -69,7 +69,7 @@ def test_layers_have_experts_or_a_dense_mlp():
     assert kinds(decoder_sparse_step=2) == [GatedMLP, SparseMLP, GatedMLP, SparseMLP]
 
 
-def test_both_names_of_the_number_of_experts_are_read():
+def test_both_names_for_the_expert_count_are_read():
     renamed = make_model(MixtralForCausalLM, num_experts=None, num_local_experts=7)
     assert renamed.model.layers[0].mlp.gate.weight.shape == (7, 24)
     default = make_model(MixtralForCausalLM, num_experts=None)

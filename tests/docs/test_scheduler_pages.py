@@ -47,16 +47,16 @@ def test_a_policy_is_short_and_each_guarantee_has_a_mutant(first):
 
 def test_the_example_of_the_scheduler_tutorial_runs(tmp_path, monkeypatch):
     plugin, tests = Page(path=OWN).blocks("python")
-    (tmp_path / "keep_a_seat.py").write_text(plugin, "utf-8")
-    (tmp_path / "keep_a_seat_tests.py").write_text(tests, "utf-8")
+    (tmp_path / "keep_one_slot.py").write_text(plugin, "utf-8")
+    (tmp_path / "keep_one_slot_tests.py").write_text(tests, "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     try:
-        module = importlib.import_module("keep_a_seat_tests")
+        module = importlib.import_module("keep_one_slot_tests")
         actual = [test for name, test in vars(module).items() if name.startswith("test_")]
         assert len(actual) == 2
         for test in actual:
             assert not inspect.signature(test).parameters
             test()
     finally:
-        for name in ("keep_a_seat", "keep_a_seat_tests"):
+        for name in ("keep_one_slot", "keep_one_slot_tests"):
             sys.modules.pop(name, None)

@@ -128,7 +128,7 @@ def test_blocks_are_loaded_from_the_connector_after_a_cache_reset(checkpoint, co
     assert num_first - sum(len(run.logits) for run in again) == sum(due)
 
 
-def test_a_second_engine_of_the_process_loads_blocks_of_the_first(checkpoint):
+def test_a_second_engine_in_the_process_loads_blocks_of_the_first(checkpoint):
     prompt_ids = prompts()
     with engine(checkpoint) as first, engine(checkpoint) as second:
         generate(first, prompt_ids)

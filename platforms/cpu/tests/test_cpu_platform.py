@@ -38,9 +38,7 @@ def test_the_number_of_threads_is_the_requested_number_or_the_default():
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("1073741824\n", 1 << 30), ("max\n", None)])
-def test_the_memory_of_the_platform_is_at_most_the_limit_of_the_cgroup(
-    tmp_path, monkeypatch, limit, expected
-):
+def test_the_platforms_memory_is_at_most_the_cgroup_limit(tmp_path, monkeypatch, limit, expected):
     mounted, proc = tmp_path / "mounted", tmp_path / "proc"
     (mounted / "job").mkdir(parents=True)
     proc.mkdir()

@@ -154,7 +154,7 @@ def test_the_fake_driver_rejects_invalid_calls(memory, library, misuse):
     library.stand_in_reset(MIB, 1)
 
 
-def test_a_use_of_unmapped_memory_ends_the_process(library_path):
+def test_using_unmapped_memory_ends_the_process(library_path):
     program = (
         "import sys; from pathlib import Path; import ctypes\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"

@@ -168,7 +168,7 @@ def test_an_error_in_a_hook_ends_only_the_request_that_caused_it(play, hook):
         (lambda logits_RV: logits_RV.double(), "returned dtype torch.float64"),
     ],
 )
-def test_invalid_logits_of_a_hook_end_its_request(play, wrong, message):
+def test_invalid_logits_from_a_hook_end_its_request(play, wrong, message):
     class Wrong(FakeStepExtension):
         def logits(self, rows, logits_RV):
             return wrong(logits_RV)

@@ -1,4 +1,4 @@
-"""Statistics of paired runs against published values, and their error rates."""
+"""Compares statistics of paired runs with published values, and tests their error rates."""
 
 import math
 from random import Random

@@ -72,7 +72,7 @@ def write(matcher, seed, maximum=400):
 
 
 @needs_library
-def test_the_plugin_meets_the_contract_of_grammars():
+def test_the_plugin_meets_the_grammar_contract():
     load_suite("grammar")(XGrammar)
 
 

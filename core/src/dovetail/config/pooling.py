@@ -44,8 +44,8 @@ def choose_pooler(
     modules = read_modules(directory.path) if is_folder and runner != "generate" else {}
     if runner == "generate" and only_pools:
         raise ConfigError(
-            f"runner='generate': the architecture {architecture} supports only pooling; leave "
-            "runner out."
+            f"runner='generate': the architecture {architecture} supports only pooling; omit "
+            "runner."
         )
     if runner == "generate" or (runner == "auto" and not only_pools and not modules):
         if pooling_type != "auto":

@@ -157,8 +157,8 @@ def _with_task(params: Any, task: str | None) -> PoolingParams:
         return params
     if params.task is not None:
         raise RequestError(
-            f"pooling_params has the task {params.task!r}, but this call is for {task!r}; leave "
-            "the task out.",
+            f"pooling_params has the task {params.task!r}, but this call is for {task!r}; omit "
+            "the task.",
             parameter="task",
         )
     return replace(params, task=task)

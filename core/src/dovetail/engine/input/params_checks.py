@@ -88,8 +88,8 @@ def _checks_of(
     if option not in getattr(worker_cls, "provides", ()):
         raise ContractError(
             f"{option} is set, but the worker {worker_cls.__qualname__} would ignore it, because "
-            f"its `provides` does not contain {option!r}. Choose another worker_cls, or leave "
-            f"{option} out."
+            f"its `provides` does not contain {option!r}. Choose another worker_cls, or omit "
+            f"{option}."
         )
     checks: dict[str, ParamsCheck] = {}
     for reference in references:
