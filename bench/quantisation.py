@@ -1,4 +1,4 @@
-"""Measure the accuracy of quantized weights: KL divergence, most likely tokens, right answers.
+"""Measure the accuracy of quantized weights: KL divergence, most likely tokens, correct answers.
 
 Method: teacher-forced logits at every position; each format is compared with bfloat16 linear layers
 of torch on the same weights. Figures: KL(bf16 || format) in nats, and the share of positions with
@@ -154,7 +154,7 @@ def questions(per_task: int) -> list[tuple[str, str]]:
 def answer(
     form: Format | None, requested: Sequence[tuple[str, str]]
 ) -> tuple[float, list[list[int]]]:
-    """Return the share of right answers of the demo model, and the token ids of each whole text.
+    """Return the share of correct answers of the demo model, and the token ids of each whole text.
 
     form: None for bfloat16 with torch's linear layers.
     """

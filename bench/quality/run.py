@@ -42,7 +42,7 @@ class Run:
     origin: dict[str, Any] = field(default_factory=dict)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Add a row, instead of an earlier row of the same format. Write the results."""
+        """Add a row, which replaces an earlier row of the same format. Write the results."""
         key = (row["weights"], row["format"])
         self.rows = [old for old in self.rows if (old["weights"], old["format"]) != key]
         self.rows.append(row)

@@ -99,7 +99,7 @@ def make_prompts() -> Prompts:
 
 def follow_ups(prompts: Prompts, answered: list[Sequenced]) -> Prompts:
     """Return prompts that share prefixes with computed sequences. They alternate between the same
-    prompt, its first half with another end, and the next turn of a conversation.
+    prompt, its first half with a different ending, and the next turn of a conversation.
     """
     source = random.Random(commit_seed()[0] + 1)
     collected = []

@@ -37,7 +37,8 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
 @dataclass(frozen=True, kw_only=True)
 class Situation:
     """The conditions of a run. budget: tokens of a step. room: requests that fit into the cache, 0
-    for all; is_repeated: whether the prompts run again with other ends, to hit the prefix cache."""
+    for all; is_repeated: whether the prompts run again with different endings, to hit the prefix
+    cache."""
 
     budget: int
     options: dict[str, Any]

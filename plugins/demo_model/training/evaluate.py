@@ -30,7 +30,7 @@ _MAX_NEW_TOKENS = 112
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """The result of one task: counts of right answers and questions, and the wrong answers.
+    """The result of one task: counts of correct answers and questions, and the wrong answers.
 
     wrong: (prompt, text) of each wrong answer.
     """
@@ -41,7 +41,7 @@ class TaskResult:
 
     @property
     def accuracy(self) -> float:
-        """Return the share of right answers, from 0 to 1."""
+        """Return the share of correct answers, from 0 to 1."""
         return self.num_right / self.num_requested
 
 

@@ -27,7 +27,7 @@ def in_time(game):
 
 
 def learning_jobs(lab):
-    """Return jobs before the others, from which the policy learns the times of steps."""
+    """Return early jobs from which the policy learns how long steps take."""
     return [
         lab.Job(name=f"learn{n}", prompt=400, output=6, arrival_ns=n * 100 * lab.MS)
         for n in range(5)

@@ -1,10 +1,10 @@
 """Defines the class of a task: a kind of question that a program can ask, parse, answer and grade.
 
 Contract: a task consists of four pure functions. `ask` draws a question, `read` finds the facts in
-a question, `answer` writes the right answer from the facts, and `grade` checks any text against the
-facts. Whether a question is held out from training depends only on its facts, not on its wording: a
-held-out question is held out in every phrasing. This module defines no task and does not depend on
-a model.
+a question, `answer` writes the correct answer from the facts, and `grade` checks any text against
+the facts. Whether a question is held out from training depends only on its facts, not on its
+wording: a held-out question is held out in every phrasing. This module defines no task and does not
+depend on a model.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Task:
     canonical: Callable[[Facts], Facts | None] = _same
 
     def make(self, rng: Random) -> tuple[str, str]:
-        """Draw a question. Return it with its right answer as (prompt, answer)."""
+        """Draw a question. Return it with its correct answer as (prompt, answer)."""
         prompt = loosen(rng, self.ask(rng))
         return prompt, self.answer(self.read(prompt))
 

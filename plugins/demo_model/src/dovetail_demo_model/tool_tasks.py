@@ -62,7 +62,7 @@ class ToolQuestion:
     task: str = ""
 
     def check_call(self, text: str) -> bool:
-        """Return whether `text` is the right call, or False if no function is needed."""
+        """Return whether `text` is the correct call, or False if no function is needed."""
         turn = self.turn
         return bool(turn.name) and parse_call(text) == (turn.name, turn.arguments)
 

@@ -168,7 +168,7 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
         if not plain or stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise ModelError(
                 f"{wheel} is rejected: its member {shorten(info.filename)} is a link, or its name "
-                "leads out of its folder."
+                "points outside its folder."
             )
         if info.compress_type not in _METHODS or info.flag_bits & _ENCRYPTED:
             raise ModelError(

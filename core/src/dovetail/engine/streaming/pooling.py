@@ -44,7 +44,7 @@ class AsyncPoolingMethods:
 
         The arguments are those of `AsyncLLM.generate`. If the request was aborted or rejected by
         the engine, the output has no result, and the cause in `error`. Raises RequestError that
-        names the parameter, CapacityError, and EngineDeadError.
+        names the parameter, CapacityError if the queue is full, and EngineDeadError.
         """
         user_request = UserRequest(
             request_id=request_id,

@@ -56,7 +56,8 @@ class BatchRun:
     async def run(self) -> Progress:
         """Execute all lines that have no record yet.
 
-        Raises ConfigError if the output belongs to another input; ServerLostError.
+        Raises ConfigError if the output belongs to another input, and ServerLostError if the server
+        disappears.
         """
         remaining = self._remaining()
         try:
