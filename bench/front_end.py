@@ -90,16 +90,16 @@ def step_cost_us(
     """Return the CPU time of one token in microseconds: the median over steps of `num` tokens."""
     processor = OutputProcessor(harness.tokenizer, clock=harness.clock)
     ids = [f"r{number}" for number in range(num)]
-    expected = SamplingParams(max_tokens=1 << 14, ignore_eos=True, **params)  # type: ignore[arg-type]
+    merged = SamplingParams(max_tokens=1 << 14, ignore_eos=True, **params)  # type: ignore[arg-type]
     for name in ids:
         prompt = harness.prompt(prompt_len)
-        processor.add_request(name, harness.inputs.process(name, prompt, expected), kind=kind)
+        processor.add_request(name, harness.inputs.process(name, prompt, merged), kind=kind)
     times = []
     counts = array("i", [1]) * num
     gc.collect()
     for number in range(NUM_WARM_UP + NUM_STEPS):
         tokens = harness.columns(num, number)
-        logprobs = _logprobs(ids, tokens) if expected.logprobs is not None else {}
+        logprobs = _logprobs(ids, tokens) if merged.logprobs is not None else {}
         step = EngineCoreOutputs(
             request_ids=ids, num_new_tokens=counts, token_ids=tokens, logprobs=logprobs
         )

@@ -28,8 +28,7 @@ FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
 def sampled_levels(names: Sequence[str]) -> list[str]:
-    """Return the first level and a third of the others, selected by the commit, or all without
-    git."""
+    """Return the first level and a third of the others, which the commit selects."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -50,7 +50,7 @@ def test_the_recorded_work_of_every_call_is_within_its_limits():
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_the_recorded_work_is_that_of_the_kernels():
+def test_the_recorded_work_matches_the_kernels():
     text = PAGE.read_text("utf-8")
     for counted in count_traffic("rms_norm", "best_tokens"):
         assert traffic_row(counted) in text, ADVICE

@@ -95,7 +95,7 @@ def test_mxfp4_experts_give_the_outputs_of_their_dequantized_weights(
     assert tokens != outputs(plain, **OPTIONS)[0]
 
 
-def test_dequantized_values_equal_those_of_transformers_bit_for_bit() -> None:
+def test_dequantized_values_are_bitwise_equal_to_those_of_transformers() -> None:
     generator = torch.Generator().manual_seed(1)
     blocks = torch.randint(0, 256, (3, 10, 2, 16), generator=generator).to(torch.uint8)
     scales = torch.randint(0, 250, (3, 10, 2), generator=generator).to(torch.uint8)

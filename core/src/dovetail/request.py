@@ -184,34 +184,34 @@ class Request:
 
     def __init__(
         self,
-        request: EngineCoreRequest,
+        asked: EngineCoreRequest,
         *,
         max_model_len: int,
         sequence: int = 0,
         max_drafts: int = 0,
     ) -> None:
-        self.request_id = request.request_id
-        self.sampling_params = request.sampling_params
-        self.token_ids = array("i", request.prompt_token_ids)
+        self.request_id = asked.request_id
+        self.sampling_params = asked.sampling_params
+        self.token_ids = array("i", asked.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
-        self.max_total_tokens = min(self.num_prompt_tokens + request.max_tokens, max_model_len)
-        self.pooling_params = request.pooling_params
-        if request.pooling_params is not None:
+        self.max_total_tokens = min(self.num_prompt_tokens + asked.max_tokens, max_model_len)
+        self.pooling_params = asked.pooling_params
+        if asked.pooling_params is not None:
             # As with one output token, no run follows the run over the end of the prompt.
             self.max_total_tokens = self.num_prompt_tokens + 1
-        self.stop_token_ids = request.stop_token_ids
-        self.bad_words_token_ids = request.bad_words_token_ids
-        self.seed = request.seed
-        self.priority = request.priority
-        self.arrival_ns = request.arrival_ns
-        self.cache_salt = request.cache_salt
-        self.tenant = request.tenant
-        self.deadline_ns = request.deadline_ns
-        self.lora_id = request.lora_id
-        self.encoder_inputs = request.encoder_inputs
+        self.stop_token_ids = asked.stop_token_ids
+        self.bad_words_token_ids = asked.bad_words_token_ids
+        self.seed = asked.seed
+        self.priority = asked.priority
+        self.arrival_ns = asked.arrival_ns
+        self.cache_salt = asked.cache_salt
+        self.tenant = asked.tenant
+        self.deadline_ns = asked.deadline_ns
+        self.lora_id = asked.lora_id
+        self.encoder_inputs = asked.encoder_inputs
         ends = (
             encoder_input.position + encoder_input.num_tokens
-            for encoder_input in request.encoder_inputs
+            for encoder_input in asked.encoder_inputs
         )
         self.encoder_end = max(ends, default=0)
         self.sequence = sequence

@@ -166,7 +166,7 @@ def test_training_conversations_contain_no_held_out_question(training_modules):
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_graders_accept_right_answers_and_reject_wrong_answers(name):
+def test_graders_accept_correct_answers_and_reject_wrong_answers(name):
     task, rng = TASKS[name], Random(3)
     pairs = [task.make(rng) for _ in range(60)]
     for prompt, answer in pairs:

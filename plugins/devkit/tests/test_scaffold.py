@@ -61,7 +61,7 @@ def test_package_distribution_and_class_names_are_derived_from_the_plugin_name(
         ("class", "letters"),
         ("a" * 31, "30"),
         ("dovetail_mine", "first-party"),
-        ("json", "a name of Python"),
+        ("json", "reserved by Python"),
         ("tests", "every package"),
         ("pytest", "is installed"),
         ("cyclopts", "pip uninstall"),
