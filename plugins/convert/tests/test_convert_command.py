@@ -18,7 +18,7 @@ from dovetail_convert.convert_options import ConvertOptions
 INDEX = "model.safetensors.index.json"
 
 
-def test_every_tensor_survives_bit_for_bit(tmp_path):
+def test_every_tensor_is_bitwise_unchanged(tmp_path):
     model = make_model(tmp_path / "model")
     result = convert(model, tmp_path / "out", max_shard_size="300B")
     converted = load_all(tmp_path / "out")
