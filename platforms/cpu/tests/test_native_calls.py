@@ -14,6 +14,7 @@ import torch
 from dovetail import LLM, SamplingParams
 from dovetail_cpu.native_library import find_library, probe_fast
 from dovetail_cpu_kernels.linear import INT8
+from dovetail_devkit.tiny_encoder import write_tiny_encoder
 from dovetail_torch.layers.torch_linear import TorchLinearMethod
 from dovetail_torch.layers.torch_ops import TorchOps
 
@@ -54,6 +55,13 @@ PER_STEP["Qwen3MoeForCausalLM"] = PER_STEP["Qwen3ForCausalLM"] | {
 }
 del PER_STEP["Qwen3MoeForCausalLM"]["silu_mul"]
 
+ENCODER_STEP = {
+    "linear_bf16": 4 * NUM_LAYERS,
+    "layer_norm": 1 + 2 * NUM_LAYERS,
+    "bidirectional": NUM_LAYERS,
+    "embedding": 1,
+}
+
 NATIVE_OPS = (
     "rms_norm",
     "add_rms_norm",
@@ -82,7 +90,8 @@ class Counted:
 def calls(monkeypatch):
     """Counts of native calls by name, since the last `clear`."""
     counter, library = Counter(), find_library()
-    for name in {name for counts in PER_STEP.values() for name in counts} | {"linear_int8"}:
+    counted_names = {name for counts in (*PER_STEP.values(), ENCODER_STEP) for name in counts}
+    for name in counted_names | {"linear_int8"}:
         function = getattr(library, f"dk_{name}")
         counted = Counted(function, lambda name=name: counter.update([name]))
         monkeypatch.setattr(library, f"dk_{name}", counted)
@@ -134,6 +143,17 @@ def test_every_operation_of_a_model_is_native(architecture, write_bf16, calls, m
     assert len(generate(llm)) == NUM_STEPS
     expected = {name: NUM_STEPS * count for name, count in PER_STEP[architecture].items()}
     assert calls == expected
+
+
+def test_every_operation_of_an_encoder_is_native(tmp_path, calls, monkeypatch):
+    """GELU is a part of the linear layer before it."""
+    folder = write_tiny_encoder(tmp_path)
+    llm = LLM(str(folder), dtype="bfloat16", pooling_type="mean", num_threads=1)
+    for name in ("linear", "gelu", "layer_norm", "scaled_dot_product_attention"):
+        monkeypatch.setattr(torch.nn.functional, name, forbid)
+    calls.clear()
+    assert len(llm.embed(["w1 w2 w3"], use_tqdm=False)) == 1
+    assert calls == ENCODER_STEP
 
 
 def test_a_quantized_model_uses_quantized_matrix_products(write_bf16, calls):
