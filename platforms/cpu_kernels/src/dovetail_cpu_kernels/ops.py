@@ -1,7 +1,7 @@
 """The ctypes structs of norms, rotary embedding, activation and other small operations.
 
 The headers `dovetail_ops.h` and `dovetail_sampling.h` define the structs. `OPS` also contains those
-of `dovetail_experts.h`.
+of `dovetail_experts.h` and `dovetail_states.h`.
 
 A struct is filled once and reused; between calls only changed fields are set. Addresses are
 integers, such as `tensor.data_ptr()`; the owner of the memory must keep it alive.
@@ -13,6 +13,7 @@ import ctypes
 
 from dovetail_cpu_kernels.experts import ExpertsArgs, SelectExpertsArgs
 from dovetail_cpu_kernels.library import native_operation
+from dovetail_cpu_kernels.states import CausalConvArgs, LinearAttentionArgs
 
 _POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -166,6 +167,8 @@ OPS: dict[str, type[ctypes.Structure]] = {
     "mask": MaskArgs,
     "select_experts": SelectExpertsArgs,
     "experts": ExpertsArgs,
+    "causal_conv": CausalConvArgs,
+    "linear_attention": LinearAttentionArgs,
 }
 """The struct of each operation, by the operation's name."""
 

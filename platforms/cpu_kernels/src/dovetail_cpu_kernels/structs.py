@@ -23,6 +23,7 @@ from dovetail_cpu_kernels.ops import (
     RotaryArgs,
 )
 from dovetail_cpu_kernels.probe import ProbeMultiplyArgs, ProbeReadArgs
+from dovetail_cpu_kernels.states import CausalConvArgs, LinearAttentionArgs, StateParts
 
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_attention_batch": AttentionBatchSize,
@@ -43,5 +44,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_mask_args": MaskArgs,
     "dk_select_experts_args": SelectExpertsArgs,
     "dk_experts_args": ExpertsArgs,
+    "dk_state_parts": StateParts,
+    "dk_causal_conv_args": CausalConvArgs,
+    "dk_linear_attention_args": LinearAttentionArgs,
 }
 """The structs, by the names that `dk_struct_bytes` expects."""

@@ -6,6 +6,7 @@
 #include "dovetail_kernels.h"
 #include "dovetail_ops.h"
 #include "dovetail_sampling.h"
+#include "dovetail_states.h"
 
 int64_t dk_struct_bytes(const char* name) {
 #define DK_SIZE(type) \
@@ -28,6 +29,9 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_mask_args);
   DK_SIZE(dk_select_experts_args);
   DK_SIZE(dk_experts_args);
+  DK_SIZE(dk_state_parts);
+  DK_SIZE(dk_causal_conv_args);
+  DK_SIZE(dk_linear_attention_args);
 #undef DK_SIZE
   return 0;
 }

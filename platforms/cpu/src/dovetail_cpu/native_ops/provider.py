@@ -15,8 +15,9 @@ from typing import ClassVar
 
 import torch
 
-from dovetail.interfaces.ops import ExpertRouting, Ops, RouterWeights
+from dovetail.interfaces.ops import ExpertRouting, RouterWeights
 from dovetail_cpu.linear_kernel import pointer_to
+from dovetail_cpu.native_ops.states import NativeStates
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_torch.layers.torch_ops import TorchOps
 
@@ -24,13 +25,14 @@ _TORCH = TorchOps()
 _LOGITS = (torch.bfloat16, torch.float32)
 
 
-class NativeOps(Ops):
+class NativeOps(NativeStates):
     """Computes in float32 on bfloat16 inputs and outputs."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
 
     def __init__(self) -> None:
+        super().__init__()
         self._norm, self._call_norm = OPS["rms_norm"](), op("rms_norm")
         self._add_norm, self._call_add_norm = OPS["add_rms_norm"](), op("add_rms_norm")
         self._layer_norm, self._call_layer_norm = OPS["layer_norm"](), op("layer_norm")

@@ -1,0 +1,5 @@
+"""The op provider `native`: small operations and operations with states by the native kernels."""
+
+from dovetail_cpu.native_ops.provider import NativeOps
+
+__all__ = ["NativeOps"]

@@ -1,0 +1,57 @@
+/* The C ABI of operations with states: causal convolution and linear attention. As in
+ * dovetail_kernels.h, arguments are not validated and strides count elements. A request's results
+ * depend on that request only, bit for bit.
+ *
+ * A part is a sequence of consecutive tokens of one request. Parts contain all tokens, in order.
+ * The state before the first part of a request is that of block `reads`, or zeros if it is
+ * negative; the state before another part is that after the previous one. The state after a part is
+ * written to block `writes`.
+ */
+#ifndef DOVETAIL_STATES_H
+#define DOVETAIL_STATES_H
+
+#include "dovetail_kernels.h"
+
+#define DK_MAX_CONV_WIDTH 8
+
+typedef struct dk_state_parts {
+  const int64_t* sizes;     /* [parts]; tokens of each part, at least 1 */
+  const int64_t* num_parts; /* [requests]; at least 1 */
+  const int64_t* reads;     /* [parts] */
+  const int64_t* writes;    /* [parts] */
+  int64_t num_requests;
+} dk_state_parts;
+
+/* y[t] = silu(bias + the sum of weight[i] * x[t - width + 1 + i]) in float32, for each channel. The
+ * state holds the last width - 1 inputs, the oldest first. */
+typedef struct dk_causal_conv_args {
+  const dk_state_parts* parts;
+  const void* x;      /* bf16 [tokens, channels] */
+  const void* weight; /* bf16 [channels, width] */
+  const void* bias;   /* bf16 [channels] or NULL */
+  void* states;       /* bf16 [blocks, width - 1, channels] */
+  void* y;            /* bf16 [tokens, channels] */
+  int64_t channels;
+  int64_t width; /* 2 ... DK_MAX_CONV_WIDTH */
+  int64_t x_stride, weight_stride, block_stride, y_stride;
+} dk_causal_conv_args;
+DK_API int64_t dk_causal_conv(const dk_causal_conv_args* args);
+
+/* For each token and head, with the state S [key_size, value_size]: S = factor * S; with beta, v =
+ * beta * (v - S^T k), otherwise v as it is; S = S + k v^T; y = S^T q. Head h uses the query and key
+ * of group h / (num_heads / num_groups). */
+typedef struct dk_linear_attention_args {
+  const dk_state_parts* parts;
+  const float* q;       /* [tokens, num_groups, key_size] */
+  const float* k;       /* [tokens, num_groups, key_size] */
+  const float* v;       /* [tokens, num_heads, value_size] */
+  const float* factors; /* [tokens, num_heads] */
+  const float* betas;   /* [tokens, num_heads] or NULL */
+  float* states;        /* [blocks, num_heads, key_size, value_size] */
+  float* y;             /* [tokens, num_heads, value_size] */
+  int64_t num_heads, num_groups, key_size, value_size;
+  int64_t block_stride;
+} dk_linear_attention_args;
+DK_API int64_t dk_linear_attention(const dk_linear_attention_args* args);
+
+#endif

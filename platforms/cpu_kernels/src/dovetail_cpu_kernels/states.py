@@ -1,0 +1,61 @@
+"""The ctypes structs of operations with states; `dovetail_states.h` defines them."""
+
+from __future__ import annotations
+
+import ctypes
+
+_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+
+MAX_CONV_WIDTH = 8
+"""The maximum width of a convolution, `DK_MAX_CONV_WIDTH`."""
+
+
+class StateParts(ctypes.Structure):
+    """The struct `dk_state_parts`."""
+
+    _fields_ = (
+        ("sizes", _POINTER),
+        ("num_parts", _POINTER),
+        ("reads", _POINTER),
+        ("writes", _POINTER),
+        ("num_requests", _INT64),
+    )
+
+
+class CausalConvArgs(ctypes.Structure):
+    """The struct `dk_causal_conv_args`."""
+
+    _fields_ = (
+        ("parts", _POINTER),
+        ("x", _POINTER),
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("states", _POINTER),
+        ("y", _POINTER),
+        ("channels", _INT64),
+        ("width", _INT64),
+        ("x_stride", _INT64),
+        ("weight_stride", _INT64),
+        ("block_stride", _INT64),
+        ("y_stride", _INT64),
+    )
+
+
+class LinearAttentionArgs(ctypes.Structure):
+    """The struct `dk_linear_attention_args`."""
+
+    _fields_ = (
+        ("parts", _POINTER),
+        ("q", _POINTER),
+        ("k", _POINTER),
+        ("v", _POINTER),
+        ("factors", _POINTER),
+        ("betas", _POINTER),
+        ("states", _POINTER),
+        ("y", _POINTER),
+        ("num_heads", _INT64),
+        ("num_groups", _INT64),
+        ("key_size", _INT64),
+        ("value_size", _INT64),
+        ("block_stride", _INT64),
+    )
