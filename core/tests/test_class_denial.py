@@ -106,7 +106,7 @@ def test_a_denied_class_is_rejected_when_it_is_given_as_an_object(site, name):
 
 def test_an_instance_cannot_be_loaded_as_a_plugin(site):
     instance = importlib.import_module("rival").FastPolicy()
-    with pytest.raises(PluginError, match="not as an object of the class 'FastPolicy'"):
+    with pytest.raises(PluginError, match="not an object of the class 'FastPolicy'"):
         load(site, instance, "*:*@acme")
 
 

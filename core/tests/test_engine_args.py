@@ -176,7 +176,7 @@ def test_an_unknown_option_is_reported_with_the_nearest_name() -> None:
 
 
 def test_the_model_option_is_required() -> None:
-    with pytest.raises(ConfigError, match="model is missing; give"):
+    with pytest.raises(ConfigError, match="model is missing; specify"):
         EngineArgs.from_kwargs()
 
 
@@ -283,7 +283,7 @@ def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
         ("hf_overrides", ["a"], "a mapping with strings as keys"),
         ("override_generation_config", "a", "a mapping with strings as keys"),
         ("plugin_options", {1: 2}, "a mapping with strings as keys"),
-        ("generation_config", "no/such/place", "give"),
+        ("generation_config", "no/such/place", "use"),
         ("generation_config", 5, "path of a local directory"),
         ("tokenizer", "no/such/place", "has tokenizer.json"),
         ("tokenizer", 5, "path of a local directory"),

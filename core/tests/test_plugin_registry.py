@@ -359,7 +359,7 @@ def test_a_plugin_that_is_not_a_class_is_rejected(
     assert "3 is an int" in message(lambda: registry.load("policy", "n"), ContractError)
     created: Any = Policy()
     text = message(lambda: registry.load("policy", created), ContractError)
-    assert "not as an object of the class 'Policy'" in text
+    assert "not an object of the class 'Policy'" in text
 
 
 def test_a_plugin_given_as_a_class_object_needs_no_distribution(registry: PluginRegistry) -> None:

@@ -146,7 +146,7 @@ def test_results_of_an_earlier_run_are_kept_if_the_settings_are_equal(tmp_path):
     }
     assert results.finished(kept.rows, OFF_GRID, FORMATS["bf16"])
     assert not results.finished(kept.rows, PUBLISHED, FORMATS["bf16"])
-    with pytest.raises(results.ResultsError, match="other settings: chunks, seed; use another"):
+    with pytest.raises(results.ResultsError, match="different settings: chunks, seed; use another"):
         results.earlier(tmp_path, {**SETTINGS, "chunks": 2, "seed": 17})
 
 
