@@ -76,7 +76,7 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
     lacks: ClassVar[frozenset[str]] = frozenset({"positions"})
     example_config: ClassVar[Mapping[str, Any]] = {
         "num_heads": 8,
-        "head_dim": 16,
+        "head_dim": 8,
         "n_groups": 2,
         "state_size": 16,
     }

@@ -16,7 +16,7 @@ from dovetail.interfaces.ops import StateParts
 from dovetail_devkit.attention.reference import reference_attention
 from dovetail_devkit.expectation import expect
 
-MAX_SEQUENCES = 16
+MAX_SEQUENCES = 64
 """Maximum number of sequences of a model with states."""
 
 
