@@ -102,7 +102,7 @@ def test_a_wrong_field_is_named(kind, changes, words):
         ([0.25, 3], (0.25, 3.0)),
     ],
 )
-def test_the_limits_of_time_steps(stated, expected):
+def test_the_limits_of_time_steps_are_read(stated, expected):
     model = make_model("mamba2", time_step_limit=stated)
     assert model.model.layers[0].self_attn.limits == expected
 

@@ -49,7 +49,7 @@ class CheckpointSource(ABC):
 
     @abstractmethod
     def write(self, writer: ShardWriter, advance: Callable[[], None]) -> None:
-        """Write all values. advance: called after each tensor. Raises WeightError as `plan`."""
+        """Write all values. advance: called after each tensor. Raises the errors of `plan`."""
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class ReadsCheckpointTensors(Protocol):
         """Return a context with all tensors, in the order in which they are read fastest.
 
         make_model: returns the model of the checkpoint on the device "meta"; None if no installed
-        plugin has it. The tensors are valid in the context only. Raises WeightError as `load`.
+        plugin has it. The tensors are valid in the context only. Raises the errors of `load`.
         """
 
 
