@@ -40,7 +40,7 @@ def pattern_of(word: str) -> str:
 
 @cache
 def patterns() -> tuple[tuple[str, str, re.Pattern[str]], ...]:
-    """Return (lower-case beginning, pattern) of each retired word."""
+    """Return (word, its lower-case beginning, its pattern) for each retired word."""
     _, words = retired_words()
     return tuple((word, word.split()[0].lower(), re.compile(pattern_of(word))) for word in words)
 
