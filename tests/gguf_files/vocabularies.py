@@ -40,7 +40,7 @@ def finish(writer: GGUFWriter) -> None:
 def add_vocabulary(
     writer: GGUFWriter, folder: Path, *, pre: str | None, template: str = ""
 ) -> None:
-    """Add the metadata of a tokenizer. The arguments are those of `write_vocabulary`."""
+    """Add the metadata of a tokenizer. The arguments are the same as for `write_vocabulary`."""
     source = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     tokens, types = _tokens(source)

@@ -208,7 +208,7 @@ def test_each_proof_names_existing_tests_sections_and_plugins():
     assert {part["plugin"] for part in proofs["part"] if "plugin" in part} == workers
 
 
-def test_the_result_of_a_part_is_that_of_its_plugin_or_sections():
+def test_the_result_of_a_part_comes_from_its_plugin_or_sections():
     assert parts_block({}).count(f" {NEVER} |") == len(read_proofs()["part"])
     sections = {**RUN["sections"], "graphs": {"state": "ok"}}
     block = parts_block({"cuda": {**RUN, "sections": sections}})

@@ -244,7 +244,7 @@ def test_rejections_do_not_import_flashinfer():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_cache_shape_is_that_of_the_triton_backend():
+def test_the_cache_has_the_same_shape_as_in_the_triton_backend():
     spec = FullAttentionSpec(block_size=32, num_kv_heads=3, head_size=128, dtype="bfloat16")
     assert FlashInferAttentionBackend.kv_cache_shape(7, spec) == (7, 2, 3, 32, 128)
 

@@ -116,7 +116,7 @@ def test_a_card_that_the_driver_cannot_describe_is_rejected_only_if_it_is_visibl
     assert reasons_against(with_cards(H200, lost, visible="0")) == ()
 
 
-def test_capabilities_are_those_of_the_card_with_the_lowest_compute_capability():
+def test_the_card_with_the_lowest_compute_capability_determines_the_capabilities():
     newest = platform_on(MACHINE)().capabilities()
     assert {"dtype.bfloat16", "dtype.fp8_e4m3", "pin_memory", "collectives"} <= newest
     assert "graphs" not in newest

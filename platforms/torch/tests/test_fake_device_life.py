@@ -64,7 +64,7 @@ def test_the_memory_of_the_context_counts_as_memory_in_use():
     assert aware.memory_in_use_bytes() - runtime.memory_in_use_bytes() == 50 * MIB
 
 
-def test_free_memory_is_that_of_torch_if_the_driver_does_not_report_it(monkeypatch):
+def test_torch_reports_the_free_memory_if_the_driver_does_not(monkeypatch):
     def reject(self, device=None):
         raise RuntimeError("the device does not support querying the available free memory")
 

@@ -56,7 +56,7 @@ class Recorder:
 
 
 @pytest.mark.clock
-def test_the_measured_times_are_those_of_the_server(bench, null):
+def test_the_measured_times_match_the_times_of_the_server(bench, null):
     server = Recorder(null, first_s=0.08, gap_s=0.03)
     options = ("--request-rate", "50", "--num-prompts", "20", "--slo", "ttft:1000,tpot:1")
     code, result, text = bench(server, *options)

@@ -147,7 +147,7 @@ def test_wrong_routers_and_clusters_raise_errors(tmp_path):
     assert list(result.requests.finished_ns) == [NEVER]
 
 
-def test_plans_of_a_replica_are_those_of_an_engine_with_the_same_arrivals():
+def test_a_replica_makes_the_same_plans_as_an_engine_with_the_same_arrivals():
     requests = [request(n, arrival_ns=n * 10**6, num_output_tokens=30) for n in range(20)]
     result = simulate_replicas(
         workload(*requests), [setup()] * 2, TIMES, load_router("round_robin")

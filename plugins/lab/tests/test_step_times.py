@@ -206,7 +206,7 @@ def test_a_simulation_with_a_calibration_is_the_same_with_macro_steps():
 # --- roofline -------------------------------------------------------------------------------------
 
 
-def test_roofline_times_are_those_of_the_slower_resource():
+def test_the_slower_resource_determines_roofline_times():
     sizes = ModelSizes.of(CONFIG)
     assert sizes.weight_bytes == pytest.approx(15.0e9, rel=0.02), "8 billion parameters"
     assert sizes.kv_bytes == 2 * 2 * 32 * 8 * 128

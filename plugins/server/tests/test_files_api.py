@@ -109,7 +109,7 @@ def test_a_file_is_stored_listed_read_and_deleted(anna):
             use(file.id)
 
 
-def test_the_responses_of_a_batch_are_those_of_single_requests(anna):
+def test_a_batch_gets_the_same_responses_as_single_requests(anna):
     lines = [line("a"), line("b", {**BODY, "max_tokens": 6}), ""]
     batch = start(anna, lines, metadata={"job": "x"})
     assert (batch.object, batch.completion_window) == ("batch", "24h")

@@ -296,7 +296,7 @@ def completions_per_second(server, num_clients):
 @pytest.mark.soak
 @pytest.mark.clock
 @pytest.mark.timeout(1800)
-def test_an_overloaded_server_keeps_its_throughput_and_rejects_at_once(serving, note):
+def test_an_overloaded_server_keeps_its_throughput_and_rejects_requests_immediately(serving, note):
     limits = ("--max-num-seqs", str(NUM_RUNNING), "--max-waiting", str(NUM_RUNNING))
     with serving(*OPTIONS, *limits) as server:
         server.wait_until_ready()

@@ -51,8 +51,8 @@ def try_tokenizer(
 ) -> None:
     """Raise ModelError, naming `file`, if the tokenizer does not work within `limits`.
 
-    The other arguments are those of `core_building.build_core`. Raises StartError if the child
-    cannot be started.
+    The other arguments are the same as for `core_building.build_core`. Raises StartError if the
+    child cannot be started.
     """
     text = encode({"added_tokens": list(added_tokens), "special_texts": list(special_texts)})
     digest = _digest(content, text, limits)

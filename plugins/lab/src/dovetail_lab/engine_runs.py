@@ -27,7 +27,7 @@ def run_real(
 
     The model computes every step; its tokens are replaced, so that each request has the output
     length of the workload. model: a model directory or name, such as "demo". engine_options:
-    additional fields of `EngineArgs`. The other arguments are those of `simulate`. Raises
+    additional fields of `EngineArgs`. The other arguments are the same as for `simulate`. Raises
     DovetailError if the engine cannot be created. If the policy or a step fails, the result has an
     error.
     """

@@ -42,9 +42,10 @@ class AsyncPoolingMethods:
     ) -> PoolingRequestOutput:
         """Return the pooled result of one prompt. Cancelling the call aborts the request.
 
-        The arguments are those of `AsyncLLM.generate`. If the request was aborted or rejected by
-        the engine, the output has no result, and the cause in `error`. Raises RequestError that
-        names the parameter, CapacityError if the queue is full, and EngineDeadError.
+        The arguments are the same as for `AsyncLLM.generate`. If the request was aborted or
+        rejected by the engine, the output has no result, and the cause in `error`. Raises
+        RequestError that names the parameter, CapacityError if the queue is full, and
+        EngineDeadError.
         """
         user_request = UserRequest(
             request_id=request_id,

@@ -42,7 +42,7 @@ def check_compile_backend(
 def compile_backend_cases(
     backend_cls: type[CompileBackend], device: torch.device, *, options: Options | None = None
 ) -> Iterator[Case]:
-    """Yield the suite's cases. The arguments are those of `check_compile_backend`."""
+    """Yield the suite's cases. The arguments are the same as for `check_compile_backend`."""
     suite = _Suite(backend_cls, device, options or {})
     yield Case(name="any number of tokens", run=suite.check_any_number)
     yield Case(name="a fixed number of tokens", run=suite.check_fixed_number)

@@ -38,7 +38,7 @@ def check_graph_pass(
 def graph_pass_cases(
     pass_cls: type[GraphPass], device: torch.device, *, options: Options | None = None
 ) -> Iterator[Case]:
-    """Yield the suite's cases. The arguments are those of `check_graph_pass`."""
+    """Yield the suite's cases. The arguments are the same as for `check_graph_pass`."""
     context = GraphPassContext(device=device, dtype=torch.float32, options=options or {})
 
     def check_graph() -> None:

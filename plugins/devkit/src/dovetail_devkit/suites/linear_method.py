@@ -54,7 +54,7 @@ def linear_method_cases(
     fill: Fill = fill_plainly,
     slack: float = SLACK,
 ) -> Iterator[Case]:
-    """Yield the suite's cases, one per dtype. The arguments are those of `check_linear_method`."""
+    """Yield one case per dtype. The arguments are the same as for `check_linear_method`."""
 
     def check_layers(dtype: str) -> None:
         types = method_cls.device_types

@@ -55,7 +55,7 @@ def ops_cases(
 ) -> Iterator[Case]:
     """Yield the cases of the operations that the class overrides.
 
-    num_draws: number of samples of each frequency test. The other arguments are those of
+    num_draws: number of samples of each frequency test. The other arguments are the same as for
     `check_ops`.
     """
 

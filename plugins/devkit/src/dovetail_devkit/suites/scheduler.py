@@ -93,7 +93,7 @@ def scheduler_cases(
     num_programs: int = NUM_PROGRAMS,
     after_step: AfterStep = look_away,
 ) -> Iterator[Case]:
-    """Yield the suite's cases. The arguments are those of `check_scheduler`."""
+    """Yield the suite's cases. The arguments are the same as for `check_scheduler`."""
 
     def judge(check: _Check) -> None:
         with checking(check.__name__):

@@ -65,7 +65,7 @@ def check_tokenizer(
 def tokenizer_cases(
     tokenizer_cls: type[Tokenizer], model_dir: Path, *, lossless: bool = False
 ) -> Iterator[Case]:
-    """Yield the suite's cases. The arguments are those of `check_tokenizer`."""
+    """Yield the suite's cases. The arguments are the same as for `check_tokenizer`."""
     load = cache(lambda: tokenizer_cls.from_directory(model_dir))
 
     def check_loaded(check: Callable[[Tokenizer], None]) -> None:

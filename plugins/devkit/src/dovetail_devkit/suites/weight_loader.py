@@ -80,7 +80,7 @@ def weight_loader_cases(
     *,
     name_in_file: NameInFile = str,
 ) -> Iterator[Case]:
-    """Yield the suite's cases. The arguments are those of `check_weight_loader`."""
+    """Yield the suite's cases. The arguments are the same as for `check_weight_loader`."""
     arguments = loader_cls, model_dir, make_model
     reads = cache(lambda: _load(loader_cls, model_dir, make_model()) > 0)
 
