@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Mamba2Config, Mamba2ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
+from transformers import (
+    AutoModel,
+    Mamba2Config,
+    Mamba2ForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
 
 from dovetail import LLM
 from dovetail.errors import DovetailError
@@ -109,3 +115,24 @@ def test_states_of_aborted_requests_are_not_read(folder, expected):
             llm.llm_engine.step()
             llm.llm_engine.abort_request([f"gone {number}"])
         assert tokens_of(llm) == expected
+
+
+def test_a_kv_connector_keeps_states(folder, expected):
+    """The second and third prompt continue the state that the connector has stored."""
+    with LLM(folder, **OWN | {"kv_connector": "memory"}) as llm:
+        for num_cached in (0, 256, 256):
+            assert llm.reset_prefix_cache()
+            (output,) = llm.generate([LONG], GREEDY, use_tqdm=False)
+            assert output.num_cached_tokens == num_cached
+            assert list(output.outputs[0].token_ids) == expected[2]
+
+
+def test_embeddings_are_the_hidden_states_of_the_last_tokens(folder):
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with LLM(folder, **OWN | {"runner": "pooling"}) as llm:
+        outputs = llm.embed(PROMPTS, use_tqdm=False)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        with torch.no_grad():
+            hidden_D = model(torch.tensor([prompt])).last_hidden_state[0, -1]
+        expected_D = hidden_D / hidden_D.norm()
+        assert output.outputs.embedding == pytest.approx(expected_D.tolist(), abs=1e-5)
