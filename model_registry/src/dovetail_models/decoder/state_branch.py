@@ -5,14 +5,27 @@ Dimensions: T tokens, H heads of the rank, I features of all heads of the rank.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.nn import functional
 
+from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
 from dovetail_models.decoder.attention import AttentionBranch
 from dovetail_torch.distributed.shard import Shard, divide, undivided
 from dovetail_torch.layers import StateLayer
+
+MAX_KERNEL_SIZE = 64
+"""The maximum width of a convolution; a larger one is treated as an error in the file."""
+
+
+def check_sizes(sizes: Mapping[str, int], maximum: int) -> None:
+    """Raise ModelError if a size is above `maximum`. sizes: by the field of config.json."""
+    for field, size in sizes.items():
+        if size > maximum:
+            raise ModelError(f"config.json: {field} is {size}; at most {maximum} is supported")
 
 
 class StateBranch(AttentionBranch):

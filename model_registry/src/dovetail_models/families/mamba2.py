@@ -29,8 +29,10 @@ from dovetail_models.decoder.blocks import BranchBlock
 from dovetail_models.decoder.names import LAYER, at_layer, at_root
 from dovetail_models.decoder.shape import MAX_HEAD_SIZE, SILU_NAMES
 from dovetail_models.decoder.state_branch import (
+    MAX_KERNEL_SIZE,
     GatedGroupNorm,
     StateBranch,
+    check_sizes,
     divide_groups,
     divide_heads,
     head_parameter,
@@ -44,7 +46,6 @@ from dovetail_torch.layers import (
     StateLayer,
 )
 
-MAX_KERNEL_SIZE = 64
 _INFINITY = {"__float__": "Infinity"}
 """How transformers writes infinity to config.json."""
 _PARTS = ("z", "x", "b", "c", "dt")
@@ -189,14 +190,8 @@ def _read_options(config: Config) -> Mamba2Options:
             f"config.json: num_heads {options.num_heads} is not a multiple of n_groups "
             f"{options.num_groups}"
         )
-    limits = {
-        "head_dim": (options.head_size, MAX_HEAD_SIZE),
-        "state_size": (options.state_size, MAX_HEAD_SIZE),
-        "conv_kernel": (options.kernel_size, MAX_KERNEL_SIZE),
-    }
-    for field, (size, maximum) in limits.items():
-        if size > maximum:
-            raise ModelError(f"config.json: {field} is {size}; at most {maximum} is supported")
+    check_sizes({"head_dim": options.head_size, "state_size": options.state_size}, MAX_HEAD_SIZE)
+    check_sizes({"conv_kernel": options.kernel_size}, MAX_KERNEL_SIZE)
     return options
 
 

@@ -38,12 +38,13 @@ from dovetail_models.decoder.attention import AttentionBranch
 from dovetail_models.decoder.names import LAYER, stacked_experts
 from dovetail_models.decoder.shape import MAX_HEAD_SIZE
 from dovetail_models.decoder.state_branch import (
+    MAX_KERNEL_SIZE,
     StateBranch,
+    check_sizes,
     divide_heads,
     head_parameter,
     times,
 )
-from dovetail_models.families.mamba2 import MAX_KERNEL_SIZE
 from dovetail_models.families.qwen_moe import EXAMPLE_CONFIG, read_qwen_experts
 from dovetail_torch.layers import (
     CausalConv,
@@ -232,14 +233,9 @@ def _read_options(config: Config) -> DeltaNetOptions:
             f"config.json: linear_num_value_heads {options.num_heads} is not a multiple of "
             f"linear_num_key_heads {options.num_key_heads}"
         )
-    limits = {
-        "linear_key_head_dim": (options.key_size, MAX_HEAD_SIZE),
-        "linear_value_head_dim": (options.value_size, MAX_HEAD_SIZE),
-        "linear_conv_kernel_dim": (options.kernel_size, MAX_KERNEL_SIZE),
-    }
-    for field, (size, maximum) in limits.items():
-        if size > maximum:
-            raise ModelError(f"config.json: {field} is {size}; at most {maximum} is supported")
+    heads = {"key": options.key_size, "value": options.value_size}
+    check_sizes({f"linear_{kind}_head_dim": size for kind, size in heads.items()}, MAX_HEAD_SIZE)
+    check_sizes({"linear_conv_kernel_dim": options.kernel_size}, MAX_KERNEL_SIZE)
     return options
 
 
