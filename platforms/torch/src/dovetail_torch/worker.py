@@ -47,6 +47,7 @@ from dovetail_torch.distributed.joining import check_shared, join_ranks
 from dovetail_torch.graph_provider import GraphProvider
 from dovetail_torch.graphs.capture import GraphCapture
 from dovetail_torch.graphs.plan import GraphOptions
+from dovetail_torch.layers import CompletedOps, pack_linears
 from dovetail_torch.layers.attention import (
     Attention,
     CacheLayer,
@@ -56,8 +57,6 @@ from dovetail_torch.layers.attention import (
     cache_layers,
     share_heads,
 )
-from dovetail_torch.layers.linear import pack_linears
-from dovetail_torch.layers.torch_ops import CompletedOps
 from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.making_extensions import make_extensions
 from dovetail_torch.memory_budget import bytes_for_cache
@@ -67,6 +66,7 @@ from dovetail_torch.pooling.making import adapt_model, make_head, pooling_info
 from dovetail_torch.pooling.pooling_runner import PoolingRunner
 from dovetail_torch.positions import PositionTables, check_last_position, limit_positions
 from dovetail_torch.profiling import Profiler
+from dovetail_torch.quantization.inner_method import with_inner_method
 from dovetail_torch.runner.connected_runner import ConnectedRunner, make_worker_side
 from dovetail_torch.runner.device_parts import DeviceParts
 from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention, make_builders
@@ -372,7 +372,8 @@ class TorchWorker(WorkerBase):
         cls = choose(plugins, self._context.platform, kind, reference)
         check_device(kind, cls, self._device)
         self._invariance.add(kind, cls)
-        return construct(kind, cls, options=plugins.options_of(kind, cls))
+        provider = construct(kind, cls, options=plugins.options_of(kind, cls))
+        return with_inner_method(provider, plugins, self._context.platform, self._device)
 
     def _model_context(self, options: Options) -> ModelContext:
         context, compute = self._context, self._context.config.compute

@@ -7,6 +7,7 @@ selected plugin, and `explain` lists all verdicts.
 from dovetail.plugins.selection.choosing import (
     choose,
     choose_attention,
+    choose_inner,
     choose_platform,
     choose_scheduler,
     select,
@@ -40,6 +41,7 @@ __all__ = [
     "attention_refusals",
     "choose",
     "choose_attention",
+    "choose_inner",
     "choose_platform",
     "choose_scheduler",
     "evaluate",

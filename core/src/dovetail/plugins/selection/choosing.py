@@ -15,7 +15,7 @@ from dovetail.plugins.construction import construct
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.evaluation import evaluate, no_winner
 from dovetail.plugins.selection.precedence import resolve_scheduler
-from dovetail.plugins.selection.verdict import FAILED, TAKEN, Criteria, Verdict
+from dovetail.plugins.selection.verdict import AUTO, FAILED, TAKEN, Criteria, Verdict
 
 
 def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
@@ -24,6 +24,13 @@ def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
     Raises PluginNotFoundError, with every reason, if automatic selection finds no plugin. If a
     requested plugin fails, or with `plugins_strict` any candidate, its error is raised.
     """
+    verdict = _first_taken(registry, kind, criteria)
+    registry.note_choice(kind, verdict.cls)
+    registry.check_options_used({kind: (verdict.reference,)})
+    return verdict
+
+
+def _first_taken(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
     verdicts: list[Verdict] = []
     for verdict in evaluate(registry, kind, criteria):
         if verdict.is_fatal and verdict.error is not None:
@@ -31,8 +38,6 @@ def select(registry: PluginRegistry, kind: str, criteria: Criteria) -> Verdict:
         if verdict.state == FAILED and verdict.error is not None:
             registry.put_aside(f"{kind} {verdict.reference}", verdict.error)
         if verdict.state == TAKEN:
-            registry.note_choice(kind, verdict.cls)
-            registry.check_options_used({kind: (verdict.reference,)})
             return verdict
         verdicts.append(verdict)
     raise PluginNotFoundError(no_winner(kind, criteria, verdicts))
@@ -62,6 +67,16 @@ def choose(
     Raises the errors of `select`.
     """
     cls = select(registry, kind, Criteria(references=(reference,), platform=platform)).cls
+    assert cls is not None
+    return cls
+
+
+def choose_inner(registry: PluginRegistry, platform: Platform, kind: str) -> type[Any]:
+    """Return the class that automatic selection chooses, for a plugin that uses another one.
+
+    The selected plugin of the kind does not change. Raises PluginNotFoundError as `select`.
+    """
+    cls = _first_taken(registry, kind, Criteria(references=(AUTO,), platform=platform)).cls
     assert cls is not None
     return cls
 

@@ -78,7 +78,7 @@ class ParallelLMHead(ParallelLinear):
     ) -> None:
         shard = divide_unevenly(vocab_size, context.ranks, f"the vocabulary of {vocab_size} tokens")
         super().__init__(context, name, hidden_size, {leaf_of(name): shard}, bias=bias)
-        self.ranks, self.shard = context.ranks, shard
+        self.shard = shard
         self.maximum = -(-vocab_size // context.ranks.size)
         if tied_to is None:
             return

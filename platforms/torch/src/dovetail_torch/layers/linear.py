@@ -75,8 +75,8 @@ class ParallelLinear(nn.Module):
         names for the last component of `name`, in order. Sizes are those before the division among
         ranks. num_experts: see `LinearShape`.
     shape, linear_method: read by the weight loader and by `pack_linears`; of this rank only.
-    in_shard, part_shards: the rank's part of the input, and of each part's output. elsewhere: names
-    of parameters that exist only on other ranks.
+    in_shard, part_shards: the rank's part of the input, and of each part's output. ranks: the group
+        that divides them. elsewhere: names of parameters that exist only on other ranks.
     settled: names of parameters that are already packed; loaders skip them.
     borrows: names of parameters that the linear method reads only once: it packs them and checks
         that they are finite. A loader may provide mapped weights instead of filling them. borrowed:
@@ -97,7 +97,7 @@ class ParallelLinear(nn.Module):
         num_experts: int = 1,
     ) -> None:
         super().__init__()
-        self.linear_method = context.linear_method
+        self.linear_method, self.ranks = context.linear_method, context.ranks
         self.in_shard = _shard(in_features)
         self.part_shards = tuple(_shard(part) for part in parts.values())
         self.elsewhere: frozenset[str] = frozenset()
@@ -190,7 +190,6 @@ class RowParallelLinear(ParallelLinear):
         has_bias = bias and context.ranks.rank == 0
         parts = {leaf_of(name): out_features}
         super().__init__(context, name, in_shard, parts, bias=has_bias)
-        self.ranks = context.ranks
         if bias and not has_bias:
             self.elsewhere = frozenset({"bias"})
 

@@ -1,0 +1,1 @@
+"""Linear methods that quantize weights while they are loaded, for all devices."""
