@@ -21,6 +21,7 @@ from gguf.quants import dequantize, quantize
 from gguf_files.conversion import Conversion, changed
 from gguf_files.expert_families import EXPERT_CONVERSIONS
 from gguf_files.expert_tensors import converted
+from gguf_files.state_families import STATE_CONVERSIONS, converted_state
 from gguf_files.vocabularies import finish
 from parity.family_checkpoints import FAMILIES, usual_family
 
@@ -153,6 +154,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
         keys={"attention.clamp_kqv": 1.5, "attention.max_alibi_bias": 8.0},
     ),
     **EXPERT_CONVERSIONS,
+    **STATE_CONVERSIONS,
 }
 
 
@@ -208,7 +210,7 @@ def _llama3_divisors(config: Any, rope: Mapping[str, float]) -> np.ndarray:
 
 def _usual_keys(config: Any) -> dict[str, Any]:
     """Return the metadata that all families have."""
-    heads = config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", 0)
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = getattr(config, "rope_parameters", None) or {}
     rope = rope.get("full_attention", rope)
@@ -243,7 +245,8 @@ def _usual_keys(config: Any) -> dict[str, Any]:
 def _num_kv_heads(config: Any) -> int:
     if config.model_type == "falcon":
         return config.num_kv_heads if config.new_decoder_architecture else 1
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = getattr(config, "num_attention_heads", 0)
+    return getattr(config, "num_key_value_heads", None) or heads
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
@@ -264,10 +267,14 @@ def _tensors(
         for name, buffer in model.named_buffers()
         if name.endswith("e_score_correction_bias")
     }
+    for name, parameter in parameters.items():
+        if type_ != GGMLQuantizationType.F32 and name.endswith("in_proj_qkvz.weight"):
+            _round(parameter.detach(), type_)  # its tensors are copies
     pieces = {
         own: piece
         for name, parameter in parameters.items()
-        for own, piece in converted(conversion, config, name, parameter.detach()).items()
+        for state_name, state in converted_state(config, name, parameter.detach()).items()
+        for own, piece in converted(conversion, config, state_name, state).items()
     }
     for name, parameter in pieces.items():
         if type_ != GGMLQuantizationType.F32 and is_rounded(name, parameter.shape):
@@ -275,7 +282,7 @@ def _tensors(
         values = parameter.float().numpy()
         if name.endswith(conversion.transposed):
             values = values.T
-        if name.endswith("norm.weight"):
+        if name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
             values = values + np.float32(conversion.norm_offset)
         if (match := re.search(r"\.([qk])_proj\.", name)) and conversion.is_permuted:
             heads = config.num_attention_heads
@@ -292,7 +299,8 @@ def is_rounded(name: str, shape: tuple[int, ...]) -> bool:
     The converter never rounds norms, biases and routers.
     """
     is_matrix = name.endswith(".weight") and len(shape) > 1 and shape[-1] % BLOCK == 0
-    return is_matrix and not re.search(r"norm|mlp\.gate\.|router|shared_expert_gate", name)
+    kept = r"norm|mlp\.gate\.|router|shared_expert_gate|conv1d|\.D$|A_log"
+    return is_matrix and not re.search(kept, name)
 
 
 @torch.no_grad()

@@ -92,6 +92,11 @@ def test_quantized_experts_agree_with_transformers_on_dequantized_weights(name, 
     assert largest_difference(name, tmp_path, kind) <= TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["mamba2", "qwen3next"])
+def test_quantized_layers_with_states_agree_with_transformers(name, tmp_path):
+    assert largest_difference(name, tmp_path, GGMLQuantizationType.Q8_0) <= TOLERANCE
+
+
 def test_query_norms_in_a_stablelm_file_are_rejected(tmp_path):
     conversion = CONVERSIONS["stablelm"]
     model = make_model(conversion.family, "stablelm", 0)

@@ -121,6 +121,7 @@ def test_every_pre_tokenizer_splits_a_text_without_changing_it(pre, tmp_path):
         ("tekken", ["1", "2", "3", "4", "5", "6", "7", " DON", "'T", "\n", " x"]),
         ("gpt-4o", ["123", "456", "7", " DON'T", "\n", " x"]),
         ("deepseek-v3", ["123", "456", "7", " DON", "'T", "\n", " x"]),
+        ("deepseek-llm", ["1", "2", "3", "4", "5", "6", "7", " DON", "'", "T", "\n", " x"]),
     ],
 )
 def test_a_pre_tokenizer_splits_numbers_and_contractions(pre, expected):
@@ -128,6 +129,18 @@ def test_a_pre_tokenizer_splits_numbers_and_contractions(pre, expected):
     core = Tokenizer.from_str(json.dumps({**EMPTY, "pre_tokenizer": steps}))
     words = core.pre_tokenizer.pre_tokenize_str("1234567 DON'T\n x")
     assert [word.replace("\u0120", " ").replace("\u010a", "\n") for word, _ in words] == expected
+
+
+def test_deepseek_llm_splits_symbols_scripts_and_final_spaces():
+    splits = PRE_TOKENIZERS["deepseek-llm"].steps[:-1]
+    steps = {"type": "Sequence", "pretokenizers": splits}
+    core = Tokenizer.from_str(json.dumps({**EMPTY, "pre_tokenizer": steps}))
+    text = "na\u00efve \u03a9\u2126 +=a \u4f60\u597d\u3002\u10d0b \u201cq\u201d  "
+    words = [word for word, _ in core.pre_tokenizer.pre_tokenize_str(text)]
+    # The rule for symbols includes ASCII letters, the rule for CJK all of U+0800 to U+4E00, and
+    # Georgian letters had no upper case.
+    start = ["na", "\u00ef", "ve", " \u03a9", "\u2126", " +=", "a", " ", "\u4f60\u597d", "\u3002"]
+    assert words == [*start, "\u10d0", "b", " ", "\u201c", "q", "\u201d", "  "]
 
 
 def test_the_metadata_states_whether_bos_and_eos_are_added(tmp_path):

@@ -118,7 +118,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
                 qkv_bias=bias, output_bias=bias, qk_norm=norm_of_each_head(norm)
             ),
             make_attention=make_branch,
-            mappings=_mappings(options, heads.num_heads),
+            mappings=_mappings(options, heads.num_heads, kinds),
             **read_qwen_experts(
                 config, defaults=(512, 10, 512), shared_size=shared_size, renormalize=True
             ),
@@ -255,10 +255,12 @@ def _read_layer_types(config: Config) -> tuple[str, ...]:
     return tuple(stated)
 
 
-def _mappings(options: DeltaNetOptions, num_heads: int) -> tuple[WeightMapping, ...]:
+def _mappings(
+    options: DeltaNetOptions, num_heads: int, kinds: Sequence[str]
+) -> tuple[WeightMapping, ...]:
     """Return the mappings of gated delta nets and gated attention.
 
-    num_heads: query heads of attention.
+    num_heads: query heads of attention. kinds: the type of each layer; both types have an `o_proj`.
     """
     own, net = f"{LAYER}.self_attn", f"{LAYER}.linear_attn"
 
@@ -270,8 +272,17 @@ def _mappings(options: DeltaNetOptions, num_heads: int) -> tuple[WeightMapping, 
         WeightMapping(source=f"{net}.in_proj_qkvz", targets=parts("qkvz"), groups=groups),
         WeightMapping(source=f"{net}.in_proj_ba", targets=parts("ba"), groups=groups),
         WeightMapping(source=f"{net}.conv1d", targets=parts("qkv", f"{own}.conv1d")),
-        WeightMapping(source=f"{net}.out_proj", targets=(f"{own}.o_proj",)),
-        WeightMapping(source=net, targets=(own,)),
+        *(
+            WeightMapping(source=f"{net}.{name}", targets=(f"{own}.{name}",))
+            for name in ("A_log", "dt_bias", "norm")
+        ),
+        *(
+            WeightMapping(
+                source=f"{net}.out_proj".format(index), targets=(f"{own}.o_proj".format(index),)
+            )
+            for index, kind in enumerate(kinds)
+            if kind == LINEAR
+        ),
         WeightMapping(
             source=f"{own}.q_proj", targets=(f"{own}.q_proj", f"{own}.gate_proj"), groups=num_heads
         ),

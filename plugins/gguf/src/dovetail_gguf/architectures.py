@@ -5,11 +5,12 @@ Sources: https://github.com/ggml-org/llama.cpp, `convert_hf_to_gguf.py` and `src
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.errors import ModelError
+from dovetail.interfaces import WeightMapping
 from dovetail_gguf.expert_fields import (
     ExpertNames,
     read_deepseek,
@@ -20,6 +21,12 @@ from dovetail_gguf.expert_fields import (
     read_qwen3_moe,
 )
 from dovetail_gguf.metadata_fields import Fields
+from dovetail_gguf.state_layers import (
+    mamba2_mappings,
+    qwen3_next_mappings,
+    read_mamba2,
+    read_qwen3_next,
+)
 
 Config = dict[str, Any]
 _SANDWICH = {
@@ -43,8 +50,9 @@ class Architecture:
     eps: the field of config.json for the epsilon of norms; "rms_norm_eps" for RMS norms.
     norm_offset: the converter has added it to the weights of norms. fuses_gate: whether the tensor
     ffn_up contains gate and up. names: modules of a layer that differ from those of Llama, by the
-    tensor's name. read: changes the fields of config.json. is_writable: whether `dovetail quantize`
-    writes files of this architecture.
+    tensor's name. mappings: yields the mappings of tensors that differ from those of Llama in other
+    ways. read: changes the fields of config.json. is_writable: whether `dovetail quantize` writes
+    files of this architecture.
     experts: names of the experts; None for dense models. with_experts: the row of files with
     experts, if the name of the architecture is that of a dense model.
     """
@@ -60,6 +68,7 @@ class Architecture:
     norm_offset: float = 0.0
     fuses_gate: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
+    mappings: Callable[[Mapping[str, Any]], Iterator[WeightMapping]] | None = None
     read: Callable[[Fields, Config], None] | None = None
     experts: ExpertNames | None = None
     with_experts: Architecture | None = None
@@ -368,5 +377,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         permutes_rotary=True,
         experts=ExpertNames(count="num_local_experts", inner="intermediate_size", router="router"),
         read=read_llama4,
+    ),
+    "mamba2": Architecture(
+        model_class="Mamba2ForCausalLM",
+        model_type="mamba2",
+        mappings=mamba2_mappings,
+        read=read_mamba2,
+    ),
+    "qwen3next": Architecture(
+        model_class="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        is_rotary_partial=True,
+        norm_offset=1.0,
+        names={"post_attention_norm": "post_attention_layernorm"},
+        mappings=qwen3_next_mappings,
+        experts=ExpertNames(),
+        read=read_qwen3_next,
     ),
 }

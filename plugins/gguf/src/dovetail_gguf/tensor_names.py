@@ -84,6 +84,7 @@ def tensor_mappings(
         rotary_size = int(size * config.get("partial_rotary_factor", 1.0))
         pairs = dict.fromkeys(_ROTATED, (size, rotary_size))
     return [
+        *(architecture.mappings(config) if architecture.mappings else ()),
         *(_latent_mappings(config) if "kv_lora_rank" in config else ()),
         *(WeightMapping(source=name) for name in IGNORED_MODULES),
         WeightMapping(source=_SINKS, targets=("model.layers.{}.self_attn.attn.sinks",)),

@@ -9,6 +9,7 @@ Dimensions: O output features, I input features, B bytes of a row.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import ClassVar
@@ -22,6 +23,7 @@ from dovetail_gguf.dequantize import dequantize, plain_tensor
 from dovetail_gguf.model_config import get_architecture, read_config
 from dovetail_gguf.open_files import open_file
 from dovetail_gguf.reader import GGUFFile, TensorInfo, find_file
+from dovetail_gguf.state_layers import decay_logarithms, has_offset, is_decay, is_reshaped
 from dovetail_gguf.tensor_names import tensor_mappings
 from dovetail_torch.layers import BlockWeight
 from dovetail_torch.progress_bar import progress_bar
@@ -75,8 +77,7 @@ class GGUFLoader(WeightLoader):
             for name, target in chosen.items():
                 info = file.tensors[name]
                 if info.type.is_plain:
-                    is_norm = name.endswith("norm.weight")
-                    _fill_plain(file, info, target, offset if is_norm else 0.0)
+                    _fill_plain(file, info, target, offset if has_offset(name) else 0.0)
                 elif _fill_blocks(file, info, target):
                     dequantized[info.type.name] += 1
                 num_bytes += info.num_bytes
@@ -118,12 +119,19 @@ def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
     table = build_weight_table(model, mappings)
     targets = table.select(file.tensors.keys(), str(file.path))
     for name, target in targets.items():
-        target.check(_shape(file.tensors[name], target), str(file.tensors[name].path))
+        info = file.tensors[name]
+        target.check(_shape(info, target), str(info.path))
+        if is_decay(name) and not info.type.is_plain:
+            raise WeightError(
+                f"{info.path}: tensor {name} has the type {info.type.name}; it must be F32"
+            )
     return targets
 
 
 def _shape(info: TensorInfo, target: Target) -> tuple[int, ...]:
     """Return the shape of a tensor. Files may omit outer dimensions of size 1."""
+    if is_reshaped(info.name) and math.prod(info.shape) == math.prod(target.shape):
+        return target.shape
     return (1,) * (len(target.shape) - len(info.shape)) + info.shape
 
 
@@ -142,7 +150,11 @@ def _lends(info: TensorInfo, target: Assignment) -> bool:
 def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, offset: float) -> None:
     """Write values that are stored one by one. offset: added by the converter."""
     values = plain_tensor(file.data(info.name), info.type, _shape(info, target))
-    target.fill(values - offset if offset else values, is_mapped=not offset)
+    if is_decay(info.name):
+        values = decay_logarithms(values, f"{info.path}: tensor {info.name}")
+        target.fill(values)
+    else:
+        target.fill(values - offset if offset else values, is_mapped=not offset)
 
 
 def _fill_blocks(file: GGUFFile, info: TensorInfo, target: Target) -> bool:
