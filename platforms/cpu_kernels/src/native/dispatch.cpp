@@ -28,10 +28,19 @@ uint64_t enabled_state() {
   return static_cast<uint64_t>(high) << 32 | low;
 }
 
-bool is_intel() {
-  constexpr unsigned kGenu = 0x756e6547;  // the first letters of the vendor's name
-  unsigned a, b, c, d;
-  return __get_cpuid(0, &a, &b, &c, &d) && b == kGenu;
+// Measured with one row: on Intel's processors a prefetch past the last-level cache halves the rate
+// of a stream; on Zen 4 any prefetch halves the rate of codes of 8 bits, and on Zen 5 it helps.
+StreamPrefetch choose_stream_prefetch() {
+  constexpr unsigned kGenu = 0x756e6547, kAuth = 0x68747541;  // the first letters of the vendor
+  constexpr unsigned kZen3And4 = 0x19;
+  unsigned a, vendor, c, d;
+  if (!__get_cpuid(0, &a, &vendor, &c, &d)) return StreamPrefetch::kNone;
+  if (vendor == kGenu) return StreamPrefetch::kIntoAllLevels;
+  unsigned version = 0, b;
+  __get_cpuid(1, &version, &b, &c, &d);
+  const unsigned family = (version >> 8 & 0xf) + (version >> 20 & 0xff);
+  if (vendor == kAuth && family == kZen3And4) return StreamPrefetch::kNone;
+  return StreamPrefetch::kPastLastLevel;
 }
 
 // Linux lets a process use the registers of matrix tiles only on request.
@@ -66,7 +75,7 @@ unsigned detect_levels() {
   return found | 1u << DK_AVX512_AMX;
 }
 #else
-bool is_intel() { return false; }
+StreamPrefetch choose_stream_prefetch() { return StreamPrefetch::kPastLastLevel; }
 unsigned detect_levels() { return 1u << DK_PORTABLE; }
 #endif
 
@@ -96,7 +105,7 @@ int64_t whole_pages(int64_t num_bytes) {
 
 }  // namespace
 
-const bool streams_bypass_cache = !is_intel();
+const StreamPrefetch stream_prefetch = choose_stream_prefetch();
 
 int current_level() { return level_in_use.load(std::memory_order_relaxed); }
 

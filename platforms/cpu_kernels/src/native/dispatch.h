@@ -56,9 +56,10 @@ namespace dk {
 
 constexpr int kNumLevels = DK_AVX512_AMX + 1;
 
-// Whether streams should be prefetched past the last-level cache. On Intel's processors that halves
-// the rate of a stream.
-extern const bool streams_bypass_cache;
+// How kernels prefetch data that is read once per step. Past the last-level cache, that cache keeps
+// the data of code that runs between kernels (the engine's step).
+enum class StreamPrefetch { kNone, kIntoAllLevels, kPastLastLevel };
+extern const StreamPrefetch stream_prefetch;
 
 // The level in use, one of DK_PORTABLE ... DK_AVX512_AMX.
 int current_level();

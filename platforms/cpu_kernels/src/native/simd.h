@@ -30,12 +30,11 @@
 
 namespace dk::DK_LEVEL_NAMESPACE {
 
-// Prefetch data that is read once per step: where that is fast, bypassing the last-level cache, so
-// that the cache keeps the data of code that runs between kernels (the engine's step).
+// Prefetch data that is read once per step.
 DK_INLINE void prefetch_once(const void* address) {
-  if (streams_bypass_cache) {
+  if (stream_prefetch == StreamPrefetch::kPastLastLevel) {
     __builtin_prefetch(address, 0, 0);
-  } else {
+  } else if (stream_prefetch == StreamPrefetch::kIntoAllLevels) {
     __builtin_prefetch(address, 0, 3);
   }
 }
