@@ -246,6 +246,68 @@ def fp4(kind: str) -> Written:
     return Written(config=_compressed(f"{kind}-pack-quantized", weights), quantize=quantize)
 
 
+NF4 = (
+    *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0.0),
+    *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
+)
+
+
+def bitsandbytes_blocks(kind: str = "nf4", *, nested: bool = False, block: int = 64) -> Written:
+    def quantize(shape, generator):
+        codes = _codes((shape[0] * shape[1],), 4, generator)
+        num_blocks = -(-len(codes) // block)
+        table = torch.tensor(NF4)
+        state = {
+            "quant_type": kind,
+            "blocksize": block,
+            "dtype": "float32",
+            "shape": list(shape),
+        }
+        tensors = {"weight.quant_map": table}
+        if nested:
+            maxima_codes = _codes((num_blocks,), 8, generator)
+            numbers = torch.rand(256, generator=generator) * 2 - 1
+            whole = torch.rand(-(-num_blocks // 256), generator=generator) / 8
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.25}
+            tensors |= {
+                "weight.absmax": maxima_codes.to(torch.uint8),
+                "weight.nested_absmax": whole,
+                "weight.nested_quant_map": numbers,
+            }
+            maxima = numbers[maxima_codes] * whole[torch.arange(num_blocks) // 256] + 0.25
+        else:
+            maxima = torch.rand(num_blocks, generator=generator) / 4
+            tensors["weight.absmax"] = maxima
+        text = json.dumps(state).encode()
+        tensors |= {
+            "weight": (codes[::2] * 16 + codes[1::2]).to(torch.uint8)[:, None],
+            f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(list(text), dtype=torch.uint8),
+        }
+        values = table[codes] * maxima[torch.arange(len(codes)) // block]
+        return tensors, values.view(shape)
+
+    config = {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": nested,
+        "llm_int8_skip_modules": ["lm_head"],
+    }
+    return Written(config=config, quantize=quantize)
+
+
+def bitsandbytes_rows() -> Written:
+    def quantize(shape, generator):
+        codes = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+        maxima = torch.rand(shape[0], generator=generator)
+        tensors = {"weight": codes, "SCB": maxima, "weight_format": torch.tensor(0).to(torch.uint8)}
+        return tensors, codes * maxima[:, None] * (1 / 127)
+
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True, "load_in_4bit": False}
+    return Written(config=config, quantize=quantize)
+
+
 FORMATS: dict[str, Written] = {
     "gptq": gptq(),
     "gptq_symmetric": gptq(symmetric=True),
@@ -258,6 +320,9 @@ FORMATS: dict[str, Written] = {
     "gptq_8_bits_symmetric": gptq(8, symmetric=True),
     "gptq_bfloat16": gptq(symmetric=True, dtype=torch.bfloat16),
     "awq": awq(),
+    "bitsandbytes_nf4": bitsandbytes_blocks(),
+    "bitsandbytes_fp4_nested": bitsandbytes_blocks("fp4", nested=True),
+    "bitsandbytes_int8": bitsandbytes_rows(),
     "fp8_blocks": fp8_blocks(),
     "fp8_uneven_blocks": fp8_blocks(block=24),
     "fp8_tensor": fp8_tensor(),

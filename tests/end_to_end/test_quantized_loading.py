@@ -16,6 +16,8 @@ from dovetail_torch.weights import Assignment
 from end_to_end.quantized_checkpoints import GREEDY, make_plain, opened, outputs
 from end_to_end.quantized_writers import (
     FORMATS,
+    bitsandbytes_blocks,
+    bitsandbytes_rows,
     gptq,
     packed_integers,
     rows_of_floats,
@@ -173,3 +175,26 @@ def test_dequantized_values_equal_those_of_the_compressed_tensors_library(name):
 
     stored = opened(FORMATS[name], tensors)
     assert torch.equal(stored.dequantize(expected.dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_dequantized_values_equal_those_of_bitsandbytes(kind, nested, dtype):
+    library = pytest.importorskip("bitsandbytes.functional")
+    weight = torch.randn((66, 50), generator=torch.Generator().manual_seed(3)).to(dtype)
+    packed, state = library.quantize_4bit(weight, quant_type=kind, compress_statistics=nested)
+    tensors = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    stored = opened(bitsandbytes_blocks(kind), tensors | {"weight": packed})
+    expected = library.dequantize_4bit(packed, state)
+    assert torch.equal(stored.dequantize(dtype), expected)
+
+
+def test_dequantized_rows_equal_those_of_bitsandbytes():
+    library = pytest.importorskip("bitsandbytes.functional")
+    weight = torch.randn((66, 50), generator=torch.Generator().manual_seed(3)).half()
+    codes, maxima, _ = library.int8_vectorwise_quant(weight)
+    stored = opened(bitsandbytes_rows(), {"weight": codes, "SCB": maxima})
+    assert torch.equal(
+        stored.dequantize(torch.float32), library.int8_vectorwise_dequant(codes, maxima)
+    )

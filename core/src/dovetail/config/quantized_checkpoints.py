@@ -26,6 +26,11 @@ PREFIX = "quantization."
 BLOCKS = "quantization.gguf"
 """Capability id of linear methods that compute with the blocks of GGUF files."""
 
+_ADVICE = {
+    "torchao": " Its files contain objects of the package torchao. Load the unquantized checkpoint "
+    "with quantization='int8' or 'fp8', which have the accuracy of torchao's formats.",
+}
+"""What to do about formats that no plugin of this repository reads."""
 _KIND = "linear_method"
 _FIELD = "compute.linear_method"
 _LOADER_KIND = "weight_loader"
@@ -111,4 +116,5 @@ def _rejection(quantization: Mapping[str, Any], plugins: PluginRegistry, detail:
         f"{', '.join(names) or 'none'}; a "
         f'plugin that reads it declares "{capability_of(quantization["method"])}" in `provides`. '
         "Use an unquantized checkpoint of the model, or install a plugin that reads this one."
+        f"{_ADVICE.get(quantization['method'], '')}"
     )

@@ -18,6 +18,7 @@ from dovetail.model_files import read_json_object
 from dovetail_quantized_checkpoints.exclusions import Exclusions, check_modules
 from dovetail_quantized_checkpoints.formats.awq import AWQ
 from dovetail_quantized_checkpoints.formats.base import Format, ModuleTensors
+from dovetail_quantized_checkpoints.formats.bitsandbytes import BitsAndBytes
 from dovetail_quantized_checkpoints.formats.compressed_tensors import CompressedTensors
 from dovetail_quantized_checkpoints.formats.fp8 import FP8
 from dovetail_quantized_checkpoints.formats.gptq import GPTQ
@@ -35,6 +36,7 @@ from dovetail_torch.weights.safetensors_loader import FLOAT_DTYPES, dtype_of
 
 FORMATS: dict[str, type[Format]] = {
     "awq": AWQ,
+    "bitsandbytes": BitsAndBytes,
     "compressed-tensors": CompressedTensors,
     "fp8": FP8,
     "gptq": GPTQ,

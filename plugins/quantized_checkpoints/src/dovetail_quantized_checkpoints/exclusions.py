@@ -17,6 +17,7 @@ from dovetail_torch.weights.checkpoint_files import WeightEntry
 MAX_ENTRIES = 100_000
 _FIELDS = {
     "awq": ("modules_to_not_convert",),
+    "bitsandbytes": ("llm_int8_skip_modules",),
     "compressed-tensors": ("ignore",),
     "fp8": ("modules_to_not_convert", "ignored_layers", "ignore"),
     "gptq": ("dynamic",),

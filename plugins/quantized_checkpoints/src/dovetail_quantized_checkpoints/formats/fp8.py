@@ -44,7 +44,7 @@ class FP8(Format):
         num_outputs, num_inputs = module.entry("weight", ("F8_E4M3",), num_dims=2).shape
         if not num_outputs * num_inputs:
             raise module.error("is empty", "weight")
-        leaf = next(leaf for leaf in _SCALES if leaf in module.entries)
+        leaf = next((leaf for leaf in _SCALES if leaf in module.entries), _SCALES[0])
         scale = module.entry(leaf, ("F32", "BF16", "F16"))
         height, width = self._scale_block(leaf, scale.shape, num_outputs, num_inputs)
         if scale.shape not in ((), (1,), (num_outputs,)):
