@@ -142,15 +142,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
     # The cases of one test share one line, so that parametrized tests do not fill the list.
     functions = Counter(name.split("[", maxsplit=1)[0] for name in _deselected)
-    left_out = [
-        f"deselected: {name}" + (f" ({count} cases)" if count > 1 else "")
-        for name, count in functions.items()
-    ]
     skips: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         skips[f"skipped: {report.nodeid} ({reason})"] += 1
-    left_out += skips
+    left_out = list(skips)  # first, because `make soak` shows them
+    left_out += [
+        f"deselected: {name}" + (f" ({count} cases)" if count > 1 else "")
+        for name, count in functions.items()
+    ]
     if not left_out:
         terminalreporter.write_line("left out: nothing")
         return

@@ -1,21 +1,38 @@
-"""Draws the pictures of pages in docs/pictures: `python tests/browser/draw_pictures.py`.
+"""Draws the pictures of pages in docs/pictures: `python tests/browser/draw_pictures.py [NAME …]`.
 
-SmolLM2 answers on the web page; the trace shows a simulated run. The script needs Chromium;
-downloads the model (93 MB) on first use.
+All pictures show a server with SmolLM2: its web page, `dovetail top`, and the pages of `dovetail
+trace` and `dovetail bench serve`. Without names, all of them are drawn. The script needs Chromium
+and downloads the model (93 MB) on first use.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
+import subprocess
 import sys
 import tempfile
+import termios
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from browser.chromium import Browser, browser
 from docs.record_server import serving
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
 
 from dovetail.cli.app import main
+
+PROGRAM = str(Path(sys.executable).with_name("dovetail"))
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 QUESTIONS = (
@@ -43,7 +60,24 @@ LOAD = """(async () => {
 })()"""
 
 
-def draw(page: Browser, url: str) -> None:
+LOAD_OPTIONS = (
+    *("--request-rate", "1,2,4", "--num-prompts", "40", "--input-len", "64"),
+    *("--output-len", "48", "--slo", "ttft:250,tpot:50"),
+)
+"""The load of the report: 40 requests at each of three rates."""
+BUSY_OPTIONS = ("--request-rate", "3", "--num-prompts", "200", "--input-len", "96")
+"""The load while the steps of the server are shown."""
+TOP_S = 12.0
+TOP_SIZE = (100, 26)
+"""Columns and lines of the terminal of `dovetail top`."""
+HOME = b"\x1b[H"
+"""Precedes each picture of `dovetail top`."""
+TERMINAL = """<!doctype html><meta charset="utf-8"><style>{stylesheet}
+body {{ margin: 0; padding: 12px; background: {background}; color: {foreground}; }}
+pre {{ margin: 0; font: 14px/1.25 monospace; }}</style><pre>{code}</pre>"""
+
+
+def draw_web(page: Browser, folder: Path, url: str) -> None:
     """Draw the chat in light colors, and the live view in dark colors."""
     page.emulate(width=960, height=680)
     page.open(f"{url}/")
@@ -65,12 +99,12 @@ def draw(page: Browser, url: str) -> None:
     page.screenshot(PICTURES / "web_live.png")
 
 
-def draw_trace(page: Browser, folder: Path) -> None:
-    """Draw the page of `dovetail trace` for a simulated run."""
-    log, file = str(folder / "run.log"), folder / "run.html"
-    words = ("--trace", "chat", "--requests", "60", "--load", "1.5", "--decision-log", log)
-    assert main(["lab", "run", "fcfs", *words]) == 0
-    assert main(["trace", log, "--html", str(file), "--steps", "0:900"]) == 0
+def draw_trace(page: Browser, folder: Path, url: str) -> None:
+    """Draw the page of `dovetail trace` for a server under load."""
+    file = folder / "trace.html"
+    with load(url):
+        time.sleep(5)
+        assert main(["trace", "--url", url, "--duration-s", "8", "--html", str(file)]) == 0
     page.emulate(width=1000, height=680)
     page.open(file.as_uri())
     page.wait("document.documentElement.dataset.ready")
@@ -78,11 +112,87 @@ def draw_trace(page: Browser, folder: Path) -> None:
     page.screenshot(PICTURES / "trace.png")
 
 
+def draw_load(page: Browser, folder: Path, url: str) -> None:
+    """Draw the report of `dovetail bench serve`."""
+    file = folder / "load.html"
+    assert main(["bench", "serve", "--url", url, *LOAD_OPTIONS, "--html", str(file)]) == 0
+    page.emulate(width=1000, height=1000)
+    page.open(file.as_uri())
+    page.screenshot(PICTURES / "load_report.png")
+
+
+def draw_top(page: Browser, folder: Path, url: str) -> None:
+    """Draw the display of `dovetail top` for a server under load."""
+    file = folder / "top.html"
+    with load(url):
+        time.sleep(5)
+        file.write_text(terminal_page(last_frame(top_output(url))), "utf-8")
+    page.emulate(width=880, height=490, dark=True)
+    page.open(file.as_uri())
+    page.screenshot(PICTURES / "top.png")
+
+
+@contextmanager
+def load(url: str) -> Iterator[None]:
+    """Send requests to a server during the block."""
+    process = subprocess.Popen(
+        [PROGRAM, "bench", "serve", "--url", url, *BUSY_OPTIONS], stdout=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def top_output(url: str) -> bytes:
+    """Return what `dovetail top` writes to a terminal in TOP_S seconds."""
+    columns, lines = TOP_SIZE
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    environment = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    process = subprocess.Popen(
+        [PROGRAM, "top", "--url", url], stdin=theirs, stdout=theirs, env=environment
+    )
+    os.close(theirs)
+    parts = []
+
+    def read() -> None:
+        try:
+            while part := os.read(ours, 1 << 16):
+                parts.append(part)
+        except OSError:
+            pass  # the process has ended
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(TOP_S)
+    os.write(ours, b"q")
+    process.wait(60)
+    thread.join()
+    os.close(ours)
+    return b"".join(parts)
+
+
+def last_frame(output: bytes) -> str:
+    """Return the last complete picture in the output of `dovetail top`."""
+    return output.split(HOME)[-2].decode()
+
+
+def terminal_page(frame: str) -> str:
+    """Return a page that shows the content of a terminal."""
+    console = Console(file=StringIO(), record=True, width=TOP_SIZE[0], force_terminal=True)
+    console.print(Text.from_ansi(frame))
+    return console.export_html(theme=MONOKAI, code_format=TERMINAL)
+
+
+DRAWN = {"web": draw_web, "trace": draw_trace, "load": draw_load, "top": draw_top}
+
 if __name__ == "__main__":
     with (
         serving("smollm2") as address,
         tempfile.TemporaryDirectory() as folder,
         browser(Path(folder)) as opened,
     ):
-        draw_trace(opened, Path(folder))
-        draw(opened, f"http://{address}")
+        for name in sys.argv[1:] or DRAWN:
+            DRAWN[name](opened, Path(folder), f"http://{address}")

@@ -2,7 +2,7 @@
 
 A section that passed is not run again on the same source tree. A section that fails does not stop
 the others. The output of each section is in a separate log file; the terminal shows one line per
-section, and one line per minute while a section runs.
+section, one line per minute while a section runs, and the tests that a section skipped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from pathlib import Path
 REPORT_EVERY_S = 60.0
 POLL_S = 0.2
 NUM_LINES_SHOWN = 30
+SKIPPED = "skipped: "
+"""The start of a line of pytest's report that names a skipped test and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +82,7 @@ class SoakRun:
             else:
                 self._passed[section.name] = took_s
                 self._write()
+                self._show_skipped(section)
         passed = [self._passed[item.name] for item in sections if item.name in self._passed]
         self._say(f"soak: {len(passed)} of {len(sections)} sections passed, {sum(passed):.0f} s")
         if failed:
@@ -118,6 +121,11 @@ class SoakRun:
 
     def _log(self, section: Section) -> Path:
         return self._folder / f"{section.name.replace(' ', '-').replace('/', '-')}.log"
+
+    def _show_skipped(self, section: Section) -> None:
+        lines = self._log(section).read_text("utf-8", "replace").splitlines()
+        for line in [line for line in lines if line.startswith(SKIPPED)][:NUM_LINES_SHOWN]:
+            self._say(f"  {line}")
 
     def _last_lines(self, section: Section, count: int) -> str:
         return "\n".join(self._log(section).read_text("utf-8", "replace").splitlines()[-count:])

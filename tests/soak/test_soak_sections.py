@@ -72,6 +72,12 @@ def test_progress_is_shown_while_a_section_runs(start):
     assert any("step" in line for line in lines)
 
 
+def test_the_skipped_tests_of_a_section_are_shown(start):
+    _, lines = start([section("a", "print('skipped: test_x (needs Node)\\nother')")])
+    assert "  skipped: test_x (needs Node)" in lines
+    assert not any("other" in line for line in lines)
+
+
 def test_sections_cover_every_folder_of_tests():
     named = {path.split("/")[0] for paths in PATHS.values() for path in paths}
     folders = {

@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
 import zlib
 from collections import Counter
 from itertools import pairwise
@@ -13,8 +15,10 @@ from itertools import pairwise
 import pytest
 
 from dovetail.cli.app import main
+from dovetail.clock import MonotonicClock
 from dovetail.decision_log import LogReader, RecordKind, log_file
 from dovetail.errors import UserError
+from dovetail_client_tools.engine_steps.reader import StepsReader
 from dovetail_client_tools.engine_steps.records import Step
 from dovetail_client_tools.trace import log_steps, server_steps, slices, viewer
 from dovetail_client_tools.trace.slices import Ended, Slice, TraceBuilder
@@ -317,7 +321,50 @@ def test_steps_whose_numbers_do_not_increase_end_the_trace(run, null, tmp_path):
         LogReader(tmp_path / "page.html")
 
 
-def test_a_server_with_a_key_is_shown_and_traced(run, tmp_path, monkeypatch):
+@pytest.fixture
+def requests_during_trace(monkeypatch):
+    """Return a function that sends requests while the next trace of a server is recorded.
+
+    The requests start after the first read of the trace, and the trace ends after the last
+    response, however long this takes.
+    """
+    real_read, real_now_ns = StepsReader.read, MonotonicClock.now_ns
+    results = []
+
+    def prepare(send, count):
+        def run():
+            results.extend(send() for _ in range(count))
+
+        thread = threading.Thread(target=run)
+
+        async def read(self, *args):
+            trace = await real_read(self, *args)
+            if not thread.ident:
+                thread.start()
+            return trace
+
+        def now_ns(self):
+            return real_now_ns(self) + (thread.ident and not thread.is_alive()) * 10**13
+
+        monkeypatch.setattr(StepsReader, "read", read)
+        monkeypatch.setattr(MonotonicClock, "now_ns", now_ns)
+        return results
+
+    yield prepare
+    monkeypatch.undo()
+
+
+def complete(url):
+    body = {"prompt": "Anna and Ben", "max_tokens": 20, "ignore_eos": True}
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+    request = urllib.request.Request(
+        f"http://{url}/v1/completions", json.dumps(body).encode(), headers
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return response.status
+
+
+def test_a_server_with_a_key_is_shown_and_traced(run, tmp_path, requests_during_trace):
     program = "import sys; from dovetail.cli.app import main; sys.exit(main())"
     options = ["--model", "demo", "--port", "0", "--api-key", "secret"]
     key = tmp_path / "key"
@@ -330,12 +377,12 @@ def test_a_server_with_a_key_is_shown_and_traced(run, tmp_path, monkeypatch):
             code, _, messages = run("top", "--url", url, "--once")
             assert code == 2 and "401" in messages and "--api-key-file" in messages
             known = ("--url", url, "--api-key-file", key)
-            page = tmp_path / "page.html"
-            load = subprocess.Popen([sys.executable, "-c", _LOAD, url], stdout=subprocess.DEVNULL)
-            code, _, messages = run("trace", *known, "--duration-s", 3, "--html", page)
-            assert load.wait(60) == 0 and code == 0, messages
             code, text, _ = run("top", *known, "--once", "--interval-s", 0.2)
-            assert code == 0 and "policy FCFSPolicy" in text and "running 0" in text
+            assert code == 0 and f"{url}" in text and "running 0" in text
+            page = tmp_path / "page.html"
+            statuses = requests_during_trace(lambda: complete(url), 4)
+            code, _, messages = run("trace", *known, "--duration-s", 3600, "--html", page)
+            assert code == 0 and statuses == [200] * 4, messages
             data = page_data(page)
             assert {row[3] for row in data["requests"]} == {"length"}
             assert [row[2] > 1 for row in data["requests"]] == [True] * 4
@@ -344,16 +391,7 @@ def test_a_server_with_a_key_is_shown_and_traced(run, tmp_path, monkeypatch):
             for number, kind, count in zip(*columns, strict=True):
                 tokens[number, data["kinds"][kind]] += count
             assert [tokens[number, "decode"] for number, *_ in data["requests"]] == [19] * 4
+            code, text, _ = run("top", *known, "--once", "--interval-s", 0.2)
+            assert code == 0 and "policy FCFSPolicy" in text
         finally:
             process.terminate()
-
-
-_LOAD = """
-import json, sys, time, urllib.request
-time.sleep(0.5)
-for index in range(4):
-    body = json.dumps({"prompt": "Anna and Ben", "max_tokens": 20, "ignore_eos": True}).encode()
-    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
-    request = urllib.request.Request(f"http://{sys.argv[1]}/v1/completions", body, headers)
-    urllib.request.urlopen(request, timeout=30).read()
-"""

@@ -1,12 +1,19 @@
-"""Other programs work with the server: litellm, langchain-openai, instructor, pydantic-ai and
-openai in Node, and schemathesis.
+"""Other programs work with the server: clients and agents in Python and JavaScript, schemathesis.
 
-Each is installed in a separate folder, outside of the tree, from the package registries. Without
-them the test is skipped, with the reason.
+Each is installed once in a cache outside of the tree: $DOVETAIL_TEST_CLIENTS, or the folder
+dovetail-test-clients in the user's cache. Without the program, Node or a network the test is
+skipped, with the reason; with `DOVETAIL_REQUIRE_DOWNLOADS=1` it fails instead.
 """
 
+import fcntl
+import os
+import shutil
 import subprocess
+import sys
 import venv
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
@@ -16,113 +23,103 @@ INSTALL_S, RUN_S = 900, 120
 SCHEMATHESIS_S = 600
 UNSUITED_CHECKS = ("positive_data_acceptance",)
 """A document cannot state the vocabulary, the model's length and which fields contradict others."""
-LITELLM = """
-import sys, litellm
-given = {"model": "openai/demo", "api_base": sys.argv[1], "api_key": "any", "max_tokens": 8,
-         "messages": [{"role": "user", "content": "Anna"}], "temperature": 0}
-whole = litellm.completion(**given).choices[0].message.content
-pieces = litellm.completion(stream=True, **given)
-assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole and whole
-try:
-    litellm.completion(**{**given, "temperature": -1})
-except litellm.BadRequestError:
-    print("done")
-"""
-LANGCHAIN = """
-import sys
-from langchain_openai import ChatOpenAI
-from openai import BadRequestError
-given = {"model": "demo", "base_url": sys.argv[1], "api_key": "any", "max_tokens": 8}
-chat = ChatOpenAI(temperature=0, **given)
-whole = chat.invoke("Anna")
-assert whole.content and whole.usage_metadata["output_tokens"]
-assert "".join(piece.content for piece in chat.stream("Anna")) == whole.content
-try:
-    ChatOpenAI(temperature=-1, **given).invoke("Anna")
-except BadRequestError:
-    print("done")
-"""
-INSTRUCTOR = """
-import sys
-import instructor
-from openai import OpenAI
-from pydantic import BaseModel
-
-class Person(BaseModel):
-    name: str
-    age: int
-
-base = OpenAI(base_url=sys.argv[1], api_key="any", max_retries=0)
-given = {"model": "demo", "temperature": 0, "max_tokens": 100, "max_retries": 0,
-         "messages": [{"role": "user", "content": "Write this as JSON: name Yuki, age 7"}]}
-for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
-    client = instructor.from_openai(base, mode=mode)
-    found = client.chat.completions.create(response_model=Person, **given)
-    assert isinstance(found, Person)
-client = instructor.from_openai(base, mode=instructor.Mode.TOOLS)
-parts = list(client.chat.completions.create_partial(response_model=Person, **given))
-assert parts[-1].age is not None
-print("done")
-"""
-PYDANTIC_AI = """
-import sys
-from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
-
-class Person(BaseModel):
-    name: str
-    age: int
-
-model = OpenAIChatModel("demo", provider=OpenAIProvider(base_url=sys.argv[1], api_key="any"))
-settings = {"temperature": 0, "max_tokens": 100}
-for kind in (Person, NativeOutput(Person)):
-    agent = Agent(model, output_type=kind, model_settings=settings, retries=0)
-    found = agent.run_sync("Write this as JSON: name Yuki, age 7").output
-    assert isinstance(found, Person)
-agent = Agent(model, model_settings=settings)
-seen = []
-@agent.tool_plain
-def add(a: int, b: int) -> int:
-    'Add two numbers.'
-    seen.append((a, b))
-    return a + b
-result = agent.run_sync("What is 1234 + 4321?")
-assert seen == [(1234, 4321)] and result.output == "1234 + 4321 = 5555."
-print("done")
-"""
-JAVASCRIPT = """
-import OpenAI from "openai";
-const client = new OpenAI({ baseURL: process.argv[2], apiKey: "any", maxRetries: 0 });
-const given = { model: "demo", max_tokens: 8, temperature: 0,
-                messages: [{ role: "user", content: "Anna" }] };
-const whole = (await client.chat.completions.create(given)).choices[0].message.content;
-let text = "";
-for await (const part of await client.chat.completions.create({ ...given, stream: true }))
-  text += part.choices[0]?.delta?.content ?? "";
-if (!whole || text !== whole) throw new Error(`${text} is not ${whole}`);
-try {
-  await client.chat.completions.create({ ...given, temperature: -1 });
-} catch (error) {
-  if (error instanceof OpenAI.BadRequestError && error.param === "temperature") console.log("done");
+REQUIRE_DOWNLOADS = "DOVETAIL_REQUIRE_DOWNLOADS"
+CACHE = "DOVETAIL_TEST_CLIENTS"
+COMPLETE = "complete"
+"""The file in a folder of the cache that states that the installation has succeeded."""
+PROGRAMS = Path(__file__).with_name("client_programs")
+PYTHON = {
+    "anthropic": ("anthropic==2.14.0",),
+    "instructor": ("instructor==1.17.0",),
+    "langchain": ("langchain-openai==1.7.4",),
+    "litellm": ("litellm==1.110.2",),
+    "openai_agents": ("openai-agents==0.24.0", "openai==3.57.0"),
+    "openai_responses": ("openai==3.57.0",),
+    "pydantic_ai": ("pydantic-ai-slim[openai]==2.68.0",),
 }
-"""
+JAVASCRIPT = {
+    "ai_sdk": (
+        "ai@6.0.325",
+        "@ai-sdk/anthropic@3.0.140",
+        "@ai-sdk/openai@3.0.141",
+        "@ai-sdk/openai-compatible@2.0.92",
+        "zod@4.6.7",
+    ),
+    "openai": ("openai@6.30.1",),
+}
+"""The packages of each program in client_programs. These versions run on Node 20."""
+SCHEMATHESIS = ("schemathesis==4.32.5",)
 
 
-def install(*command, folder):
-    """Run a package manager. Skip the test with its reason if it fails."""
+def give_up(reason):
+    if os.environ.get(REQUIRE_DOWNLOADS):
+        raise AssertionError(reason)
+    pytest.skip(reason)
+
+
+def cache():
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(CACHE) or Path(base) / "dovetail-test-clients")
+
+
+@contextmanager
+def installation(packages):
+    """Yield a new folder for the packages, or the one of an earlier run. Remove it after an error.
+
+    Test processes that need the same packages wait for each other.
+    """
+    key = sha256("\n".join((sys.version, *packages)).encode()).hexdigest()[:16]
+    folder = cache() / key
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / COMPLETE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        yield folder
+        (folder / COMPLETE).touch()
+
+
+def run_installer(packages, folder, *command):
+    """Run a package manager. Skip the test with the reason if it fails."""
+    name = f"{', '.join(packages)} cannot be installed"
     try:
         completed = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S, check=False
+            [*command, *packages],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_S,
+            check=False,
         )
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"the client cannot be installed: {error}")
+        give_up(f"{name}: {error}")
     if completed.returncode:
-        pytest.skip(f"the client cannot be installed: {completed.stderr.strip()[-300:]}")
+        give_up(f"{name}: {completed.stderr.strip()[-300:]}")
 
 
-def check_program(command, server):
+def python_with(packages):
+    """Return the interpreter of a virtual environment with the packages."""
+    with installation(packages) as folder:
+        python = folder / "bin" / "python"
+        if not (folder / COMPLETE).exists():
+            venv.create(folder, with_pip=True)
+            run_installer(packages, folder, python, "-m", "pip", "install", "-q")
+    return python
+
+
+def modules_with(packages):
+    """Return the folder node_modules with the packages."""
+    if shutil.which("node") is None:
+        give_up("needs Node")
+    with installation(packages) as folder:
+        if not (folder / COMPLETE).exists():
+            quiet = ("--no-audit", "--no-fund", "--silent")
+            run_installer(packages, folder, "npm", "install", "--prefix", folder, *quiet)
+    return folder / "node_modules"
+
+
+def check_program(server, *command):
     address = f"http://{server.host}:{server.port}/v1"
     completed = subprocess.run(
         [*command, address], capture_output=True, text=True, timeout=RUN_S, check=False
@@ -131,31 +128,32 @@ def check_program(command, server):
 
 
 @pytest.mark.timeout(INSTALL_S + RUN_S)
-@pytest.mark.parametrize(
-    ("package", "program"),
-    [
-        ("litellm", LITELLM),
-        ("langchain-openai", LANGCHAIN),
-        ("instructor", INSTRUCTOR),
-        ("pydantic-ai-slim[openai]", PYDANTIC_AI),
-    ],
-)
-def test_a_python_client_works_unchanged(server, tmp_path, package, program):
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    install(python, "-m", "pip", "install", "-q", package, folder=tmp_path)
-    check_program([python, "-c", program], server)
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_python_client_works_unchanged(server, name):
+    check_program(server, python_with(PYTHON[name]), PROGRAMS / f"use_{name}.py")
+
+
+@pytest.mark.timeout(INSTALL_S + RUN_S)
+@pytest.mark.parametrize("name", JAVASCRIPT)
+def test_a_javascript_client_works_unchanged(server, tmp_path, name):
+    (tmp_path / "node_modules").symlink_to(modules_with(JAVASCRIPT[name]))
+    program = tmp_path / "client.mjs"  # Node searches packages in the folder of the program
+    program.write_text((PROGRAMS / f"use_{name}.mjs").read_text("utf-8"), "utf-8")
+    check_program(server, "node", program)
+
+
+def test_every_client_program_is_tested():
+    named = {f"use_{name}.py" for name in PYTHON} | {f"use_{name}.mjs" for name in JAVASCRIPT}
+    assert {path.name for path in PROGRAMS.iterdir() if path.suffix in (".py", ".mjs")} == named
 
 
 @pytest.mark.timeout(INSTALL_S + 2 * SCHEMATHESIS_S)
 def test_schemathesis_finds_no_failure(server, tmp_path):
     """Valid and invalid requests, from the OpenAPI document of the server."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    programs = tmp_path / "venv" / "bin"
-    install(programs / "python", "-m", "pip", "install", "-q", "schemathesis", folder=tmp_path)
+    program = python_with(SCHEMATHESIS).with_name("schemathesis")
     expected = server.complete(prompt="Anna").json["choices"]
     command = [
-        *(programs / "schemathesis", "run", f"http://{server.host}:{server.port}/openapi.json"),
+        *(program, "run", f"http://{server.host}:{server.port}/openapi.json"),
         *("--checks", "all", "--exclude-checks", ",".join(UNSUITED_CHECKS)),
         *("--phases", "coverage,fuzzing", "--mode", "all", "--continue-on-failure"),
         *("--max-examples", "500", "--max-time", str(SCHEMATHESIS_S), "--seed", "1"),
@@ -170,11 +168,3 @@ def test_schemathesis_finds_no_failure(server, tmp_path):
     )
     assert completed.returncode == 0, completed.stdout[-5000:]
     assert server.complete(prompt="Anna").json["choices"] == expected
-
-
-@pytest.mark.timeout(INSTALL_S + RUN_S)
-def test_the_javascript_client_works_unchanged(server, tmp_path):
-    install("npm", "install", "--no-audit", "--no-fund", "--silent", "openai", folder=tmp_path)
-    program = tmp_path / "client.mjs"
-    program.write_text(JAVASCRIPT)
-    check_program(["node", program], server)

@@ -15,6 +15,8 @@ SCHEMA = {
     "required": ["a", "b"],
     "additionalProperties": False,
 }
+NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 1000}, "minItems": 40}
+LONG = {"type": "object", "properties": {"a": NUMBERS}, "required": ["a"]}
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -118,12 +120,15 @@ def test_several_completions_have_their_own_calls(tools_server):
 
 
 def test_arguments_are_streamed_as_they_are_generated(tools_server):
+    # A call of a few tokens takes less time than a time slice of another process on a busy machine,
+    # and its tokens are then sent in one event.
+    tools = [tool("add", LONG)]
+
     def num_pieces():
-        reply = ask(tools_server, tools=TOOLS, tool_choice=NAMED, stream=True)
+        reply = ask(tools_server, tools=tools, tool_choice=NAMED, stream=True, max_tokens=200)
         choices = [event["choices"] for event in reply.events[:-1]]
         return sum(any("tool_calls" in choice["delta"] for choice in each) for each in choices)
 
-    # On a busy machine the server sends several tokens in one event.
     assert any(num_pieces() > 3 for _ in range(10))
 
 
