@@ -1,4 +1,4 @@
-"""An executor and a worker without a model: each request that samples gets token 7.
+"""An executor and a worker without a model: each request that samples gets the same token.
 
 They are used in benchmarks of the engine, and in tests that do not need meaningful tokens. A step
 only counts the requests that sample. Token columns are created once per length and reused, because
@@ -18,12 +18,13 @@ from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
 from dovetail_devkit.fakes.executor import FakeExecutor
 
-TOKEN = 7
+TOKEN = 300
+"""Not a special token in common vocabularies, so that it has a text."""
 VOCAB_SIZE = 32_000
 
 
 class NullWorker(WorkerBase):
-    """A worker that samples token 7 for every request, without any state or checks."""
+    """A worker that samples `TOKEN` for every request, without any state or checks."""
 
     def __init__(self, context: WorkerContext | None = None) -> None:
         self._columns: dict[int, array[int]] = {}
@@ -57,7 +58,7 @@ class NullWorker(WorkerBase):
         self._plan = plan
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
-        """Return token 7 for each request that samples."""
+        """Return `TOKEN` for each request that samples."""
         plan = self._plan
         count = bytes(plan.samples).count(1)
         token_ids = self._columns.get(count)
@@ -88,5 +89,5 @@ class NullExecutor(FakeExecutor):
         return self._done
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Return token 7 for each request that samples."""
+        """Return `TOKEN` for each request that samples."""
         return Ready(cast("ModelRunnerOutput", self.worker.sample_tokens(grammar)))

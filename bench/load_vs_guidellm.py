@@ -1,0 +1,148 @@
+"""Compare the figures of `dovetail bench serve` with those of guidellm for the same load.
+
+Method. The server of `server_cost.py` (a worker without a model, paced steps) is measured by both
+programs in turn, in each round: a closed loop with the same number of streams, the same number of
+requests, and the same lengths of prompts and outputs. Printed are the medians over the rounds of
+the p50 of TTFT and ITL of both programs, and the ratio of the medians. The exit code is 1 if a
+ratio is not within MAX_DIFFERENCE of 1.
+
+guidellm needs its own environment, because it depends on other versions of shared packages:
+
+    python -m venv ENV && ENV/bin/pip install torch==2.13.0 && ENV/bin/pip install guidellm==0.8.1
+    python bench/load_vs_guidellm.py --guidellm ENV/bin/guidellm [--rounds R] [--streams N]
+        [--requests N] [--input-len N] [--output-len N] [--step-ms MS] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from server_cost import Server, start
+
+MAX_DIFFERENCE = 0.05
+TIMEOUT_S = 600
+_MAIN = "import sys; from dovetail.cli.app import main; sys.exit(main())"
+_NAMES = {"ttft": "time_to_first_token_ms", "itl": "inter_token_latency_ms"}
+
+Figures = dict[str, float]
+"""The p50 of TTFT and ITL in milliseconds."""
+
+
+def measure_dovetail(server: Server, args: argparse.Namespace, seed: int, folder: Path) -> Figures:
+    """Return the figures of `dovetail bench serve`."""
+    file = folder / "dovetail.json"
+    _run(
+        [
+            *(sys.executable, "-c", _MAIN, "bench", "serve"),
+            *("--url", f"http://{server.host}:{server.port}", "--json", str(file)),
+            *("--concurrency", str(args.streams), "--num-prompts", str(args.requests)),
+            *("--input-len", str(args.input_len), "--output-len", str(args.output_len)),
+            *("--seed", str(seed)),
+        ]
+    )
+    (point,) = json.loads(file.read_text("utf-8"))["points"]
+    assert point["num_ok"] == args.requests, point["errors"]
+    return {name: point["latencies_ms"][name]["p50"] for name in _NAMES}
+
+
+def measure_guidellm(server: Server, args: argparse.Namespace, seed: int, folder: Path) -> Figures:
+    """Return the figures of guidellm."""
+    file, url = folder / "guidellm.json", f"http://{server.host}:{server.port}"
+    sizes = f"prompt_tokens={args.input_len},output_tokens={args.output_len}"
+    _run(
+        [
+            *(str(args.guidellm), "run", "--disable-console"),
+            *("--backend", f"kind=openai_http,target={url},model=demo,"
+              "request_format=/v1/completions"),
+            *("--profile", f"kind=concurrent,streams={args.streams}"),
+            *("--constraint", f"kind=max_requests,count={args.requests}"),
+            *("--tokenizer", f"kind=hf_auto,model={_tokenizer()}"),
+            *("--data", f"kind=synthetic_text,{sizes}"),
+            *("--seed", f"kind=static,value={seed}", "--output", f"kind=json,path={file}"),
+        ]
+    )  # fmt: skip
+    (benchmark,) = json.loads(file.read_text("utf-8"))["benchmarks"]
+    metrics = benchmark["metrics"]
+    assert metrics["request_totals"]["successful"] == args.requests, metrics["request_totals"]
+    return {name: metrics[key]["successful"]["percentiles"]["p50"] for name, key in _NAMES.items()}
+
+
+PROGRAMS: dict[str, Callable[[Server, argparse.Namespace, int, Path], Figures]] = {
+    "dovetail": measure_dovetail,
+    "guidellm": measure_guidellm,
+}
+
+
+def _run(command: list[str]) -> None:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{command[0]} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def _tokenizer() -> Path:
+    """Return the folder of the demo model, whose tokenizer the server uses."""
+    spec = find_spec("dovetail_demo_model")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).with_name("model")
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--guidellm", type=Path, required=True, help="the program guidellm")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=160)
+    parser.add_argument("--input-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=48)
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure and print the figures."""
+    args = parse()
+    figures: dict[str, list[Figures]] = {name: [] for name in PROGRAMS}
+    server = start(max(64, args.streams), 1, args.step_ms)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for seed in range(args.rounds):
+                for name, measure in PROGRAMS.items():
+                    figures[name].append(measure(server, args, seed, Path(folder)))
+                    print(f"round {seed}, {name}: {figures[name][-1]}", file=sys.stderr, flush=True)
+    finally:
+        server.process.terminate()
+        server.process.wait(60)
+    is_within = True
+    print(f"{args.streams} streams, {args.requests} requests, {args.step_ms:g} ms per step")
+    for latency in _NAMES:
+        runs = {name: [item[latency] for item in items] for name, items in figures.items()}
+        medians = {name: statistics.median(values) for name, values in runs.items()}
+        ratio = medians["dovetail"] / medians["guidellm"]
+        is_within = is_within and abs(ratio - 1) <= MAX_DIFFERENCE
+        spreads = ", ".join(
+            f"{name} {medians[name]:.2f} ms ({min(values):.2f}–{max(values):.2f})"
+            for name, values in runs.items()
+        )
+        print(f"{latency.upper()} p50: {spreads}, ratio {ratio:.3f}")
+    print(f"limit: within {MAX_DIFFERENCE:.0%}")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    return 0 if is_within else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
