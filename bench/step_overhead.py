@@ -1,7 +1,7 @@
 """Measure the host time of a step: `EngineCore.step()` with an executor that does nothing.
 
 Method: N requests decode at the same time, with prefix caching and statistics. The executor
-returns the same token for every request that samples, from a prepared array. The wall time of `step`
+returns one token for every request that samples, from a prepared array. The wall time of `step`
 (schedule, update, outputs) is measured while all requests run, including steps with new blocks: 32
 warm-up steps, then steps up to 400. The script prints the median, 10th and 90th percentile.
 

@@ -65,24 +65,27 @@ def fit_messages(llm: AsyncLLM, request: ChatRequest) -> ChatRequest:
     Blocks while the template is rendered a few times, so call it in a thread.
     """
     limit = llm.max_model_len - max(request.max_completion_tokens or 1, 1)
+    max_messages = llm.config.limits.max_chat_messages
     messages = request.messages
     first = next(
         (i for i, item in enumerate(messages) if item.get("role") not in ("system", "developer")),
         len(messages),
     )
-    starts = [i for i in range(first, len(messages)) if messages[i].get("role") == "user"]
-    shorter = [
-        msgspec.structs.replace(request, messages=[*messages[:first], *messages[start:]])
-        for start in starts
-        if start > first
-    ]
+    starts = [i for i in range(first + 1, len(messages)) if messages[i].get("role") == "user"]
+
+    def shorter(start: int) -> ChatRequest:
+        kept = [*messages[:first], *messages[start:]]
+        return msgspec.structs.replace(request, messages=kept)
 
     def is_short(candidate: ChatRequest) -> bool:
+        if len(candidate.messages) > max_messages:
+            return False
         return len(chat_prompt(llm, candidate)[0]) <= limit
 
-    if is_short(request) or not shorter:
+    if is_short(request) or not starts:
         return request
-    return shorter[min(bisect_left(shorter, True, key=is_short), len(shorter) - 1)]
+    index = bisect_left(starts, True, key=lambda start: is_short(shorter(start)))
+    return shorter(starts[min(index, len(starts) - 1)])
 
 
 def read_messages(
