@@ -12,11 +12,11 @@ def test_a_response_whose_process_has_ended_has_failed(tmp_path):
         settings = ServerSettings(storage_dir=str(tmp_path))
         first, second = Database(str(tmp_path)), Database(str(tmp_path))
         body = {"id": "resp_a", "status": "in_progress", "output": []}
-        await ResponseStore(first, settings).put("key-a", body, [])
-        stored, _ = await ResponseStore(second, settings).get("key-a", "resp_a")
+        await ResponseStore(first, settings).put("key-a", body, b"[]")
+        stored = await ResponseStore(second, settings).get("key-a", "resp_a")
         assert stored["status"] == "in_progress"
         first.close()  # releases the lock, as the end of the process does
-        stored, _ = await ResponseStore(second, settings).get("key-a", "resp_a")
+        stored = await ResponseStore(second, settings).get("key-a", "resp_a")
         assert stored["status"] == "failed"
         assert "process" in stored["error"]["message"]
         second.close()

@@ -301,3 +301,47 @@ def test_hostile_requests_do_not_change_another_stream(server, client):
         assert server.get(f"/v1/responses/{name}").status in (400, 404, 414)
     thread.join()
     assert texts[0].output_text == expected
+
+
+def test_repeated_references_to_an_item_are_limited(server, client):
+    """Each reference has a few bytes, and the item has any number."""
+    response = create(client, max_output_tokens=200, extra_body={"ignore_eos": True})
+    reference = {"type": "item_reference", "id": response.output[0].id}
+    body = {"input": [reference] * 16_000, "store": False}
+    reply = server.post("/v1/responses", body)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (
+        413,
+        "body_too_large",
+        "input",
+    )
+    unknown = [reference, {"type": "item_reference", "id": "msg_unknown"}]
+    reply = server.post("/v1/responses", {"input": unknown})
+    assert (reply.status, reply.error["code"]) == (404, "item_not_found")
+
+
+def test_a_stored_conversation_is_limited(client):
+    """Unknown fields of items are stored, but not rendered: each turn could add the longest body."""
+    long = [{"role": "user", "content": TEXT, "unknown": "x" * 3_000_000}]
+    fields = {"max_output_tokens": 1}
+    first = create(client, long, **fields)
+    second = create(client, long, previous_response_id=first.id, **fields)
+    with pytest.raises(openai.APIStatusError) as caught:
+        create(client, long, previous_response_id=second.id, **fields)
+    assert (caught.value.status_code, caught.value.code) == (413, "conversation_too_long")
+    assert create(client, TEXT, previous_response_id=second.id, store=False, **fields).output
+
+
+def test_truncation_of_many_messages_takes_little_memory(server):
+    messages = [{"role": "user", "content": "a"}] * 18_000
+    body = {"input": messages, "truncation": "auto", "max_output_tokens": 1, "store": False}
+    with open(f"/proc/{server.process.pid}/clear_refs", "w") as file:
+        file.write("5")  # the peak of the resident memory starts again from the current value
+    before = peak_bytes(server)
+    assert server.post("/v1/responses", body).status == 200
+    assert peak_bytes(server) - before < 200_000_000
+
+
+def peak_bytes(server):
+    with open(f"/proc/{server.process.pid}/status") as file:
+        (line,) = [line for line in file if line.startswith("VmHWM:")]
+    return int(line.split()[1]) * 1024

@@ -21,7 +21,7 @@ from dovetail_server.protocol.responses.fields import (
     check_fields,
 )
 from dovetail_server.protocol.responses.form import ResponsesErrors, ResponsesForm
-from dovetail_server.protocol.responses.items import messages_of, read_items
+from dovetail_server.protocol.responses.items import REFERENCE, messages_of, read_items
 from dovetail_server.routes.completions import GenerationRoutes, form_arguments
 from dovetail_server.routes.pages import page_of, read_query
 from dovetail_server.routes.table import Route
@@ -73,7 +73,7 @@ class ResponsesRoutes:
         request: ResponsesRequest,
         items: Sequence[dict[str, Any]],
     ) -> None:
-        messages = messages_of(items)
+        messages = await asyncio.to_thread(messages_of, items)
         if request.instructions:
             messages.insert(0, {"role": "system", "content": request.instructions})
         chat = chat_request(request, messages)
@@ -109,17 +109,17 @@ class ResponsesRoutes:
 
     async def _conversation(self, owner: str, request: ResponsesRequest) -> list[dict[str, Any]]:
         """Return the items of the previous response and of this request."""
-        items = [
-            await self._store.item(owner, item["id"])
-            if item.get("type") == "item_reference"
-            else item
-            for item in read_items(request.input)
-        ]
+        items = await asyncio.to_thread(read_items, request.input)
+        if ids := [item["id"] for item in items if item.get("type") == REFERENCE]:
+            stored = await self._store.items(owner, ids)
+            items = [
+                item if item.get("type") != REFERENCE else stored[item["id"]] for item in items
+            ]
         previous = request.previous_response_id
         if previous is None:
             return items
         try:
-            body, before = await self._store.get(owner, previous)
+            body, before = await self._store.conversation(owner, previous)
         except APIError as error:
             if error.code != "response_not_found":
                 raise
@@ -140,12 +140,12 @@ class ResponsesRoutes:
                     code="unsupported_parameter",
                     param=name,
                 )
-        body, _ = await self._store.get(exchange.caller, exchange.rest)
+        body = await self._store.get(exchange.caller, exchange.rest)
         await exchange.respond(body)
 
     async def delete(self, exchange: Exchange) -> None:
         """Delete a stored response. Abort it if it is still being generated."""
-        body, _ = await self._store.get(exchange.caller, exchange.rest)
+        body = await self._store.get(exchange.caller, exchange.rest)
         await self._store.delete(exchange.caller, exchange.rest)
         if body["status"] == "in_progress":
             await self._abort(exchange.rest)
@@ -154,7 +154,7 @@ class ResponsesRoutes:
     async def cancel(self, exchange: Exchange) -> None:
         """End a response that is being generated, and respond with it."""
         await exchange.read_body()
-        body, _ = await self._store.get(exchange.caller, exchange.rest)
+        body = await self._store.get(exchange.caller, exchange.rest)
         if body["status"] == "in_progress":
             await self._abort(exchange.rest)
             body = await self._ended(exchange.caller, exchange.rest)
@@ -163,7 +163,7 @@ class ResponsesRoutes:
     async def list_items(self, exchange: Exchange) -> None:
         """Respond with a page of the input items of a response."""
         query = read_query(exchange, ("after", "include", "limit", "order"))
-        _, items = await self._store.get(exchange.caller, exchange.rest)
+        _, items = await self._store.conversation(exchange.caller, exchange.rest)
         if query.get("order", "desc") == "desc":
             items.reverse()
         await exchange.respond(page_of([_listed(item) for item in items], query))
@@ -175,7 +175,7 @@ class ResponsesRoutes:
     async def _ended(self, owner: str, response_id: str) -> dict[str, Any]:
         """Return a response once it is not generated any more."""
         for _ in range(100):
-            body, _ = await self._store.get(owner, response_id)
+            body = await self._store.get(owner, response_id)
             if body["status"] != "in_progress":
                 break
             await asyncio.sleep(0.05)
@@ -190,12 +190,15 @@ class _Saved:
         self._store = store
         self._owner = owner
         self._items = items
+        self._encoded: bytes | None = None
         self._is_final = False
 
     async def put(self, body: dict[str, Any]) -> None:
         """Store the response."""
+        if self._encoded is None:
+            self._encoded = await self._store.encode_items(self._items)
         self.has_row = True
-        await self._store.put(self._owner, body, self._items)
+        await self._store.put(self._owner, body, self._encoded)
         self._is_final = body["status"] != "in_progress"
 
     async def remove(self, form: ResponsesForm, error: BaseException) -> None:

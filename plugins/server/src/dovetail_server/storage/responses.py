@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +14,14 @@ import msgspec
 from dovetail_server.protocol.errors import APIError
 from dovetail_server.settings import ServerSettings
 from dovetail_server.storage.database import Database
+from dovetail_server.transport.body import num_values
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 RUNNING = "in_progress"
+CONVERSATION_BODIES = 2
+"""Maximum size of a stored conversation, relative to the limits of a request's body: the items of a
+request, which have more fields when they are stored, and earlier turns."""
+_ITEMS_PER_QUERY = 500
 
 
 class ResponseStore:
@@ -27,14 +34,14 @@ class ResponseStore:
         self._database = database
         self._settings = settings
 
-    async def put(self, owner: str, body: dict[str, Any], items: Sequence[dict[str, Any]]) -> None:
+    async def put(self, owner: str, body: dict[str, Any], items: bytes) -> None:
         """Store a response. Raise APIError if it is too large.
 
-        items: the input of the conversation.
+        items: the input of the conversation, encoded by `encode_items`.
         A response that has been deleted while it was generated is not stored again.
         """
-        text, provided = _encode(body), _encode(items)
-        size, now_s = len(text) + len(provided), time.time()
+        text, now_s = _encode(body), time.time()
+        size = len(text) + len(items)
         if size > self._settings.max_stored_response_bytes:
             raise APIError(
                 f"The response and its input have {size} bytes; the store keeps "
@@ -52,17 +59,43 @@ class ResponseStore:
                 return
             row = (body["id"], owner, now_s, body["status"], size, self._database.process)
             db.execute(
-                "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?)", (*row, text, provided)
+                "INSERT OR REPLACE INTO responses VALUES (?,?,?,?,?,?,?,?)", (*row, text, items)
             )
             db.executemany("INSERT OR REPLACE INTO items VALUES (?,?,?,?)", outputs)
             self._evict(db, owner, now_s)
 
         await self._database.run(work)
 
-    async def get(
+    async def encode_items(self, items: Sequence[dict[str, Any]]) -> bytes:
+        """Return the input of a conversation for `put`. Raise APIError if it is too long."""
+        text = await asyncio.to_thread(_encode, items)
+        max_bytes = CONVERSATION_BODIES * self._settings.max_body_bytes
+        max_values = CONVERSATION_BODIES * self._settings.max_json_values
+        if len(text) > max_bytes or num_values(text) > max_values:
+            raise APIError(
+                f"The input and the previous responses have {len(text)} bytes; the store keeps at "
+                f"most {max_bytes} bytes and {max_values} values of a conversation "
+                "(--max-body-bytes, --max-json-values). Start a new conversation, or send "
+                "store=false.",
+                status=413,
+                code="conversation_too_long",
+                param="input",
+            )
+        return text
+
+    async def get(self, owner: str, response_id: str) -> dict[str, Any]:
+        """Return a response. Raise APIError if the key has no such response."""
+        body, _ = await self._read(owner, response_id)
+        return body
+
+    async def conversation(
         self, owner: str, response_id: str
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return a response and its input items. Raise APIError if the key has no such response."""
+        body, text = await self._read(owner, response_id)
+        return body, await asyncio.to_thread(_decode_items, text)
+
+    async def _read(self, owner: str, response_id: str) -> tuple[dict[str, Any], bytes]:
         oldest_s = time.time() - self._settings.response_lifetime_s
         row = await self._database.run(
             lambda db: db.execute(
@@ -77,24 +110,48 @@ class ResponseStore:
         if row[2] == RUNNING and not self._database.is_running(row[3]):
             message = "The server process that generated this response has ended."
             body |= {"status": "failed", "error": {"code": "server_error", "message": message}}
-        return body, _decode(row[1])
+        return body, row[1]
 
-    async def item(self, owner: str, item_id: str) -> dict[str, Any]:
-        """Return an output item of a stored response. Raise APIError if the key has none."""
-        row = await self._database.run(
-            lambda db: db.execute(
-                "SELECT body FROM items WHERE id = ? AND owner = ?", (item_id, owner)
-            ).fetchone()
-        )
-        if row is None:
+    async def items(self, owner: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Return output items of stored responses by id.
+
+        Raises APIError if the key has not all of them, or if the items that `ids` names have more
+        bytes than the body of a request may have.
+        """
+        counts = Counter(ids)
+        names = list(counts)
+
+        def work(db: sqlite3.Connection) -> dict[str, bytes]:
+            found: dict[str, bytes] = {}
+            for start in range(0, len(names), _ITEMS_PER_QUERY):
+                part = names[start : start + _ITEMS_PER_QUERY]
+                marks = ",".join("?" * len(part))
+                query = f"SELECT id, body FROM items WHERE owner = ? AND id IN ({marks})"
+                found.update(db.execute(query, (owner, *part)))
+                self._check_size(found, counts)
+            return found
+
+        found = await self._database.run(work)
+        if missing := next((name for name in names if name not in found), None):
             raise APIError(
-                f"The item {item_id[:80]!r} is not stored; send its contents.",
+                f"The item {missing[:80]!r} is not stored; send its contents.",
                 status=404,
                 code="item_not_found",
                 param="input",
             )
-        item: dict[str, Any] = _decode(row[0])
-        return item
+        return {name: _decode(text) for name, text in found.items()}
+
+    def _check_size(self, found: dict[str, bytes], counts: Counter[str]) -> None:
+        """Raise APIError if items are too large. counts: how often each is used, by id."""
+        maximum = self._settings.max_body_bytes
+        if sum(len(text) * counts[name] for name, text in found.items()) > maximum:
+            raise APIError(
+                f"The items that the input refers to have more than {maximum} bytes "
+                "(--max-body-bytes). Refer to fewer items.",
+                status=413,
+                code="body_too_large",
+                param="input",
+            )
 
     async def delete(self, owner: str, response_id: str) -> None:
         """Delete a response. Raise APIError if the key has no such response."""
@@ -127,6 +184,11 @@ class ResponseStore:
             ):
                 db.execute("DELETE FROM responses WHERE id = ?", (response_id,))
                 db.execute("DELETE FROM items WHERE response = ?", (response_id,))
+
+
+def _decode_items(text: bytes) -> list[dict[str, Any]]:
+    """Return the items of a conversation. Other threads continue between two items."""
+    return [_decode(item) for item in msgspec.json.decode(text, type=list[msgspec.Raw])]
 
 
 def not_found(response_id: str, param: str | None = None) -> APIError:

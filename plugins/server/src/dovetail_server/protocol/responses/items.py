@@ -12,6 +12,8 @@ from typing import Any
 from dovetail_server.protocol.errors import APIError
 
 Item = dict[str, Any]
+REFERENCE = "item_reference"
+"""The type of an item that names a stored output item."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco"}
 PREFIXES |= {"reasoning": "rs"}
@@ -35,13 +37,13 @@ def read_items(value: Any) -> list[Item]:
 
 def _item(name: str, item: Item) -> Item:
     kind = item.get("type") or ("message" if "role" in item else None)
-    if kind == "item_reference":
+    if kind == REFERENCE:
         _need(name, item, "id")
         return item
     if kind not in PREFIXES:
         raise APIError(
             f"{name}.type is {str(kind)[:40]!r}; this server supports: "
-            f"{', '.join(PREFIXES)}, item_reference.",
+            f"{', '.join(PREFIXES)}, {REFERENCE}.",
             code="unsupported_parameter",
             param=f"{name}.type",
         )
