@@ -320,7 +320,7 @@ def test_repeated_references_to_an_item_are_limited(server, client):
 
 
 def test_a_stored_conversation_is_limited(client):
-    """Unknown fields of items are stored, but not rendered: each turn could add the longest body."""
+    """Unknown fields of items are stored, but not rendered: each turn could add a whole body."""
     long = [{"role": "user", "content": TEXT, "unknown": "x" * 3_000_000}]
     fields = {"max_output_tokens": 1}
     first = create(client, long, **fields)
