@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 from server_cost import Server, start
@@ -112,20 +113,25 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> int:
-    """Measure and print the figures."""
-    args = parse()
+def measure_all(args: argparse.Namespace) -> dict[str, list[Figures]]:
+    """Measure both programs in turn. Return the figures of each round by program."""
     figures: dict[str, list[Figures]] = {name: [] for name in PROGRAMS}
     server = start(max(64, args.streams), 1, args.step_ms)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for seed in range(args.rounds):
-                for name, measure in PROGRAMS.items():
-                    figures[name].append(measure(server, args, seed, Path(folder)))
-                    print(f"round {seed}, {name}: {figures[name][-1]}", file=sys.stderr, flush=True)
+            for seed, (name, measure) in product(range(args.rounds), PROGRAMS.items()):
+                figures[name].append(measure(server, args, seed, Path(folder)))
+                print(f"round {seed}, {name}: {figures[name][-1]}", file=sys.stderr, flush=True)
     finally:
         server.process.terminate()
         server.process.wait(60)
+    return figures
+
+
+def main() -> int:
+    """Measure and print the figures."""
+    args = parse()
+    figures = measure_all(args)
     is_within = True
     print(f"{args.streams} streams, {args.requests} requests, {args.step_ms:g} ms per step")
     for latency in _NAMES:

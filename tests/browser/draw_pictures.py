@@ -46,6 +46,12 @@ POINT = """(() => {
   );
 })()"""
 """Points at the picture of a trace."""
+SHOW_SWEEP = """(() => {
+  const titles = [...document.querySelectorAll("h2")];
+  titles.find((title) => title.textContent == "Load sweep").scrollIntoView();
+  window.scrollBy(0, -70);
+})()"""
+"""Scrolls a load report to its charts; 70 pixels for the bar at the top."""
 LOAD = """(async () => {
   const texts = ["Tell a story about a fox.", "What is a queue?", "Name ten colors.", "Why?"];
   for (let index = 0; index < 16; index++) {
@@ -118,6 +124,7 @@ def draw_load(page: Browser, folder: Path, url: str) -> None:
     assert main(["bench", "serve", "--url", url, *LOAD_OPTIONS, "--html", str(file)]) == 0
     page.emulate(width=1000, height=1000)
     page.open(file.as_uri())
+    page.run(SHOW_SWEEP)
     page.screenshot(PICTURES / "load_report.png")
 
 
@@ -176,7 +183,7 @@ def top_output(url: str) -> bytes:
 
 def last_frame(output: bytes) -> str:
     """Return the last complete picture in the output of `dovetail top`."""
-    return output.split(HOME)[-2].decode()
+    return output.split(HOME)[-2].decode().replace("\r\n", "\n")
 
 
 def terminal_page(frame: str) -> str:

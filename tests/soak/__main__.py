@@ -29,6 +29,7 @@ PATHS = {
     "parity": ("tests/parity",),
     "end to end": ("tests/end_to_end",),
     "security": ("tests/security",),
+    "clients": ("tests/clients",),
     "wheels": ("tests/wheels",),
 }
 
