@@ -28,8 +28,9 @@ constexpr int kWorkerSpins = 2000;          // about 25 us, then the worker park
 constexpr int kCallerSpins = 400;           // then the caller yields its core to the last worker
 constexpr int64_t kStallNs = 200'000;       // a worker that is longer late may be descheduled,
 constexpr int64_t kStallPieces = 5;         // if it is also longer than this many pieces take;
-constexpr int64_t kPauseFactor = 10;        // then it pauses for this multiple of the wait
-constexpr int64_t kMaxPauseNs = 20'000'000;
+constexpr int64_t kSharedNs = 200'000'000;  // then it shares its core, for this long:
+constexpr int64_t kRunNs = 1'000'000;       // after a run of this length, less than a time slice,
+constexpr int64_t kPauseNs = 300'000;       // it pauses, and the other program has its turn
 
 void relax() {
 #if DK_X86
@@ -45,21 +46,21 @@ int64_t now_ns() {
   return t.tv_sec * 1'000'000'000LL + t.tv_nsec;
 }
 
-// Sleep while `word` has the value, at most `limit_ns` (0: without limit).
-void park(std::atomic<uint32_t>& word, uint32_t while_it_is, int64_t limit_ns = 0) {
-  const timespec limit{limit_ns / 1'000'000'000, limit_ns % 1'000'000'000};
-  const timespec* const timeout = limit_ns ? &limit : nullptr;
-  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, timeout, nullptr, 0);
+// Sleep while `word` has the value.
+void park(std::atomic<uint32_t>& word, uint32_t while_it_is) {
+  syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, while_it_is, nullptr, nullptr, 0);
 }
 
 void unpark_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 1 << 20, nullptr, nullptr, 0);
 }
 
-// When a worker last left a region whose caller waited, and until when the caller makes it pause.
+// When a worker last left a region whose caller waited, and until when it shares its core with
+// another program. Such a worker pauses before the system would preempt it within a piece.
 struct alignas(64) Worker {
   std::atomic<int64_t> left_ns{0};
-  std::atomic<int64_t> pauses_until_ns{0};
+  std::atomic<int64_t> shares_until_ns{0};
+  int64_t runs_since_ns = 0;  // of the worker itself, while it shares its core
 };
 
 // Constant-initialised and never destroyed: workers may outlive static destructors.
@@ -102,18 +103,20 @@ void park_worker(uint64_t last) {
   team.sleepers.fetch_sub(1);
 }
 
-// Sleep until the pause of this worker has ended. Returns whether there was one.
-bool pause_worker(Worker& self) {
-  const int64_t until_ns = self.pauses_until_ns.load(std::memory_order_relaxed);
+// Whether a worker that shares its core has run for long enough. Ends the sharing in time.
+bool must_pause(Worker& self) {
+  const int64_t until_ns = self.shares_until_ns.load(std::memory_order_relaxed);
   if (!until_ns) return false;
-  const uint32_t seen = team.wake.load();
-  const int64_t left_ns = until_ns - now_ns();
-  if (left_ns > 0 && !team.quit.load()) {
-    park(team.wake, seen, left_ns);
-  } else {
-    self.pauses_until_ns.store(0, std::memory_order_relaxed);
-  }
-  return true;
+  const int64_t now = now_ns();
+  if (now < until_ns) return now - self.runs_since_ns > kRunNs;
+  self.shares_until_ns.store(0, std::memory_order_relaxed);
+  return false;
+}
+
+void pause_worker(Worker& self) {
+  const timespec pause{0, kPauseNs};
+  nanosleep(&pause, nullptr);
+  self.runs_since_ns = now_ns();
 }
 
 void* run_worker(void* opaque) {
@@ -121,13 +124,16 @@ void* run_worker(void* opaque) {
   const DefaultFloatMode mode;
   Worker& self = team.workers[thread];
   self.left_ns.store(0);
-  self.pauses_until_ns.store(0);
+  self.shares_until_ns.store(0);
   uint64_t last = 0;
   int idle = 0;
   while (!team.quit.load(std::memory_order_relaxed)) {
     uint64_t state = team.state.load(std::memory_order_acquire);
     if (joinable(state, last)) {
-      if (pause_worker(self)) continue;
+      if (must_pause(self)) {
+        pause_worker(self);
+        continue;
+      }
       if (!team.state.compare_exchange_weak(state, state + 1)) continue;
       last = state >> kNumberShift;
       // The team may have grown since the caller counted its threads.
@@ -196,7 +202,7 @@ void start_workers() {
 }
 
 // Wait until no worker is inside the closed region. A worker that is late for longer than pieces
-// take was preempted within one: its core is contended, so it takes no part for a while.
+// take was preempted within one: it shares its core with another program for a while.
 void wait_for_workers(int64_t piece_ns) {
   int spins = 0;
   int64_t began_ns = 0;
@@ -216,8 +222,7 @@ void wait_for_workers(int64_t piece_ns) {
     const int64_t left_ns = team.workers[t].left_ns.load(std::memory_order_relaxed);
     const int64_t late_ns = left_ns - began_ns;
     if (late_ns < patience_ns) continue;
-    const int64_t until_ns = left_ns + std::min(late_ns * kPauseFactor, kMaxPauseNs);
-    team.workers[t].pauses_until_ns.store(until_ns, std::memory_order_relaxed);
+    team.workers[t].shares_until_ns.store(left_ns + kSharedNs, std::memory_order_relaxed);
   }
 }
 
@@ -246,6 +251,8 @@ struct Scratch {
 thread_local Scratch thread_scratch;
 
 }  // namespace
+
+bool must_leave(int thread) { return thread && must_pause(team.workers[thread]); }
 
 int num_threads() { return team.wanted.load(std::memory_order_relaxed); }
 

@@ -4,9 +4,10 @@
 // thread claims pieces of a common range: first of its own contiguous share, so that memory is read
 // in streams, then of other shares. A worker may join only while the region is open, and the caller
 // never waits for a worker that has not joined: a descheduled thread causes a delay only in the
-// middle of a piece. A worker that was descheduled pauses for a while; the others continue. Regions
-// of several callers do not mix: a caller that finds the team busy (also a region inside a region)
-// does all the work alone. Every thread computes in the default floating-point mode.
+// middle of a piece. A worker that was descheduled then runs and pauses in turns: otherwise the
+// system would preempt it again within a piece. Regions of several callers do not mix: a caller
+// that finds the team busy (also a region inside a region) does all the work alone. Every thread
+// computes in the default floating-point mode.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -28,6 +29,9 @@ int num_threads();
 // pieces that it did.
 using RegionFunction = int64_t (*)(void* body, int thread);
 void run_region(RegionFunction fn, void* body, int threads);
+
+// Whether a worker leaves the region before its next piece, because it shares its core.
+bool must_leave(int thread);
 
 // Memory of the calling thread, aligned to 64 bytes, uninitialized, valid until its next call with
 // the same slot, freed with the thread. Throws NoMemory. Memory of an operation's caller may be
@@ -86,7 +90,7 @@ void parallel_ranges(int64_t num_items, int64_t grain, F body) {
     int64_t num_pieces = 0;
     try {
       shared.body([&shared, &num_pieces, thread](int64_t& begin, int64_t& end) {
-        const bool is_claimed = shared.pieces.claim(thread, begin, end);
+        const bool is_claimed = !must_leave(thread) && shared.pieces.claim(thread, begin, end);
         num_pieces += is_claimed;
         return is_claimed;
       });
