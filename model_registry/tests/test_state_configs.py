@@ -75,6 +75,8 @@ def make_model(kind: str, ranks: OneRank | None = None, **changes: object) -> nn
         ("mamba2", {"time_step_limit": [2, 1]}, ("time_step_limit is [2, 1]", "ascending")),
         ("mamba2", {"time_step_limit": [-1, 1]}, ("time_step_limit", "0 or more")),
         ("mamba2", {"time_step_limit": [0, math.nan]}, ("time_step_limit", "0 or more")),
+        ("mamba2", {"time_step_limit": [0, 10**400]}, ("time_step_limit", "0 or more")),
+        ("mamba2", {"time_step_limit": [10**400, math.inf]}, ("time_step_limit", "0 or more")),
         ("mamba2", {"use_bias": 1}, ("use_bias is 1",)),
         ("next", {"layer_types": ["full_attention"]}, ("layer_types", "list of 8 values")),
         ("next", {"layer_types": ["sliding"] * 8}, ("layer_types", "or linear_attention")),

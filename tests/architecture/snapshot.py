@@ -34,6 +34,7 @@ OPTIONAL = "optional "
 SHARED = {
     "dovetail.interfaces.plugin_lookup": ("executor", "worker"),
     "dovetail.interfaces.kv_cache": ("attention", "scheduler", "worker"),
+    "dovetail.interfaces.op_arguments": ("ops",),
     "dovetail.interfaces.sampling_support": ("worker",),
     "dovetail.plan": ("scheduler", "worker"),
     "dovetail.request": ("scheduler",),

@@ -1,9 +1,11 @@
 """The suite of ops detects faulty operations with states."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
 
 from dovetail_devkit.case import run_all
 from dovetail_devkit.fakes.ops import FakeOps
@@ -49,7 +51,8 @@ class DecaysAfterTheUpdate(FakeOps):
     """Linear attention whose decay also applies to the current token."""
 
     def linear_attention(self, inputs, states_BHKV, parts):
-        scale = inputs.decay_TH.exp()[..., None]
+        steps_TH = functional.softplus(inputs.steps_TH + inputs.step_bias_H)
+        scale = (steps_TH * inputs.rates_H).exp()[..., None]
         changed = replace(inputs, v_THV=(inputs.v_THV * scale).to(inputs.v_THV.dtype))
         return super().linear_attention(changed, states_BHKV, parts)
 
@@ -59,9 +62,40 @@ class OmitsTheDeltaRule(FakeOps):
 
     def linear_attention(self, inputs, states_BHKV, parts):
         if inputs.beta_TH is not None:
-            v_THV = (inputs.v_THV * inputs.beta_TH[..., None]).to(inputs.v_THV.dtype)
+            steps_TH = functional.softplus(inputs.steps_TH + inputs.step_bias_H)
+            v_THV = inputs.v_THV * (inputs.beta_TH.sigmoid() / steps_TH)[..., None]
             inputs = replace(inputs, v_THV=v_THV, beta_TH=None)
         return super().linear_attention(inputs, states_BHKV, parts)
+
+
+class IgnoresTheLimits(FakeOps):
+    """Linear attention whose step sizes have no limits."""
+
+    def linear_attention(self, inputs, states_BHKV, parts):
+        changed = replace(inputs, step_limits=(0.0, math.inf))
+        return super().linear_attention(changed, states_BHKV, parts)
+
+
+class OmitsTheSkip(FakeOps):
+    """Linear attention without the token's own value."""
+
+    def linear_attention(self, inputs, states_BHKV, parts):
+        return super().linear_attention(replace(inputs, skip_H=None), states_BHKV, parts)
+
+
+class AddsTheEpsilonToTheRoot(FakeOps):
+    """Linear attention whose normalization adds epsilon in a wrong place."""
+
+    def linear_attention(self, inputs, states_BHKV, parts):
+        changed = replace(inputs, key_eps=inputs.key_eps**2)
+        return super().linear_attention(changed, states_BHKV, parts)
+
+
+class NormalizesBeforeTheGate(FakeOps):
+    """A gated norm that ignores `norm_first`."""
+
+    def gated_rms_norm(self, x_TGI, gate_TGI, weight_GI, eps, *, norm_first):
+        return super().gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=True)
 
 
 class ConvolvesAcrossRequests(FakeOps):
@@ -89,6 +123,10 @@ class ConvolvesAcrossRequests(FakeOps):
         WritesOnlyTheLastState,
         DecaysAfterTheUpdate,
         OmitsTheDeltaRule,
+        IgnoresTheLimits,
+        OmitsTheSkip,
+        AddsTheEpsilonToTheRoot,
+        NormalizesBeforeTheGate,
         ConvolvesAcrossRequests,
     ],
 )
@@ -101,5 +139,5 @@ def test_a_faulty_operation_with_states_is_detected(mutant):
 @pytest.mark.parametrize("ops_cls", [FakeOps, TorchOps])
 def test_correct_operations_with_states_pass(ops_cls, dtype):
     cases = list(state_cases(ops_cls, HOST, dtypes=[dtype]))
-    assert len(cases) == 32
+    assert len(cases) == 38
     run_all(cases)

@@ -94,16 +94,9 @@ def test_bfloat16_and_int8_are_served(folder, options):
         assert [len(row) for row in tokens_of(llm)] == [6] * 4
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_invariant": True, "dtype": "bfloat16"}, "not supported for models with states"),
-        ({"compile_level": "as_is"}, "models with states, such as linear attention"),
-    ],
-)
-def test_unsupported_options_are_rejected(folder, options, message):
-    with pytest.raises(DovetailError, match=message):
-        LLM(folder, **OWN | options)
+def test_the_compiler_is_rejected(folder):
+    with pytest.raises(DovetailError, match="models with states, such as linear attention"):
+        LLM(folder, **OWN | {"compile_level": "as_is"})
 
 
 def test_states_of_aborted_requests_are_not_read(folder, expected):

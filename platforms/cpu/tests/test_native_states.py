@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 import dovetail_cpu_kernels as native
-from dovetail.interfaces.ops import LinearAttentionInputs, StateParts
+from dovetail.interfaces.ops import LinearAttentionInputs, StateParts, StatePartsMemory
 from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.native_ops import NativeOps
 from dovetail_cpu_kernels.library import LEVELS
 from dovetail_devkit.case import run_all
+from dovetail_devkit.ops.mixed import mixed_cases
 from dovetail_devkit.ops.states import state_cases
 from dovetail_torch.layers import TorchOps
+
+if probe_fast().usable:
+    from dovetail_cpu.replay import ReplayProvider
 
 pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable")
 HOST = torch.device("cpu")
@@ -31,11 +36,44 @@ def level(request):
     library.dk_set_level(before)
 
 
-@pytest.mark.parametrize("level", ["portable", "avx2", "avx512", "avx512_bf16"], indirect=True)
+at_every_level = pytest.mark.parametrize(
+    "level", ["portable", "avx2", "avx512", "avx512_bf16"], indirect=True
+)
+
+
+@at_every_level
 def test_operations_with_states_meet_their_contract_at_every_level(level):
     cases = list(state_cases(NativeOps, HOST, dtypes=["bfloat16"]))
-    assert len(cases) == 32
+    assert len(cases) == 38
     run_all(cases)
+
+
+@at_every_level
+def test_latent_attention_gates_and_shared_experts_meet_their_contract(level):
+    cases = list(mixed_cases(NativeOps, HOST, dtypes=["bfloat16"]))
+    assert len(cases) == 6
+    run_all(cases)
+
+
+def test_parts_without_fixed_memory_prevent_the_recording_of_a_step():
+    """Their memory is freed after the step, so that a replay would read other values."""
+    x_TC, states = torch.randn(2, 8).bfloat16(), torch.zeros(3, 3, 8).bfloat16()
+    weight_CW, ops = torch.randn(8, 4).bfloat16(), NativeOps()
+    memory = StatePartsMemory(
+        num_requests_1=torch.tensor([1]),
+        num_parts_R=torch.tensor([1]),
+        sizes_N=torch.tensor([2]),
+        reads_N=torch.tensor([-1]),
+        writes_N=torch.tensor([2]),
+    )
+    parts = parts_of([2], [2])
+
+    def obstacle(parts):
+        run = partial(ops.causal_conv, x_TC, weight_CW, None, states, parts)
+        return ReplayProvider().capture(lambda: (run(),)).obstacle
+
+    assert "aten::" in obstacle(parts)
+    assert obstacle(replace(parts, memory=memory)) == ""
 
 
 def parts_of(sizes, blocks):
@@ -53,16 +91,19 @@ def test_the_bits_of_a_request_do_not_depend_on_other_requests():
     conv_states = torch.randn(9, 3, 72).bfloat16()
     states = torch.randn(9, 4, 24, 40)
     inputs = LinearAttentionInputs(
-        q_TGK=torch.randn(num_tokens, 2, 24),
-        k_TGK=torch.nn.functional.normalize(torch.randn(num_tokens, 2, 24), dim=-1),
-        v_THV=torch.randn(num_tokens, 4, 40),
-        decay_TH=-torch.rand(num_tokens, 4),
-        beta_TH=torch.rand(num_tokens, 4),
+        q_TGK=torch.randn(num_tokens, 2, 24).bfloat16(),
+        k_TGK=torch.randn(num_tokens, 2, 24).bfloat16(),
+        v_THV=torch.randn(num_tokens, 4, 40).bfloat16(),
+        steps_TH=torch.randn(num_tokens, 4).bfloat16(),
+        step_bias_H=torch.randn(4),
+        rates_H=-torch.rand(4),
+        beta_TH=torch.randn(num_tokens, 4).bfloat16(),
+        key_eps=1e-6,
     )
 
     def run(tokens, parts):
         own_conv, own_states = conv_states.clone(), states.clone()
-        fields = ("q_TGK", "k_TGK", "v_THV", "decay_TH", "beta_TH")
+        fields = ("q_TGK", "k_TGK", "v_THV", "steps_TH", "beta_TH")
         own = replace(inputs, **{name: getattr(inputs, name)[tokens] for name in fields})
         ops = NativeOps()
         return (
@@ -93,7 +134,7 @@ def test_the_bits_of_a_request_do_not_depend_on_other_requests():
 def test_convolutions_that_the_kernel_does_not_support_use_torch(change):
     torch.manual_seed(0)
     dtype = torch.float32 if change == "float32" else torch.bfloat16
-    width = 9 if change == "wide kernel" else 4
+    width = 65 if change == "wide kernel" else 4
     x_TC = torch.randn(5, 24, dtype=dtype)
     if change == "strided channels":
         x_TC = torch.randn(24, 5, dtype=dtype).T

@@ -81,6 +81,54 @@ typedef struct dk_gate_mul_args {
 DK_API int64_t dk_silu_mul(const dk_gate_mul_args* args);
 DK_API int64_t dk_gelu_tanh_mul(const dk_gate_mul_args* args);
 
+/* RMS norm in groups, with a gate: the norm of x * silu(gate), times weight; or with norm_first,
+ * the norm of x, times weight, times silu(gate). x is changed. */
+typedef struct dk_gated_norm_args {
+  float* x;           /* [tokens, groups, size], contiguous; changed */
+  const void* gate;   /* bf16 [tokens, groups, size]; rows of tokens contiguous */
+  const void* weight; /* bf16 [size], or [groups, size] */
+  void* y;            /* bf16 [tokens, groups, size], contiguous */
+  int64_t num_tokens, num_groups, size;
+  int64_t gate_stride;
+  int64_t weight_stride; /* between groups; 0 if they share the weight */
+  int64_t norm_first;
+  float eps;
+} dk_gated_norm_args;
+DK_API int64_t dk_gated_norm(const dk_gated_norm_args* args);
+
+/* y = x * sigmoid(gate). y may be x or gate. */
+typedef struct dk_sigmoid_mul_args {
+  const void* x;    /* bf16 [rows, size] */
+  const void* gate; /* bf16 [rows, size] */
+  void* y;          /* bf16 [rows, size] */
+  int64_t num_rows, size;
+  int64_t x_stride, gate_stride, y_stride;
+} dk_sigmoid_mul_args;
+DK_API int64_t dk_sigmoid_mul(const dk_sigmoid_mul_args* args);
+
+/* y = y + shared, or with a gate, y + sigmoid(x . gate) * shared. */
+typedef struct dk_add_shared_args {
+  void* y;            /* bf16 [tokens, size]; changed */
+  const void* shared; /* bf16 [tokens, size] */
+  const void* x;      /* bf16 [tokens, size]; not read without a gate */
+  const void* gate;   /* bf16 [size] or NULL */
+  int64_t num_tokens, size;
+  int64_t y_stride, shared_stride, x_stride;
+} dk_add_shared_args;
+DK_API int64_t dk_add_shared(const dk_add_shared_args* args);
+
+/* A product of each head: y[t, h] = W[h] x[t, h]. A token's bits do not depend on other tokens. */
+typedef struct dk_head_linear_args {
+  const void* x;      /* bf16 [tokens, heads, inputs] */
+  const void* weight; /* bf16 [heads, outputs, inputs]; if inputs_first, [heads, inputs, outputs] */
+  void* y;            /* bf16 [tokens, heads, outputs] */
+  int64_t num_tokens, num_heads, num_inputs, num_outputs;
+  int64_t x_stride, x_head_stride, y_stride, y_head_stride;
+  int64_t weight_head_stride, weight_stride; /* between heads, and between rows of a head */
+  int64_t inputs_first;
+} dk_head_linear_args;
+DK_API int64_t dk_head_linear(const dk_head_linear_args* args);
+
 /* y[t] = table[ids[t]]. */
 typedef struct dk_embedding_args {
   const int64_t* ids; /* [tokens], each a row of the table */

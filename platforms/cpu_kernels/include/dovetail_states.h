@@ -12,14 +12,14 @@
 
 #include "dovetail_kernels.h"
 
-#define DK_MAX_CONV_WIDTH 8
+#define DK_MAX_CONV_WIDTH 64
 
 typedef struct dk_state_parts {
-  const int64_t* sizes;     /* [parts]; tokens of each part, at least 1 */
-  const int64_t* num_parts; /* [requests]; at least 1 */
-  const int64_t* reads;     /* [parts] */
-  const int64_t* writes;    /* [parts] */
-  int64_t num_requests;
+  const int64_t* sizes;        /* [parts]; tokens of each part, at least 1 */
+  const int64_t* num_parts;    /* [requests]; at least 1 */
+  const int64_t* reads;        /* [parts] */
+  const int64_t* writes;       /* [parts] */
+  const int64_t* num_requests; /* [1]; read in each call, so that a replay has other requests */
 } dk_state_parts;
 
 /* y[t] = silu(bias + the sum of weight[i] * x[t - width + 1 + i]) in float32, for each channel. The
@@ -37,20 +37,28 @@ typedef struct dk_causal_conv_args {
 } dk_causal_conv_args;
 DK_API int64_t dk_causal_conv(const dk_causal_conv_args* args);
 
-/* For each token and head, with the state S [key_size, value_size]: S = factor * S; with beta, v =
- * beta * (v - S^T k), otherwise v as it is; S = S + k v^T; y = S^T q. Head h uses the query and key
- * of group h / (num_heads / num_groups). */
+/* For each token and head, with the state S [key_size, value_size]:
+ *   step = softplus(steps + step_bias), from min_step to max_step; S = exp(rate * step) * S;
+ *   u = step * v, or with betas, u = sigmoid(betas) * (v - S^T k);
+ *   S = S + k u^T; y = S^T q, with skip: + skip * v.
+ * With key_eps > 0, queries and keys are divided by sqrt(sum of squares + key_eps), and queries by
+ * sqrt(key_size), too. Head h uses the query and key of group h / (num_heads / num_groups). */
 typedef struct dk_linear_attention_args {
   const dk_state_parts* parts;
-  const float* q;       /* [tokens, num_groups, key_size] */
-  const float* k;       /* [tokens, num_groups, key_size] */
-  const float* v;       /* [tokens, num_heads, value_size] */
-  const float* factors; /* [tokens, num_heads] */
-  const float* betas;   /* [tokens, num_heads] or NULL */
-  float* states;        /* [blocks, num_heads, key_size, value_size] */
-  float* y;             /* [tokens, num_heads, value_size] */
+  const void* q;          /* [tokens, num_groups, key_size]; this and the next four are bf16, or */
+  const void* k;          /* float if is_float32, with any stride between tokens */
+  const void* v;          /* [tokens, num_heads, value_size] */
+  const void* steps;      /* [tokens, num_heads] */
+  const void* betas;      /* [tokens, num_heads] or NULL */
+  const float* step_bias; /* [num_heads] */
+  const float* rates;     /* [num_heads]; not positive */
+  const float* skip;      /* [num_heads] or NULL */
+  float* states;          /* [blocks, num_heads, key_size, value_size] */
+  float* y;               /* [tokens, num_heads, value_size], contiguous */
   int64_t num_heads, num_groups, key_size, value_size;
-  int64_t block_stride;
+  int64_t q_stride, k_stride, v_stride, steps_stride, betas_stride, block_stride;
+  int64_t is_float32;
+  float min_step, max_step, key_eps;
 } dk_linear_attention_args;
 DK_API int64_t dk_linear_attention(const dk_linear_attention_args* args);
 

@@ -245,3 +245,148 @@ DK_CASE(argmax) {
     check_close(sums[r], std::log(sum), "a logsumexp is wrong");
   }
 }
+
+DK_CASE(gated_norm) {
+  const int64_t tokens = random.between(1, 6), groups = random.between(1, 4);
+  const int64_t size = random.between(1, 200), gate_stride = groups * size + random.below(3);
+  Buffer<float> x(tokens * groups * size, random.below(8));
+  Buffer<uint16_t> gate(extent(tokens, gate_stride, groups * size), random.below(8));
+  Buffer<uint16_t> y(x.size(), random.below(8));
+  const bool shares_weight = random.coin(), norm_first = random.coin();
+  Buffer<uint16_t> weight(shares_weight ? size : groups * size, random.below(8));
+  cases::fill(x, random);
+  cases::fill(gate, random);
+  cases::fill(weight, random);
+  const std::vector<double> before(x.data(), x.data() + x.size());
+  dk_gated_norm_args args{};
+  args.x = x.data();
+  args.gate = gate.data();
+  args.weight = weight.data();
+  args.y = y.data();
+  args.num_tokens = tokens;
+  args.num_groups = groups;
+  args.size = size;
+  args.gate_stride = gate_stride;
+  args.weight_stride = shares_weight ? 0 : size;
+  args.norm_first = norm_first;
+  args.eps = 1e-3f;
+  dk_gated_norm(&args);
+  for (int64_t row = 0; row < tokens * groups; ++row) {
+    const int64_t group = row % groups;
+    std::vector<double> gates(size), values(size);
+    double sum = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const double g = from_bf16(gate[row / groups * gate_stride + group * size + i]);
+      gates[i] = g / (1 + std::exp(-g));
+      values[i] = before[row * size + i] * (norm_first ? 1 : gates[i]);
+      sum += values[i] * values[i];
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      const double w = from_bf16(weight[(shares_weight ? 0 : group * size) + i]);
+      const double want = values[i] / std::sqrt(sum / size + 1e-3) * w;
+      check_close(from_bf16(y[row * size + i]), want * (norm_first ? gates[i] : 1), "a gated norm");
+    }
+  }
+}
+
+DK_CASE(sigmoid_mul) {
+  const int64_t rows = random.between(1, 9), size = random.between(1, 100);
+  const int64_t x_stride = size + random.below(3), gate_stride = size + random.below(3);
+  const int64_t y_stride = size + random.below(3);
+  Buffer<uint16_t> x(extent(rows, x_stride, size), random.below(8));
+  Buffer<uint16_t> gate(extent(rows, gate_stride, size), random.below(8));
+  Buffer<uint16_t> y(extent(rows, y_stride, size), random.below(8));
+  cases::fill(x, random);
+  cases::fill(gate, random);
+  const dk_sigmoid_mul_args args{x.data(), gate.data(), y.data(),    rows,
+                                 size,     x_stride,    gate_stride, y_stride};
+  dk_sigmoid_mul(&args);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < size; ++i) {
+      const double factor = 1 / (1 + std::exp(-from_bf16(gate[r * gate_stride + i])));
+      const double want = from_bf16(x[r * x_stride + i]) * factor;
+      check_close(from_bf16(y[r * y_stride + i]), want, "a product with a sigmoid");
+    }
+  }
+}
+
+DK_CASE(add_shared) {
+  const int64_t tokens = random.between(1, 9), size = random.between(1, 100);
+  const int64_t x_stride = size + random.below(3), y_stride = size + random.below(3);
+  const int64_t shared_stride = size + random.below(3);
+  Buffer<uint16_t> x(extent(tokens, x_stride, size), random.below(8));
+  Buffer<uint16_t> y(extent(tokens, y_stride, size), random.below(8));
+  Buffer<uint16_t> shared(extent(tokens, shared_stride, size), random.below(8));
+  Buffer<uint16_t> gate(size, random.below(8));
+  for (auto* buffer : {&x, &y, &shared, &gate}) cases::fill(*buffer, random);
+  const std::vector<uint16_t> before(y.data(), y.data() + y.size());
+  const bool with_gate = random.coin();
+  dk_add_shared_args args{};
+  args.y = y.data();
+  args.shared = shared.data();
+  args.x = with_gate ? x.data() : nullptr;
+  args.gate = with_gate ? gate.data() : nullptr;
+  args.num_tokens = tokens;
+  args.size = size;
+  args.y_stride = y_stride;
+  args.shared_stride = shared_stride;
+  args.x_stride = x_stride;
+  dk_add_shared(&args);
+  for (int64_t t = 0; t < tokens; ++t) {
+    double dot = 0;
+    for (int64_t i = 0; i < size; ++i) dot += from_bf16(x[t * x_stride + i]) * from_bf16(gate[i]);
+    const double factor = with_gate ? 1 / (1 + std::exp(-dot)) : 1;
+    for (int64_t i = 0; i < size; ++i) {
+      const double part = from_bf16(shared[t * shared_stride + i]) * factor;
+      check_close(from_bf16(y[t * y_stride + i]), from_bf16(before[t * y_stride + i]) + part,
+                  "the sum with a shared expert");
+    }
+  }
+}
+
+DK_CASE(head_linear) {
+  const int64_t tokens = random.between(1, 9), heads = random.between(1, 4);
+  const int64_t inputs = random.between(1, 90), outputs = random.between(1, 150);
+  const bool inputs_first = random.coin();
+  const int64_t rows = inputs_first ? inputs : outputs, columns = inputs_first ? outputs : inputs;
+  dk_head_linear_args args{};
+  args.x_head_stride = inputs + random.below(3);
+  args.x_stride = heads * args.x_head_stride + random.below(3);
+  args.y_head_stride = outputs + random.below(3);
+  args.y_stride = heads * args.y_head_stride + random.below(3);
+  args.weight_stride = columns + random.below(3);
+  args.weight_head_stride = rows * args.weight_stride + random.below(3);
+  Buffer<uint16_t> x((tokens - 1) * args.x_stride + extent(heads, args.x_head_stride, inputs),
+                     random.below(8));
+  Buffer<uint16_t> y((tokens - 1) * args.y_stride + extent(heads, args.y_head_stride, outputs),
+                     random.below(8));
+  Buffer<uint16_t> weight(
+      (heads - 1) * args.weight_head_stride + extent(rows, args.weight_stride, columns),
+      random.below(8));
+  cases::fill(x, random);
+  cases::fill(weight, random);
+  args.x = x.data();
+  args.weight = weight.data();
+  args.y = y.data();
+  args.num_tokens = tokens;
+  args.num_heads = heads;
+  args.num_inputs = inputs;
+  args.num_outputs = outputs;
+  args.inputs_first = inputs_first;
+  cases::check(dk_head_linear(&args) == DK_OK, "the products of heads had no memory");
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t o = 0; o < outputs; ++o) {
+        double sum = 0;
+        for (int64_t i = 0; i < inputs; ++i) {
+          const int64_t row = inputs_first ? i : o, column = inputs_first ? o : i;
+          const int64_t at = h * args.weight_head_stride + row * args.weight_stride + column;
+          sum += from_bf16(x[t * args.x_stride + h * args.x_head_stride + i]) *
+                 from_bf16(weight[at]);
+        }
+        check_close(from_bf16(y[t * args.y_stride + h * args.y_head_stride + o]), sum,
+                    "a product of a head");
+      }
+    }
+  }
+}

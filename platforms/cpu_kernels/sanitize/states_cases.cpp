@@ -13,11 +13,10 @@ using cases::Random;
 // Random parts of up to four requests. Blocks are in random order, and no two parts share one.
 struct Parts {
   std::vector<int64_t> sizes, num_parts, reads, writes;
-  int64_t num_tokens = 0, num_blocks = 1;
+  int64_t num_tokens = 0, num_blocks = 1, num_requests;
   dk_state_parts args;
 
-  Parts(Random& random, int64_t most_tokens) {
-    const int64_t num_requests = random.between(1, 4);
+  Parts(Random& random, int64_t most_tokens) : num_requests(random.between(1, 4)) {
     for (int64_t r = 0; r < num_requests; ++r) {
       const int64_t first = num_blocks++, count = random.between(1, 3);
       int64_t before = random.coin() ? first : -1;
@@ -30,8 +29,9 @@ struct Parts {
       }
       num_parts.push_back(count);
     }
-    args = {sizes.data(), num_parts.data(), reads.data(), writes.data(), num_requests};
+    args = {sizes.data(), num_parts.data(), reads.data(), writes.data(), &num_requests};
   }
+  Parts(const Parts&) = delete;
 
   // Call body(part, first token, end) for each part.
   template <class F>
@@ -101,40 +101,112 @@ DK_CASE(causal_conv) {
   }
 }
 
+namespace {
+
+// Values of one type in rows with gaps between tokens: bf16, or float.
+struct Rows {
+  const bool is_float32;
+  const int64_t stride;
+  Buffer<uint16_t> halves;
+  Buffer<float> floats;
+
+  Rows(Random& random, bool is_float32_, int64_t tokens, int64_t size)
+      : is_float32(is_float32_),
+        stride(size + random.below(4)),
+        halves(is_float32 ? 0 : (tokens - 1) * stride + size, random.below(8)),
+        floats(is_float32 ? (tokens - 1) * stride + size : 0, random.below(8)) {
+    is_float32 ? fill(floats, random) : fill(halves, random);
+  }
+  const void* data() { return is_float32 ? static_cast<void*>(floats.data()) : halves.data(); }
+  double at(int64_t token, int64_t i) {
+    const int64_t index = token * stride + i;
+    return is_float32 ? floats[index] : cases::from_bf16(halves[index]);
+  }
+};
+
+double softplus(double x) { return x > 30 ? x : log1p(exp(x)); }
+
+// A query or key of a group, with the length that it has in the kernel.
+std::vector<double> key_of(Rows& rows, int64_t token, int64_t first, int64_t size, double eps,
+                           double length) {
+  std::vector<double> key(size);
+  double sum = 0;
+  for (int64_t f = 0; f < size; ++f) {
+    key[f] = rows.at(token, first + f);
+    sum += key[f] * key[f];
+  }
+  if (eps > 0) {
+    for (double& value : key) value *= length / sqrt(sum + eps);
+  }
+  return key;
+}
+
+}  // namespace
+
 DK_CASE(linear_attention) {
-  const Parts parts(random, 7);
+  const Parts parts(random, 40);
   const int64_t groups = random.between(1, 3), heads = groups * random.between(1, 3);
   const int64_t K = random.between(1, 40), V = random.between(1, 150), tokens = parts.num_tokens;
   const int64_t block_stride = heads * K * V + random.below(8);
-  const bool with_betas = random.coin();
-  Buffer<float> q(tokens * groups * K), k(tokens * groups * K), v(tokens * heads * V);
-  Buffer<float> factors(tokens * heads), betas(tokens * heads), y(tokens * heads * V);
+  const bool with_betas = random.coin(), with_skip = random.coin(), is_float32 = random.coin();
+  // Without the rule and without normalization, sums of many products grow.
+  const float key_eps = with_betas || random.coin() ? 1e-6f : 0.0f;
+  Rows q(random, is_float32, tokens, groups * K), k(random, is_float32, tokens, groups * K);
+  Rows v(random, is_float32, tokens, heads * V), steps(random, is_float32, tokens, heads);
+  Rows betas(random, is_float32, tokens, heads);
+  Buffer<float> bias(heads), rates(heads), skip(heads), y(tokens * heads * V);
   Buffer<float> states((parts.num_blocks - 1) * block_stride + heads * K * V);
-  for (Buffer<float>* buffer : {&q, &k, &v, &factors, &betas, &states}) fill(*buffer, random);
-  for (int64_t i = 0; i < factors.size(); ++i) factors[i] = fabsf(factors[i]);
-  for (int64_t i = 0; i < k.size(); ++i) k[i] /= sqrtf(static_cast<float>(K));
+  for (Buffer<float>* buffer : {&bias, &rates, &skip, &states}) fill(*buffer, random);
+  for (int64_t h = 0; h < heads; ++h) rates[h] = -fabsf(rates[h]) * (random.coin() ? 1 : 300);
+  const float low = random.coin() ? 0.0f : 0.4f, high = random.coin() ? INFINITY : 0.9f;
   std::vector<double> expected(states.data(), states.data() + states.size());
-  const dk_linear_attention_args args{&parts.args, q.data(), k.data(), v.data(), factors.data(),
-                                      with_betas ? betas.data() : nullptr,
-                                      states.data(), y.data(), heads, groups, K, V, block_stride};
+  dk_linear_attention_args args{};
+  args.parts = &parts.args;
+  args.q = q.data();
+  args.k = k.data();
+  args.v = v.data();
+  args.steps = steps.data();
+  args.betas = with_betas ? betas.data() : nullptr;
+  args.step_bias = bias.data();
+  args.rates = rates.data();
+  args.skip = with_skip ? skip.data() : nullptr;
+  args.states = states.data();
+  args.y = y.data();
+  args.num_heads = heads;
+  args.num_groups = groups;
+  args.key_size = K;
+  args.value_size = V;
+  args.q_stride = q.stride;
+  args.k_stride = k.stride;
+  args.v_stride = v.stride;
+  args.steps_stride = steps.stride;
+  args.betas_stride = betas.stride;
+  args.block_stride = block_stride;
+  args.is_float32 = is_float32;
+  args.min_step = low;
+  args.max_step = high;
+  args.key_eps = key_eps;
   cases::check(dk_linear_attention(&args) == DK_OK, "linear attention had no memory");
   parts.each_part([&](int64_t part, int64_t begin, int64_t end) {
     for (int64_t h = 0; h < heads; ++h) {
       std::vector<double> state(K * V);
-      const int64_t offset = h * K * V, group = h / (heads / groups);
+      const int64_t offset = h * K * V, group = h / (heads / groups) * K;
       const int64_t read = parts.reads[part];
       for (int64_t i = 0; read >= 0 && i < K * V; ++i) {
         state[i] = expected[read * block_stride + offset + i];
       }
       for (int64_t t = begin; t < end; ++t) {
-        const float* const key = k.data() + (t * groups + group) * K;
-        const float* const query = q.data() + (t * groups + group) * K;
-        for (double& number : state) number *= factors[t * heads + h];
+        const std::vector<double> query = key_of(q, t, group, K, key_eps, 1 / sqrt(double(K)));
+        const std::vector<double> key = key_of(k, t, group, K, key_eps, 1);
+        const double step = fmin(fmax(softplus(steps.at(t, h) + bias[h]), low), high);
+        for (double& number : state) number *= exp(rates[h] * step);
         for (int64_t i = 0; i < V; ++i) {
-          double value = v[(t * heads + h) * V + i], result = 0;
+          const double own = v.at(t, h * V + i);
+          double value = own * step, result = with_skip ? skip[h] * own : 0;
           if (with_betas) {
+            value = own;
             for (int64_t f = 0; f < K; ++f) value -= key[f] * state[f * V + i];
-            value *= betas[t * heads + h];
+            value /= 1 + exp(-betas.at(t, h));
           }
           for (int64_t f = 0; f < K; ++f) {
             state[f * V + i] += key[f] * value;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,10 +17,12 @@ from dovetail.interfaces import (
     StateSpec,
     StateTensor,
 )
+from dovetail.interfaces.ops import LinearAttentionInputs
 from dovetail.kv_cache.grouping import group_layers
 from dovetail_attn_torch.backend import TorchAttentionBackend
 from dovetail_devkit.model.dense_attention import DenseAttention
-from dovetail_torch.attention.state_parts import divide_tokens
+from dovetail_devkit.ops.states import recur
+from dovetail_torch.attention.state_parts import StatePartsBuilder, divide_tokens
 from dovetail_torch.attention_table import CurrentAttention, NoAttention
 from dovetail_torch.distributed.shard import Shard, undivided
 from dovetail_torch.layers import (
@@ -31,6 +34,7 @@ from dovetail_torch.layers import (
     TorchOps,
     cache_layers,
 )
+from dovetail_torch.layers.state_ops import linear_attention
 from dovetail_torch.runner.kv_cache import kv_cache_specs, make_attention
 from dovetail_torch.runner.step_limits import StepLimits
 from dovetail_torch.weights.assignment import build_weight_table
@@ -46,6 +50,7 @@ LIMITS = StepLimits(
     device=HOST,
 )
 HEADS = HeadShape(num_heads=2, num_kv_heads=1, head_size=16)
+SPEC = StateSpec(block_size=BLOCK_SIZE, num_bytes=64, snapshots=True)
 TENSORS = (StateTensor((3, 7), torch.bfloat16, HOST), StateTensor((2, 5, 3), torch.float32, HOST))
 
 
@@ -123,7 +128,83 @@ def test_each_layer_has_its_own_state_in_each_block(num_attention_layers):
             assert (layer[0][block] == 10 * number + block).all()
             assert (layer[1][block] == 100 + 10 * number + block).all()
     assert made_state.buffers.pages_NP and not made_state.supports_graphs
-    assert not made_state.supports_advance
+    assert made_state.supports_advance == (not attention)
+
+
+def test_parts_have_the_same_addresses_in_every_step_and_can_be_advanced():
+    source, builder = random.Random(5), StatePartsBuilder(SPEC, LIMITS)
+    addresses = set()
+    for _ in range(100):
+        num_requests, left = source.randint(1, LIMITS.max_num_seqs), LIMITS.max_num_batched_tokens
+        requests = [(source.randrange(20), source.randint(1, left // 3)) for _ in "abc"]
+        batch = batch_of(requests[:num_requests])
+        parts, expected = builder.build(batch), divide_tokens(batch, BLOCK_SIZE)
+        memory = parts.memory
+        fields = (memory.num_parts_R, memory.sizes_N, memory.reads_N, memory.writes_N)
+        addresses.add((memory.num_requests_1.data_ptr(), *(x.data_ptr() for x in fields)))
+        assert memory.num_requests_1.tolist() == [num_requests]
+        values = (
+            expected.num_parts,
+            expected.sizes,
+            expected.reads_N.tolist(),
+            expected.writes_N.tolist(),
+        )
+        for field, numbers in zip(fields, values, strict=True):
+            assert field[: len(numbers)].tolist() == list(numbers)
+        assert (parts.reads_N.tolist(), parts.writes_N.tolist()) == values[2:]
+    assert len(addresses) == 1
+    for requests in (
+        [(5, 1), (0, 1)],
+        [(9, 1), (2, 1), (12, 1)],
+    ):  # within blocks
+        batch = batch_of(requests)
+        parts = builder.build(batch)
+        builder.advance()
+        later = replace(batch, seq_lens=[end + 1 for end in batch.seq_lens])
+        expected = divide_tokens(later, BLOCK_SIZE)
+        assert parts.reads_N.tolist() == expected.reads_N.tolist()
+        assert parts.writes_N.tolist() == expected.writes_N.tolist()
+
+
+def test_the_states_that_a_step_overwrites_are_restored():
+    layers = {"0": StateLayer(0, TENSORS), "1": StateLayer(1, TENSORS)}
+    state, _ = made(layers, None)
+    table = state.table
+    table.metadata = [builder.build(batch_of([(5, 1)], 2)) for builder, _ in state.builders]
+    tensors = [tensor for layer in layers.values() for tensor in layer(table).tensors]
+    for tensor in tensors:
+        tensor.copy_(torch.randn(tensor.shape))
+    before = [tensor.clone() for tensor in tensors]
+    num_bytes = sum(tensor[0].nbytes for tensor in tensors)
+    assert table.save_states(num_bytes - 1) is None
+    restore = table.save_states(num_bytes)
+    for tensor in tensors:
+        tensor[table.metadata[0].writes_N] = 3
+    restore()
+    assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
+
+
+def test_decays_after_a_strong_decay_are_precise():
+    """A sum of decays from the beginning of a chunk, in float32, would have an error of 2e-4."""
+    torch.manual_seed(0)
+    steps_TH = torch.full((64, 1), -4.0)
+    steps_TH[:40] = 100.0
+    inputs = LinearAttentionInputs(
+        q_TGK=torch.ones(64, 1, 1),
+        k_TGK=torch.ones(64, 1, 1),
+        v_THV=torch.ones(64, 1, 1),
+        steps_TH=steps_TH,
+        step_bias_H=torch.zeros(1),
+        rates_H=torch.tensor([-1.0]),
+    )
+    batch = batch_of([(0, 64)], 20)
+    parts = divide_tokens(batch, 64)
+    parts = replace(parts, writes_N=torch.tensor([0]))
+    expected, actual = (torch.zeros(1, 1, 1, 1) for _ in range(2))
+    result = linear_attention(inputs, actual, parts)
+    wanted = recur(inputs, expected, parts)
+    assert torch.allclose(result.double(), wanted, rtol=3e-6, atol=0)
+    assert torch.allclose(actual, expected, rtol=3e-6, atol=0)
 
 
 def test_the_spec_of_a_state_has_its_bytes_and_snapshots():

@@ -7,17 +7,48 @@ keeps no reference to them.
 Dimensions: T tokens, D features of the last dimension, H heads, S head size; of logits: R rows,
 V vocabulary; of experts: E experts, K experts of a token, G gate and up features, I = G / 2; of
 states: N parts, B blocks, C channels, W kernel size, G groups of heads, K and V features of a key
-and of a value.
+and of a value; of latent attention: L latent features, N features of a key without position, R
+rotary features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from dovetail.interfaces.op_arguments import (
+    DrawColumns,
+    ExpertRouting,
+    ExpertWeights,
+    LatentWeights,
+    LinearAttentionInputs,
+    RouterWeights,
+    StateParts,
+    StatePartsMemory,
+    StepColumns,
+)
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = [
+    "LATENT_OPERATIONS",
+    "MIXED_OPERATIONS",
+    "ROUNDED",
+    "STATE_OPERATIONS",
+    "DrawColumns",
+    "ExpertRouting",
+    "ExpertWeights",
+    "LatentWeights",
+    "LinearAttentionInputs",
+    "Ops",
+    "RouterWeights",
+    "StateParts",
+    "StatePartsMemory",
+    "StepColumns",
+    "operation",
+    "overridden_operations",
+]
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -37,139 +68,6 @@ def overridden_operations(ops_cls: type) -> frozenset[str]:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawColumns:
-    """Sampling parameters of each row of logits: device tensors of length R.
-
-    temperature_R: float32; 0 for greedy sampling. top_k_R: int32; V or more to disable it.
-    top_p_R, min_p_R: float32; 1 and 0 to disable them. seeds_R: int64, the bits of a uint64.
-    positions_R: int64; number of the row's tokens so far.
-    """
-
-    temperature_R: torch.Tensor
-    top_k_R: torch.Tensor
-    top_p_R: torch.Tensor
-    min_p_R: torch.Tensor
-    seeds_R: torch.Tensor
-    positions_R: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepColumns:
-    """Inputs and outputs of `Ops.prepare_inputs`. All tensors are on the device.
-
-    Inputs, one entry per run: rows_R, starts_R: int32; the row, and the position of the run's first
-    token. query_start_R1: int32 [R + 1]; index of each run's first token among the T.
-    Inputs of all rows: token_ids_RL: int32 [rows, max_model_len]; block_tables: one int32 [rows, M]
-    per KV-cache group; block_sizes: tokens per block of each group.
-    Outputs: input_ids_T, positions_T: int64; seq_lens_R: int32, start plus tokens of the run.
-    slots_T: one int64 [T] per group; block · size + offset. block_tables_RM: one int32 [R, M'] per
-    group, M' ≤ M; the tables of the runs' rows.
-    num_tokens: T. longest: tokens of the longest run.
-    """
-
-    rows_R: torch.Tensor
-    starts_R: torch.Tensor
-    query_start_R1: torch.Tensor
-    token_ids_RL: torch.Tensor
-    block_tables: tuple[torch.Tensor, ...]
-    block_sizes: tuple[int, ...]
-    input_ids_T: torch.Tensor
-    positions_T: torch.Tensor
-    seq_lens_R: torch.Tensor
-    slots_T: tuple[torch.Tensor, ...]
-    block_tables_RM: tuple[torch.Tensor, ...]
-    num_tokens: int
-    longest: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertRouting:
-    """How a token's experts are selected from the logits of the router.
-
-    top_k: number of experts of a token. scores: "softmax" or "sigmoid" of the logits. renormalize:
-    whether the weights of a token's experts are divided by their sum. With softmax, that equals the
-    softmax of the selected logits. scale: factor on the weights. num_groups, top_groups: experts
-    are selected from the `top_groups` best of `num_groups` equal groups; 1 and 1 for no groups. A
-    group counts as much as its best expert, or with a correction as the sum of its two best
-    experts.
-    Sources: Shazeer et al. 2017, arXiv:1701.06538; DeepSeek-AI 2024, arXiv:2412.19437.
-    """
-
-    top_k: int
-    scores: str = "softmax"
-    renormalize: bool = False
-    scale: float = 1.0
-    num_groups: int = 1
-    top_groups: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterWeights:
-    """The weights of a router.
-
-    weight_ED, bias_E: of the logits. correction_E: float32; added to the scores for the selection
-    only, not to the weights of the selected experts.
-    """
-
-    weight_ED: torch.Tensor
-    bias_E: torch.Tensor | None = None
-    correction_E: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertWeights:
-    """The unpacked weights of a layer's experts: down(activation(gate(x), up(x))).
-
-    gate_up_EGD: the rows of the gate projection, then those of the up projection. Biases may be
-    None. limit: 0 for silu(gate) · up. Otherwise the activation of gpt-oss: gate is at most
-    `limit`, up is within ±limit, and the result is gate · sigmoid(alpha · gate) · (up + 1).
-    """
-
-    gate_up_EGD: torch.Tensor
-    down_EDI: torch.Tensor
-    gate_up_bias_EG: torch.Tensor | None = None
-    down_bias_ED: torch.Tensor | None = None
-    limit: float = 0.0
-    alpha: float = 1.702
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateParts:
-    """The division of a step's tokens at the positions whose states are saved.
-
-    A part has consecutive tokens of one request. The parts contain all tokens of the step, in
-    order, and the parts of a request follow each other. The state before a part is that of block
-    `reads_N`, or zeros if the entry is -1. For all parts of a request except the first, it is the
-    state after the previous part. The state after a part is written to block `writes_N`.
-    sizes: number of tokens of each part, at least 1. num_parts: number of parts of each request, at
-    least 1. Both are known on the host.
-    reads_N, writes_N: int64, on the device. No request writes to a block that another one reads or
-    writes.
-    """
-
-    sizes: tuple[int, ...]
-    num_parts: tuple[int, ...]
-    reads_N: torch.Tensor
-    writes_N: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearAttentionInputs:
-    """The inputs of `Ops.linear_attention`.
-
-    q_TGK, k_TGK: queries and keys; each group is used by H / G consecutive heads. v_THV: values.
-    decay_TH: float32, at most 0; the logarithm of the factor on the state. beta_TH: float32, the
-    step size of the delta rule; None without the rule.
-    """
-
-    q_TGK: torch.Tensor
-    k_TGK: torch.Tensor
-    v_THV: torch.Tensor
-    decay_TH: torch.Tensor
-    beta_TH: torch.Tensor | None = None
-
-
 class Ops:
     """Norms, rotary embedding, activations, embedding look-up and sampling on one device type.
 
@@ -179,7 +77,7 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.7"
+    CONTRACT_VERSION: ClassVar[str] = "0.8"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
@@ -236,6 +134,45 @@ class Ops:
         raise NotImplementedError
 
     @operation
+    def offset_rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · (1 + weight) over the last dimension.
+
+        The product is computed in float32. Source: the reference code of Gemma, arXiv:2403.08295.
+        """
+        raise NotImplementedError
+
+    @operation
+    def add_offset_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (offset_rms_norm(x + residual), x + residual).
+
+        `residual_TD` may be overwritten.
+        """
+        raise NotImplementedError
+
+    @operation
+    def gated_rms_norm(
+        self,
+        x_TGI: torch.Tensor,
+        gate_TGI: torch.Tensor,
+        weight_GI: torch.Tensor,
+        eps: float,
+        *,
+        norm_first: bool,
+    ) -> torch.Tensor:
+        """Return the norm of x · silu(gate), times weight, for each group of I features.
+
+        With norm_first, return norm(x) · weight · silu(gate). The norm divides by
+        sqrt(mean of squares + eps). x: float32; may be overwritten. weight: [I] or [G, I]. The
+        result has the dtype of the gate.
+        Sources: the reference code of Mamba 2 (Dao and Gu 2024), and of gated delta nets.
+        """
+        raise NotImplementedError
+
+    @operation
     def rotary_embedding(
         self,
         q_THS: torch.Tensor,
@@ -254,6 +191,34 @@ class Ops:
     @operation
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
         """Return silu(first half of the last dimension) · second half."""
+        raise NotImplementedError
+
+    @operation
+    def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · sigmoid(gate). `x_TD` may be overwritten."""
+        raise NotImplementedError
+
+    @operation
+    def latent_inputs(
+        self,
+        q_THF: torch.Tensor,
+        latent_TF: torch.Tensor,
+        weights: LatentWeights,
+        positions_T: torch.Tensor,
+        cos_sin_PR: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries [T, H, L + R] and keys [T, 1, L + R] of latent attention.
+
+        The last R features of q and latent are rotated by their positions, as in
+        `rotary_embedding`. The others of q [T, H, N + R] are multiplied by the weights of their
+        head's keys, and the others of latent [T, L + R] are normalized (`rms_norm`).
+        Source: DeepSeek-AI 2024, arXiv:2405.04434.
+        """
+        raise NotImplementedError
+
+    @operation
+    def head_linear(self, x_THI: torch.Tensor, weight_HOI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ of each head, contiguous [T, H, O]."""
         raise NotImplementedError
 
     @operation
@@ -283,6 +248,20 @@ class Ops:
         raise NotImplementedError
 
     @operation
+    def add_shared_expert(
+        self,
+        y_TD: torch.Tensor,
+        shared_TD: torch.Tensor,
+        x_TD: torch.Tensor,
+        gate_D: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return y + shared, or with a gate y + sigmoid(x · gate) · shared, [T, D].
+
+        `y_TD` may be overwritten. Source: the reference code of Qwen2-MoE (gated shared experts).
+        """
+        raise NotImplementedError
+
+    @operation
     def causal_conv(
         self,
         x_TC: torch.Tensor,
@@ -303,12 +282,13 @@ class Ops:
     def linear_attention(
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
-        """Return the outputs of linear attention with a decaying state, [T, H, V].
+        """Return the outputs of linear attention with a decaying state, float32 [T, H, V].
 
-        For each token, with the state S [K, V] of a head: S ← exp(decay) · S. With the delta rule,
-        v ← beta · (v - Sᵀk). Then S ← S + k·vᵀ, and the output is Sᵀq.
-        states_BHKV: float32, updated in place. Blocks may be strided. Computed in float32; the
-        outputs have the dtype of v. Do not wait for the device.
+        For each token, with the state S [K, V] of a head and step = softplus(logit + bias) within
+        the limits: S ← exp(rate · step) · S. Without the delta rule, u = step · v; with the rule,
+        u = sigmoid(beta) · (v - Sᵀk). Then S ← S + k·uᵀ, and the output is Sᵀq + skip · v.
+        states_BHKV: float32, updated in place. Blocks may be strided. Computed in float32. Do not
+        wait for the device.
         Sources: Dao and Gu 2024, arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464.
         """
         raise NotImplementedError
@@ -365,3 +345,12 @@ ROUNDED = frozenset(
     {"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul", "select_experts"}
 )
 """Operations with rounded results. In torch, their bits may depend on the batch."""
+
+STATE_OPERATIONS = frozenset({"causal_conv", "linear_attention", "gated_rms_norm"})
+"""Operations of models with states. In torch, their bits may depend on the batch."""
+LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
+"""Operations of latent attention. In torch, their bits may depend on the batch."""
+MIXED_OPERATIONS = frozenset(
+    {"offset_rms_norm", "add_offset_rms_norm", "sigmoid_and_mul", "add_shared_expert"}
+)
+"""Operations that some of these models also use. In torch, their bits may depend on the batch."""

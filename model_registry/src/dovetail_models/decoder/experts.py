@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import ModelContext
@@ -77,8 +76,9 @@ class SparseMLP(nn.Module):
             alpha=options.alpha,
         )
         self.experts = make_experts(context, f"{name}.experts", experts)
+        self.ops = context.ops
         self.shared_expert: nn.Module | None = None
-        self.shared_expert_gate: nn.Module | None = None
+        self.shared_expert_gate: TokenGate | None = None
         if options.shared_size:
             sizes = replace(shape, intermediate_size=options.shared_size)
             self.shared_expert = GatedMLP(context, f"{name}.shared_expert", sizes)
@@ -94,10 +94,9 @@ class SparseMLP(nn.Module):
             y_TD = self.experts(x_TD, experts_TK, weights_TK)
         if self.shared_expert is None:
             return y_TD
-        shared_TD = self.shared_expert(x_TD)
-        if self.shared_expert_gate is not None:
-            shared_TD = shared_TD * self.shared_expert_gate(x_TD)
-        return y_TD + shared_TD
+        gate = self.shared_expert_gate
+        gate_D = None if gate is None else gate.weight[0]
+        return self.ops.add_shared_expert(y_TD, self.shared_expert(x_TD), x_TD, gate_D)
 
     def _sum_of_scaled(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
@@ -111,16 +110,12 @@ class SparseMLP(nn.Module):
 
 
 class TokenGate(nn.Module):
-    """A factor between 0 and 1 for each token: sigmoid(x · w). Never quantized."""
+    """The weight of a factor between 0 and 1 for each token: sigmoid(x · w). Never quantized."""
 
     def __init__(self, context: ModelContext, hidden_size: int) -> None:
         super().__init__()
         values = torch.empty(1, hidden_size, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(values, requires_grad=False)
-
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the factors, [T, 1]."""
-        return functional.linear(x_TD, self.weight).sigmoid()
 
 
 def sparse_mlp(options: ExpertOptions) -> Callable[[ModelContext, str, DecoderShape], SparseMLP]:

@@ -5,7 +5,7 @@ contains, with the rotary features of the keys. The weights of the keys are mult
 queries, and the weights of the values into the result, so that attention itself reads the latent
 vectors only. Source: DeepSeek-AI 2024, arXiv:2405.04434.
 Dimensions: T tokens, D hidden size, H query heads, N features of a head without position, P rotary
-features, V features of a value, L latent features, O = H · V, F = N or V.
+features, V features of a value, L latent features, O = H · V, F features of any kind.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from dovetail.interfaces.model import AttentionContext, ModelContext
+from dovetail.interfaces.ops import LatentWeights
 from dovetail_models.decoder.attention import AttentionBranch
-from dovetail_models.decoder.norms import rms_norm
 from dovetail_models.decoder.shape import DecoderShape, MakeAttention
 from dovetail_torch.distributed.shard import Shard, undivided
 from dovetail_torch.layers import (
@@ -25,12 +25,13 @@ from dovetail_torch.layers import (
     HeadShape,
     LatentAttention,
     ParallelLinear,
+    RMSNorm,
     RotaryEmbedding,
     RowParallelLinear,
 )
 
-_NORM = rms_norm(1e-6)
-"""The norms of latent vectors do not read the epsilon of config.json."""
+_EPS = 1e-6
+"""Of the norms of latent vectors, which do not read the epsilon of config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ class LatentSelfAttention(AttentionBranch):
             self.qkv_a_proj = ParallelLinear(
                 context, f"{name}.qkv_a_proj", hidden_size, sizes, bias=options.bias
             )
-            self.q_a_layernorm = _NORM(context, options.query_rank)
+            self.q_a_layernorm = RMSNorm(context, options.query_rank, _EPS)
             self.q_b_proj = ColumnParallelLinear(
                 context, f"{name}.q_b_proj", options.query_rank, query_size
             )
@@ -100,7 +101,8 @@ class LatentSelfAttention(AttentionBranch):
                 bias=options.bias,
             )
             self.q_proj = ColumnParallelLinear(context, f"{name}.q_proj", hidden_size, query_size)
-        self.kv_a_layernorm = _NORM(context, options.rank)
+        self.kv_a_layernorm = RMSNorm(context, options.rank, _EPS)
+        self.ops = context.ops
         self.o_proj = RowParallelLinear(
             context,
             f"{name}.o_proj",
@@ -116,16 +118,20 @@ class LatentSelfAttention(AttentionBranch):
         self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
         """Return the attention of the heads, [T, O], before `o_proj`."""
-        options = self.options
-        q_THS, latent_TS = self.project(x_TD)
-        q_THN, q_THP = q_THS.split([options.plain_size, options.rotary_size], dim=-1)
-        latent_TL, k_TP = latent_TS.split([options.rank, options.rotary_size], dim=-1)
-        latent_TL = self.kv_a_layernorm(latent_TL.contiguous())
-        q_THP, k_T1P = self.rotary(q_THP, k_TP.unsqueeze(1), positions_T)
-        k_T1S = torch.cat((latent_TL.unsqueeze(1), k_T1P), dim=-1)
-        q_THS = torch.cat((self.k_b_proj.absorb(q_THN), q_THP), dim=-1)
-        attended = self.attn(q_THS, k_T1S, k_T1S[..., : options.rank], attention)
-        return self.v_b_proj.project(attended.unflatten(-1, (-1, options.rank))).flatten(1)
+        q_THF, latent_TF = self.project(x_TD)
+        rotary_args = self.rotary.at(positions_T)
+        weights = LatentWeights(
+            norm_L=self.kv_a_layernorm.weight,
+            eps=self.kv_a_layernorm.eps,
+            key_HNL=self.k_b_proj.heads(),
+        )
+        q_THF, k_T1F = self.ops.latent_inputs(
+            q_THF, latent_TF, weights, positions_T, rotary_args.cos_sin_PR
+        )
+        rank = self.options.rank
+        attended = self.attn(q_THF, k_T1F, k_T1F[..., :rank], attention)
+        heads_THL = attended.unflatten(-1, (-1, rank))
+        return self.ops.head_linear(heads_THL, self.v_b_proj.heads()).flatten(1)
 
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the queries of this rank, [T, H, N + P], and the latent vectors, [T, L + P]."""
@@ -134,7 +140,7 @@ class LatentSelfAttention(AttentionBranch):
         if options.query_rank:
             both_TS = self.qkv_a_proj(x_TD)
             q_TS, latent_TS = both_TS.split([options.query_rank, latent_size], dim=-1)
-            q_TS = self.q_b_proj(self.q_a_layernorm(q_TS.contiguous()))
+            q_TS = self.q_b_proj(self.q_a_layernorm(q_TS))
         else:
             q_TS, latent_TS = self.q_proj(x_TD), self.kv_a_proj_with_mqa(x_TD)
         return q_TS.unflatten(-1, (-1, options.plain_size + options.rotary_size)), latent_TS
@@ -163,15 +169,7 @@ class LatentHeads(nn.Module):
         weight = torch.empty(shard.size, options.rank, dtype=context.dtype, device=context.device)
         self.weight = nn.Parameter(weight, requires_grad=False)
 
-    def absorb(self, x_THF: torch.Tensor) -> torch.Tensor:
-        """Return features of each head, multiplied by the transposed projection, [T, H, L]."""
-        return torch.bmm(x_THF.transpose(0, 1), self._heads()).transpose(0, 1)
-
-    def project(self, latent_THL: torch.Tensor) -> torch.Tensor:
-        """Return the projected vectors, one for each head, [T, H, F]."""
-        return torch.bmm(latent_THL.transpose(0, 1), self._heads().mT).transpose(0, 1)
-
-    def _heads(self) -> torch.Tensor:
+    def heads(self) -> torch.Tensor:
         """Return the weight of each head, [H, F, L]."""
         return self.weight.unflatten(0, (-1, self.num_features))
 

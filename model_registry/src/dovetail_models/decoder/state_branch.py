@@ -5,7 +5,7 @@ Dimensions: T tokens, H heads of the rank, I features of all heads of the rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -26,6 +26,15 @@ def check_sizes(sizes: Mapping[str, int], maximum: int) -> None:
     for field, size in sizes.items():
         if size > maximum:
             raise ModelError(f"config.json: {field} is {size}; at most {maximum} is supported")
+
+
+def _to_rates(logs_H: torch.Tensor) -> None:
+    """Replace logarithms by -exp(logarithm), in place."""
+    logs_H.exp_().neg_()
+
+
+RATES: Mapping[str, Callable[[torch.Tensor], None]] = {"A_log": _to_rates}
+"""The value of `converts` in a layer whose checkpoint has the logarithms of its rates."""
 
 
 class StateBranch(AttentionBranch):
@@ -70,15 +79,29 @@ class GatedGroupNorm(nn.Module):
         self.weight = nn.Parameter(weight_I, requires_grad=False)
         self.shards = {"weight": features}
         self.num_groups, self.group_size = groups.size, features.whole // groups.whole
-        self.eps, self.ranks = eps, context.ranks
+        self.eps, self.ranks, self.ops = eps, context.ranks, context.ops
         self.is_shared = groups.is_whole and not features.is_whole
 
     def forward(self, y_TI: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
-        """Return the normalized product, in the dtype of the gate."""
-        gated_TI = y_TI.float() * functional.silu(gate_TI.float())
-        gated_TGI = gated_TI.unflatten(-1, (self.num_groups, -1))
-        square_TG1 = gated_TGI.square().sum(-1, keepdim=True)
+        """Return the normalized product, in the dtype of the gate. `y_TI` may be overwritten.
+
+        y_TI: float32.
+        """
         if self.is_shared:
-            square_TG1 = self.ranks.all_reduce(square_TG1)
-        scale_TG1 = torch.rsqrt(square_TG1 / self.group_size + self.eps)
-        return (self.weight * (gated_TGI * scale_TG1).flatten(-2)).to(gate_TI.dtype)
+            return self._sum_over_ranks(y_TI, gate_TI)
+        sizes = (self.num_groups, -1)
+        y_TGI = self.ops.gated_rms_norm(
+            y_TI.unflatten(-1, sizes),
+            gate_TI.unflatten(-1, sizes),
+            self.weight.unflatten(0, sizes),
+            self.eps,
+            norm_first=False,
+        )
+        return y_TGI.flatten(-2)
+
+    def _sum_over_ranks(self, y_TI: torch.Tensor, gate_TI: torch.Tensor) -> torch.Tensor:
+        """Return the normalized product if the ranks share the only group."""
+        gated_TI = y_TI * functional.silu(gate_TI.float())
+        square_T1 = self.ranks.all_reduce(gated_TI.square().sum(-1, keepdim=True))
+        scale_T1 = torch.rsqrt(square_T1 / self.group_size + self.eps)
+        return (self.weight * (gated_TI * scale_T1)).to(gate_TI.dtype)

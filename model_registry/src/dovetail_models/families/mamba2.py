@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.nn import functional
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import AttentionContext, ModelContext, StateTensor, WeightMapping
@@ -30,6 +29,7 @@ from dovetail_models.decoder.names import LAYER, at_layer, at_root
 from dovetail_models.decoder.shape import MAX_HEAD_SIZE, SILU_NAMES
 from dovetail_models.decoder.state_branch import (
     MAX_KERNEL_SIZE,
+    RATES,
     GatedGroupNorm,
     StateBranch,
     check_sizes,
@@ -46,6 +46,8 @@ from dovetail_torch.layers import (
     StateLayer,
 )
 
+MAX_STEP = 1e30
+"""A larger maximum of time steps is treated as an error in the file, except infinity."""
 _INFINITY = {"__float__": "Infinity"}
 """How transformers writes infinity to config.json."""
 _PARTS = ("z", "x", "b", "c", "dt")
@@ -106,9 +108,11 @@ class Mamba2ForCausalLM(DecoderForCausalLM):
 class Mamba2Mixer(StateBranch):
     """A state-space layer: projections, a convolution, and a state that decays with each token.
 
-    Dimensions: T tokens, D hidden size, I features of all heads, H heads, P head size, G groups,
-    N state size.
+    A_log: the rates -exp(A_log), which the loader computes. Dimensions: T tokens, D hidden size,
+    I features of all heads, H heads, P head size, G groups, N state size.
     """
+
+    converts = RATES
 
     def __init__(
         self,
@@ -146,20 +150,21 @@ class Mamba2Mixer(StateBranch):
         self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
         """Return the features of all heads, [T, I], before `o_proj`."""
-        gate_TI, x_TC, dt_TH = self.in_proj(x_TD).split(self.sizes, dim=-1)
+        gate_TI, x_TC, steps_TH = self.in_proj(x_TD).split(self.sizes, dim=-1)
         state = self.attn(attention)
         x_TC = self.conv1d(x_TC, state.tensors[0], state.parts)
         x_TI, keys, queries = self.conv1d.split(x_TC)
-        dt_TH = functional.softplus(dt_TH.float() + self.dt_bias).clamp(*self.limits)
-        x_THP = x_TI.unflatten(-1, (-1, self.head_size)).float()
         inputs = LinearAttentionInputs(
             q_TGK=queries.unflatten(-1, (-1, self.state_size)),
             k_TGK=keys.unflatten(-1, (-1, self.state_size)),
-            v_THV=x_THP * dt_TH[..., None],
-            decay_TH=-self.A_log.exp() * dt_TH,
+            v_THV=x_TI.unflatten(-1, (-1, self.head_size)),
+            steps_TH=steps_TH,
+            step_bias_H=self.dt_bias,
+            step_limits=self.limits,
+            rates_H=self.A_log,
+            skip_H=self.D,
         )
         y_THP = self.ops.linear_attention(inputs, state.tensors[1], state.parts)
-        y_THP = y_THP.addcmul_(x_THP, self.D[:, None])
         y_TI: torch.Tensor = self.norm(y_THP.flatten(1), gate_TI)
         return y_TI
 
@@ -209,12 +214,13 @@ def _read_limits(config: Config) -> tuple[float, float]:
         raise ModelError(
             f"config.json: time_step_limit is {shorten(stated)}; it must be a list of two numbers"
         )
-    low, high = map(float, stated)
-    if not 0 <= low < high:
+    low, high = stated
+    # Comparisons and not a conversion to float, which fails for a large integer.
+    if not 0 <= low < high or low > MAX_STEP or (high != math.inf and high > MAX_STEP):
         raise ModelError(
             f"config.json: time_step_limit is {shorten(stated)}; it must be 0 or more, ascending"
         )
-    return low, high
+    return float(low), float(high)
 
 
 def _mappings() -> tuple[WeightMapping, ...]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch.nn import functional
 
 from dovetail.errors import ModelError
 from dovetail.interfaces.model import AttentionContext, ModelContext, StateTensor, WeightMapping
@@ -39,6 +38,7 @@ from dovetail_models.decoder.names import LAYER, stacked_experts
 from dovetail_models.decoder.shape import MAX_HEAD_SIZE
 from dovetail_models.decoder.state_branch import (
     MAX_KERNEL_SIZE,
+    RATES,
     StateBranch,
     check_sizes,
     divide_heads,
@@ -151,21 +151,25 @@ class GatedSelfAttention(SelfAttention):
             shape.heads.num_heads * shape.heads.head_size,
             bias=shape.attention.qkv_bias,
         )
+        self.ops = context.ops
 
     def forward(
         self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
         """Return the gated attention of the heads, [T, O], before `o_proj`."""
         gate_TO = self.gate_proj(x_TD)
-        return super().forward(x_TD, positions_T, attention) * gate_TO.sigmoid_()
+        attended_TO = super().forward(x_TD, positions_T, attention)
+        return self.ops.sigmoid_and_mul(attended_TO, gate_TO)
 
 
 class GatedDeltaNet(StateBranch):
     """Linear attention whose state decays and is corrected by the delta rule.
 
-    Dimensions: T tokens, D hidden size, C channels, H heads of values, G heads of keys, K and V
-    features of a key and of a value.
+    A_log: the rates -exp(A_log), which the loader computes. Dimensions: T tokens, D hidden size,
+    C channels, H heads of values, G heads of keys, K and V features of a key and of a value.
     """
+
+    converts = RATES
 
     def __init__(
         self,
@@ -197,26 +201,25 @@ class GatedDeltaNet(StateBranch):
         self, x_TD: torch.Tensor, positions_T: torch.Tensor, attention: AttentionContext
     ) -> torch.Tensor:
         """Return the features of all heads, [T, H·V], before `o_proj`."""
-        x_TC, gate, beta_TH, decay_TH = self.in_proj(x_TD).split(self.sizes, dim=-1)
+        x_TC, gate, beta_TH, steps_TH = self.in_proj(x_TD).split(self.sizes, dim=-1)
         state = self.attn(attention)
         x_TC = self.conv1d(x_TC, state.tensors[0], state.parts)
         q, k, v = self.conv1d.split(x_TC)
-        rates_TH = functional.softplus(decay_TH.float() + self.dt_bias)
         inputs = LinearAttentionInputs(
-            q_TGK=self._normal(q) * self.key_size**-0.5,
-            k_TGK=self._normal(k),
+            q_TGK=q.unflatten(-1, (-1, self.key_size)),
+            k_TGK=k.unflatten(-1, (-1, self.key_size)),
             v_THV=v.unflatten(-1, (-1, self.value_size)),
-            decay_TH=-self.A_log.exp() * rates_TH,
-            beta_TH=beta_TH.float().sigmoid(),
+            steps_TH=steps_TH,
+            step_bias_H=self.dt_bias,
+            rates_H=self.A_log,
+            beta_TH=beta_TH,
+            key_eps=_EPS,
         )
-        y_THV = self.norm(self.ops.linear_attention(inputs, state.tensors[1], state.parts))
-        gate_THV = functional.silu(gate.unflatten(-1, (-1, self.value_size)).float())
-        return (y_THV * gate_THV).to(x_TD.dtype).flatten(1)
-
-    def _normal(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the heads of queries or keys with length 1, float32 [T, G, K]."""
-        x_TGK = x.unflatten(-1, (-1, self.key_size)).float()
-        return x_TGK * torch.rsqrt(x_TGK.square().sum(-1, keepdim=True) + _EPS)
+        y_THV = self.ops.linear_attention(inputs, state.tensors[1], state.parts)
+        gate_THV = gate.unflatten(-1, (-1, self.value_size))
+        norm = self.norm
+        y_THV = self.ops.gated_rms_norm(y_THV, gate_THV, norm.weight, norm.eps, norm_first=True)
+        return y_THV.flatten(1)
 
 
 def _read_options(config: Config) -> DeltaNetOptions:

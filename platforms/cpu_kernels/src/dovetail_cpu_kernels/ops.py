@@ -126,6 +126,76 @@ class EmbeddingArgs(ctypes.Structure):
     )
 
 
+class GatedNormArgs(ctypes.Structure):
+    """The struct `dk_gated_norm_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("gate", _POINTER),
+        ("weight", _POINTER),
+        ("y", _POINTER),
+        ("num_tokens", _INT64),
+        ("num_groups", _INT64),
+        ("size", _INT64),
+        ("gate_stride", _INT64),
+        ("weight_stride", _INT64),
+        ("norm_first", _INT64),
+        ("eps", _FLOAT),
+    )
+
+
+class SigmoidMulArgs(ctypes.Structure):
+    """The struct `dk_sigmoid_mul_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("gate", _POINTER),
+        ("y", _POINTER),
+        ("num_rows", _INT64),
+        ("size", _INT64),
+        ("x_stride", _INT64),
+        ("gate_stride", _INT64),
+        ("y_stride", _INT64),
+    )
+
+
+class AddSharedArgs(ctypes.Structure):
+    """The struct `dk_add_shared_args`."""
+
+    _fields_ = (
+        ("y", _POINTER),
+        ("shared", _POINTER),
+        ("x", _POINTER),
+        ("gate", _POINTER),
+        ("num_tokens", _INT64),
+        ("size", _INT64),
+        ("y_stride", _INT64),
+        ("shared_stride", _INT64),
+        ("x_stride", _INT64),
+    )
+
+
+class HeadLinearArgs(ctypes.Structure):
+    """The struct `dk_head_linear_args`."""
+
+    _fields_ = (
+        ("x", _POINTER),
+        ("weight", _POINTER),
+        ("y", _POINTER),
+        ("num_tokens", _INT64),
+        ("num_heads", _INT64),
+        ("num_inputs", _INT64),
+        ("num_outputs", _INT64),
+        ("x_stride", _INT64),
+        ("x_head_stride", _INT64),
+        ("y_stride", _INT64),
+        ("y_head_stride", _INT64),
+        ("weight_head_stride", _INT64),
+        ("weight_stride", _INT64),
+        ("inputs_first", _INT64),
+    )
+
+
 class ArgmaxArgs(ctypes.Structure):
     """The struct `dk_argmax_args`."""
 
@@ -163,6 +233,10 @@ OPS: dict[str, type[ctypes.Structure]] = {
     "silu_mul": GateMulArgs,
     "gelu_tanh_mul": GateMulArgs,
     "embedding": EmbeddingArgs,
+    "gated_norm": GatedNormArgs,
+    "sigmoid_mul": SigmoidMulArgs,
+    "add_shared": AddSharedArgs,
+    "head_linear": HeadLinearArgs,
     "argmax": ArgmaxArgs,
     "mask": MaskArgs,
     "select_experts": SelectExpertsArgs,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
-_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+_POINTER, _INT64, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
-MAX_CONV_WIDTH = 8
+MAX_CONV_WIDTH = 64
 """The maximum width of a convolution, `DK_MAX_CONV_WIDTH`."""
 
 
@@ -18,7 +18,7 @@ class StateParts(ctypes.Structure):
         ("num_parts", _POINTER),
         ("reads", _POINTER),
         ("writes", _POINTER),
-        ("num_requests", _INT64),
+        ("num_requests", _POINTER),
     )
 
 
@@ -49,13 +49,25 @@ class LinearAttentionArgs(ctypes.Structure):
         ("q", _POINTER),
         ("k", _POINTER),
         ("v", _POINTER),
-        ("factors", _POINTER),
+        ("steps", _POINTER),
         ("betas", _POINTER),
+        ("step_bias", _POINTER),
+        ("rates", _POINTER),
+        ("skip", _POINTER),
         ("states", _POINTER),
         ("y", _POINTER),
         ("num_heads", _INT64),
         ("num_groups", _INT64),
         ("key_size", _INT64),
         ("value_size", _INT64),
+        ("q_stride", _INT64),
+        ("k_stride", _INT64),
+        ("v_stride", _INT64),
+        ("steps_stride", _INT64),
+        ("betas_stride", _INT64),
         ("block_stride", _INT64),
+        ("is_float32", _INT64),
+        ("min_step", _FLOAT),
+        ("max_step", _FLOAT),
+        ("key_eps", _FLOAT),
     )

@@ -14,13 +14,17 @@ from dovetail_cpu_kernels.experts import ExpertsArgs, SelectExpertsArgs
 from dovetail_cpu_kernels.linear import LinearArgs, PackLinearArgs
 from dovetail_cpu_kernels.ops import (
     AddRMSNormArgs,
+    AddSharedArgs,
     ArgmaxArgs,
     EmbeddingArgs,
+    GatedNormArgs,
     GateMulArgs,
+    HeadLinearArgs,
     LayerNormArgs,
     MaskArgs,
     RMSNormArgs,
     RotaryArgs,
+    SigmoidMulArgs,
 )
 from dovetail_cpu_kernels.probe import ProbeMultiplyArgs, ProbeReadArgs
 from dovetail_cpu_kernels.states import CausalConvArgs, LinearAttentionArgs, StateParts
@@ -40,6 +44,10 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "dk_rotary_args": RotaryArgs,
     "dk_gate_mul_args": GateMulArgs,
     "dk_embedding_args": EmbeddingArgs,
+    "dk_gated_norm_args": GatedNormArgs,
+    "dk_sigmoid_mul_args": SigmoidMulArgs,
+    "dk_add_shared_args": AddSharedArgs,
+    "dk_head_linear_args": HeadLinearArgs,
     "dk_argmax_args": ArgmaxArgs,
     "dk_mask_args": MaskArgs,
     "dk_select_experts_args": SelectExpertsArgs,

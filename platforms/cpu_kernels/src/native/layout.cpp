@@ -25,6 +25,10 @@ int64_t dk_struct_bytes(const char* name) {
   DK_SIZE(dk_rotary_args);
   DK_SIZE(dk_gate_mul_args);
   DK_SIZE(dk_embedding_args);
+  DK_SIZE(dk_gated_norm_args);
+  DK_SIZE(dk_sigmoid_mul_args);
+  DK_SIZE(dk_add_shared_args);
+  DK_SIZE(dk_head_linear_args);
   DK_SIZE(dk_argmax_args);
   DK_SIZE(dk_mask_args);
   DK_SIZE(dk_select_experts_args);

@@ -67,6 +67,30 @@ int64_t dk_gelu_tanh_mul(const dk_gate_mul_args* args) {
   return DK_OK;
 }
 
+int64_t dk_gated_norm(const dk_gated_norm_args* args) {
+  dk::note(dk_gated_norm, args);
+  const auto& table = DK_PICK(ops_table);
+  dk::parallel_for(args->num_tokens * args->num_groups, rows_per_piece(2 * args->size),
+                   [&](int64_t begin, int64_t end) { table.gated_norm(*args, begin, end); });
+  return DK_OK;
+}
+
+int64_t dk_sigmoid_mul(const dk_sigmoid_mul_args* args) {
+  dk::note(dk_sigmoid_mul, args);
+  const auto& table = DK_PICK(ops_table);
+  dk::parallel_for(args->num_rows, rows_per_piece(args->size),
+                   [&](int64_t begin, int64_t end) { table.sigmoid_mul(*args, begin, end); });
+  return DK_OK;
+}
+
+int64_t dk_add_shared(const dk_add_shared_args* args) {
+  dk::note(dk_add_shared, args);
+  const auto& table = DK_PICK(ops_table);
+  dk::parallel_for(args->num_tokens, rows_per_piece(2 * args->size),
+                   [&](int64_t begin, int64_t end) { table.add_shared(*args, begin, end); });
+  return DK_OK;
+}
+
 int64_t dk_embedding(const dk_embedding_args* args) {
   dk::note(dk_embedding, args);
   const auto* const rows = static_cast<const uint16_t*>(args->table);

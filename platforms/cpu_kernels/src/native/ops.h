@@ -12,6 +12,9 @@ struct OpsTable {
   void (*rotary)(const dk_rotary_args&, int64_t begin, int64_t end);
   void (*silu_mul)(const dk_gate_mul_args&, int64_t begin, int64_t end);
   void (*gelu_tanh_mul)(const dk_gate_mul_args&, int64_t begin, int64_t end);
+  void (*gated_norm)(const dk_gated_norm_args&, int64_t begin, int64_t end);  // of tokens x groups
+  void (*sigmoid_mul)(const dk_sigmoid_mul_args&, int64_t begin, int64_t end);
+  void (*add_shared)(const dk_add_shared_args&, int64_t begin, int64_t end);
 };
 
 }  // namespace dk

@@ -207,9 +207,95 @@ void gate_mul(const dk_gate_mul_args& a, int64_t begin, int64_t end) {
   }
 }
 
+// Each 16 numbers of a row: body(index, number of numbers).
+template <class F>
+DK_INLINE void each_part(int64_t size, F body) {
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) body(i, kLanes);
+  if (i < size) body(i, size - i);
+}
+DK_INLINE Vec part_of(const uint16_t* p, int64_t n) {
+  return n == kLanes ? load_bf16(p) : load_bf16_first(p, n);
+}
+DK_INLINE void store_part(uint16_t* p, Vec x, int64_t n) {
+  n == kLanes ? store_bf16(p, x) : store_bf16_first(p, x, n);
+}
+DK_INLINE Vec part_of(const float* p, int64_t n) {
+  if (n == kLanes) return load(p);
+  float room[kLanes] = {};
+  memcpy(room, p, n * sizeof(float));
+  return load(room);
+}
+DK_INLINE void store_part(float* p, Vec x, int64_t n) {
+  float room[kLanes];
+  store(room, x);
+  memcpy(p, room, n * sizeof(float));
+}
+
+void gated_norm(const dk_gated_norm_args& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t token = row / a.num_groups, group = row % a.num_groups;
+    float* const x = a.x + row * a.size;
+    const auto* const gate =
+        static_cast<const uint16_t*>(a.gate) + token * a.gate_stride + group * a.size;
+    const auto* const weight = static_cast<const uint16_t*>(a.weight) + group * a.weight_stride;
+    auto* const y = static_cast<uint16_t*>(a.y) + row * a.size;
+    Vec even = zero(), odd = zero();
+    each_part(a.size, [&](int64_t i, int64_t n) {
+      Vec v = part_of(x + i, n);
+      if (!a.norm_first) {
+        v = mul(v, Silu::of(part_of(gate + i, n)));
+        n == kLanes ? store(x + i, v) : store_part(x + i, v, n);
+      }
+      Vec& sum = i / kLanes % 2 ? odd : even;
+      sum = fma(v, v, sum);
+    });
+    const float mean = reduce_add(add(even, odd)) / static_cast<float>(a.size);
+    const Vec scale = set(1.f / __builtin_sqrtf(mean + a.eps));
+    each_part(a.size, [&](int64_t i, int64_t n) {
+      Vec v = mul(mul(part_of(x + i, n), scale), part_of(weight + i, n));
+      if (a.norm_first) v = mul(v, Silu::of(part_of(gate + i, n)));
+      store_part(y + i, v, n);
+    });
+  }
+}
+
+void sigmoid_mul(const dk_sigmoid_mul_args& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const auto* const x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
+    const auto* const gate = static_cast<const uint16_t*>(a.gate) + row * a.gate_stride;
+    auto* const y = static_cast<uint16_t*>(a.y) + row * a.y_stride;
+    each_part(a.size, [&](int64_t i, int64_t n) {
+      store_part(y + i, mul(part_of(x + i, n), sigmoid_of(part_of(gate + i, n))), n);
+    });
+  }
+}
+
+void add_shared(const dk_add_shared_args& a, int64_t begin, int64_t end) {
+  const auto* const weight = static_cast<const uint16_t*>(a.gate);
+  for (int64_t row = begin; row < end; ++row) {
+    const auto* const shared = static_cast<const uint16_t*>(a.shared) + row * a.shared_stride;
+    auto* const y = static_cast<uint16_t*>(a.y) + row * a.y_stride;
+    Vec factor = set(1.f);
+    if (weight) {
+      const auto* const x = static_cast<const uint16_t*>(a.x) + row * a.x_stride;
+      Vec even = zero(), odd = zero();
+      each_part(a.size, [&](int64_t i, int64_t n) {
+        Vec& sum = i / kLanes % 2 ? odd : even;
+        sum = fma(part_of(x + i, n), part_of(weight + i, n), sum);
+      });
+      factor = sigmoid_of(set(reduce_add(add(even, odd))));
+    }
+    each_part(a.size, [&](int64_t i, int64_t n) {
+      store_part(y + i, fma(part_of(shared + i, n), factor, part_of(y + i, n)), n);
+    });
+  }
+}
+
 }  // namespace
 
-const OpsTable ops_table = {rms_norm, add_rms_norm,   layer_norm,
-                            rotary,   gate_mul<Silu>, gate_mul<GeluTanh>};
+const OpsTable ops_table = {rms_norm,       add_rms_norm,       layer_norm, rotary,
+                            gate_mul<Silu>, gate_mul<GeluTanh>, gated_norm, sigmoid_mul,
+                            add_shared};
 
 }  // namespace dk::DK_LEVEL_NAMESPACE

@@ -17,7 +17,7 @@ const std::vector<StateRequest>& list_requests(const dk_state_parts& parts) {
   std::vector<StateRequest>& requests = thread_requests;
   requests.clear();
   int64_t token = 0, part = 0;
-  for (int64_t r = 0; r < parts.num_requests; ++r) {
+  for (int64_t r = 0; r < *parts.num_requests; ++r) {
     requests.push_back({token, part, parts.num_parts[r]});
     for (int64_t end = part + parts.num_parts[r]; part < end; ++part) token += parts.sizes[part];
   }

@@ -2,7 +2,8 @@
 //
 // Linear attention keeps a slice of a head's state in a local buffer, which fits the first cache,
 // and computes the recurrence token by token: two passes over the slice with the delta rule, one
-// without. Sums are in the order of the key's features.
+// without. Sums are in the order of the key's features. Step sizes and decays of kWidth tokens are
+// computed at once; each lane depends on its own token only.
 #include <cstring>
 
 #include "simd.h"
@@ -14,13 +15,6 @@ namespace {
 constexpr int kVectors = 4;
 constexpr int64_t kColumns = kVectors * kWidth;
 constexpr int64_t kChannels = 2 * kWidth;
-
-DK_INLINE VF load_n(const float* p, int64_t n) {
-  if (n >= kWidth) return load(p);
-  float room[kWidth] = {};
-  for (int64_t i = 0; i < n; ++i) room[i] = p[i];
-  return load(room);
-}
 
 DK_INLINE VF silu(VF x) { return div(x, add(set1(1.0f), exp(sub(zero(), x)))); }
 
@@ -42,13 +36,15 @@ void convolve(const dk_causal_conv_args& a, const StateRequest& request, int64_t
   const int64_t num_before = a.width - 1;
   const int64_t n = a.channels - channel < kChannels ? a.channels - channel : kChannels;
   const dk_state_parts& parts = *a.parts;
-  uint16_t before[(DK_MAX_CONV_WIDTH - 1) * kChannels] = {};
+  uint16_t before[(DK_MAX_CONV_WIDTH - 1) * kChannels];  // only the rows in use are initialized
+  memset(before, 0, num_before * kChannels * sizeof(uint16_t));
   auto* const states = static_cast<uint16_t*>(a.states) + channel;
   const int64_t read = parts.reads[request.part];
   for (int64_t i = 0; read >= 0 && i < num_before; ++i) {
     memcpy(before + i * kChannels, states + read * a.block_stride + i * a.channels, n * 2);
   }
-  float weights[DK_MAX_CONV_WIDTH][kChannels] = {}, bias[kChannels] = {};
+  float weights[DK_MAX_CONV_WIDTH][kChannels], bias[kChannels] = {};
+  memset(weights, 0, a.width * sizeof(weights[0]));
   for (int64_t c = 0; c < n; ++c) {
     const auto* own = static_cast<const uint16_t*>(a.weight) + (channel + c) * a.weight_stride;
     for (int64_t i = 0; i < a.width; ++i) weights[i][c] = bf16_to_float(own[i]);
@@ -77,7 +73,83 @@ void convolve(const dk_causal_conv_args& a, const StateRequest& request, int64_t
   }
 }
 
-int64_t scratch_floats(const dk_linear_attention_args& a) { return a.key_size * kColumns; }
+int64_t padded(int64_t size) { return (size + kWidth - 1) / kWidth * kWidth; }
+
+// The slice of the state, a query and a key.
+int64_t scratch_floats(const dk_linear_attention_args& a) {
+  return a.key_size * kColumns + 2 * padded(a.key_size);
+}
+
+// The first n elements from `index` on, followed by zeros; n may be negative.
+template <class T>
+DK_INLINE VF load_n(const void* base, int64_t index, int64_t n) {
+  const T* const p = static_cast<const T*>(base) + index;
+  if constexpr (sizeof(T) == 2) {
+    return n >= kWidth ? load_bf16(p) : load_bf16_n(p, n > 0 ? n : 0);
+  } else {
+    if (n >= kWidth) return load(p);
+    float room[kWidth] = {};
+    for (int64_t i = 0; i < n; ++i) room[i] = p[i];
+    return load(room);
+  }
+}
+
+// log(1 + e^x): max(x, 0) + log(1 + t) with t = e^-|x|; log(1 + t) = 2 artanh(t / (2 + t)), whose
+// series ends when a term is below the precision, because the argument is at most 1/3.
+DK_INLINE VF softplus(VF x) {
+  const VF t = exp(min(x, sub(zero(), x)));
+  const VF s = div(t, add(t, set1(2.0f))), z = mul(s, s);
+  VF p = set1(1.0f / 15.0f);
+  DK_UNROLL for (int i = 13; i > 0; i -= 2) p = fma(p, z, set1(1.0f / static_cast<float>(i)));
+  return fma(add(s, s), p, max(x, zero()));
+}
+
+// The factors of kWidth tokens of a head: on the state, and on the value or its correction.
+struct Gates {
+  float decays[kWidth], scales[kWidth];
+};
+
+template <class T, bool kDelta>
+DK_INLINE void compute_gates(const dk_linear_attention_args& a, int64_t head, int64_t token,
+                             int64_t count, Gates& gates) {
+  float logits[kWidth] = {}, betas[kWidth] = {}, exponents[kWidth];
+  for (int64_t i = 0; i < count; ++i) {
+    const auto at = [&](const void* base, int64_t stride) {
+      const T value = static_cast<const T*>(base)[(token + i) * stride + head];
+      if constexpr (sizeof(T) == 2) return bf16_to_float(value);
+      return static_cast<float>(value);
+    };
+    logits[i] = at(a.steps, a.steps_stride);
+    if (kDelta) betas[i] = at(a.betas, a.betas_stride);
+  }
+  VF step = softplus(add(load(logits), set1(a.step_bias[head])));
+  step = min(max(step, set1(a.min_step)), set1(a.max_step));
+  const VF exponent = mul(step, set1(a.rates[head]));
+  store(exponents, exponent);
+  store(gates.decays, exp(exponent));
+  // exp never returns 0, and products with the least numbers are slow.
+  for (int i = 0; i < kWidth; ++i) gates.decays[i] = exponents[i] < -87.0f ? 0 : gates.decays[i];
+  const VF one = set1(1.0f);
+  store(gates.scales, kDelta ? div(one, add(one, exp(sub(zero(), load(betas))))) : step);
+}
+
+// Store a query or key as floats, with zeros behind; its length is `length` if eps > 0.
+template <class T>
+DK_INLINE void read_key(const void* base, int64_t index, int64_t size, float eps, float length,
+                        float* out) {
+  VF squares = zero();
+  for (int64_t i = 0; i < size; i += kWidth) {
+    const VF x = load_n<T>(base, index + i, size - i);
+    squares = fma(x, x, squares);
+    store(out + i, x);
+  }
+  if (!(eps > 0)) return;
+  float lanes[kWidth], sum = 0;
+  store(lanes, squares);
+  for (int i = 0; i < kWidth; ++i) sum += lanes[i];
+  const VF scale = set1(length / __builtin_sqrtf(sum + eps));
+  for (int64_t i = 0; i < size; i += kWidth) store(out + i, mul(load(out + i), scale));
+}
 
 // One token: the slice [key_size, kColumns] of the state, and the result in `y`.
 template <bool kDelta>
@@ -122,36 +194,60 @@ void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_str
   for (int64_t f = 0; f < rows; ++f) memcpy(to + f * to_stride, from + f * from_stride, n * 4);
 }
 
-void recur(const dk_linear_attention_args& a, const StateRequest& request, int64_t head,
-           int64_t column, float* state) {
+template <class T, bool kDelta>
+void recur_as(const dk_linear_attention_args& a, const StateRequest& request, int64_t head,
+              int64_t column, float* state) {
   const dk_state_parts& parts = *a.parts;
   const int64_t n = a.value_size - column < kColumns ? a.value_size - column : kColumns;
+  float* const q = state + a.key_size * kColumns;
+  float* const k = q + padded(a.key_size);
   float* const states = a.states + head * a.key_size * a.value_size + column;
   const int64_t read = parts.reads[request.part];
   if (read < 0 || n < kColumns) memset(state, 0, a.key_size * kColumns * sizeof(float));
   if (read >= 0) {
     copy_rows(states + read * a.block_stride, a.value_size, state, kColumns, a.key_size, n);
   }
-  const int64_t group = head / (a.num_heads / a.num_groups);
+  const int64_t group = head / (a.num_heads / a.num_groups) * a.key_size;
+  const float query_length = 1.0f / __builtin_sqrtf(static_cast<float>(a.key_size));
+  const VF skip = set1(a.skip ? a.skip[head] : 0.0f);
   int64_t t = request.token;
   for (int64_t part = request.part; part < request.part + request.num_parts; ++part) {
-    for (const int64_t end = t + parts.sizes[part]; t < end; ++t) {
-      const int64_t key = (t * a.num_groups + group) * a.key_size, value = t * a.num_heads + head;
-      const float* const own = a.v + value * a.value_size + column;
-      float* const out = a.y + value * a.value_size + column;
-      VF v[kVectors], y[kVectors];
-      DK_UNROLL for (int i = 0; i < kVectors; ++i) v[i] = load_n(own + i * kWidth, n - i * kWidth);
-      if (a.betas) {
-        step<true>(state, a.q + key, a.k + key, a.factors[value], a.betas[value], a.key_size, v, y);
-      } else {
-        step<false>(state, a.q + key, a.k + key, a.factors[value], 0.0f, a.key_size, v, y);
-      }
-      DK_UNROLL for (int i = 0; i < kVectors; ++i) {
-        if (n > i * kWidth) store_n(out + i * kWidth, y[i], n - i * kWidth);
+    for (const int64_t end = t + parts.sizes[part]; t < end;) {
+      const int64_t count = end - t < kWidth ? end - t : kWidth;
+      Gates gates;
+      compute_gates<T, kDelta>(a, head, t, count, gates);
+      for (int64_t i = 0; i < count; ++i, ++t) {
+        read_key<T>(a.q, t * a.q_stride + group, a.key_size, a.key_eps, query_length, q);
+        read_key<T>(a.k, t * a.k_stride + group, a.key_size, a.key_eps, 1.0f, k);
+        const int64_t value = t * a.v_stride + head * a.value_size + column;
+        VF v[kVectors], u[kVectors], y[kVectors];
+        DK_UNROLL for (int j = 0; j < kVectors; ++j) {
+          const int64_t left = n - j * kWidth;
+          v[j] = left > 0 ? load_n<T>(a.v, value + j * kWidth, left) : zero();
+          u[j] = kDelta ? v[j] : mul(v[j], set1(gates.scales[i]));
+        }
+        step<kDelta>(state, q, k, gates.decays[i], gates.scales[i], a.key_size, u, y);
+        float* const out = a.y + (t * a.num_heads + head) * a.value_size + column;
+        DK_UNROLL for (int j = 0; j < kVectors; ++j) {
+          const int64_t left = n - j * kWidth;
+          const VF sum = a.skip ? fma(skip, v[j], y[j]) : y[j];
+          if (left > 0) store_n(out + j * kWidth, sum, left);
+        }
       }
     }
     copy_rows(state, kColumns, states + parts.writes[part] * a.block_stride, a.value_size,
               a.key_size, n);
+  }
+}
+
+void recur(const dk_linear_attention_args& a, const StateRequest& request, int64_t head,
+           int64_t column, float* state) {
+  if (a.is_float32) {
+    a.betas ? recur_as<float, true>(a, request, head, column, state)
+            : recur_as<float, false>(a, request, head, column, state);
+  } else {
+    a.betas ? recur_as<uint16_t, true>(a, request, head, column, state)
+            : recur_as<uint16_t, false>(a, request, head, column, state);
   }
 }
 

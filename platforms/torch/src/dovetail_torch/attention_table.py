@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -122,6 +122,26 @@ class AttentionTable:
     def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
         """Return the states of layer `index` in this step."""
         return LayerState(tensors=self._states[index], parts=self.metadata[self._builder_of[index]])
+
+    def save_states(self, max_bytes: int) -> Callable[[], None] | None:
+        """Copy the states that this step overwrites, and return a function that restores them.
+
+        Returns None, without a copy, if they have more than `max_bytes`.
+        """
+        saved = [
+            (tensor, self.metadata[self._builder_of[index]].writes_N)
+            for index, tensors in self._states.items()
+            for tensor in tensors
+        ]
+        if sum(len(blocks) * tensor[0].nbytes for tensor, blocks in saved) > max_bytes:
+            return None
+        copies = [tensor.index_select(0, blocks) for tensor, blocks in saved]
+
+        def restore() -> None:
+            for (tensor, blocks), copy in zip(saved, copies, strict=True):
+                tensor.index_copy_(0, blocks, copy)
+
+        return restore
 
     def narrow(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the rows that are needed after attention. All rows in a compiled graph."""

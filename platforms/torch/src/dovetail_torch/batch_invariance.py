@@ -8,10 +8,16 @@ plugin lacks the guarantee, a seeded request may get different tokens in another
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces import AttentionBackend, LinearMethod, Ops, RankGroup
+from dovetail.interfaces.ops import (
+    LATENT_OPERATIONS,
+    MIXED_OPERATIONS,
+    STATE_OPERATIONS,
+    overridden_operations,
+)
 from dovetail.plugins.contracts.declared import promises_equal_bits
 from dovetail_torch.layers.attention import Attention
 
@@ -45,35 +51,48 @@ class BatchInvariance:
         self._without.append(f"{kind.replace('_', ' ')} {cls.__name__}")
 
     def add_attention(
-        self, backend: type[AttentionBackend] | None, layers: Iterable[Attention]
+        self, backend: type[AttentionBackend] | None, layers: Iterable[Attention], ops: type[Ops]
     ) -> None:
         """Add the attention backend and the layers. The backend's selection has checked it.
 
-        Raise ConfigError if the guarantee is required and a layer has latent attention: torch
-        multiplies its queries and results by weights.
+        Raise ConfigError if the guarantee is required, a layer has latent attention, and torch
+        computes its operations instead of `ops`.
         """
         if backend is not None and not promises_equal_bits("attention", backend, self._dtype):
             self._without.append(f"attention backend {backend.name}")
-        if not any(layer.value_size for layer in layers):
+        if any(layer.value_size for layer in layers):
+            operations = LATENT_OPERATIONS | MIXED_OPERATIONS
+            self._add_operations("multi-head latent attention", ops, operations)
+
+    def add_states(self, ops: type[Ops], ranks: RankGroup) -> None:
+        """Record whether the operations with states depend on the batch.
+
+        Raise ConfigError if the guarantee is required, but torch computes an operation instead of
+        `ops`, or several ranks share the model: torch may add up the squares of their norms.
+        """
+        self._add_operations("states", ops, STATE_OPERATIONS | MIXED_OPERATIONS)
+        if ranks.size == 1:
             return
         if self._required:
             raise ConfigError(
-                "batch_invariant=True is not supported for models with multi-head latent "
-                "attention. Remove batch_invariant."
+                f"batch_invariant=True is not supported for models with states on {ranks.size} "
+                "ranks, because torch computes the norms that they share. Choose "
+                "tensor_parallel_size=1, or remove batch_invariant."
             )
-        self._without.append("multi-head latent attention of the model")
+        self._without.append(f"norms of states on {ranks.size} ranks")
 
-    def add_states(self) -> None:
-        """Record that the model has states, which torch computes.
-
-        Raise ConfigError if the guarantee is required.
-        """
+    def _add_operations(self, part: str, ops: type[Ops], operations: Collection[str]) -> None:
+        """Record whether `ops` computes these operations of a part of the model."""
+        missing = sorted(set(operations) - overridden_operations(ops))
+        if not missing and promises_equal_bits("ops", ops, self._dtype):
+            return
         if self._required:
+            lacks = f", which lacks {', '.join(missing)}" if missing else ""
             raise ConfigError(
-                "batch_invariant=True is not supported for models with states, such as linear "
-                "attention. Remove batch_invariant."
+                f"batch_invariant=True is not supported for models with {part} and the ops "
+                f"{ops.__name__}{lacks}. Choose other ops, or remove batch_invariant."
             )
-        self._without.append("states of the model")
+        self._without.append(f"{part} of the model")
 
     def add_ranks(self, ranks: RankGroup) -> None:
         """Record whether sums over ranks depend on the batch.

@@ -9,7 +9,7 @@ the device or on what a graph is. Dimensions: T tokens, D hidden size, V vocabul
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,17 @@ from dovetail_torch.sampling.blocks import best_tokens
 from dovetail_torch.sampling.sampler import BestTokens
 
 logger = logging.getLogger(__name__)
+
+MAX_SAVED_BYTES = 512 << 20
+"""A replay is compared with an eager run only if the states that both change are not larger."""
+SaveStates = Callable[[int], Callable[[], None] | None]
+"""Copies the states that the step changes, if they have at most this many bytes, and returns a
+function that restores them. Returns None if they have more."""
+
+
+def _no_states(max_bytes: int) -> Callable[[], None]:
+    return lambda: None
+
 
 Outputs = tuple[torch.Tensor, ...]
 """The outputs of a step: hidden states [T, D], logits [T, V] if every token samples, and tokens [T]
@@ -40,10 +51,15 @@ class GraphDispatcher:
     """Runs the steps of one model. counts: numbers of eager, captured and replayed steps."""
 
     def __init__(
-        self, model: Model, provider: GraphProvider | None, best_tokens: BestTokens = best_tokens
+        self,
+        model: Model,
+        provider: GraphProvider | None,
+        best_tokens: BestTokens = best_tokens,
+        save_states: SaveStates = _no_states,
     ) -> None:
         """provider: None to run every step eagerly. best_tokens: the op provider's argmax."""
         self._model = model
+        self._save_states = save_states
         self._best_tokens = best_tokens
         self._provider = provider
         self._entries: dict[Hashable, tuple[Graph, Outputs]] = {}
@@ -89,9 +105,9 @@ class GraphDispatcher:
         if entry is None:
             return self._first_times(key, forward)
         graph, outputs = entry
-        graph.replay()
         if len(outputs) not in self._proven:
-            return self._prove(outputs, forward)
+            return self._prove(graph, outputs, forward)
+        graph.replay()
         self.counts.replayed += 1
         return outputs
 
@@ -130,11 +146,19 @@ class GraphDispatcher:
             )
         return capture.outputs
 
-    def _prove(self, outputs: Outputs, forward: Forward) -> Outputs:
-        """Run a replayed step eagerly as well, and compare the results."""
-        replayed = [output.clone() for output in outputs]
-        outputs = forward()
+    def _prove(self, graph: Graph, outputs: Outputs, forward: Forward) -> Outputs:
+        """Replay a step and run it eagerly as well, from the same states. Compare the results.
+
+        If the states are too large to be copied, only run the step eagerly.
+        """
         self.counts.eager += 1
+        restore = self._save_states(MAX_SAVED_BYTES)
+        if restore is None:
+            return forward()
+        graph.replay()
+        replayed = [output.clone() for output in outputs]
+        restore()
+        outputs = forward()
         if all(map(_same_bits, replayed, outputs)):
             self._proven.add(len(outputs))
         else:

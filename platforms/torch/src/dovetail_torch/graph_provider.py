@@ -63,7 +63,8 @@ class GraphProvider(Protocol):
     def capture(self, forward: Forward) -> Capture:
         """Run `forward` once and capture it.
 
-        It is allowed to run it twice, because the second run writes the same slots.
+        For a model without states it is allowed to run it twice, because the second run writes the
+        same slots.
         """
 
     def run(self, forward: Forward) -> tuple[torch.Tensor, ...]:

@@ -167,9 +167,11 @@ class TorchWorker(WorkerBase):
         # The backend is selected before loading, so that an unsuitable backend is rejected
         # immediately.
         self._backend = self._choose_attention() if self._attention_layers else None
-        self._invariance.add_attention(self._backend, self._attention_layers.values())
+        self._invariance.add_attention(
+            self._backend, self._attention_layers.values(), type(self._ops.provider)
+        )
         if self._has_states:
-            self._invariance.add_states()
+            self._invariance.add_states(type(self._ops.provider), self._ranks)
         num_bytes = self.load_weights(self._model, self._make_loader())
         self._model.eval()
         check_last_position(self._model, self._limits, len(self._layers))
@@ -344,8 +346,7 @@ class TorchWorker(WorkerBase):
     def _device_parts(self) -> DeviceParts:
         """Return the objects of the platform and the op provider that the runner uses."""
         ops, config = self._ops, self._context.config
-        # The host divides each step's tokens by the states that they read, so no step is repeated.
-        is_eager = config.model.enforce_eager or self._has_states
+        is_eager = config.model.enforce_eager
         parts = DeviceParts(
             best_tokens=ops.best_tokens,
             mask_tokens=ops.mask_tokens,
@@ -359,7 +360,9 @@ class TorchWorker(WorkerBase):
             asynchronous=self._runtime.asynchronous(),
             prepare_inputs=ops.prepare_inputs,
             draw_tokens=ops.draw_tokens if "draw_tokens" in ops.overridden else None,
-            graph_capture=None if is_eager else self.graph_capture(),
+            # The host divides a step's tokens by the states that they read: graphs would need them
+            # on the device.
+            graph_capture=None if is_eager or self._has_states else self.graph_capture(),
             graph_options=GraphOptions(
                 mode=config.compute.graph_mode, max_size=config.compute.max_graph_size
             ),

@@ -17,6 +17,7 @@ import torch
 
 from dovetail.interfaces.ops import ExpertRouting, RouterWeights
 from dovetail_cpu.linear_kernel import pointer_to
+from dovetail_cpu.native_ops.mixed import NativeMixed
 from dovetail_cpu.native_ops.states import NativeStates
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_torch.layers.torch_ops import TorchOps
@@ -25,14 +26,15 @@ _TORCH = TorchOps()
 _LOGITS = (torch.bfloat16, torch.float32)
 
 
-class NativeOps(NativeStates):
+class NativeOps(NativeStates, NativeMixed):
     """Computes in float32 on bfloat16 inputs and outputs."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16"})
 
     def __init__(self) -> None:
-        super().__init__()
+        NativeStates.__init__(self)
+        NativeMixed.__init__(self)
         self._norm, self._call_norm = OPS["rms_norm"](), op("rms_norm")
         self._add_norm, self._call_add_norm = OPS["add_rms_norm"](), op("add_rms_norm")
         self._layer_norm, self._call_layer_norm = OPS["layer_norm"](), op("layer_norm")
@@ -47,6 +49,19 @@ class NativeOps(NativeStates):
         """Return x / sqrt(mean(x²) + eps) · weight, a new tensor with any leading dimensions."""
         if not _is_served(x_TD) or x_TD.dim() not in (2, 3):
             return _TORCH.rms_norm(x_TD, weight_D, eps)
+        return self._rms_norm(x_TD, weight_D, eps, 0.0)
+
+    def offset_rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · (1 + weight), a new tensor."""
+        if not _is_served(x_TD) or x_TD.dim() not in (2, 3):
+            return _TORCH.offset_rms_norm(x_TD, weight_D, eps)
+        return self._rms_norm(x_TD, weight_D, eps, 1.0)
+
+    def _rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, offset: float
+    ) -> torch.Tensor:
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
         args = self._norm
         args.x, args.y = x_TD.data_ptr(), y_TD.data_ptr()
@@ -57,7 +72,7 @@ class NativeOps(NativeStates):
             args.x_inner_stride, args.y_inner_stride = x_TD.stride(1), y_TD.stride(1)
         else:
             args.num_inner = 1
-        args.weight, args.eps = weight_D.data_ptr(), eps
+        args.weight, args.eps, args.weight_offset = weight_D.data_ptr(), eps, offset
         self._call_norm(ctypes.addressof(args))
         return y_TD
 
@@ -67,15 +82,33 @@ class NativeOps(NativeStates):
         """Return (rms_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
         if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
             return _TORCH.add_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return self._add_rms_norm(x_TD, residual_TD, weight_D, (eps, 0.0)), residual_TD
+
+    def add_offset_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norm of x + residual, and the sum, which is stored in `residual_TD`."""
+        if not (_is_served(x_TD) and _is_served(residual_TD) and x_TD.dim() == 2):
+            return _TORCH.add_offset_rms_norm(x_TD, residual_TD, weight_D, eps)
+        return self._add_rms_norm(x_TD, residual_TD, weight_D, (eps, 1.0)), residual_TD
+
+    def _add_rms_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor,
+        constants: tuple[float, float],
+    ) -> torch.Tensor:
+        """Return the norm of the sum. constants: eps, and what is added to the weight."""
         y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
         args = self._add_norm
         args.x, args.residual, args.y = x_TD.data_ptr(), residual_TD.data_ptr(), y_TD.data_ptr()
         args.num_rows, args.size = x_TD.shape
         args.x_stride, args.residual_stride = x_TD.stride(0), residual_TD.stride(0)
         args.y_stride = y_TD.stride(0)
-        args.weight, args.eps = weight_D.data_ptr(), eps
+        args.weight, (args.eps, args.weight_offset) = weight_D.data_ptr(), constants
         self._call_add_norm(ctypes.addressof(args))
-        return y_TD, residual_TD
+        return y_TD
 
     def layer_norm(
         self,

@@ -3,17 +3,16 @@
 A request's results have the same bits in every batch. Cases that the kernels do not support use
 torch.
 Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of heads,
-K and V features of a key and of a value.
+K and V features of a key and of a value, I features of a group of a norm.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 
-from dovetail.interfaces.ops import LinearAttentionInputs, Ops, StateParts
+from dovetail.interfaces.ops import LinearAttentionInputs, Ops, StateParts, StatePartsMemory
 from dovetail_cpu.linear_kernel import pointer_to
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_cpu_kernels.states import MAX_CONV_WIDTH
@@ -24,11 +23,13 @@ _TORCH = TorchOps()
 
 
 class NativeStates(Ops):
-    """Convolution of bfloat16 inputs, and linear attention in float32."""
+    """Convolution and gated norms of bfloat16 values; linear attention of bfloat16 or float32."""
 
     def __init__(self) -> None:
         self._conv, self._call_conv = OPS["causal_conv"](), op("causal_conv")
         self._attention, self._call_attention = OPS["linear_attention"](), op("linear_attention")
+        self._gated_norm, self._call_gated_norm = OPS["gated_norm"](), op("gated_norm")
+        self._parts: dict[int, tuple[StatePartsMemory, NativeParts]] = {}
 
     def causal_conv(
         self,
@@ -46,7 +47,7 @@ class NativeStates(Ops):
         if not (is_bf16 and is_dense and width <= MAX_CONV_WIDTH):
             return _TORCH.causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
         y_TC = torch.empty(x_TC.shape, dtype=torch.bfloat16)
-        native, _kept = _native_parts(parts)
+        native, _kept = self._native_parts(parts)
         args = self._conv
         args.parts = ctypes.addressof(native)
         args.x, args.weight, args.bias = x_TC.data_ptr(), weight_CW.data_ptr(), pointer_to(bias_C)
@@ -61,39 +62,100 @@ class NativeStates(Ops):
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the outputs of linear attention, a new tensor, and update the states."""
-        if states_BHKV.dtype != torch.float32 or not states_BHKV[0].is_contiguous():
+        is_dense = states_BHKV.dtype == torch.float32 and states_BHKV[0].is_contiguous()
+        if not (is_dense and _is_served(inputs)):
             return _TORCH.linear_attention(inputs, states_BHKV, parts)
-        q_TGK, k_TGK, v_THV = (_as_float(x) for x in (inputs.q_TGK, inputs.k_TGK, inputs.v_THV))
-        factors_TH = inputs.decay_TH.exp().contiguous()
-        beta_TH = None if inputs.beta_TH is None else _as_float(inputs.beta_TH)
-        y_THV = torch.empty_like(v_THV)
-        native, _kept = _native_parts(parts)
+        q_TGK, k_TGK, v_THV, steps_TH = inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH
+        beta_TH = inputs.beta_TH
+        y_THV = torch.empty(v_THV.shape, dtype=torch.float32)
+        native, _kept = self._native_parts(parts)
         args = self._attention
         args.parts = ctypes.addressof(native)
         args.q, args.k, args.v = q_TGK.data_ptr(), k_TGK.data_ptr(), v_THV.data_ptr()
-        args.factors, args.betas = factors_TH.data_ptr(), pointer_to(beta_TH)
+        args.steps, args.betas = steps_TH.data_ptr(), pointer_to(beta_TH)
+        args.step_bias, args.rates = inputs.step_bias_H.data_ptr(), inputs.rates_H.data_ptr()
+        args.skip, args.key_eps = pointer_to(inputs.skip_H), inputs.key_eps
+        args.min_step, args.max_step = inputs.step_limits
         args.states, args.y = states_BHKV.data_ptr(), y_THV.data_ptr()
         _, args.num_heads, args.value_size = v_THV.shape
         _, args.num_groups, args.key_size = q_TGK.shape
+        args.q_stride, args.k_stride, args.v_stride = (x.stride(0) for x in (q_TGK, k_TGK, v_THV))
+        args.steps_stride = steps_TH.stride(0)
+        args.betas_stride = 0 if beta_TH is None else beta_TH.stride(0)
         args.block_stride = states_BHKV.stride(0)
+        args.is_float32 = v_THV.dtype == torch.float32
         self._call_attention(ctypes.addressof(args))
-        return y_THV.to(inputs.v_THV.dtype)
+        return y_THV
+
+    def gated_rms_norm(
+        self,
+        x_TGI: torch.Tensor,
+        gate_TGI: torch.Tensor,
+        weight_GI: torch.Tensor,
+        eps: float,
+        *,
+        norm_first: bool,
+    ) -> torch.Tensor:
+        """Return the norm of x and its gate, a new tensor. `x_TGI` is overwritten."""
+        is_bf16 = gate_TGI.dtype == weight_GI.dtype == torch.bfloat16
+        is_dense = x_TGI.dtype == torch.float32 and x_TGI.is_contiguous()
+        if not (is_bf16 and is_dense and _rows(gate_TGI) and weight_GI.is_contiguous()):
+            return _TORCH.gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
+        y_TGI = torch.empty(x_TGI.shape, dtype=torch.bfloat16)
+        args = self._gated_norm
+        args.x, args.gate, args.y = x_TGI.data_ptr(), gate_TGI.data_ptr(), y_TGI.data_ptr()
+        args.weight, args.gate_stride = weight_GI.data_ptr(), gate_TGI.stride(0)
+        args.num_tokens, args.num_groups, args.size = x_TGI.shape
+        args.weight_stride = args.size if weight_GI.dim() == 2 else 0
+        args.norm_first, args.eps = norm_first, eps
+        self._call_gated_norm(ctypes.addressof(args))
+        return y_TGI
+
+    def _native_parts(self, parts: StateParts) -> tuple[NativeParts, object]:
+        """Return the struct of the parts, and what must be kept until the call returns.
+
+        The struct of parts in memory that stays the same is kept for recorded steps.
+        """
+        memory = parts.memory
+        if memory is not None:
+            if id(memory) not in self._parts:
+                self._parts[id(memory)] = (memory, _struct_of(memory))
+            return self._parts[id(memory)][1], None
+        own = StatePartsMemory(
+            num_requests_1=torch.tensor([len(parts.num_parts)]),
+            num_parts_R=torch.tensor(parts.num_parts),
+            sizes_N=torch.tensor(parts.sizes),
+            # A copy, which a recorded step must not contain: this memory is freed after the call.
+            reads_N=parts.reads_N.clone(memory_format=torch.contiguous_format),
+            writes_N=parts.writes_N.contiguous(),
+        )
+        return _struct_of(own), own
 
 
-def _as_float(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float32).contiguous()
-
-
-def _native_parts(parts: StateParts) -> tuple[NativeParts, Sequence[object]]:
-    """Return the struct of the parts, and the objects that must be kept until the call returns."""
-    sizes = (ctypes.c_int64 * len(parts.sizes))(*parts.sizes)
-    num_parts = (ctypes.c_int64 * len(parts.num_parts))(*parts.num_parts)
-    reads_N, writes_N = parts.reads_N.contiguous(), parts.writes_N.contiguous()
-    native = NativeParts(
-        sizes=ctypes.addressof(sizes),
-        num_parts=ctypes.addressof(num_parts),
-        reads=reads_N.data_ptr(),
-        writes=writes_N.data_ptr(),
-        num_requests=len(num_parts),
+def _struct_of(memory: StatePartsMemory) -> NativeParts:
+    return NativeParts(
+        sizes=memory.sizes_N.data_ptr(),
+        num_parts=memory.num_parts_R.data_ptr(),
+        reads=memory.reads_N.data_ptr(),
+        writes=memory.writes_N.data_ptr(),
+        num_requests=memory.num_requests_1.data_ptr(),
     )
-    return native, (sizes, num_parts, reads_N, writes_N)
+
+
+def _is_served(inputs: LinearAttentionInputs) -> bool:
+    """Return whether the kernel supports the layout and the dtype of the inputs."""
+    tensors = (inputs.q_TGK, inputs.k_TGK, inputs.v_THV, inputs.steps_TH, inputs.beta_TH)
+    dtype = inputs.v_THV.dtype
+    return dtype in (torch.bfloat16, torch.float32) and all(
+        x is None or (x.dtype == dtype and _rows(x)) for x in tensors
+    )
+
+
+def _rows(x: torch.Tensor) -> bool:
+    """Return whether the values of each token are contiguous. x: [T, …]."""
+    size = 1
+    for dim in range(x.dim() - 1, 0, -1):
+        if x.shape[dim] > 1 and x.stride(dim) != size:
+            return False
+        size *= x.shape[dim]
+    return True

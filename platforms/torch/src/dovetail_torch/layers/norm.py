@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from dovetail.interfaces.model import ModelContext
 
@@ -48,21 +47,20 @@ class RMSNorm(Norm):
 
 
 class OffsetRMSNorm(RMSNorm):
-    """Computes x / sqrt(mean(x²) + eps) · (1 + weight), with the product in float32.
+    """Computes x / sqrt(mean(x²) + eps) · (1 + weight), with the context's ops.
 
     Source: Gemma team 2024, arXiv:2403.08295; the factor 1 + weight is that of its reference code.
     """
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Return the normalized values of `x_TD`, which may have any leading dimensions."""
-        scale_D = self.weight.float() + 1
-        return functional.rms_norm(x_TD.float(), scale_D.shape, scale_D, self.eps).to(x_TD.dtype)
+        return self.ops.offset_rms_norm(x_TD, self.weight, self.eps)
 
     def add(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the normalized sum x + residual, and the sum. `residual_TD` may be overwritten."""
-        return Norm.add(self, x_TD, residual_TD)
+        return self.ops.add_offset_rms_norm(x_TD, residual_TD, self.weight, self.eps)
 
 
 class LayerNorm(Norm):

@@ -1,4 +1,4 @@
-"""The operations of layers with states: causal convolution and linear attention, with torch.
+"""The operations of layers with states: convolution, linear attention, and gated norms, with torch.
 
 They are the reference for fused providers, and do not wait for an asynchronous device: the borders
 of parts are known on the host, and the blocks only on the device.
@@ -9,6 +9,7 @@ heads, K and V features of a key and of a value, L tokens of a chunk.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -64,20 +65,21 @@ def linear_attention(
 
     Requests with one token are computed together; longer parts in chunks, in sequence.
     """
-    wide = _widen(inputs)
+    wide = _recurrence(inputs)
     firsts, _ = _requests(parts)
     ends = [0, *np.cumsum(parts.sizes).tolist()]
-    out_THV = torch.empty_like(wide.v_THV)
+    out_THV = torch.empty_like(wide.u_THV)
     single = [
         first
         for first, last in pairwise(firsts.tolist())
         if last - first == 1 and parts.sizes[first] == 1
     ]
     if single:
-        index = _on(np.asarray(single), wide.v_THV)
-        tokens = _on(np.asarray([ends[part] for part in single]), wide.v_THV)
+        index = _on(np.asarray(single), out_THV)
+        tokens = _on(np.asarray([ends[part] for part in single]), out_THV)
         state_NHKV = read_states(states_BHKV, parts.reads_N, single)
-        step = _select(wide, tokens)
+        # The tokens are ascending, so as many as there are tokens are all of them.
+        step = wide if len(tokens) == len(out_THV) else wide.at(tokens)
         out_THV.index_copy_(0, tokens, _step(step, state_NHKV))
         states_BHKV.index_copy_(0, parts.writes_N.index_select(0, index), state_NHKV)
     alone = set(single)
@@ -88,9 +90,28 @@ def linear_attention(
         for part in range(first, last):
             for start in range(ends[part], ends[part + 1], CHUNK_SIZE):
                 tokens_L = slice(start, min(start + CHUNK_SIZE, ends[part + 1]))
-                out_THV[tokens_L] = _chunk(_cut(wide, tokens_L), state_HKV)
+                out_THV[tokens_L] = _chunk(wide.at(tokens_L), state_HKV)
             states_BHKV.index_copy_(0, parts.writes_N[part : part + 1], state_HKV[None])
-    return out_THV.to(inputs.v_THV.dtype)
+    if inputs.skip_H is not None:
+        out_THV.addcmul_(inputs.v_THV.float(), inputs.skip_H[:, None])
+    return out_THV
+
+
+def gated_rms_norm(
+    x_TGI: torch.Tensor,
+    gate_TGI: torch.Tensor,
+    weight_GI: torch.Tensor,
+    eps: float,
+    *,
+    norm_first: bool,
+) -> torch.Tensor:
+    """Return the norm of x and its gate, a new tensor [T, G, I]."""
+    gate = functional.silu(gate_TGI.float())
+    if not norm_first:
+        x_TGI = x_TGI * gate
+    scale_TG1 = torch.rsqrt(x_TGI.square().mean(-1, keepdim=True) + eps)
+    y_TGI = x_TGI * scale_TG1 * weight_GI
+    return (y_TGI * gate if norm_first else y_TGI).to(gate_TGI.dtype)
 
 
 def read_states(
@@ -116,69 +137,80 @@ def _on(index: Array, like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(index).to(like.device)
 
 
-def _widen(inputs: LinearAttentionInputs) -> LinearAttentionInputs:
-    """Return the inputs in float32, with a query and a key for each head."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Recurrence:
+    """The inputs in float32, with a query and a key for each head.
+
+    u_THV: what is added to the state, before the delta rule. decay_TH: the logarithm of the factor
+    on the state.
+    """
+
+    q_THK: torch.Tensor
+    k_THK: torch.Tensor
+    u_THV: torch.Tensor
+    decay_TH: torch.Tensor
+    beta_TH: torch.Tensor | None
+
+    def at(self, tokens: slice | torch.Tensor) -> _Recurrence:
+        """Return the inputs of these tokens."""
+        return _Recurrence(
+            q_THK=self.q_THK[tokens],
+            k_THK=self.k_THK[tokens],
+            u_THV=self.u_THV[tokens],
+            decay_TH=self.decay_TH[tokens],
+            beta_TH=None if self.beta_TH is None else self.beta_TH[tokens],
+        )
+
+
+def _recurrence(inputs: LinearAttentionInputs) -> _Recurrence:
     repeats = inputs.v_THV.shape[1] // inputs.q_TGK.shape[1]
 
-    def keys(x_TGK: torch.Tensor) -> torch.Tensor:
-        return x_TGK.float().repeat_interleave(repeats, dim=1) if repeats > 1 else x_TGK.float()
+    def keys(x_TGK: torch.Tensor, length: float) -> torch.Tensor:
+        x_TGK = x_TGK.float()
+        if inputs.key_eps:
+            squares = x_TGK.square().sum(-1, keepdim=True)
+            x_TGK = x_TGK * (torch.rsqrt(squares + inputs.key_eps) * length)
+        return x_TGK.repeat_interleave(repeats, dim=1) if repeats > 1 else x_TGK
 
-    return LinearAttentionInputs(
-        q_TGK=keys(inputs.q_TGK),
-        k_TGK=keys(inputs.k_TGK),
-        v_THV=inputs.v_THV.float(),
-        decay_TH=inputs.decay_TH,
-        beta_TH=inputs.beta_TH,
+    step_TH = functional.softplus(inputs.steps_TH.float() + inputs.step_bias_H)
+    step_TH = step_TH.clamp(*inputs.step_limits)
+    has_rule = inputs.beta_TH is not None
+    v_THV = inputs.v_THV.float()
+    return _Recurrence(
+        q_THK=keys(inputs.q_TGK, inputs.q_TGK.shape[-1] ** -0.5),
+        k_THK=keys(inputs.k_TGK, 1.0),
+        u_THV=v_THV if has_rule else v_THV * step_TH[..., None],
+        decay_TH=inputs.rates_H * step_TH,
+        beta_TH=None if inputs.beta_TH is None else inputs.beta_TH.float().sigmoid(),
     )
 
 
-def _select(inputs: LinearAttentionInputs, tokens: torch.Tensor) -> LinearAttentionInputs:
-    if len(tokens) == len(inputs.v_THV):  # the tokens are ascending, so these are all of them
-        return inputs
-    beta_TH = inputs.beta_TH
-    return LinearAttentionInputs(
-        q_TGK=inputs.q_TGK.index_select(0, tokens),
-        k_TGK=inputs.k_TGK.index_select(0, tokens),
-        v_THV=inputs.v_THV.index_select(0, tokens),
-        decay_TH=inputs.decay_TH.index_select(0, tokens),
-        beta_TH=None if beta_TH is None else beta_TH.index_select(0, tokens),
-    )
-
-
-def _cut(inputs: LinearAttentionInputs, tokens: slice) -> LinearAttentionInputs:
-    return LinearAttentionInputs(
-        q_TGK=inputs.q_TGK[tokens],
-        k_TGK=inputs.k_TGK[tokens],
-        v_THV=inputs.v_THV[tokens],
-        decay_TH=inputs.decay_TH[tokens],
-        beta_TH=None if inputs.beta_TH is None else inputs.beta_TH[tokens],
-    )
-
-
-def _step(inputs: LinearAttentionInputs, state_NHKV: torch.Tensor) -> torch.Tensor:
+def _step(inputs: _Recurrence, state_NHKV: torch.Tensor) -> torch.Tensor:
     """Return the outputs of one token of each request, [N, H, V], and update `state_NHKV`."""
     state_NHKV.mul_(inputs.decay_TH.exp()[..., None, None])
-    u_NHV = inputs.v_THV
+    u_NHV = inputs.u_THV
     if inputs.beta_TH is not None:
-        known_NHV = (inputs.k_TGK[..., None, :] @ state_NHKV).squeeze(-2)
+        known_NHV = (inputs.k_THK[..., None, :] @ state_NHKV).squeeze(-2)
         u_NHV = inputs.beta_TH[..., None] * (u_NHV - known_NHV)
-    state_NHKV.addcmul_(inputs.k_TGK[..., None], u_NHV[..., None, :])
-    return (inputs.q_TGK[..., None, :] @ state_NHKV).squeeze(-2)
+    state_NHKV.addcmul_(inputs.k_THK[..., None], u_NHV[..., None, :])
+    return (inputs.q_THK[..., None, :] @ state_NHKV).squeeze(-2)
 
 
-def _chunk(inputs: LinearAttentionInputs, state_HKV: torch.Tensor) -> torch.Tensor:
+def _chunk(inputs: _Recurrence, state_HKV: torch.Tensor) -> torch.Tensor:
     """Return the outputs of consecutive tokens of a request, [L, H, V], and update `state_HKV`.
 
     With the sum c of the logarithms of decays up to each token, the state after token i is
     exp(c_i)·S + Σ_j exp(c_i - c_j)·k_j·u_jᵀ over j ≤ i, and u is v, or with the delta rule the
-    solution of a triangular system. Exponents are never positive, because i ≥ j.
+    solution of a triangular system. Exponents are never positive, because i ≥ j. The sums are in
+    float64: after strong decays, the difference of two large sums may be small.
     """
-    q_HLK, k_HLK, v_HLV = (x.transpose(0, 1) for x in (inputs.q_TGK, inputs.k_TGK, inputs.v_THV))
-    sum_HL = inputs.decay_TH.T.cumsum(-1)
+    q_HLK, k_HLK, v_HLV = (x.transpose(0, 1) for x in (inputs.q_THK, inputs.k_THK, inputs.u_THV))
+    sum_HL = inputs.decay_TH.T.cumsum(-1, dtype=torch.float64)
     length = sum_HL.shape[-1]
     upper = torch.ones(length, length, dtype=torch.bool, device=sum_HL.device).triu_(1)
-    between_HLL = (sum_HL[..., None] - sum_HL[:, None]).masked_fill_(upper, -torch.inf).exp_()
-    since_HL1 = sum_HL.exp()[..., None]
+    between_HLL = (sum_HL[..., None] - sum_HL[:, None]).float()
+    between_HLL = between_HLL.masked_fill_(upper, -torch.inf).exp_()
+    since_HL1 = sum_HL.float().exp()[..., None]
     u_HLV = v_HLV
     if inputs.beta_TH is not None:
         beta_HL1 = inputs.beta_TH.T[..., None]

@@ -14,6 +14,7 @@ from torch.nn import functional
 from dovetail.interfaces.ops import (
     ExpertRouting,
     ExpertWeights,
+    LatentWeights,
     LinearAttentionInputs,
     Ops,
     RouterWeights,
@@ -22,7 +23,7 @@ from dovetail.interfaces.ops import (
     overridden_operations,
 )
 from dovetail_torch.layers.expert_groups import apply_experts, select_experts
-from dovetail_torch.layers.state_ops import causal_conv, linear_attention
+from dovetail_torch.layers.state_ops import causal_conv, gated_rms_norm, linear_attention
 from dovetail_torch.layers.step_inputs import prepare_inputs
 from dovetail_torch.sampling.blocks import best_tokens
 from dovetail_torch.sampling.grammar import mask_tokens
@@ -73,6 +74,32 @@ class TorchOps(Ops):
         residual_TD.add_(x_TD)
         return self.layer_norm(residual_TD, weight_D, bias_D, eps), residual_TD
 
+    def offset_rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · (1 + weight), a new tensor."""
+        scale_D = weight_D.float() + 1
+        return functional.rms_norm(x_TD.float(), scale_D.shape, scale_D, eps).to(x_TD.dtype)
+
+    def add_offset_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norm of x + residual, and the sum, which is stored in `residual_TD`."""
+        residual_TD.add_(x_TD)
+        return self.offset_rms_norm(residual_TD, weight_D, eps), residual_TD
+
+    def gated_rms_norm(
+        self,
+        x_TGI: torch.Tensor,
+        gate_TGI: torch.Tensor,
+        weight_GI: torch.Tensor,
+        eps: float,
+        *,
+        norm_first: bool,
+    ) -> torch.Tensor:
+        """Return the norm of x and its gate, a new tensor [T, G, I]."""
+        return gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
+
     def rotary_embedding(
         self,
         q_THS: torch.Tensor,
@@ -117,6 +144,45 @@ class TorchOps(Ops):
         """Return silu(first half of the last dimension) · second half, a new tensor."""
         gate_TD, up_TD = x_T2D.chunk(2, dim=-1)
         return functional.silu(gate_TD).mul_(up_TD)
+
+    def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · sigmoid(gate), a new tensor."""
+        return x_TD * gate_TD.sigmoid()
+
+    def latent_inputs(
+        self,
+        q_THF: torch.Tensor,
+        latent_TF: torch.Tensor,
+        weights: LatentWeights,
+        positions_T: torch.Tensor,
+        cos_sin_PR: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries [T, H, L + R] and keys [T, 1, L + R] of latent attention, new tensors."""
+        _, num_features, rank = weights.key_HNL.shape
+        q_THN, q_THR = q_THF.tensor_split([num_features], dim=-1)
+        latent_TL, k_TR = latent_TF.tensor_split([rank], dim=-1)
+        latent_TL = self.rms_norm(latent_TL.contiguous(), weights.norm_L, weights.eps)
+        q_THR, k_T1R = self.rotary_embedding(q_THR, k_TR.unsqueeze(1), positions_T, cos_sin_PR)
+        q_THL = self.head_linear(q_THN, weights.key_HNL.mT)
+        keys = torch.cat((latent_TL.unsqueeze(1), k_T1R), dim=-1)
+        return torch.cat((q_THL, q_THR), dim=-1), keys
+
+    def head_linear(self, x_THI: torch.Tensor, weight_HOI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ of each head, a new tensor [T, H, O]."""
+        y_HTO = torch.bmm(x_THI.transpose(0, 1), weight_HOI.mT)
+        return y_HTO.transpose(0, 1).contiguous()
+
+    def add_shared_expert(
+        self,
+        y_TD: torch.Tensor,
+        shared_TD: torch.Tensor,
+        x_TD: torch.Tensor,
+        gate_D: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return y + shared, or with a gate y + sigmoid(x · gate) · shared, a new tensor."""
+        if gate_D is None:
+            return y_TD + shared_TD
+        return y_TD + shared_TD * functional.linear(x_TD, gate_D[None]).sigmoid()
 
     def select_experts(
         self, x_TD: torch.Tensor, router: RouterWeights, routing: ExpertRouting

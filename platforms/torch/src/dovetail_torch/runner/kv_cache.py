@@ -136,7 +136,8 @@ def make_attention(
     specs = _grouped_specs(backend, attention, config, limits)
     features = frozenset[str]() if backend is None else backend.capabilities.features
     is_chunked = any(_chunk_size(layer, limits) for layer in attention.values())
-    has_own_parts = bool(state_layers) or is_chunked
+    # The parts of states can be advanced in host memory, where alone steps are continued.
+    advances = not attention or SUPPORTS_ADVANCE in features
     is_padded = any(specs[name].head_size != layer.head_size for name, layer in attention.items())
     buffers = take_buffers(backend, specs, config, zeros, state_layers=state_layers)
     keys = _builder_keys(layers, config, specs, limits)
@@ -163,8 +164,8 @@ def make_attention(
         builders=tuple(
             (_builder(backend, key, limits, options, workspace), key[1]) for key in builders
         ),
-        supports_advance=SUPPORTS_ADVANCE in features and not has_own_parts,
-        supports_graphs=GRAPHS in features and not has_own_parts,
+        supports_advance=advances and not is_chunked,
+        supports_graphs=GRAPHS in features and not (state_layers or is_chunked),
         backend_name="" if backend is None else backend.name,
     )
 
@@ -292,7 +293,7 @@ def _builder(
 ) -> AttentionMetadataBuilder:
     spec, _, chunk_size = key
     if isinstance(spec, StateSpec):
-        return StatePartsBuilder(spec)
+        return StatePartsBuilder(spec, limits)
     assert backend is not None and isinstance(spec, FullAttentionSpec)
     context = _group_context(spec, limits, options, workspace)
     if chunk_size:

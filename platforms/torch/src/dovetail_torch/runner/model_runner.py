@@ -71,7 +71,9 @@ class ModelRunner:
         self._limits = limits = loaded.limits
         self._attention = attention
         parts = loaded.device_parts
-        self._graphs = GraphDispatcher(loaded.model, parts.graph_provider, parts.best_tokens)
+        self._graphs = GraphDispatcher(
+            loaded.model, parts.graph_provider, parts.best_tokens, attention.table.save_states
+        )
         self._first_1 = torch.zeros(1, dtype=torch.int64, device=limits.device)
         self._step = _Step(plan=StepBuilder().build())
         staging = None

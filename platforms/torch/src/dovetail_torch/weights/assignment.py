@@ -28,6 +28,7 @@ from dovetail_torch.weights.kv_scales import (
     normal_scale_name,
     scale_targets,
 )
+from dovetail_torch.weights.rotary_pairs import split_rotary_pairs
 from dovetail_torch.weights.weight_names import PLAIN, StoredLayout, WeightNames
 
 NUM_SHOWN = 5
@@ -48,6 +49,7 @@ class Assignment:
     they may use quantized blocks. is_table: whether another module, an embedding, uses the target
     too.
     feature_dim: dimension of the output features; other modules than linear layers have them last.
+    convert: changes the loaded values in place; None if the model uses them as they are.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Assignment:
     takers: tuple[tuple[ParallelLinear, int], ...] = ()
     is_table: bool = False
     feature_dim: int = 0
+    convert: Callable[[torch.Tensor], None] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -76,7 +79,13 @@ class Assignment:
             self.lend(part)
         else:
             self.target.copy_(part)
+        self.finish()
         return part.nbytes
+
+    def finish(self) -> None:
+        """Convert the values of the target, after all of them are loaded."""
+        if self.convert is not None:
+            self.convert(self.target)
 
     def takes_blocks(self, type_name: str, block_values: int) -> bool:
         """Return whether a layer supports blocks of this type, and the rank has whole blocks."""
@@ -181,20 +190,6 @@ class MappedAssignment:
 
     def _is_stored_transposed(self, shape: Collection[int]) -> bool:
         return self.layout.transposed and len(shape) == (3 if self.layout.stacked else 2)
-
-
-def split_rotary_pairs(rows: torch.Tensor, layout: StoredLayout, dim: int = 0) -> torch.Tensor:
-    """Return a copy of `rows` with the rotary features of each head in halves instead of pairs.
-
-    dim: the dimension of the features of one or more heads. Other features stay in place.
-    """
-    head_size, rotary_size = layout.rotary_pairs
-    start = head_size - rotary_size if layout.rotary_last else 0
-    sizes = [start, rotary_size, head_size - rotary_size - start]
-    first, rotary, rest = rows.unflatten(dim, (-1, head_size)).split(sizes, dim=dim + 1)
-    pairs = rotary.unflatten(dim + 1, (-1, 2))
-    halves = pairs.transpose(dim + 1, dim + 2).flatten(dim + 1, dim + 2)
-    return torch.cat((first, halves, rest), dim=dim + 1).flatten(dim, dim + 1)
 
 
 Target = Assignment | MappedAssignment | ScaleAssignment
@@ -352,8 +347,13 @@ def _parts(layer: nn.Module, prefix: str, leaf: str, tensor: torch.Tensor) -> It
         return
     if not isinstance(layer, ParallelLinear):
         shard = getattr(layer, "shards", {}).get(leaf)
-        shards = _divided(shard) if shard else ()
-        yield Assignment(name=name, target=tensor, shards=shards, feature_dim=tensor.ndim - 1)
+        yield Assignment(
+            name=name,
+            target=tensor,
+            shards=_divided(shard) if shard else (),
+            feature_dim=tensor.ndim - 1,
+            convert=getattr(layer, "converts", {}).get(leaf),
+        )
         return
     parent, dot, _ = prefix.rpartition(".")
     shape, inputs = layer.shape, _input_shard(layer, tensor)

@@ -60,6 +60,7 @@ def _fill(assignment: Assignment, seed: int) -> None:
     values = values.to(device=target.device, dtype=target.dtype)
     for flat, start in _spans(assignment):
         _repeat(values, start, flat)
+    assignment.finish()
 
 
 def _spans(assignment: Assignment) -> Iterator[tuple[torch.Tensor, int]]:

@@ -15,6 +15,7 @@ from dovetail.interfaces.ops import (
     DrawColumns,
     ExpertRouting,
     ExpertWeights,
+    LatentWeights,
     LinearAttentionInputs,
     Ops,
     RouterWeights,
@@ -23,7 +24,8 @@ from dovetail.interfaces.ops import (
 )
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_devkit.ops.experts import expert_sums, select
-from dovetail_devkit.ops.states import convolve, recur
+from dovetail_devkit.ops.mixed import exact_offset_norm
+from dovetail_devkit.ops.states import convolve, normalize_gated, recur
 
 if TYPE_CHECKING:
     import torch
@@ -127,7 +129,76 @@ class FakeOps(Ops):
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
         """Return the outputs of linear attention, one token at a time."""
-        return recur(inputs, states_BHKV, parts).to(inputs.v_THV)
+        return recur(inputs, states_BHKV, parts).to(states_BHKV)
+
+    def gated_rms_norm(
+        self,
+        x_TGI: torch.Tensor,
+        gate_TGI: torch.Tensor,
+        weight_GI: torch.Tensor,
+        eps: float,
+        *,
+        norm_first: bool,
+    ) -> torch.Tensor:
+        """Return the norm of each group, with its gate."""
+        normed = normalize_gated(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
+        return normed.to(gate_TGI)
+
+    def offset_rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · (1 + weight)."""
+        return exact_offset_norm(x_TD.double().cpu(), weight_D, eps).to(x_TD)
+
+    def add_offset_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (offset_rms_norm(x + residual), x + residual)."""
+        sum_TD = (x_TD.double() + residual_TD.double()).to(x_TD.dtype)
+        return self.offset_rms_norm(sum_TD, weight_D, eps), sum_TD
+
+    def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · sigmoid(gate)."""
+        return (x_TD.double() * gate_TD.double().sigmoid()).to(x_TD.dtype)
+
+    def add_shared_expert(
+        self,
+        y_TD: torch.Tensor,
+        shared_TD: torch.Tensor,
+        x_TD: torch.Tensor,
+        gate_D: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return y + shared, or with a gate y + sigmoid(x · gate) · shared."""
+        shared = shared_TD.double()
+        if gate_D is not None:
+            shared = shared * (x_TD.double() @ gate_D.double()).sigmoid()[:, None]
+        return (y_TD.double() + shared).to(y_TD.dtype)
+
+    def head_linear(self, x_THI: torch.Tensor, weight_HOI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ of each head."""
+        y_THO = (x_THI.double()[:, :, None] * weight_HOI.double()).sum(-1)
+        return y_THO.to(x_THI.dtype)
+
+    def latent_inputs(
+        self,
+        q_THF: torch.Tensor,
+        latent_TF: torch.Tensor,
+        weights: LatentWeights,
+        positions_T: torch.Tensor,
+        cos_sin_PR: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys of latent attention."""
+        _, plain, rank = weights.key_HNL.shape
+        q_THR, k_T1R = self.rotary_embedding(
+            q_THF[..., plain:], latent_TF[:, None, rank:], positions_T, cos_sin_PR
+        )
+        latent_TL = self.rms_norm(latent_TF[:, :rank], weights.norm_L, weights.eps)
+        q_THL = self.head_linear(q_THF[..., :plain], weights.key_HNL.mT)
+        queries = q_THF.new_empty((*q_THL.shape[:2], rank + q_THR.shape[-1]))
+        keys = queries[:, :1].clone()
+        queries[..., :rank], queries[..., rank:] = q_THL, q_THR
+        keys[..., :rank], keys[..., rank:] = latent_TL[:, None], k_T1R
+        return queries, keys
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the row of the table for each id."""

@@ -1,12 +1,14 @@
-"""The conformance cases of `causal_conv` and `linear_attention`, for providers with these ops.
+"""The conformance cases of operations with states, for providers with these ops.
 
-The references are loops over tokens in float64. torch is imported within functions.
+The operations are `causal_conv`, `linear_attention` and `gated_rms_norm`. The references are loops
+over tokens in float64. torch is imported within functions.
 Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of heads,
-K and V features of a key and of a value.
+K and V features of a key and of a value, I features of a group of a norm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -51,22 +53,29 @@ class _Heads:
     key_size: int
     value_size: int
     delta: bool
+    skip: bool = False
+    key_eps: float = 0.0
+    limits: tuple[float, float] = (0.0, math.inf)
 
 
 _CHANNELS = ((24, 4, True), (80, 4, False), (33, 2, True), (64, 3, False))
 """The channels, kernel size and whether there is a bias, of each case of `causal_conv`."""
 _HEADS = (
-    _Heads(groups=2, heads=4, key_size=16, value_size=24, delta=True),
-    _Heads(groups=1, heads=3, key_size=20, value_size=16, delta=False),
-    _Heads(groups=4, heads=4, key_size=8, value_size=33, delta=True),
-    _Heads(groups=2, heads=6, key_size=128, value_size=64, delta=False),
+    _Heads(groups=2, heads=4, key_size=16, value_size=24, delta=True, key_eps=1e-2),
+    _Heads(groups=1, heads=3, key_size=20, value_size=16, delta=False, skip=True),
+    _Heads(groups=4, heads=4, key_size=8, value_size=33, delta=True, skip=True, key_eps=1e-6),
+    _Heads(groups=2, heads=6, key_size=128, value_size=64, delta=False, limits=(0.4, 0.9)),
 )
+_GROUPS = ((1, 2, 16), (5, 3, 40), (7, 1, 33))
+"""The shape of x in each case of `gated_rms_norm`."""
+_EPS = 1e-3
 
 
 def state_cases(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str]
 ) -> Iterator[Case]:
     """Yield the cases of the operations with states that the class overrides."""
+    dtypes = tuple(dtypes)
     overridden = overridden_operations(ops_cls)
     checks: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
         ("causal_conv", _check_conv, _CHANNELS),
@@ -79,6 +88,12 @@ def state_cases(
             yield Case(
                 name=f"{operation} {shape}, {name} in {dtype}",
                 run=partial(check, ops_cls, shape, _REQUESTS[name], dtype, device),
+            )
+    if "gated_rms_norm" in overridden:
+        for sizes, norm_first, dtype in product(_GROUPS, (False, True), tuple(dtypes)):
+            yield Case(
+                name=f"gated_rms_norm {sizes}, norm_first={norm_first} in {dtype}",
+                run=partial(_check_gated_norm, ops_cls, sizes, norm_first, dtype, device),
             )
 
 
@@ -146,23 +161,55 @@ def recur(
 
     num_heads = inputs.v_THV.shape[1]
     repeats = num_heads // inputs.q_TGK.shape[1]
-    q_THK, k_THK = (exact(x).repeat_interleave(repeats, 1) for x in (inputs.q_TGK, inputs.k_TGK))
-    v_THV, decay_TH = exact(inputs.v_THV), exact(inputs.decay_TH)
-    beta_TH = None if inputs.beta_TH is None else exact(inputs.beta_TH)
+    length = inputs.q_TGK.shape[-1] ** -0.5
+    q_THK, k_THK = (
+        _normalized(exact(x), inputs.key_eps, length).repeat_interleave(repeats, 1)
+        for x, length in ((inputs.q_TGK, length), (inputs.k_TGK, 1.0))
+    )
+    v_THV = exact(inputs.v_THV)
+    steps_TH = torch.nn.functional.softplus(exact(inputs.steps_TH) + exact(inputs.step_bias_H))
+    steps_TH = steps_TH.clamp(*inputs.step_limits)
+    decay_TH = (exact(inputs.rates_H) * steps_TH).exp()
+    beta_TH = None if inputs.beta_TH is None else exact(inputs.beta_TH).sigmoid()
     rows = []
     for start, end, read, write in _each(parts):
         shape = states_BHKV.shape[1:]
         state = exact(states_BHKV[read]) if read >= 0 else torch.zeros(shape).double()
         for t in range(start, end):
-            state = state * decay_TH[t].exp()[:, None, None]
-            v_HV = v_THV[t]
+            state = state * decay_TH[t][:, None, None]
+            u_HV = v_THV[t] * steps_TH[t][:, None]
             if beta_TH is not None:
                 known_HV = (state * k_THK[t][:, :, None]).sum(1)
-                v_HV = beta_TH[t][:, None] * (v_HV - known_HV)
-            state = state + k_THK[t][:, :, None] * v_HV[:, None]
-            rows.append((state * q_THK[t][:, :, None]).sum(1))
+                u_HV = beta_TH[t][:, None] * (v_THV[t] - known_HV)
+            state = state + k_THK[t][:, :, None] * u_HV[:, None]
+            y_HV = (state * q_THK[t][:, :, None]).sum(1)
+            if inputs.skip_H is not None:
+                y_HV = y_HV + exact(inputs.skip_H)[:, None] * v_THV[t]
+            rows.append(y_HV)
         states_BHKV[write] = state.to(states_BHKV)
     return torch.stack(rows)
+
+
+def _normalized(x_TGK: torch.Tensor, eps: float, length: float) -> torch.Tensor:
+    if not eps:
+        return x_TGK
+    return x_TGK / (x_TGK.square().sum(-1, keepdim=True) + eps).sqrt() * length
+
+
+def normalize_gated(
+    x_TGI: torch.Tensor,
+    gate_TGI: torch.Tensor,
+    weight_GI: torch.Tensor,
+    eps: float,
+    *,
+    norm_first: bool,
+) -> torch.Tensor:
+    """Return the result of `gated_rms_norm` in float64 on the host."""
+    x, gate = exact(x_TGI), exact(gate_TGI)
+    gate = gate * gate.sigmoid()
+    x = x if norm_first else x * gate
+    y = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * exact(weight_GI)
+    return y * gate if norm_first else y
 
 
 def _each(parts: StateParts) -> Iterator[tuple[int, int, int, int]]:
@@ -213,26 +260,34 @@ def _check_attention(
     dtype: str,
     device: torch.device,
 ) -> None:
-    import torch
-
     parts, num_blocks = make_parts(requests, device)
     num_tokens = sum(parts.sizes)
 
     def values(*shape: int, seed: int, dtype: str = dtype) -> torch.Tensor:
         return random_tensor(shape, dtype=dtype, device=device, seed=seed)
 
-    def keys(seed: int) -> torch.Tensor:
-        x_TGK = values(num_tokens, heads.groups, 2 * heads.key_size, seed=seed)
-        return torch.nn.functional.normalize(x_TGK[..., : heads.key_size], dim=-1)
+    # Views of one tensor, as from a projection.
+    key_size, value_size = heads.groups * heads.key_size, heads.heads * heads.value_size
+    sizes = [key_size, key_size, value_size, heads.heads, heads.heads]
+    scale = 1.0 if heads.key_eps else heads.key_size**-0.5
+    x_TC = values(num_tokens, sum(sizes) + 3, seed=1)
+    x_TC[:, : 2 * key_size] *= scale
+    q, k, v_TC, steps_TH, beta_TH, _ = x_TC.split([*sizes, 3], dim=1)
 
-    decay_TH = -values(num_tokens, heads.heads, seed=4, dtype="float32").abs()
-    beta_TH = values(num_tokens, heads.heads, seed=5, dtype="float32").sigmoid()
+    def factors(seed: int) -> torch.Tensor:
+        return values(heads.heads, seed=seed, dtype="float32")
+
     inputs = LinearAttentionInputs(
-        q_TGK=keys(1),
-        k_TGK=keys(2),
-        v_THV=values(num_tokens, heads.heads, heads.value_size, seed=3),
-        decay_TH=decay_TH,
+        q_TGK=q.unflatten(1, (heads.groups, -1)),
+        k_TGK=k.unflatten(1, (heads.groups, -1)),
+        v_THV=v_TC.unflatten(1, (heads.heads, -1)),
+        steps_TH=steps_TH,
+        step_bias_H=factors(2),
+        step_limits=heads.limits,
+        rates_H=-factors(4).abs(),
         beta_TH=beta_TH if heads.delta else None,
+        skip_H=factors(5) if heads.skip else None,
+        key_eps=heads.key_eps,
     )
     shape = (heads.heads, heads.key_size, heads.value_size)
     size = heads.heads * heads.key_size * heads.value_size
@@ -241,9 +296,11 @@ def _check_attention(
         for _ in range(2)
     )
     want_THV = recur(inputs, want_states, parts)
+    before = x_TC.clone()
     got_THV = ops_cls().linear_attention(inputs, got_states, parts)
-    what = f"linear_attention {heads}"
-    expect_close(got_THV, want_THV, dtype=dtype, what=what, slack=SLACK)
+    what = f"linear_attention {heads} of {dtype}"
+    expect(before.equal(x_TC), f"{what} must not change its inputs")
+    expect_close(got_THV, want_THV, dtype="float32", what=what, slack=SLACK)
     # Blocks that no part writes contain NaN and must not change.
     written = parts.writes_N.tolist()
     for block in set(range(num_blocks)) - set(written):
@@ -253,6 +310,30 @@ def _check_attention(
     expect_close(
         got_states[written], want, dtype="float32", what=f"{what}, the states", slack=SLACK
     )
+
+
+def _check_gated_norm(
+    ops_cls: type[Ops],
+    shape: tuple[int, int, int],
+    norm_first: bool,
+    dtype: str,
+    device: torch.device,
+) -> None:
+    num_tokens, num_groups, size = shape
+
+    def values(*shape: int, seed: int, dtype: str = dtype) -> torch.Tensor:
+        return random_tensor(shape, dtype=dtype, device=device, seed=seed)
+
+    x_TGI = values(*shape, seed=1, dtype="float32")
+    wide_TC = values(num_tokens, 2 * num_groups * size, seed=2)
+    gate_TGI = wide_TC[:, : num_groups * size].unflatten(1, (num_groups, size))
+    for weight_GI in (values(size, seed=3), values(num_groups, size, seed=4)):
+        want = normalize_gated(x_TGI, gate_TGI, weight_GI, _EPS, norm_first=norm_first)
+        got = ops_cls().gated_rms_norm(
+            x_TGI.clone(), gate_TGI, weight_GI, _EPS, norm_first=norm_first
+        )
+        what = f"gated_rms_norm {shape}, norm_first={norm_first}, weight {list(weight_GI.shape)}"
+        expect_close(got, want, dtype=dtype, what=what)
 
 
 def _paged(rows_BP: torch.Tensor, size: int) -> torch.Tensor:

@@ -1,0 +1,138 @@
+"""Latent attention, gates and shared experts by the native kernels, for the op provider `native`.
+
+Cases that the kernels do not support use torch.
+Dimensions: T tokens, D hidden size, H heads, L latent features, N features of a key without
+position, R rotary features, F of all of them, I input and O output features of a head.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from dovetail.interfaces.ops import LatentWeights, Ops
+from dovetail_cpu.linear_kernel import pointer_to
+from dovetail_cpu_kernels.ops import OPS, op
+from dovetail_torch.layers.torch_ops import TorchOps
+
+_TORCH = TorchOps()
+_BYTES = 2  # of a bfloat16
+
+
+class NativeMixed(Ops):
+    """Computes in float32 on bfloat16 inputs and outputs."""
+
+    def __init__(self) -> None:
+        self._gate, self._call_gate = OPS["sigmoid_mul"](), op("sigmoid_mul")
+        self._shared, self._call_shared = OPS["add_shared"](), op("add_shared")
+        self._heads, self._call_heads = OPS["head_linear"](), op("head_linear")
+        self._latent_norm, self._call_latent_norm = OPS["rms_norm"](), op("rms_norm")
+        self._latent_rotary, self._call_latent_rotary = OPS["rotary"](), op("rotary")
+
+    def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · sigmoid(gate), a new tensor."""
+        if not (_is_matrix(x_TD) and _is_matrix(gate_TD)):
+            return _TORCH.sigmoid_and_mul(x_TD, gate_TD)
+        y_TD = torch.empty(x_TD.shape, dtype=torch.bfloat16)
+        args = self._gate
+        args.x, args.gate, args.y = x_TD.data_ptr(), gate_TD.data_ptr(), y_TD.data_ptr()
+        args.num_rows, args.size = x_TD.shape
+        args.x_stride, args.gate_stride = x_TD.stride(0), gate_TD.stride(0)
+        args.y_stride = y_TD.stride(0)
+        self._call_gate(ctypes.addressof(args))
+        return y_TD
+
+    def add_shared_expert(
+        self,
+        y_TD: torch.Tensor,
+        shared_TD: torch.Tensor,
+        x_TD: torch.Tensor,
+        gate_D: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return y + shared, or with a gate y + sigmoid(x · gate) · shared, stored in `y_TD`."""
+        if not all(map(_is_matrix, (y_TD, shared_TD, x_TD))):
+            return _TORCH.add_shared_expert(y_TD, shared_TD, x_TD, gate_D)
+        args = self._shared
+        args.y, args.shared, args.x = y_TD.data_ptr(), shared_TD.data_ptr(), x_TD.data_ptr()
+        args.gate = pointer_to(gate_D)
+        args.num_tokens, args.size = y_TD.shape
+        args.y_stride, args.shared_stride = y_TD.stride(0), shared_TD.stride(0)
+        args.x_stride = x_TD.stride(0)
+        self._call_shared(ctypes.addressof(args))
+        return y_TD
+
+    def head_linear(self, x_THI: torch.Tensor, weight_HOI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ of each head, a new tensor [T, H, O]."""
+        is_served = _is_served(x_THI) and weight_HOI.dtype == torch.bfloat16
+        if not (is_served and 1 in weight_HOI.stride()[1:]):
+            return _TORCH.head_linear(x_THI, weight_HOI)
+        y_THO = torch.empty((*x_THI.shape[:2], weight_HOI.shape[1]), dtype=torch.bfloat16)
+        self._multiply(x_THI, weight_HOI, y_THO, 0)
+        return y_THO
+
+    def _multiply(
+        self, x_THI: torch.Tensor, weight_HOI: torch.Tensor, y_THF: torch.Tensor, start: int
+    ) -> None:
+        """Write x · Wᵀ of each head to features of `y_THF`, which begin at `start`."""
+        args = self._heads
+        args.x, args.weight = x_THI.data_ptr(), weight_HOI.data_ptr()
+        args.y = y_THF.data_ptr() + start * _BYTES
+        args.num_tokens, args.num_heads, args.num_inputs = x_THI.shape
+        args.num_outputs = weight_HOI.shape[1]
+        args.x_stride, args.x_head_stride = x_THI.stride()[:2]
+        args.y_stride, args.y_head_stride = y_THF.stride()[:2]
+        head_stride, output_stride, input_stride = weight_HOI.stride()
+        args.inputs_first = input_stride != 1
+        args.weight_head_stride = head_stride
+        args.weight_stride = input_stride if args.inputs_first else output_stride
+        self._call_heads(ctypes.addressof(args))
+
+    def latent_inputs(
+        self,
+        q_THF: torch.Tensor,
+        latent_TF: torch.Tensor,
+        weights: LatentWeights,
+        positions_T: torch.Tensor,
+        cos_sin_PR: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys of latent attention, new tensors."""
+        key_HNL = weights.key_HNL
+        is_served = _is_served(q_THF) and _is_matrix(latent_TF) and positions_T.is_contiguous()
+        if not (is_served and key_HNL.dtype == torch.bfloat16 and key_HNL.stride(2) == 1):
+            return _TORCH.latent_inputs(q_THF, latent_TF, weights, positions_T, cos_sin_PR)
+        num_tokens, num_heads, _ = q_THF.shape
+        _, num_features, rank = key_HNL.shape
+        size = rank + cos_sin_PR.shape[1]
+        queries_THF = torch.empty((num_tokens, num_heads, size), dtype=torch.bfloat16)
+        keys_T1F = torch.empty((num_tokens, 1, size), dtype=torch.bfloat16)
+        norm = self._latent_norm
+        norm.x, norm.y, norm.weight = (x.data_ptr() for x in (latent_TF, keys_T1F, weights.norm_L))
+        norm.num_outer, norm.num_inner, norm.size = num_tokens, 1, rank
+        norm.x_outer_stride, norm.y_outer_stride = latent_TF.stride(0), size
+        norm.eps = weights.eps
+        self._call_latent_norm(ctypes.addressof(norm))
+        rotary = self._latent_rotary
+        rotary.q = q_THF.data_ptr() + num_features * _BYTES
+        rotary.k = latent_TF.data_ptr() + rank * _BYTES
+        rotary.q_out = queries_THF.data_ptr() + rank * _BYTES
+        rotary.k_out = keys_T1F.data_ptr() + rank * _BYTES
+        rotary.positions, rotary.num_tokens = positions_T.data_ptr(), num_tokens
+        rotary.q_token_stride, rotary.q_head_stride = q_THF.stride()[:2]
+        rotary.k_token_stride = latent_TF.stride(0)
+        rotary.q_out_token_stride, rotary.q_out_head_stride = queries_THF.stride()[:2]
+        rotary.k_out_token_stride = size
+        rotary.cos_sin, rotary.num_heads, rotary.num_kv_heads = cos_sin_PR.data_ptr(), num_heads, 1
+        rotary.head_size = rotary.rotary_size = cos_sin_PR.shape[1]
+        self._call_latent_rotary(ctypes.addressof(rotary))
+        plain_THN = q_THF[..., :num_features]
+        self._multiply(plain_THN, key_HNL.mT, queries_THF, 0)
+        return queries_THF, keys_T1F
+
+
+def _is_served(x: torch.Tensor) -> bool:
+    return x.dtype == torch.bfloat16 and x.stride(-1) == 1
+
+
+def _is_matrix(x: torch.Tensor) -> bool:
+    return _is_served(x) and x.dim() == 2
