@@ -2,11 +2,17 @@
 
 The weights have the usual distribution for such measurements: bfloat16, normal(0, 0.02), norm
 weights 1, a fixed seed. The generated text is meaningless, but the speed is that of the real model.
+The shapes of `STATE_SHAPES` have the initial weights of transformers instead.
+
+    python bench/checkpoints.py NAME …
+
+writes checkpoints to .bench/NAME, for `cpu_vs.py --model .bench/NAME`.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import torch
@@ -80,6 +86,42 @@ SHAPES = {
         "rope_theta": 1000000.0,
     },
 }
+STATE_SHAPES = {
+    "mamba2-130m-shape": {
+        "model_type": "mamba2",
+        "hidden_size": 768,
+        "num_hidden_layers": 24,
+        "num_heads": 24,
+        "head_dim": 64,
+        "n_groups": 1,
+        "state_size": 128,
+        "expand": 2,
+        "conv_kernel": 4,
+        "vocab_size": 50288,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-next-small-shape": {
+        "model_type": "qwen3_next",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "intermediate_size": 2048,
+        "linear_num_key_heads": 8,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 64,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+        "vocab_size": 32000,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+    },
+}
+"""Models with states instead of attention in some layers."""
 _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -88,6 +130,8 @@ def make_checkpoint(name: str, folder: Path, num_layers: int = 0) -> Path:
 
     num_layers: number of layers; 0 for the number that the shape has.
     """
+    if name in STATE_SHAPES:
+        return _make_with_transformers(name, folder, num_layers)
     config = dict(SHAPES[name])
     path = folder / name
     if num_layers not in (0, config["num_hidden_layers"]):
@@ -108,6 +152,22 @@ def make_checkpoint(name: str, folder: Path, num_layers: int = 0) -> Path:
     part = weights.with_suffix(".part")
     save_file(tensors, part, metadata={"format": "pt"})
     part.rename(weights)
+    return path
+
+
+def _make_with_transformers(name: str, folder: Path, num_layers: int) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = dict(STATE_SHAPES[name])
+    num_layers = num_layers or fields["num_hidden_layers"]
+    path = folder / f"{name}-{num_layers}-layers"
+    if num_layers == fields["num_hidden_layers"]:
+        path = folder / name
+    if not (path / "model.safetensors").exists():
+        torch.manual_seed(0)
+        fields |= {"num_hidden_layers": num_layers, "bos_token_id": 1, "eos_token_id": 2}
+        config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(path)
     return path
 
 
@@ -150,3 +210,8 @@ def _mlp(config: dict) -> dict[str, tuple[int, ...]]:
         for part, shape in parts.items()
     }
     return {"mlp.gate": (num_experts, hidden), **experts}
+
+
+if __name__ == "__main__":
+    for shape in sys.argv[1:]:
+        print(make_checkpoint(shape, Path(".bench")))

@@ -18,14 +18,17 @@ class TransformersEngine:
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
         """Load the model. `options` are passed to `from_pretrained`."""
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         if weights != "bf16":
             raise ValueError(f"transformers is measured in bf16, not in {weights!r}")
         torch.set_num_threads(threads)
         self._torch = torch
+        # Models without attention reject the name of an implementation.
+        has_attention = hasattr(AutoConfig.from_pretrained(model), "num_attention_heads")
+        attention = {"attn_implementation": "sdpa"} if has_attention else {}
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            model, dtype=torch.bfloat16, attn_implementation="sdpa", **options
+            model, dtype=torch.bfloat16, **attention, **options
         ).eval()
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:

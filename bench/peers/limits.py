@@ -10,6 +10,7 @@ Standard library only: weight sizes come from the headers of the files.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class ModelShape:
 
     layer_weights, head_weights: numbers of weights, without experts. expert_weights: weights of
     all experts of all layers. expert_share: the share of a layer's experts that a token uses.
+    num_layers: layers with attention.
     """
 
     layer_weights: int
@@ -49,20 +51,28 @@ class ModelShape:
         shapes: dict[str, list[int]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             shapes |= _tensor_shapes(path)
-        matrices = {name: rows[0] * rows[1] for name, rows in shapes.items() if len(rows) == 2}
-        embedding = next(size for name, size in matrices.items() if "embed_tokens" in name)
+        # Experts may be stacked in one tensor.
+        matrices = {
+            name: math.prod(rows)
+            for name, rows in shapes.items()
+            if len(rows) == 2 or (len(rows) == 3 and ".experts." in name)
+        }
+        embedding = next(size for name, size in matrices.items() if "embed" in name)
         head = next((size for name, size in matrices.items() if "lm_head" in name), 0)
         experts = sum(size for name, size in matrices.items() if ".experts." in name)
-        heads = config["num_attention_heads"]
+        # Layers with a state have no cache of keys and values. Their states are not counted.
+        heads = config.get("num_attention_heads") or 0
+        kinds = config.get("layer_types") or [""] * config["num_hidden_layers"]
+        num_layers = sum(kind != "linear_attention" for kind in kinds) if heads else 0
         return cls(
             layer_weights=sum(matrices.values()) - embedding - head - experts,
             head_weights=head or embedding,
             expert_weights=experts,
             expert_share=config["num_experts_per_tok"] / config["num_experts"] if experts else 1.0,
-            num_layers=config["num_hidden_layers"],
+            num_layers=num_layers,
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            head_size=config.get("head_dim") or config["hidden_size"] // max(1, heads),
         )
 
     def step_bytes(self, weights: str, num_tokens: int = 1) -> float:

@@ -89,6 +89,6 @@ def test_native_latent_attention_gives_the_first_tokens_of_torch(plain, cache):
     assert [row[0] for row in tokens] == [row[0] for row in expected]
 
 
-def test_batch_invariance_of_latent_attention_is_rejected(plain):
-    with pytest.raises(DovetailError, match="batch_invariant=True is not supported for models"):
-        LLM(plain, **BFLOAT16 | {"batch_invariant": True})
+def test_batch_invariance_of_latent_attention_by_torch_is_rejected(plain):
+    with pytest.raises(DovetailError, match="ops TorchOps supports batch invariance with no dtype"):
+        LLM(plain, **BFLOAT16 | {"batch_invariant": True, "ops": "torch"})
