@@ -167,11 +167,10 @@ class TorchWorker(WorkerBase):
         # The backend is selected before loading, so that an unsuitable backend is rejected
         # immediately.
         self._backend = self._choose_attention() if self._attention_layers else None
-        self._invariance.add_attention(
-            self._backend, self._attention_layers.values(), type(self._ops.provider)
-        )
+        ops_cls = type(self._ops.provider)
+        self._invariance.add_attention(self._backend, self._attention_layers.values(), ops_cls)
         if self._has_states:
-            self._invariance.add_states(type(self._ops.provider), self._ranks)
+            self._invariance.add_states(ops_cls, self._ranks)
         num_bytes = self.load_weights(self._model, self._make_loader())
         self._model.eval()
         check_last_position(self._model, self._limits, len(self._layers))
@@ -360,8 +359,7 @@ class TorchWorker(WorkerBase):
             asynchronous=self._runtime.asynchronous(),
             prepare_inputs=ops.prepare_inputs,
             draw_tokens=ops.draw_tokens if "draw_tokens" in ops.overridden else None,
-            # The host divides a step's tokens by the states that they read: graphs would need them
-            # on the device.
+            # Graphs would need the parts of states, which the host knows, on the device.
             graph_capture=None if is_eager or self._has_states else self.graph_capture(),
             graph_options=GraphOptions(
                 mode=config.compute.graph_mode, max_size=config.compute.max_graph_size
