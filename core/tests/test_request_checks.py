@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from dovetail.engine.input.request_checks import validate_core_request
+from dovetail.engine.input.request_checks import CoreRequestChecker, validate_core_request
 from dovetail.errors import RequestError
 from dovetail.inputs import PromptTraits
 from dovetail.interfaces import FULL_SAMPLING, SAMPLING_CAPABILITIES, RequestView
@@ -122,3 +122,31 @@ def test_every_deadline_is_documented_as_the_deadline_of_the_first_token():
     meanings = [" ".join(inspect.getdoc(item).split()) for item in named]
     assert all("first token" in meaning for meaning in meanings)
     assert not any("answer" in meaning for meaning in meanings)
+
+
+def test_parameters_that_several_requests_share_are_checked_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(SamplingParams, "validate", lambda self: calls.append(self))
+    checker = CoreRequestChecker(vocab_size=100, max_model_len=32)
+    shared, other = SamplingParams(seed=5), SamplingParams(seed=5)
+    for params in (shared, shared, other, shared):
+        checker.check(replace(GOOD, sampling_params=params))
+    assert calls == [shared, other, shared] and calls[0] is calls[2] is shared
+
+
+def test_parameters_with_mappings_are_checked_for_every_request():
+    checker = CoreRequestChecker(vocab_size=100, max_model_len=32, worker_provides=FULL_SAMPLING)
+    params = SamplingParams(logit_bias={5: 1.0})
+    checker.check(replace(GOOD, sampling_params=params))
+    params.logit_bias[100] = 1.0
+    with pytest.raises(RequestError, match="logit_bias"):
+        checker.check(replace(GOOD, sampling_params=params))
+
+
+def test_other_fields_are_checked_although_the_parameters_are_known():
+    checker = CoreRequestChecker(vocab_size=100, max_model_len=32)
+    checker.check(GOOD)
+    with pytest.raises(RequestError, match="max_tokens"):
+        checker.check(replace(GOOD, max_tokens=0))
+    with pytest.raises(RequestError, match="prompt"):
+        checker.check(replace(GOOD, prompt_token_ids=(100,)))

@@ -273,8 +273,8 @@ def test_the_linear_step_times_have_named_constants():
         ("{", "not a calibration file"),
         ("[" * 100_000, "not a calibration file"),
         ("[]", "not a calibration file"),
-        (' {"format": "dovetail-step-times", "version": 1}', "version 1; this lab reads version 2"),
-        (' {"format": "dovetail-step-times", "version": 2}', "model: Field required"),
+        (' {"format": "dovetail-step-times", "version": 2}', "version 2; this lab reads version 3"),
+        (' {"format": "dovetail-step-times", "version": 3}', "model: Field required"),
         (" " * 2_000_000, "larger than"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any
 from dovetail.clock import Clock, MonotonicClock, sleep
 from dovetail.engine.idle_wait import IdleWait
 from dovetail.engine.input.params_checks import RequestRules
-from dovetail.engine.input.request_checks import SLEEP_TAGS, read_sleep_tags, validate_core_request
+from dovetail.engine.input.request_checks import SLEEP_TAGS, CoreRequestChecker, read_sleep_tags
 from dovetail.engine.step_trace.recorder import StepRecorder
 from dovetail.engine.step_trace.records import MAX_STEPS, StepTrace
 from dovetail.engine.structured_output import StructuredOutput, check_structured_output
@@ -63,9 +63,13 @@ class EngineCore:
         self.executor = executor
         self.scheduler = scheduler
         self.paused: PauseScope | None = None
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
         self._rules = rules or RequestRules()
+        self._checker = CoreRequestChecker(
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            worker_provides=self._rules.worker_provides,
+            limits=self._rules.limits,
+        )
         self._structured = structured_output
         self._out: deque[tuple[SchedulerOutput, Handle[ModelRunnerOutput]]] = deque()
         self._unsampled: SchedulerOutput | None = None
@@ -82,13 +86,7 @@ class EngineCore:
         """
         fault("core.add_request")
         self._check_alive()
-        validate_core_request(
-            request,
-            vocab_size=self._vocab_size,
-            max_model_len=self._max_model_len,
-            worker_provides=self._rules.worker_provides,
-            limits=self._rules.limits,
-        )
+        self._checker.check(request)
         check_structured_output(request, self._structured)
         self._rules.check(request)
         self._idle.end()
@@ -97,7 +95,7 @@ class EngineCore:
         except DovetailError:
             raise
         except Exception as error:
-            raise self._scheduler_failed("a request was added", error) from error
+            raise self.scheduler_failed("a request was added", error) from error
         self._stats_due = True
 
     def add_requests(self, requests: Sequence[EngineCoreRequest]) -> dict[str, RequestError]:
@@ -330,7 +328,7 @@ class EngineCore:
         except DovetailError:
             raise
         except Exception as error:
-            raise self._scheduler_failed("a step was planned", error) from error
+            raise self.scheduler_failed("a step was planned", error) from error
 
     def _update(self, plan: SchedulerOutput, result: ModelRunnerOutput) -> EngineCoreOutputs:
         try:
@@ -353,10 +351,10 @@ class EngineCore:
         except DovetailError:
             raise
         except Exception as error:
-            raise self._scheduler_failed("a step's result was processed", error) from error
+            raise self.scheduler_failed("a step's result was processed", error) from error
 
-    def _scheduler_failed(self, when: str, error: Exception) -> EngineDeadError:
-        """Return the error for a failed scheduler or policy: its state is unknown."""
+    def scheduler_failed(self, when: str, error: Exception) -> EngineDeadError:
+        """Stop the engine after an exception of the scheduler. Return the error to raise."""
         self._dead = True
         scheduler = self.scheduler
         cls = type(scheduler.scheduler if isinstance(scheduler, StepRecorder) else scheduler)

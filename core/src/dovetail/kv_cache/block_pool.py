@@ -34,8 +34,12 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Number of free blocks, including cached ones."""
-        num_unused = self.num_blocks - len(self._ref_counts)
-        return num_unused + len(self._blank) + len(self._cached)
+        return self.num_free_without_content + len(self._cached)
+
+    @property
+    def num_free_without_content(self) -> int:
+        """Number of free blocks that can be allocated without evicting a cached block."""
+        return self.num_blocks - len(self._ref_counts) + len(self._blank)
 
     @property
     def num_cached(self) -> int:
@@ -86,21 +90,29 @@ class BlockPool:
         """Allocate `count` blocks, those without content first. Raise LookupError if too few."""
         if count > self.num_free:
             raise LookupError(f"{count} blocks are requested, but only {self.num_free} are free")
-        blank, hashes, ref_counts = self._blank, self._hashes, self._ref_counts
-        blocks = []
-        for _ in range(count):
-            if blank:
-                block = blank.pop()
+        if not count:
+            return []
+        blank, ref_counts = self._blank, self._ref_counts
+        blocks = blank[: -count - 1 : -1]
+        if blocks:
+            del blank[-count:]
+            for block in blocks:
                 ref_counts[block] = 1
-            elif len(ref_counts) < self.num_blocks:
-                block = len(ref_counts)
-                ref_counts.append(1)
-                hashes.append(None)
-            else:
+        if len(blocks) < count:
+            blocks += self._take_unused(count - len(blocks))
+            while len(blocks) < count:
                 block = self._evict()
                 ref_counts[block] = 1
-            blocks.append(block)
+                blocks.append(block)
         return blocks
+
+    def _take_unused(self, count: int) -> range:
+        """Return at most `count` blocks that were never used, now with one reference each."""
+        first = len(self._ref_counts)
+        num_taken = min(count, self.num_blocks - first)
+        self._ref_counts += [1] * num_taken
+        self._hashes += [None] * num_taken
+        return range(first, first + num_taken)
 
     def _evict(self) -> int:
         """Remove the least recently used block from the index and return it."""
@@ -123,18 +135,20 @@ class BlockPool:
 
         Later blocks are evicted before earlier ones, because fewer requests can use them.
         """
-        ref_counts, hashes = self._ref_counts, self._hashes
+        ref_counts, hashes, cached = self._ref_counts, self._hashes, self._cached
+        add_blank = self._blank.append
         for block in reversed(blocks):
             count = ref_counts[block] - 1
-            if count < 0:
-                raise ValueError(f"block {block} is freed twice")
-            ref_counts[block] = count
-            if count:
-                continue
-            if hashes[block] is None:
-                self._blank.append(block)
+            if not count:
+                ref_counts[block] = 0
+                if hashes[block] is None:
+                    add_blank(block)
+                else:
+                    cached[block] = None
+            elif count > 0:
+                ref_counts[block] = count
             else:
-                self._cached[block] = None
+                raise ValueError(f"block {block} is freed twice")
 
     def reset_cache(self) -> bool:
         """Clear the index. If any block is in use, change nothing and return False."""

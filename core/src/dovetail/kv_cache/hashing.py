@@ -51,9 +51,17 @@ def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
     if len(hashes) >= num_blocks:
         return
     parent = hashes[-1] if hashes else _root(request, block_size)
-    for start in range(len(hashes) * block_size, num_blocks * block_size, block_size):
+    first, last = len(hashes) * block_size, num_blocks * block_size
+    if not inputs:  # hashes the same bytes as `block_hash`, in less time
+        tokens = request.token_ids[first:last].tobytes()
+        size = request.token_ids.itemsize * block_size
+        for begin in range(0, len(tokens), size):
+            parent = sha256(parent + tokens[begin : begin + size]).digest()
+            hashes.append(parent)
+        return
+    for start in range(first, last, block_size):
         end = start + block_size
-        extra = content_key(inputs, start, end) if inputs else b""
+        extra = content_key(inputs, start, end)
         parent = block_hash(parent, request.token_ids[start:end], extra)
         hashes.append(parent)
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dovetail.interfaces.kv_cache import KVCacheConfig
 from dovetail.kv_cache.block_pool import BlockPool
 from dovetail.kv_cache.coordinator import Coordinator, Has
+from dovetail.kv_cache.decode_growth import DecodeGrowth
 from dovetail.kv_cache.demand import max_sequence_tokens
-from dovetail.kv_cache.hashing import PrefixHasher, block_hash
+from dovetail.kv_cache.hashing import PrefixHasher
 from dovetail.kv_cache.hit import Hit
 from dovetail.kv_cache.integrity import check_tables
 from dovetail.kv_cache.kinds import CacheKind, capacity, kind_of
@@ -29,6 +30,7 @@ _FIRST_HASHES = 64
 class KVCacheManager:
     """Allocates and frees blocks of requests, and finds cached prefixes.
 
+    is_plain: whether there is one group, with full attention.
     max_step_tokens: maximum tokens of a request per step, if known. Groups with windows then hold
     only the window and one step, so longer requests can be accepted.
     prefix_queries, prefix_hits: tokens looked up at first admissions, and tokens found.
@@ -47,11 +49,18 @@ class KVCacheManager:
         self._kinds = [kind_of(group.spec) for group in config.groups]
         self._coordinator = Coordinator(self._kinds, self.block_size)
         self._shedding = [(g, kind) for g, kind in enumerate(self._kinds) if kind.sheds]
-        self._plain = self._kinds == [CacheKind(self.block_size)]
+        self.is_plain = self._kinds == [CacheKind(self.block_size)]
         self._hasher = PrefixHasher(self.block_size)
         self._retiring = RetiringBlocks(self._pool)
         self._loading: dict[str, int] = {}
         self._pinned: list[int] = []
+        self._growth = DecodeGrowth(
+            self._pool,
+            self.block_size,
+            caching=enable_prefix_caching,
+            loading=self._loading,
+            commit=self.commit,
+        )
 
     @property
     def num_free_blocks(self) -> int:
@@ -91,7 +100,7 @@ class KVCacheManager:
         num_blocks = (request.num_tokens - 1) // self.block_size
         self._hasher.extend(request, num_blocks)
         keys = request.block_hashes[:num_blocks]
-        if self._plain and elsewhere is None:
+        if self.is_plain and elsewhere is None:
             blocks = self._pool.find(keys)
             return Hit(len(blocks) * self.block_size, (blocks,))
         return self._coordinator.lookup(keys, self._pool.each, elsewhere)
@@ -123,7 +132,7 @@ class KVCacheManager:
             num_hashes = min(total, max(_FIRST_HASHES, 2 * len(keys)))
             num_hashed += self._hasher.extend(request, num_hashes, limit - num_hashed)
         total = min(total, len(keys))
-        if not self._plain:
+        if not self.is_plain:
             hit = self._coordinator.lookup(keys[:total], self._pool.each, None)
             return hit.num_tokens, num_hashed
         return self._pool.num_leading(keys, total) * self.block_size, num_hashed
@@ -207,7 +216,7 @@ class KVCacheManager:
         """
         if num_tokens <= request.capacity:
             return [[] for _ in self._kinds]
-        if self._plain:
+        if self.is_plain:
             num_new = -(-(num_tokens - request.capacity) // self.block_size)
             if num_new > self._pool.num_free:
                 return None
@@ -224,33 +233,17 @@ class KVCacheManager:
         blocks get no new block. Returns None, changing nothing, if too few blocks are free or the
         model has several groups; call `grow` in this case.
         """
-        if not self._plain:
+        if not self.is_plain:
             return None
-        growing = [item for item in requests if item.num_computed_tokens >= item.capacity]
-        if len(growing) > self._pool.num_free:
-            return None
-        if self._caching:
-            for request in requests:
-                self._commit_next(request)
-        blocks = self._pool.allocate(len(growing))
-        for request, block in zip(growing, blocks, strict=True):
-            request.blocks[0].append(block)
-            request.capacity += self.block_size
-        return growing, blocks
+        return self._growth.next_blocks(requests)
 
-    def _commit_next(self, request: Request) -> None:
-        """Commit the full blocks that are not committed yet. Usually this is one block."""
-        index, hashes, size = request.num_committed_blocks, request.block_hashes, self.block_size
-        start, end = index * size, index * size + size
-        num_sure = min(request.num_computed_tokens, len(request.token_ids))
-        is_usual = len(hashes) == index > 0 and end <= num_sure < end + size
-        if not is_usual or request.encoder_inputs or self._loading:
-            self.commit(request)
-            return
-        key = block_hash(hashes[-1], request.token_ids[start:end])
-        hashes.append(key)
-        self._pool.commit(request.blocks[0][index], key)
-        request.num_committed_blocks = index + 1
+    def grow_in_turn(self, requests: Sequence[Request], num_blocks: int) -> bool:
+        """Allocate the blocks of consecutive steps: block i is for requests[i % len(requests)].
+
+        The conditions are those of `DecodeGrowth.grow_in_turn`. Returns False, changing nothing,
+        if `next_blocks` must be called in each step.
+        """
+        return self.is_plain and self._growth.grow_in_turn(requests, num_blocks)
 
     def commit(self, request: Request) -> None:
         """Add the request's full blocks of computed, known tokens to the prefix cache."""
@@ -334,7 +327,7 @@ class KVCacheManager:
         last_step: the last plan that uses the blocks, or -1. Committed blocks stay in the prefix
         cache until they are evicted.
         """
-        if self._plain and request.blocks:
+        if self.is_plain and request.blocks:
             (blocks,) = request.blocks
         else:
             blocks = [

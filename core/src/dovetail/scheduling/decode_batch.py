@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from dovetail.int_columns import increment
 from dovetail.request import STATIC_COUNTER, Request, SharedStepCounter
@@ -205,6 +205,22 @@ class DecodeBatch:
         """The number of steps, at least 1, after which the last block of a member is full."""
         step, size = self._step_counter.num_steps, self._block_size
         return min((phase - step - 1) % size for phase, full in self._by_phase.items() if full) + 1
+
+    def find_turns(self, num_steps: int) -> Iterator[tuple[int, Request]]:
+        """Yield the members whose last block is full at the start of one of `num_steps` steps.
+
+        Each comes with the number of steps before that, 0 to `block_size` - 1. They are in the
+        order in which their blocks become full, and repeat it every `block_size` steps.
+        """
+        step, size = self._step_counter.num_steps, self._block_size
+        phases = [((phase - step) % size, full) for phase, full in self._by_phase.items() if full]
+        if len(phases) > 1:
+            phases.sort(key=itemgetter(0))
+        for num_before, full in phases:
+            if num_before < num_steps:
+                members = sorted(full, key=ADMISSION) if len(full) > 1 else full
+                for request in members:
+                    yield num_before, request
 
     def skip_steps(self, num_steps: int) -> None:
         """Advance all members by `num_steps` tokens without records. `end_skipped` must follow."""

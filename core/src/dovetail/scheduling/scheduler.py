@@ -180,22 +180,21 @@ class Scheduler(SchedulerInterface):
         """Return the next steps if only decoding can happen in them, otherwise None."""
         if self._in_flight or self._pause is not None:
             return None
-        return begin_stretch(self._state, self._mechanism, self._host)
+        return begin_stretch(self._state, self._mechanism, self._host, self._finish)
 
     def depth(self) -> Depth:
         """Return the numbers of requests. If `num_active` is 0, no step is needed."""
-        held_requests, num_running = self._state.held_requests, len(self._state.running)
-        num_waiting = self.view.num_waiting
-        paused = {
-            None: 0,
-            PauseScope.NEW: len(held_requests),
-            PauseScope.ALL: num_waiting + num_running,
-        }
+        state, num_running, num_paused = self._state, len(self._state.running), 0
+        num_waiting = len(self._host.waiting) + len(state.held_requests) + len(state.loads)
+        if self._pause is PauseScope.NEW:
+            num_paused = len(state.held_requests)
+        elif self._pause is PauseScope.ALL:
+            num_paused = num_waiting + num_running
         return Depth(
             num_waiting=num_waiting,
             num_running=num_running,
-            num_paused=paused[self._pause],
-            num_transfers=self._state.loads.num_transfers + self._state.kv_cache.num_due,
+            num_paused=num_paused,
+            num_transfers=state.loads.num_transfers + state.kv_cache.num_due,
         )
 
     def pause(self, scope: PauseScope) -> None:

@@ -86,7 +86,7 @@ def process_result(
     num_members = 0
     if record.decode_record is not None:
         num_members = len(record.decode_record.members)
-        _process_decode_batch(step_result, record.decode_record, output.token_ids[:num_members])
+        process_decode_batch(step_result, record.decode_record, output.token_ids[:num_members])
     position = num_members
     for run, request in enumerate(record.counts, num_members):
         count = output.num_sampled[run]
@@ -108,7 +108,7 @@ def process_result(
     return step_result
 
 
-def _process_decode_batch(
+def process_decode_batch(
     step_result: StepResult, decode_record: DecodeStepRecord, token_ids: array[int]
 ) -> None:
     """Process one token for each member of the decode batch."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 from dovetail.engine.input.prompt_reading import DEFAULT_LIMITS
@@ -132,11 +133,13 @@ def validate_core_request(
     max_model_len: int,
     worker_provides: frozenset[str] = frozenset(),
     limits: LimitsConfig = DEFAULT_LIMITS,
+    valid_params: SamplingParams | None = None,
 ) -> None:
     """Check a request that the engine received. Raise RequestError for an invalid parameter.
 
     vocab_size: the width of the logits. worker_provides: the worker's capability ids. limits:
-    maximum sizes of strings and lists. Does not change the request.
+    maximum sizes of strings and lists. valid_params: an immutable object that has passed the
+    checks; it is not checked again. Does not change the request.
     """
     _check_id("request_id", request.request_id, limits, more=CORE_ID_CHARS, min_chars=1)
     if not isinstance(request.sampling_params, SamplingParams):
@@ -164,14 +167,47 @@ def validate_core_request(
     if request.encoder_inputs:
         _check_provided("encoder_inputs", "encoder", worker_provides)
         check_encoder_inputs(request.encoder_inputs, len(request.prompt_token_ids))
-    request.sampling_params.validate()
-    check_params_limits(request.sampling_params, limits)
-    check_sampling_support(request.sampling_params, worker_provides)
-    check_sampling_tokens(request.sampling_params, vocab_size)
+    if request.sampling_params is not valid_params:
+        request.sampling_params.validate()
+        check_params_limits(request.sampling_params, limits)
+        check_sampling_support(request.sampling_params, worker_provides)
+        check_sampling_tokens(request.sampling_params, vocab_size)
     if not isinstance(request.stop_token_ids, frozenset):
         raise invalid("stop_token_ids", request.stop_token_ids, "a frozenset of token ids")
     check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     _check_bad_words(request.bad_words_token_ids, vocab_size, limits)
+
+
+class CoreRequestChecker:
+    """Checks the requests of one engine with `validate_core_request`.
+
+    Requests often share their sampling parameters, which are checked once then.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        worker_provides: frozenset[str] = frozenset(),
+        limits: LimitsConfig = DEFAULT_LIMITS,
+    ) -> None:
+        """Create the checker. The arguments are those of `validate_core_request`."""
+        self._check = partial(
+            validate_core_request,
+            vocab_size=vocab_size,
+            max_model_len=max_model_len,
+            worker_provides=worker_provides,
+            limits=limits,
+        )
+        self._valid_params: SamplingParams | None = None
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Raise RequestError for an invalid parameter."""
+        self._check(request, valid_params=self._valid_params)
+        params = request.sampling_params
+        has_mappings = bool(params.logit_bias or params.extra_args)  # which a caller can change
+        self._valid_params = None if has_mappings else params
 
 
 def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> None:

@@ -144,6 +144,6 @@ class NoTimes:
         """Raise AssertionError: the times are measured."""
         raise AssertionError("a step of a real engine has no modelled duration")
 
-    def gap_ns(self, num_runs: int) -> int:
+    def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return 0, because the pause between real steps passes in real time."""
         return 0

@@ -23,6 +23,7 @@ class ArrivalQueue:
                 self._children[numbers[request.parent]].append(number)
             else:
                 self._open.append(number)
+        self._open_ns = [requests[number].arrival_ns for number in self._open]
         self._next = 0
         self._heap: list[tuple[int, int]] = []
         self._times: dict[int, int] = {}
@@ -30,12 +31,11 @@ class ArrivalQueue:
     @property
     def next_ns(self) -> int | None:
         """The time of the next arrival, or None if no arrival is known."""
-        times = []
-        if self._next < len(self._open):
-            times.append(self._requests[self._open[self._next]].arrival_ns)
-        if self._heap:
-            times.append(self._heap[0][0])
-        return min(times, default=None)
+        open_ns = self._open_ns[self._next] if self._next < len(self._open_ns) else None
+        if not self._heap:
+            return open_ns
+        heap_ns = self._heap[0][0]
+        return heap_ns if open_ns is None else min(open_ns, heap_ns)
 
     def take(self, now_ns: int) -> Iterator[int]:
         """Yield the requests that have arrived, in order of their times and numbers."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from dovetail.plan import SchedulerOutput
 from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 from dovetail.scheduling import Scheduler
+from dovetail.scheduling.decode_stretch import DecodeStretch
 from dovetail_lab.simulation.arrival_queue import ArrivalQueue
 from dovetail_lab.simulation.executor import SimExecutor, StepObserver
 from dovetail_lab.simulation.prompts import OUTPUT_TOKEN, STOP_TOKEN, VOCAB_SIZE, Prompts
@@ -91,7 +92,7 @@ class SimulatedEngine(StepObserver):
         self._executor = self._make_executor()
         self._scheduler = self._make_scheduler(decision_log)
         self._num_idle = 0
-        self._num_runs = 0
+        self._gap_ns = 0
         self._num_calls = 0
         self._core_ns = 0
         self.core = EngineCore(
@@ -189,7 +190,9 @@ class SimulatedEngine(StepObserver):
 
     def on_step(self, plan: SchedulerOutput, start_ns: int, end_ns: int) -> None:
         """Record an executed step. Its counts follow when the scheduler has its result."""
-        self._num_runs = len(plan.rows)
+        if self._setup.depth == 1 and plan.rows:
+            num_prefill_tokens = plan.total_num_tokens - plan.num_tokens.count(1)
+            self._gap_ns = self._step_times.gap_ns(len(plan.rows), num_prefill_tokens)
         if self.steps is not None and plan.rows:
             num_decodes = self.table.num_decode_runs(plan)
             self._record(start_ns, end_ns - start_ns, 1, plan.total_num_tokens, num_decodes)
@@ -207,7 +210,7 @@ class SimulatedEngine(StepObserver):
                 EngineCoreRequest(
                     request_id=request.request_id,
                     prompt_token_ids=self._prompts.make(request),
-                    sampling_params=_sampling_params(request),
+                    sampling_params=_sampling_params(request.max_tokens, request.expected_tokens),
                     max_tokens=request.max_tokens,
                     stop_token_ids=_STOPS,
                     priority=request.priority,
@@ -217,7 +220,7 @@ class SimulatedEngine(StepObserver):
                 )
             )
         except RequestError:
-            self.table.reject(number, self.clock.now_ns())
+            self.table.finish(request.request_id, self.clock.now_ns(), failed=True)
             self._arrivals.reject(number)
 
     # --- steps ----------------------------------------------------------------------------------
@@ -232,11 +235,10 @@ class SimulatedEngine(StepObserver):
         if outputs is None:
             return
         now_ns = self.clock.now_ns()
-        if self._setup.depth == 1 and self._num_runs:
-            self.clock.advance(self._step_times.gap_ns(self._num_runs))
-            self._num_runs = 0
-        for request_id in self.table.finish(outputs, now_ns):
-            self._arrivals.end(self.table.numbers[request_id], now_ns)
+        self.clock.advance(self._gap_ns)
+        self._gap_ns = 0
+        for number in self.table.record(outputs, now_ns):
+            self._arrivals.end(number, now_ns)
         if self.steps is not None and outputs.stats is not None and self.steps.num_running:
             self.steps.num_running[-1] = outputs.stats.num_running
             self.steps.num_waiting[-1] = outputs.stats.num_waiting
@@ -269,35 +271,61 @@ class SimulatedEngine(StepObserver):
         stretch = scheduler.decode_stretch()
         if stretch is None:
             return False
-        rows, starts = stretch.rows, stretch.starts
-        num_steps = min(stretch.max_steps, self.table.num_steps_to_stop(rows, starts))
+        num_steps = min(stretch.max_steps, self.table.num_steps_to_stop(stretch))
         if num_steps < MIN_STRETCH:
             return False
-        now_ns, next_ns = self.clock.now_ns(), self._arrivals.next_ns
-        times = self._step_times.decode_times_ns(len(rows), sum(starts), num_steps)
-        gap_ns = self._step_times.gap_ns(len(rows))
-        ends = now_ns + np.cumsum(np.maximum(times, 1) + gap_ns) - gap_ns
-        if next_ns is not None:  # a step starts only if no request has arrived before
-            ends = ends[: 1 + int(np.searchsorted(ends + gap_ns, next_ns))]
-        num_taken = stretch.run(len(ends), OUTPUT_TOKEN)
+        num_rows = len(stretch.rows)
+        gap_ns = self._step_times.gap_ns(num_rows)
+        ends = self._ends_of_steps(stretch, num_steps + 1, gap_ns)
+        num_taken = stretch.run(min(len(ends), num_steps), OUTPUT_TOKEN)
         if not num_taken:
             return False
-        self._end_stretch(rows, ends[:num_taken], stretch.num_used_blocks)
+        self._end_stretch(stretch, ends[:num_taken])
         self.clock.advance(gap_ns)
+        if num_taken < len(ends) and num_taken == num_steps:
+            self._run_last(stretch, int(ends[num_steps]), gap_ns)
         return True
 
-    def _end_stretch(self, rows: array[int], ends: Times, num_used_blocks: int) -> None:
-        now_ns = self.clock.now_ns()
-        self.table.skip(rows, ends)
-        self.clock.advance(int(ends[-1]) - now_ns)
-        self._executor.skip(len(ends), len(rows))
+    def _ends_of_steps(self, stretch: DecodeStretch, num_steps: int, gap_ns: int) -> Times:
+        """Return the ends of at most `num_steps` steps, which start before the next arrival."""
+        times = self._step_times.decode_times_ns(len(stretch.rows), sum(stretch.starts), num_steps)
+        ends = (times + gap_ns if gap_ns else times).cumsum()
+        ends += self.clock.now_ns() - gap_ns
+        next_ns = self._arrivals.next_ns
+        if next_ns is not None and int(ends[-1]) + gap_ns >= next_ns:
+            ends = ends[: 1 + int(np.searchsorted(ends, next_ns - gap_ns))]
+        return ends
+
+    def _run_last(self, stretch: DecodeStretch, end_ns: int, gap_ns: int) -> None:
+        """Run the step of a stretch in which requests end, unless blocks are missing."""
+        tokens = self.table.last_tokens(stretch.rows)
+        try:
+            ended = stretch.run_last(tokens, end_ns)
+        except DovetailError:
+            raise
+        except Exception as error:
+            raise self.core.scheduler_failed("a step's result was processed", error) from error
+        if ended is None:
+            return
+        self._end_stretch(stretch, np.array([end_ns]))
+        for request in ended:
+            number = self.table.finish(request.request_id, end_ns)
+            self._arrivals.end(number, end_ns)
+        self.clock.advance(gap_ns)
+
+    def _end_stretch(self, stretch: DecodeStretch, ends: Times) -> None:
+        """Record that steps of a stretch have been run, and advance the clock to their end."""
+        now_ns, end_ns, num_rows = self.clock.now_ns(), int(ends[-1]), len(stretch.rows)
+        self.table.skip(stretch.rows, ends)
+        self.clock.advance(end_ns - now_ns)
+        self._executor.skip(len(ends), num_rows)
         if self.steps is not None:
-            duration_ns, num_tokens = int(ends[-1]) - now_ns, len(ends) * len(rows)
-            self._record(now_ns, duration_ns, len(ends), num_tokens, num_tokens)
+            num_tokens = len(ends) * num_rows
+            self._record(now_ns, end_ns - now_ns, len(ends), num_tokens, num_tokens)
             depth = self._scheduler.depth()
             self.steps.num_running[-1] = depth.num_running
             self.steps.num_waiting[-1] = depth.num_waiting
-            self.steps.num_used_blocks[-1] = num_used_blocks
+            self.steps.num_used_blocks[-1] = stretch.num_used_blocks
 
     def _record(
         self, start_ns: int, duration_ns: int, num_steps: int, num_tokens: int, num_decodes: int
@@ -313,7 +341,8 @@ class SimulatedEngine(StepObserver):
         self.steps.num_used_blocks.append(0)
 
 
-def _sampling_params(request: WorkloadRequest) -> SamplingParams:
+@lru_cache(maxsize=1024)
+def _sampling_params(max_tokens: int, expected_tokens: int | None) -> SamplingParams:
     """Return the parameters that a client sends, with its estimate of the output length."""
-    estimate = {"expected_tokens": request.expected_tokens} if request.expected_tokens else {}
-    return SamplingParams(max_tokens=request.max_tokens, temperature=0.0, extra_args=estimate)
+    estimate = {"expected_tokens": expected_tokens} if expected_tokens else {}
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, extra_args=estimate)

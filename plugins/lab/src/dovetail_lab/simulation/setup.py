@@ -53,9 +53,10 @@ class StepTimeModel(Protocol):
         further step reads `num_requests` more. Each time equals that of `step_ns` for this step.
         """
 
-    def gap_ns(self, num_runs: int) -> int:
+    def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return the host's time from the end of a step to the plan of the next one.
 
-        num_runs: the number of scheduled requests in the step. With more than one step in flight,
+        num_runs, num_prefill_tokens: the numbers of scheduled requests and of prefill tokens
+        (`StepFeatures`) in the step. With more than one step in flight,
         the host works during the next step, so the gap is not used.
         """

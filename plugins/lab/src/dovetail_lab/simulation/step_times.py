@@ -15,6 +15,9 @@ from dovetail_lab.simulation.setup import Times
 
 _PS_PER_NS = 1000
 
+_MAX_SCALAR = 8
+"""Up to this number of requests, a loop over a step's requests is faster than numpy."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
@@ -38,6 +41,8 @@ class StepFeatures:
     @classmethod
     def of(cls, plan: SchedulerOutput) -> StepFeatures:
         """Return the features of a plan."""
+        if len(plan.rows) <= _MAX_SCALAR:
+            return cls._of_few(plan)
         starts = np.frombuffer(plan.starts, dtype=np.int32).astype(np.int64)
         num_tokens = np.frombuffer(plan.num_tokens, dtype=np.int32).astype(np.int64)
         is_decode = num_tokens == 1
@@ -56,6 +61,23 @@ class StepFeatures:
             num_context_pairs=int(pairs.sum()),
             num_joins=len(plan.joins),
             is_first=is_first,
+        )
+
+    @classmethod
+    def _of_few(cls, plan: SchedulerOutput) -> StepFeatures:
+        """Return the features of a plan with few requests, faster than with numpy."""
+        num_tokens = num_prefills = num_decodes = num_kv_tokens = pairs = 0
+        for first, length in zip(plan.starts, plan.num_tokens, strict=True):
+            if length == 1:
+                num_decodes += 1
+                num_kv_tokens += first
+            else:
+                num_prefills += 1
+                num_tokens += length
+                pairs += first * length + length * (length + 1) // 2
+        is_first = int(len(plan.joins) == len(plan.rows))
+        return cls(
+            num_tokens, num_prefills, num_decodes, num_kv_tokens, pairs, len(plan.joins), is_first
         )
 
 
@@ -93,9 +115,11 @@ class LinearStepTimes:
     def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
         """Return the times of consecutive decode steps of the same requests."""
         kv_tokens = num_kv_tokens + num_requests * np.arange(num_steps, dtype=np.int64)
-        time_ps = self.step_ps + self.decode_ps * num_requests + self.kv_token_ps * kv_tokens
-        return np.maximum(1, time_ps // _PS_PER_NS)
+        kv_tokens *= self.kv_token_ps
+        kv_tokens += self.step_ps + self.decode_ps * num_requests
+        kv_tokens //= _PS_PER_NS
+        return np.maximum(1, kv_tokens, out=kv_tokens)
 
-    def gap_ns(self, num_runs: int) -> int:
+    def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return 0, because the constants include the host's time."""
         return 0

@@ -28,7 +28,8 @@ class CalibratedStepTimes:
         self._terms = [calibration.step_ps[name] for name in TERMS]
         self._decode = _DecodeFactors(calibration.decode_factors)
         self._prefill = _Line(1, *_columns(calibration.prefill_factors))
-        self._gap_ps, self._gap_run_ps = calibration.gap_ps
+        self._gap_ps = *calibration.gap_ps, 0
+        self._prefill_gap_ps = calibration.prefill_gap_ps
 
     def step_ns(self, plan: SchedulerOutput) -> int:
         """Return the time of one step."""
@@ -67,9 +68,11 @@ class CalibratedStepTimes:
         ]
         return np.array(times, dtype=np.int64)
 
-    def gap_ns(self, num_runs: int) -> int:
+    def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return the host's time from the end of a step to the plan of the next one."""
-        return (self._gap_ps + self._gap_run_ps * num_runs) // _PS_PER_NS
+        terms = self._prefill_gap_ps if num_prefill_tokens else self._gap_ps
+        constant_ps, run_ps, token_ps = terms
+        return (constant_ps + run_ps * num_runs + token_ps * num_prefill_tokens) // _PS_PER_NS
 
 
 class _Line:

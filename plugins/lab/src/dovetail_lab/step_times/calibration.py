@@ -14,7 +14,7 @@ from dovetail_lab.step_times.fitting import TERMS
 from dovetail_lab.step_times.machine_info import MachineInfo
 
 FORMAT = "dovetail-step-times"
-VERSION = 2
+VERSION = 3
 _MAX_FILE_BYTES = 2**20
 _MAX_PS = 10**15
 
@@ -65,7 +65,7 @@ class Calibration(_Model):
     """The contents of a calibration file. Times are in picoseconds; see `Fit` for the terms."""
 
     format: Literal["dovetail-step-times"] = FORMAT
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     model: MeasuredModel
     machine: MachineInfo
     engine: MeasuredEngine
@@ -73,6 +73,7 @@ class Calibration(_Model):
     commit: str
     step_ps: dict[str, Picoseconds]
     gap_ps: tuple[Picoseconds, Picoseconds]
+    prefill_gap_ps: tuple[Picoseconds, Picoseconds, Picoseconds]
     decode_factors: DecodeKnots
     prefill_factors: Knots
     quality: FitQuality

@@ -50,14 +50,16 @@ DecodeKnots = tuple[tuple[int, Knots], ...]
 class Fit:
     """The result of a fit.
 
-    step_ps: picoseconds per unit of each term of `TERMS`. gap_ps: the gap after a step, constant
-    and per request. decode_factors: residuals of steps without prefills, by number of requests and
-    cached tokens per request. prefill_factors: residuals of steps with prefills, by tokens in the
-    step.
+    step_ps: picoseconds per unit of each term of `TERMS`. gap_ps: the gap after a step without
+    prefills, constant and per request. prefill_gap_ps: the gap after a step with prefills,
+    constant, per request and per prefill token. decode_factors: residuals of steps without
+    prefills, by number of requests and cached tokens per request. prefill_factors: residuals of
+    steps with prefills, by tokens in the step.
     """
 
     step_ps: Mapping[str, int]
     gap_ps: tuple[int, int]
+    prefill_gap_ps: tuple[int, int, int]
     decode_factors: DecodeKnots
     prefill_factors: Knots
 
@@ -90,9 +92,16 @@ def fit_steps(samples: Sequence[StepSample]) -> Fit:
     tokens = matrix[:, TERMS.index("prefill_token")] + matrix[:, TERMS.index("decode")]
     runs = matrix[:, TERMS.index("prefill")] + matrix[:, TERMS.index("decode")]
     gaps = np.array([item.gap_ns for item in samples], dtype=np.float64) * _PS_PER_NS
+    causes = np.stack([np.ones(len(runs)), runs, matrix[:, TERMS.index("prefill_token")]], axis=1)
+    constant, per_run = _fit_gaps(causes[is_decode, :2], gaps[is_decode])
+    prefill_gap_ps = constant, per_run, 0
+    if np.count_nonzero(~is_decode) >= _MIN_PER_BIN:
+        first, second, third = _fit_gaps(causes[~is_decode], gaps[~is_decode])
+        prefill_gap_ps = first, second, third
     return Fit(
         step_ps={name: int(value) for name, value in zip(TERMS, step_ps, strict=True)},
-        gap_ps=_fit_gaps(runs, gaps),
+        gap_ps=(constant, per_run),
+        prefill_gap_ps=prefill_gap_ps,
         decode_factors=_decode_residuals(matrix[is_decode], predicted[is_decode], times[is_decode]),
         prefill_factors=_residuals(tokens[~is_decode], predicted[~is_decode], times[~is_decode]),
     )
@@ -122,15 +131,15 @@ def nonnegative_least_squares(matrix: Matrix, target: Vector) -> Vector:
     return best / np.where(scale > 0, scale, 1.0)
 
 
-def _fit_gaps(runs: Vector, gaps: Vector) -> tuple[int, int]:
-    """Return the constant and the time per request. The sum of the gaps is kept."""
-    matrix = np.stack([np.ones(len(runs)), runs], axis=1)
+def _fit_gaps(matrix: Matrix, gaps: Vector) -> Sequence[int]:
+    """Return the time of each column of `matrix`. The sum of the gaps is kept."""
+    if not len(gaps):
+        return [0] * matrix.shape[1]
     ends = np.quantile(gaps, 0.99)
     terms = nonnegative_least_squares(matrix, np.minimum(gaps, ends))
     total = float((matrix @ terms).sum())
     factor = float(gaps.sum()) / total if total else 1.0
-    constant, per_run = np.round(terms * factor)
-    return int(constant), int(per_run)
+    return [int(value) for value in np.round(terms * factor)]
 
 
 def _residuals(tokens: Vector, predicted: Vector, measured: Vector) -> Knots:

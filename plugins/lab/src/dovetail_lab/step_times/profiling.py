@@ -176,6 +176,7 @@ def make_calibration(
         commit=code_commit(),
         step_ps=dict(fit.step_ps),
         gap_ps=fit.gap_ps,
+        prefill_gap_ps=fit.prefill_gap_ps,
         decode_factors=fit.decode_factors,
         prefill_factors=fit.prefill_factors,
         quality=unknown,
