@@ -9,6 +9,7 @@ from dovetail.cli import main
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 ROW = "2023-11-16 18:15:{:02}.0000000,{},{}\n"
 GOOD = "".join(ROW.format(second, 100, 10) for second in range(40))
+MOONCAKE = '{{"timestamp": {}, "input_length": 5, "output_length": 5, "hash_ids": [1]}}\n'
 SMALL = ["--requests", "30", "--seeds", "1", "--load", "0.5", "--jobs", "2"]
 POLICIES = """
 import time
@@ -68,6 +69,8 @@ def statuses(folder):
         ("a.csv", "a,b\n1,2\n", "is not known"),
         ("a.jsonl", '{"timestamp": 0, "input_length": 5', "a.jsonl:1: "),
         ("a.jsonl", '{"timestamp": 0, "input_length": 5, "output_length": "x"}', "a.jsonl:1: "),
+        ("a.jsonl", MOONCAKE.format(9) + MOONCAKE.format(8), "a.jsonl:2: "),
+        ("b.csv", "TIMESTAMP,ContextTokens,OutputTokens\n" + ROW.format(5, 9, 9), "is not known"),
     ],
 )
 def test_a_malformed_trace_is_rejected_with_its_line(name, text, message, folder, capsys):
