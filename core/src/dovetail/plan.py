@@ -275,12 +275,6 @@ class StepBuilder:
         self._clear()
         return plan
 
-    def skip(self, num_plans: int) -> None:
-        """Number `num_plans` plans that nobody executes. The first contains the pending changes."""
-        self.step_id += num_plans
-        if self._leaves or self._encoder_frees:
-            self._clear()
-
     def _pad_drafts(self) -> None:
         """Set the number of drafts to 0 for requests that were added without this number."""
         self._num_drafts.extend(bytes(len(self._rows) - len(self._num_drafts)))

@@ -159,6 +159,14 @@ def test_tables_name_winners_and_ties(done):
     assert set(means.rows[2][1:]) == {"–"} and " ± " in means.rows[0][1]
 
 
+def test_equal_policies_have_a_table_of_winners_that_says_so_and_a_visible_curve(tmp_path):
+    results = run(tmp_path, ("fcfs", "sjf"), seeds=2)  # the queue serves both in the same order
+    assert list(winner_table(results, "sim").rows) == [["all metrics", "equal", "equal"]]
+    figure = drawn("load", draw_curves, results, "sim", ["gap_mean"])
+    (axis,) = figure.axes
+    assert axis.get_ylim()[1] > 1.05 * max(axis.get_lines()[0].get_ydata())
+
+
 def test_a_wide_table_is_transposed():
     table = TextTable(title="t", headings=["policy", "a", "b", "c"], rows=[["x", "1", "2", "3"]])
     turned = table.oriented()

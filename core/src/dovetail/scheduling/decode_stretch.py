@@ -66,7 +66,8 @@ class DecodeStretch:
                 del request.token_ids[num_run - num_steps :]
         if num_run:
             decode_batch.end_skipped(num_run)
-            self._end(num_run)
+            self._state.builder.build()  # the first plan contains the pending changes of rows
+            self._end(num_run - 1)
         return num_run
 
     def run_last(self, token_ids: array[int], now_ns: int) -> list[Request] | None:
@@ -123,9 +124,9 @@ class DecodeStretch:
         return not members or kv_cache.grow_in_turn(members, num_blocks)
 
     def _end(self, num_steps: int) -> None:
-        """Record that `num_steps` more plans have been executed."""
+        """Number `num_steps` more plans, and record that all plans have been executed."""
         state = self._state
-        state.builder.skip(num_steps)
+        state.builder.step_id += num_steps
         state.last_step = state.builder.step_id - 1
         state.rows.executed(state.last_step)
         state.kv_cache.executed(state.last_step)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 CURVES = ("ttft_mean", "ttft_p90", "tpot_mean", "e2e_mean", "gap_p90", "throughput")
 DIFFERENCES = ("ttft_mean", "tpot_mean", "e2e_mean", "norm_latency", "goodput", "service_gap")
+_HEADROOM = 1.08
 _WIDE_RATIO = 30
 """A metric whose means differ by more than this factor gets a logarithmic axis."""
 
@@ -103,8 +104,8 @@ def _draw_metric(axis: Axes, results: Results, engine: str, metric: str) -> None
     positive = [value for value in means if value > 0]
     if positive and max(positive) > _WIDE_RATIO * min(positive):
         axis.set_yscale("log")
-    else:
-        axis.set_ylim(bottom=0)
+    else:  # a flat line must not lie on the edge
+        axis.set_ylim(0, max(axis.get_ylim()[1], _HEADROOM * max(means, default=0)))
 
 
 def _draw_bars(

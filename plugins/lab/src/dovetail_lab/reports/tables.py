@@ -73,6 +73,8 @@ def winner_table(results: Results, engine: str) -> TextTable:
         ]
         if any(text not in ("–", EQUAL) for text in texts):
             rows.append([METRICS[name].label, *texts])
+    if not rows:
+        rows.append(["all metrics", *[EQUAL] * len(loads)])
     headings = ["metric", *(f"load {load:g}" for load in loads)]
     return TextTable(title="Best policy", headings=headings, rows=rows)
 
