@@ -264,6 +264,8 @@ def test_stored_responses_survive_a_restart(serving, tmp_path):
         ({"input": [5]}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"type": ["message"], "role": "user", "content": "x"}]}, "input[0].type"),
+        ({"input": [{"type": {}, "role": "user", "content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, None),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"role": "owner", "content": "x"}]}, "input"),

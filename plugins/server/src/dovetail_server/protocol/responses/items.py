@@ -36,11 +36,13 @@ def read_items(value: Any) -> list[Item]:
 
 
 def _item(name: str, item: Item) -> Item:
-    kind = item.get("type") or ("message" if "role" in item else None)
+    kind = item.get("type")
+    if kind is None and "role" in item:
+        kind = "message"
     if kind == REFERENCE:
         _need(name, item, "id")
         return item
-    if kind not in PREFIXES:
+    if not isinstance(kind, str) or kind not in PREFIXES:
         raise APIError(
             f"{name}.type is {str(kind)[:40]!r}; this server supports: "
             f"{', '.join(PREFIXES)}, {REFERENCE}.",
