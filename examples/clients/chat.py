@@ -15,7 +15,7 @@ from openai import APIConnectionError, APIStatusError, OpenAI
 def main() -> int:
     """Send one message and print the response as it arrives. Return the exit code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("message")
+    parser.add_argument("message", nargs="?", default="What is 27 + 58?")
     parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
     arguments = parser.parse_args()
 

@@ -1,5 +1,6 @@
 """The pictures in docs/pictures are current."""
 
+import json
 from xml.etree import ElementTree
 
 import pytest
@@ -25,3 +26,14 @@ def test_sizes_and_imports_of_packages_are_measured(tmp_path):
     assert measured["a"] == {"files": 1, "lines": 2, "imports": ["b"]}
     assert measured["b"] == {"files": 1, "lines": 1, "imports": []}
     assert CORE.is_dir()
+
+
+def test_the_picture_of_the_packages_is_that_of_the_present_code():
+    drawn = json.loads((FOLDER / "packages_after.json").read_text("utf-8"))
+    present = measure_packages()
+    remedy = "run tests/docs/draw_pictures.py --measure docs/pictures/packages_after.json"
+    assert {name: item["imports"] for name, item in drawn.items()} == {
+        name: item["imports"] for name, item in present.items()
+    }, remedy
+    for name, item in present.items():
+        assert drawn[name]["lines"] == pytest.approx(item["lines"], rel=0.1, abs=100), remedy
