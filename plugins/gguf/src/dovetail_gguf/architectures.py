@@ -192,6 +192,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         with_experts=Architecture(
             model_class="MixtralForCausalLM",
             model_type="mixtral",
+            is_writable=True,
             permutes_rotary=True,
             experts=ExpertNames(count="num_local_experts", inner="intermediate_size"),
         ),
@@ -343,12 +344,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2moe": Architecture(
         model_class="Qwen2MoeForCausalLM",
         model_type="qwen2_moe",
+        is_writable=True,
         experts=ExpertNames(),
         read=read_qwen2_moe,
     ),
     "qwen3moe": Architecture(
         model_class="Qwen3MoeForCausalLM",
         model_type="qwen3_moe",
+        is_writable=True,
         experts=ExpertNames(),
         read=read_qwen3_moe,
     ),

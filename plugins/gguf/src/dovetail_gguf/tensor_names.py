@@ -143,7 +143,11 @@ def _latent_mappings(config: Mapping[str, Any]) -> Iterator[WeightMapping]:
 
 
 _FILE_NAMES = {model: own for own, model in _WHOLE.items()}
-_FILE_NAMES_OF_LAYER = {model: own for own, model in _OF_LAYER.items()}
+_FILE_NAMES_OF_LAYER = {
+    **{model: own for own, model in _OF_LAYER.items()},
+    **{f"mlp.experts.{part}": own for own, part in _EXPERTS.items()},
+    "mlp.gate": "ffn_gate_inp",
+}
 _MODEL_LAYER = re.compile(r"model\.layers\.(?P<number>\d{1,6})\.(?P<name>.+)\.(?P<leaf>\w+)")
 
 

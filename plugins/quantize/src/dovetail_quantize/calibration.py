@@ -5,7 +5,7 @@ Dimensions: T tokens, I input features, O output features.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from torch import nn
 
 from dovetail.errors import WeightError
 from dovetail_quantize.opened_model import OpenedModel
+from dovetail_torch.layers import FusedExperts
+from dovetail_torch.layers.expert_groups import activate, group_tokens
 from dovetail_torch.layers.linear import ParallelLinear
 
 
@@ -43,28 +45,49 @@ class Moments:
         products_II = self.products_II / scale_I[:, None] / scale_I
         return Moments(products_II, self.num_tokens)
 
-    def relative_error(self, weight_OI: torch.Tensor, rounded_OI: torch.Tensor) -> float:
-        """Return the norm of the outputs' change, divided by the norm of the outputs."""
+    def squares(self, weight_OI: torch.Tensor, rounded_OI: torch.Tensor) -> torch.Tensor:
+        """Return the squared norms of the outputs' change and of the outputs, float32 [2]."""
         change_OI, weight_OI = rounded_OI.float() - weight_OI.float(), weight_OI.float()
         changed = ((change_OI @ self.products_II) * change_OI).sum().clamp(min=0)
-        whole = ((weight_OI @ self.products_II) * weight_OI).sum().clamp(min=1e-30)
-        return float((changed / whole).sqrt())
+        whole = ((weight_OI @ self.products_II) * weight_OI).sum()
+        return torch.stack((changed, whole))
+
+    def relative_error(self, weight_OI: torch.Tensor, rounded_OI: torch.Tensor) -> float:
+        """Return the norm of the outputs' change, divided by the norm of the outputs."""
+        return relative_norm(self.squares(weight_OI, rounded_OI))
+
+
+AllMoments = dict[ParallelLinear, list[Moments]]
+"""The moments of each layer: one for each expert, one for a layer without experts."""
+
+
+def relative_norm(squares: torch.Tensor) -> float:
+    """Return the root of the quotient of two squared norms; see `Moments.squares`."""
+    return float((squares[0] / squares[1].clamp(min=1e-30)).sqrt())
 
 
 @torch.inference_mode()
 def collect_moments(
     opened: OpenedModel, layers: Iterable[ParallelLinear], chunks: Sequence[Sequence[int]]
-) -> dict[ParallelLinear, Moments]:
-    """Run the model on all chunks and return the moments of these layers.
+) -> AllMoments:
+    """Run the model on all chunks and return the moments of these layers, one for each expert.
 
     Raises WeightError if a layer has inputs that are NaN or infinite.
     """
-    found: dict[ParallelLinear, Moments] = {}
-    handles = []
+    found: AllMoments = {}
     for layer in layers:
         size = layer.shape.in_features
-        found[layer] = moments = Moments(torch.zeros(size, size))
-        handles.append(layer.register_forward_pre_hook(_adding(moments)))
+        found[layer] = [Moments(torch.zeros(size, size)) for _ in range(layer.shape.num_experts)]
+    handles = [
+        layer.register_forward_pre_hook(_adding(moments[0]))
+        for layer, moments in found.items()
+        if layer.shape.num_experts == 1
+    ]
+    handles += [
+        module.register_forward_pre_hook(_adding_experts(module, found))
+        for module in opened.module.modules()
+        if isinstance(module, FusedExperts) and module.gate_up_proj in found
+    ]
     try:
         for chunk in chunks:
             opened.run(chunk)
@@ -72,7 +95,7 @@ def collect_moments(
         for handle in handles:
             handle.remove()
     for layer, moments in found.items():
-        if not bool(moments.products_II.isfinite().all()):
+        if not all(bool(each.products_II.isfinite().all()) for each in moments):
             raise WeightError(
                 f"{layer.shape.name}: its inputs on the calibration text are NaN or infinite; the "
                 "model is damaged, or its numbers do not fit bfloat16."
@@ -83,5 +106,22 @@ def collect_moments(
 def _adding(moments: Moments) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
     def add(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         moments.add(inputs[0].detach())
+
+    return add
+
+
+def _adding_experts(
+    experts: FusedExperts, found: Mapping[ParallelLinear, Sequence[Moments]]
+) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
+    """Return a hook that adds the inputs of both layers of each expert that has tokens."""
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+
+    def add(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        x_TD, experts_TK, weights_TK = inputs
+        weight_EGD = gate_up.weight.unflatten(0, (gate_up.shape.num_experts, -1))
+        for expert, rows_ND in group_tokens(x_TD, experts_TK, weights_TK, len(weight_EGD)):
+            found[gate_up][expert].add(rows_ND)
+            inner_NI = activate(rows_ND @ weight_EGD[expert].T, experts.limit, experts.alpha)
+            found[down][expert].add(inner_NI)
 
     return add

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,12 @@ from dovetail.errors import ModelError
 from dovetail_gguf.reader import GGUFFile
 from dovetail_gguf.tensor_names import to_file_name
 from dovetail_gguf.weight_loader import permute_rows
-from dovetail_quantize.metadata import add_eos_tokens, add_metadata, permuted_heads
+from dovetail_quantize.metadata import (
+    add_eos_tokens,
+    add_metadata,
+    architecture_of,
+    permuted_heads,
+)
 
 FILE = "model.gguf"
 TOKENIZER_FILES = (
@@ -42,7 +46,7 @@ def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[st
         to_file_name(name): _permuted(tensor, heads.get(_leaf(name), 0))
         for name, tensor in tensors.items()
     }
-    writer = GGUFWriter(None, _architecture(config))
+    writer = GGUFWriter(None, architecture_of(config)[0])
     add_metadata(writer, source, config)
     if source.is_dir():
         add_eos_tokens(writer, config, original.generation_config)
@@ -66,10 +70,6 @@ def write_checkpoint(folder: Path, original: ModelDirectory, tensors: Mapping[st
 def _has_vocabulary(source: Path) -> bool:
     """Return whether the model is a GGUF file with a vocabulary, which is then copied."""
     return source.is_file() and "tokenizer.ggml.model" in GGUFFile(source).metadata
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    return str(config["model_type"])
 
 
 def _permuted(tensor: Tensor, num_heads: int) -> Tensor:

@@ -9,8 +9,9 @@ from typing import Any
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from dovetail.config.model_directory import eos_token_ids
-from dovetail.errors import ModelError
-from dovetail_gguf.architectures import ARCHITECTURES
+from dovetail.errors import ConfigError, ModelError
+from dovetail_gguf.architectures import ARCHITECTURES, Architecture
+from dovetail_gguf.expert_fields import ExpertNames
 
 _INTEGERS = {
     "hidden_size": "embedding_length",
@@ -22,23 +23,47 @@ _INTEGERS = {
     "max_position_embeddings": "context_length",
     "sliding_window": "attention.sliding_window",
 }
+_EXPERT_SIZES = {
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+}
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _SCALINGS = ("linear", "yarn")
 
 
-def check_representable(config: Mapping[str, Any]) -> None:
-    """Raise ModelError if a GGUF file cannot describe the model."""
-    model_type = config.get("model_type")
-    row = ARCHITECTURES.get(str(model_type))
+def _writable() -> dict[str, tuple[str, Architecture]]:
+    """Return the architectures that can be written, by model_type: names in files, and rows."""
+    rows = [
+        (name, row)
+        for name, dense in ARCHITECTURES.items()
+        for row in (dense, dense.with_experts)
+        if row is not None and row.is_writable
+    ]
+    return {row.model_type: (name, row) for name, row in rows}
+
+
+def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
+    """Return the name of a model's architecture in files, and its row."""
+    return _writable()[config["model_type"]]
+
+
+def check_representable(config: Mapping[str, Any], method: str) -> None:
+    """Raise ModelError if a GGUF file cannot describe the model.
+
+    method: of quantization; raises ConfigError if it does not support experts, which the model has.
+    """
+    model_type = str(config.get("model_type"))
+    writable = _writable()
+    _, row = writable.get(model_type, ("", None))
     architecture = config["architectures"][0]
-    is_writable = row is not None and row.is_writable
-    if not is_writable or architecture not in (row.model_class, row.windowed):
-        rows = (row for row in ARCHITECTURES.values() if row.is_writable)
-        supported = ", ".join(row.model_class for row in rows)
+    if row is None or architecture not in (row.model_class, row.windowed):
+        supported = ", ".join(row.model_class for _, row in writable.values())
         raise ModelError(
-            f"The architecture {architecture} with model_type {str(model_type)[:80]!r} cannot be "
+            f"The architecture {architecture} with model_type {model_type[:80]!r} cannot be "
             f"quantized. Supported: {supported}."
         )
+    if row.experts is not None:
+        _check_experts(config, method)
     scaling = _scaling(config)
     if scaling and scaling.get("rope_type") not in _SCALINGS:
         raise ModelError(
@@ -49,9 +74,23 @@ def check_representable(config: Mapping[str, Any]) -> None:
         raise ModelError(f"A model with hidden_act={config['hidden_act']!r} cannot be quantized.")
 
 
+def _check_experts(config: Mapping[str, Any], method: str) -> None:
+    if method == "awq":
+        raise ConfigError(
+            "--method=awq does not support models with experts. Use --method=gptq or rtn."
+        )
+    for field, default in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+        value = config.get(field) or default
+        if value != default:
+            raise ModelError(
+                f"A model with {field}={str(value)[:80]} cannot be quantized: a GGUF file has "
+                "experts in every layer."
+            )
+
+
 def permuted_heads(config: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of heads of the projections whose rows the file permutes."""
-    if not ARCHITECTURES[config["model_type"]].permutes_rotary:
+    if not architecture_of(config)[1].permutes_rotary:
         return {}
     return {
         "self_attn.q_proj": config["num_attention_heads"],
@@ -61,7 +100,7 @@ def permuted_heads(config: Mapping[str, Any]) -> dict[str, int]:
 
 def add_metadata(writer: GGUFWriter, source: Path, config: Mapping[str, Any]) -> None:
     """Add the configuration, and the tokenizer if `source` is a GGUF file."""
-    name = config["model_type"]
+    name, row = architecture_of(config)
     complete = _complete(config)
     for field, key in _INTEGERS.items():
         if complete.get(field):
@@ -77,9 +116,24 @@ def add_metadata(writer: GGUFWriter, source: Path, config: Mapping[str, Any]) ->
         original = scaling.get("original_max_position_embeddings")
         if original:
             writer.add_uint32(f"{name}.rope.scaling.original_context_length", original)
+    if row.experts is not None:
+        _add_experts(writer, name, row.experts, config)
     writer.add_quantization_version(2)
     if source.is_file():
         _copy_tokenizer(writer, source)
+
+
+def _add_experts(
+    writer: GGUFWriter, name: str, names: ExpertNames, config: Mapping[str, Any]
+) -> None:
+    counts = (names.count, "num_experts", "num_local_experts")
+    writer.add_uint32(f"{name}.expert_count", next(config[x] for x in counts if x in config))
+    writer.add_uint32(f"{name}.expert_used_count", config["num_experts_per_tok"])
+    for field, key in _EXPERT_SIZES.items():
+        if field in config:
+            writer.add_uint32(f"{name}.{key}", config[field])
+    if "norm_topk_prob" in config:
+        writer.add_bool(f"{name}.expert_weights_norm", config["norm_topk_prob"])
 
 
 def add_eos_tokens(

@@ -30,6 +30,7 @@ def quantize(
     if options.report:
         _print_layers(result.quantized)
     _print_kept(result.quantized, options.max_layer_error)
+    _print_unused(result.quantized)
     rows = [
         (name, f"{item.perplexity:.4g}", f"{item.kl:.5f}", f"{100 * item.same_best:.2f} %")
         for name, item in (("before", result.before), ("after", result.after))
@@ -67,3 +68,21 @@ def _print_kept(quantized: Quantized, max_layer_error: float) -> None:
             f"{len(kept)} of {len(quantized.parts)} layers are kept at 8 bits, because their "
             f"relative output error is above {max_layer_error:g}."
         )
+
+
+def _print_unused(quantized: Quantized) -> None:
+    """Print the experts that the calibration text does not use, in layers that have any."""
+    unused = {
+        name.removeprefix("model.").removesuffix(".gate_proj.weight"): part.unused
+        for name, part in quantized.parts.items()
+        if part.unused and name.endswith(".gate_proj.weight")
+    }
+    if not unused:
+        return
+    count = sum(map(len, unused.values()))
+    print_line(
+        f"{count} experts have no tokens of the calibration text and are rounded to nearest; a "
+        "longer or more varied text may use them:"
+    )
+    for name, experts in unused.items():
+        print_line(f"  {name}: {', '.join(map(str, experts))}")

@@ -14,7 +14,7 @@ import torch
 
 from dovetail.errors import ModelError
 from dovetail_quantize.awq import scale_decoder_layer
-from dovetail_quantize.calibration import Moments, collect_moments
+from dovetail_quantize.calibration import AllMoments, Moments, collect_moments, relative_norm
 from dovetail_quantize.gptq import inverse_factor, round_columns
 from dovetail_quantize.layer_plan import PLAIN, SENSITIVE, bits_of, pick_type
 from dovetail_quantize.opened_model import OpenedModel
@@ -40,10 +40,12 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedPart:
-    """One weight of the checkpoint. blocks_OB: None for BF16, whose values stay in the model.
+    """One weight of the checkpoint, or the stacked weights of all experts of a layer.
 
-    error: relative error of its outputs; None without calibration. first_error: the error before
-    the weight was kept at more bits, or None.
+    shape: rows of all experts, and input features. blocks_OB: None for BF16, whose values stay in
+    the model. error: relative error of its outputs; None without calibration. first_error: the
+    error before the weight was kept at more bits, or None. unused: experts without tokens of the
+    calibration text, which are rounded to nearest.
     """
 
     name: str
@@ -52,6 +54,7 @@ class QuantizedPart:
     blocks_OB: torch.Tensor | None
     error: float | None
     first_error: float | None = None
+    unused: tuple[int, ...] = ()
 
 
 @dataclass
@@ -84,15 +87,17 @@ def quantize_layers(
     for number, decoders in enumerate(passes):
         note(f"Pass {number + 1} of {len(passes)}: {len(decoders)} decoder layers.")
         layers = [layer for decoder in decoders.values() for layer in decoder]
-        moments = dict(collect_moments(opened, layers, chunks)) if chunks else {}
+        moments: AllMoments = collect_moments(opened, layers, chunks) if chunks else {}
         for path, own in decoders.items():
             if settings.method == "awq":
+                single = {layer: known[0] for layer, known in moments.items()}
                 decoder = opened.module.get_submodule(path)
-                moments |= scale_decoder_layer(decoder, moments, settings.types)
+                scaled = scale_decoder_layer(decoder, single, settings.types)
+                moments |= {layer: [known] for layer, known in scaled.items()}
             parts = [
                 part
                 for layer in own
-                for part in _quantize_layer(layer, settings, moments.pop(layer, None))
+                for part in _quantize_layer(layer, settings, moments.pop(layer, []))
             ]
             result.parts |= {part.name: part for part in parts}
     return result
@@ -108,7 +113,7 @@ def _passes(opened: OpenedModel) -> Iterator[dict[str, list[ParallelLinear]]]:
     some: dict[str, list[ParallelLinear]] = {}
     num_bytes = 0
     for path, layers in decoders.items():
-        own = sum(layer.shape.in_features**2 * 4 for layer in layers)
+        own = sum(layer.shape.in_features**2 * 4 * layer.shape.num_experts for layer in layers)
         if some and num_bytes + own > MAX_MOMENTS_BYTES:
             yield some
             some, num_bytes = {}, 0
@@ -119,53 +124,103 @@ def _passes(opened: OpenedModel) -> Iterator[dict[str, list[ParallelLinear]]]:
 
 
 def _quantize_layer(
-    layer: ParallelLinear, settings: Settings, moments: Moments | None
+    layer: ParallelLinear, settings: Settings, moments: Sequence[Moments]
 ) -> Iterator[QuantizedPart]:
-    """Quantize the parts of a layer and write the rounded values to its weight."""
-    type_name = pick_type(settings.types, layer.shape.in_features)
-    factor_II = None
-    if settings.method == "gptq" and moments is not None and type_name != PLAIN:
-        factor_II = inverse_factor(moments, settings.damping, layer.shape.name)
-    parent = layer.shape.name.rpartition(".")[0]
-    rows = layer.weight.split(layer.shape.part_sizes)
-    for leaf, weight_OI in zip(layer.shape.part_names, rows, strict=True):
-        name = f"{parent}.{leaf}.weight"
-        yield _quantize_part(name, weight_OI, type_name, settings, (moments, factor_II))
+    """Quantize the parts of a layer and write the rounded values to its weight.
+
+    moments: of each expert, or of the layer; empty without calibration. The weights of one part of
+    all experts have the same type, because a file stacks them in one tensor.
+    """
+    shape = layer.shape
+    type_name = pick_type(settings.types, shape.in_features)
+    parent = shape.name.rpartition(".")[0]
+    num_parts = len(shape.part_names) // shape.num_experts
+    rows = layer.weight.split(shape.part_sizes)
+    factors: list[torch.Tensor | None] = [None] * len(moments)
+    if settings.method == "gptq" and type_name != PLAIN:
+        factors = [
+            inverse_factor(known, settings.damping, shape.name) if known.num_tokens else None
+            for known in moments
+        ]
+    for number, leaf in enumerate(shape.part_names[:num_parts]):
+        name = f"{parent}.{leaf.rpartition('.')[2]}.weight"
+        weights = rows[number::num_parts]
+        yield _Rounding(name, weights, settings, (moments, factors)).run(type_name)
 
 
-def _quantize_part(
-    name: str,
-    weight_OI: torch.Tensor,
-    type_name: str,
-    settings: Settings,
-    known: tuple[Moments | None, torch.Tensor | None],
-) -> QuantizedPart:
-    moments, factor_II = known
-    shape = (weight_OI.shape[0], weight_OI.shape[1])
-    if not bool(weight_OI.isfinite().all()):
-        raise ModelError(f"{name} has values that are NaN or infinite: the model is damaged.")
-    if type_name == PLAIN:
-        return QuantizedPart(name=name, type_name=PLAIN, shape=shape, blocks_OB=None, error=0.0)
-    if moments is not None and factor_II is not None:
-        blocks_OB, values_OI = round_columns(weight_OI, BLOCK_TYPES[type_name], moments, factor_II)
-    else:
-        importance_I = None if moments is None else moments.mean_squares
-        blocks_OB = quantize_rows(weight_OI, type_name, importance_I)
-        values_OI = decode_rows(blocks_OB, type_name)
-    error = None if moments is None else moments.relative_error(weight_OI, values_OI)
-    first_error = None
-    keeps = error is not None and error > settings.max_layer_error
-    if moments is not None and keeps and bits_of(type_name) < bits_of(SENSITIVE):
-        type_name, first_error = SENSITIVE, error
-        blocks_OB = quantize_rows(weight_OI, type_name)
-        values_OI = decode_rows(blocks_OB, type_name)
-        error = moments.relative_error(weight_OI, values_OI)
-    weight_OI.copy_(values_OI)
-    return QuantizedPart(
-        name=name,
-        type_name=type_name,
-        shape=shape,
-        blocks_OB=blocks_OB,
-        error=error,
-        first_error=first_error,
-    )
+class _Rounding:
+    """Rounds one part of a layer, for each expert.
+
+    weights: [O, I] of each expert. known: moments and GPTQ factors of each expert; empty without
+    calibration.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        weights: Sequence[torch.Tensor],
+        settings: Settings,
+        known: tuple[Sequence[Moments], Sequence[torch.Tensor | None]],
+    ) -> None:
+        self._name, self._weights, self._settings = name, weights, settings
+        self._moments: Sequence[Moments | None] = known[0] or [None] * len(weights)
+        self._factors = known[1] or [None] * len(weights)
+
+    def run(self, type_name: str) -> QuantizedPart:
+        """Return the part, after its rounded values are written to the weights."""
+        if not all(bool(weight_OI.isfinite().all()) for weight_OI in self._weights):
+            raise ModelError(
+                f"{self._name} has values that are NaN or infinite: the model is damaged."
+            )
+        shape = (sum(map(len, self._weights)), self._weights[0].shape[1])
+        if type_name == PLAIN:
+            return QuantizedPart(
+                name=self._name, type_name=PLAIN, shape=shape, blocks_OB=None, error=0.0
+            )
+        blocks, error = self._rounded(type_name)
+        first_error = None
+        is_above = error is not None and error > self._settings.max_layer_error
+        if is_above and bits_of(type_name) < bits_of(SENSITIVE):
+            type_name, first_error = SENSITIVE, error
+            blocks, error = self._rounded(type_name, is_weighted=False)
+        for weight_OI, blocks_OB in zip(self._weights, blocks, strict=True):
+            weight_OI.copy_(decode_rows(blocks_OB, type_name))
+        return QuantizedPart(
+            name=self._name,
+            type_name=type_name,
+            shape=shape,
+            blocks_OB=torch.cat(blocks),
+            error=error,
+            first_error=first_error,
+            unused=tuple(
+                expert
+                for expert, known in enumerate(self._moments)
+                if known is not None and known.num_tokens == 0
+            ),
+        )
+
+    def _rounded(
+        self, type_name: str, *, is_weighted: bool = True
+    ) -> tuple[list[torch.Tensor], float | None]:
+        """Return the blocks of each expert, and the relative error of the outputs of all.
+
+        is_weighted: whether errors are weighted by the activations, or corrected by GPTQ.
+        """
+        blocks, squares = [], torch.zeros(2)
+        for weight_OI, known, factor_II in zip(
+            self._weights, self._moments, self._factors, strict=True
+        ):
+            if known is None or known.num_tokens == 0:
+                blocks.append(quantize_rows(weight_OI, type_name, None))
+                continue
+            if factor_II is not None and is_weighted:
+                kind = BLOCK_TYPES[type_name]
+                blocks_OB, values_OI = round_columns(weight_OI, kind, known, factor_II)
+            else:
+                importance_I = known.mean_squares if is_weighted else None
+                blocks_OB = quantize_rows(weight_OI, type_name, importance_I)
+                values_OI = decode_rows(blocks_OB, type_name)
+            blocks.append(blocks_OB)
+            squares += known.squares(weight_OI, values_OI)
+        has_tokens = any(known is not None and known.num_tokens for known in self._moments)
+        return blocks, relative_norm(squares) if has_tokens else None

@@ -21,10 +21,13 @@ from dovetail_quantize.quantizing import Quantized, Settings, quantize_layers
 from dovetail_quantize.rounding import quantize_rows
 from dovetail_quantize.texts import built_in_text, read_text, split_chunks
 from dovetail_torch.layers import ParallelLMHead, linear_layers
+from dovetail_torch.layers.linear import ParallelLinear
 
 _OPTION = "--output"
 _EVALUATION_TOKENS = 4096
 _SPARE_BYTES = 16 << 20
+_UNROUNDED = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
+"""The weights that select experts."""
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -47,7 +50,7 @@ def run(model: str, options: QuantizeOptions, note: Callable[[str], None]) -> Re
     After a DovetailError, no output directory remains.
     """
     directory = ModelDirectory.open(model)
-    check_representable(directory.config)
+    check_representable(directory.config, options.method)
     output = options.output or Path(f"{_stem(directory.path)}-{options.format}")
     settings = Settings(
         method=options.method,
@@ -104,7 +107,8 @@ def _estimate(opened: OpenedModel, options: QuantizeOptions) -> int:
     for name, parameter in opened.module.named_parameters():
         is_head = name in (_TABLE, _HEAD)
         names = HEADS[options.head] if is_head else FORMATS[options.format]
-        kind = pick_type(names, parameter.shape[-1]) if parameter.dim() == 2 else "F32"
+        is_matrix = parameter.dim() == 2 and not name.endswith(_UNROUNDED)
+        kind = pick_type(names, parameter.shape[-1]) if is_matrix else "F32"
         total += parameter.numel() * (32 if kind == "F32" else bits_of(kind)) / 8
     return int(total) + _SPARE_BYTES
 
@@ -120,6 +124,9 @@ def _tensors(
             continue
         parent = layer.shape.name.rpartition(".")[0]
         own.pop(f"{layer.shape.name}.weight")
+        if layer.shape.num_experts > 1:
+            tensors |= _stacked(layer, parent, quantized)
+            continue
         bias = own.pop(f"{layer.shape.name}.bias", None)
         sizes = layer.shape.part_sizes
         biases = [None] * len(sizes) if bias is None else bias.split(sizes)
@@ -135,10 +142,25 @@ def _tensors(
         values = parameter.detach()
         if not bool(values.isfinite().all()):
             raise ModelError(f"{name} has values that are NaN or infinite: the model is damaged.")
-        if values.dim() != 2:
-            tensors[name] = ("F32", values.float())
+        if values.dim() != 2 or name.endswith(_UNROUNDED):
+            tensors[name] = ("F32", values.float().squeeze(0))
             continue
         head_type = pick_type(HEADS[options.head], values.shape[1])
         stored = values if head_type == PLAIN else quantize_rows(values, head_type)
         tensors[name] = (head_type, stored.to(torch.uint8) if head_type != PLAIN else stored)
     return head_type, tensors
+
+
+def _stacked(layer: ParallelLinear, parent: str, quantized: Quantized) -> dict[str, Tensor]:
+    """Return the tensors of a layer with experts, with the experts as the first dimension."""
+    shape = layer.shape
+    num_parts = len(shape.part_names) // shape.num_experts
+    rows = layer.weight.detach().split(shape.part_sizes)
+    tensors: dict[str, Tensor] = {}
+    for number, leaf in enumerate(shape.part_names[:num_parts]):
+        part = quantized.parts[f"{parent}.{leaf.rpartition('.')[2]}.weight"]
+        stored = part.blocks_OB
+        if stored is None:
+            stored = torch.cat(rows[number::num_parts])
+        tensors[part.name] = (part.type_name, stored.unflatten(0, (shape.num_experts, -1)))
+    return tensors
