@@ -115,6 +115,16 @@ def test_other_layouts_have_no_blocks(written):
     assert opened(written, tensors).block_type is None
 
 
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_symmetric_zero_points_are_not_unpacked(bits, version):
+    written = gptq(bits, symmetric=True, version=version)
+    tensors, values = written.quantize((64, 96), torch.Generator().manual_seed(2))
+    stored = opened(written, tensors)
+    assert stored.zeros == 1 << bits - 1
+    assert torch.equal(stored.dequantize(torch.float32), values.float())
+
+
 def test_scales_that_float16_cannot_represent_are_not_rounded():
     written = packed_integers()
     tensors, _ = written.quantize((64, 96), torch.Generator().manual_seed(2))

@@ -85,18 +85,25 @@ class GPTQ(Format):
         num_outputs, num_inputs = self.shape(module, read)
         words = read(f"{module.prefix}qweight")
         bits = WORD_BITS * words.shape[0] // num_inputs
-        zero_words = read(f"{module.prefix}qzeros")
+        zero_words = read(f"{module.prefix}qzeros").to(torch.int64)
         if self._stores_less:
-            zero_words = zero_words.to(torch.int64) + _ONES[bits]
+            zero_words = zero_words + _ONES[bits]
         scales = read(f"{module.prefix}scales").T.contiguous()
         return IntegerWeight(
             shape=(num_outputs, num_inputs),
             bits=bits,
             codes=lambda rows: unpack(words[:, rows].T.contiguous(), bits),
             scales=scales,
-            zeros=unpack(zero_words, bits).T.contiguous(),
+            zeros=_zeros(zero_words, bits),
             groups=_groups(module, read, scales.shape[1], num_inputs),
         )
+
+
+def _zeros(words: torch.Tensor, bits: int) -> torch.Tensor | int:
+    """Return the zero points, int16 [O, G], or one number if all of them are the middle code."""
+    middle = 1 << bits - 1
+    is_middle = bits in _ONES and bool(((words & 0xFFFFFFFF) == _ONES[bits] * middle).all())
+    return middle if is_middle else unpack(words, bits).T.contiguous()
 
 
 def _groups(
