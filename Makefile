@@ -13,7 +13,7 @@ BUILD  := $(shell sed -n '/^setuptools==/p' requirements/constraints.txt)
 NEEDS  := $(wildcard requirements/*.txt pyproject.toml */pyproject.toml */*/pyproject.toml \
             platforms/cpu_kernels/setup.py platforms/cpu_kernels/include/* \
             platforms/cpu_kernels/src/native/*)
-# Folders that ruff checks, if they exist.
+# Directories that ruff checks, if they exist.
 CODE   := $(wildcard conftest.py core platforms attention_backends schedulers model_registry \
             plugins tests examples bench docs)
 

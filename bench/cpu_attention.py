@@ -3,7 +3,7 @@
 Run `python bench/cpu_attention.py` (`--threads 1,2`, `--cache int8`, `--heads 16/8/128`). The
 script needs the members of this repository and a native library.
 
-Method: several layers are called one after the other, as in a model. Their KV caches are separate
+Method: several layers are called one by one, as in a model. Their KV caches are separate
 and larger than the processor's cache, and blocks are in random order. Each figure is the median of
 all rounds after the first two, with the fastest and the slowest round. The rate of decodes counts
 the bytes of keys and values of useful tokens and is compared with the read probe of the same round.

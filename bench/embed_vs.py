@@ -1,8 +1,8 @@
 """Compare the throughput of embeddings on the CPU: Dovetail, OpenVINO and transformers.
 
 Method. All engines load the same random checkpoint in the shape of BERT-base and compute the
-normalized mean of the hidden states of the same texts, which are random token ids. They run one
-after the other in each round, so that they share the machine's conditions. transformers in float32
+normalized mean of the hidden states of the same texts, which are random token ids. They run
+sequentially in each round, so that they share the machine's conditions. transformers in float32
 computes what sentence-transformers computes by default. The figures are medians of the rounds; a
 ratio is the median of the ratios of each round. The vectors of all engines must be nearly parallel.
 

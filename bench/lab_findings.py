@@ -114,7 +114,7 @@ CLAIMS = (
 
 
 def run(name: str, out: Path, jobs: int) -> Results:
-    """Run an experiment file; finished runs of the folder are reused."""
+    """Run an experiment file; finished runs of the directory are reused."""
     fields = tomllib.loads((FOLDER / f"{name}.toml").read_text("utf-8"))
     print(name, flush=True)
     return run_experiment(make_spec(fields), RunOptions(out=out, num_workers=jobs))

@@ -10,7 +10,7 @@ workload; each case runs --repeats times, and the best and the median are printe
 - macro: the same trace at 0.2 requests/s, where stretches of decoding are computed at once.
   Requests per second, with and without prefix caching.
 - million: a million requests with the mean lengths of azure:conv (log-normal) at 0.2 requests/s,
-  without prefix caching, in a process of its own; its wall time and the maximum of its memory.
+  without prefix caching, in a separate process; its wall time and the maximum of its memory.
 
     python bench/lab_speed.py [--repeats 3] [--million 1000000] [--json FILE]
 """

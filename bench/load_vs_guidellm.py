@@ -93,7 +93,7 @@ def _run(command: list[str]) -> None:
 
 
 def _tokenizer() -> Path:
-    """Return the folder of the demo model, whose tokenizer the server uses."""
+    """Return the directory of the demo model, whose tokenizer the server uses."""
     spec = find_spec("dovetail_demo_model")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).with_name("model")

@@ -1,11 +1,11 @@
 """Measure the accuracy of formats on real weights and compare it with other engines, in one run.
 
-The script measures perplexity, KL divergence and the share of equal most likely tokens at every
-position of chunks of 1,024 tokens, compared with Dovetail's float32 and bf16 on the same weights.
-Weights: a GGUF file (default: smollm2), dequantized to bf16 ("published"); and the same weights
-with noise, so that no format can recover the quantization of the file (`off_grid`, used to compare
-formats). Each format runs in a separate process, with the settings of its speed benchmark. Also the
-errors of single layers of all-MiniLM-L6-v2, if its directory is given.
+The script measures perplexity, KL divergence and top-1 agreement at every position of chunks of
+1,024 tokens, compared with Dovetail's float32 and bf16 on the same weights. Weights: a GGUF file
+(default: smollm2), dequantized to bf16 ("published"); and the same weights with noise, so that no
+format can recover the quantization of the file (`off_grid`, used to compare formats). Each format
+runs in a separate process, with the settings of its speed benchmark. Also the errors of single
+layers of all-MiniLM-L6-v2, if its directory is given.
 
     python bench/quality.py [--quick] [--model FILE.gguf] [--minilm DIR] [--out DIR] [--keep]
 
@@ -90,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HERE.parent / ".bench" / "quality")
     args = parser.parse_args()
     if not 1 <= args.chunks <= 64:
-        parser.error("--chunks must be from 1 to 64")
+        parser.error("--chunks must be between 1 and 64")
     if args.quick:
         args.chunks, args.weights = 1, [OFF_GRID]
     return args
@@ -124,7 +124,8 @@ def main() -> None:
         )
         read_chunks(run, args.chunks)
         if not run.chunks:
-            raise SystemExit(f"no text can be read: {run.absent}")
+            reasons = "\n".join(f"{name}: {reason}" for name, reason in run.absent.items())
+            raise SystemExit(f"no text can be read:\n{reasons}")
         run.origin = _origin(run, args.chunks)
         if args.keep:
             kept = results.earlier(args.out, run.origin["settings"])

@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quality", type=Path, required=True, help="JSON file of quality.py")
     parser.add_argument("--speed", type=Path, help="JSON file of cpu_vs.py for the same model")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the plots")
+    parser.add_argument("--out", type=Path, required=True, help="directory of the plots")
     args = parser.parse_args()
     result = read(args.quality)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -62,7 +62,7 @@ FORMATS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Divergence of a format from bfloat16. kl: mean in nats. top1: share of equal top tokens."""
+    """Divergence of a format from bfloat16. kl: mean in nats. top1: top-1 agreement."""
 
     kl: float
     top1: float

@@ -1,7 +1,7 @@
 """Measure the `torch` attention backend on the CPU: µs per layer and builder call, bfloat16.
 
 Run `python bench/torch_attention.py`. Method: several layers, each with its own cache, are called
-one after the other, as in a model, so that no data of the previous call is in the processor's
+one by one, as in a model, so that no data of the previous call is in the processor's
 cache; blocks are in random order. After two warm-up rounds, each figure is the median of the
 rounds, with the fastest and the slowest round. "ragged" batches have context lengths evenly
 distributed from a quarter to the full length. GiB/s counts the keys and values that decodes must

@@ -4,7 +4,7 @@ Run `python bench/gpu/attention.py` (`--json FILE`, `--device cuda`, `--small`).
 script reports this and exits with code 3.
 
 Method: several layers with separate caches, together at least four times the GPU's last-level
-cache, are called one after the other, as in a model, with blocks in random order; the calls are
+cache, are called one by one, as in a model, with blocks in random order; the calls are
 captured in a graph, so that the figures exclude the host's work. Each figure is the median of the
 rounds without the first two. The rate of decodes counts the bytes of keys and values of useful
 tokens. It is compared with the rate of a copy in the same process, which counts bytes read and

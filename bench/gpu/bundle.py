@@ -52,7 +52,7 @@ _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def members() -> dict[str, Path]:
-    """Return the folders of the members in the bundle, by the name of their distribution."""
+    """Return the directories of the members in the bundle, by the name of their distribution."""
     lines = (ROOT / "requirements" / "dev.txt").read_text("utf-8").splitlines()
     folders = [ROOT / line.removeprefix("-e ./") for line in lines if line.startswith("-e ./")]
     projects = {_project(folder)["name"]: folder for folder in folders}
@@ -114,7 +114,7 @@ def _pins() -> dict[str, str]:
 
 
 def gather(into: Path, python: str) -> dict[str, Any]:
-    """Fill an empty folder and return its index. Raises CalledProcessError if pip fails."""
+    """Fill an empty directory and return its index. Raises CalledProcessError if pip fails."""
     travelling = members()
     if travelling:
         options = ("--no-deps", "--no-build-isolation", "--wheel-dir", str(into))

@@ -126,9 +126,7 @@ SECTIONS = (
         figures=(
             *_AGREEMENT,
             FigureSpec(name="bf16_kl", what="mean KL divergence of bf16 from float32", unit="nat"),
-            FigureSpec(
-                name="bf16_top1", what="share of equal top tokens, bf16 and float32", unit="%"
-            ),
+            FigureSpec(name="bf16_top1", what="top-1 agreement, bf16 and float32", unit="%"),
         ),
     ),
     SectionSpec(

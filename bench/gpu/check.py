@@ -6,8 +6,8 @@
 
 Each section runs in a separate process with a deadline, and its result is on disk before the next
 section begins. If a section fails, hangs or lacks a package, only its own figures are missing. If
-`.gpu-bundle` exists (`make gpu-bundle`), its wheels are installed into a private folder first. Exit
-code 0: all sections pass and every target is reached; 1: a failure; 2: there is no GPU. This
+`.gpu-bundle` exists (`make gpu-bundle`), its wheels are installed into a private directory first.
+Exit code 0: all sections pass and every target is reached; 1: a failure; 2: there is no GPU. This
 program needs only the standard library.
 """
 

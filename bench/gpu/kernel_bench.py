@@ -1,4 +1,4 @@
-"""Runs a benchmark script of this folder as a section of the check and reports its figures."""
+"""Runs a benchmark script of this directory as a section of the check and reports its figures."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _end(process: subprocess.Popen[bytes], *, apart: bool) -> None:
 
 
 def python_path(*folders: Path) -> dict[str, str]:
-    """Return this process's environment with folders before its PYTHONPATH."""
+    """Return this process's environment with directories before its PYTHONPATH."""
     parts = [str(folder) for folder in folders]
     current = os.environ.get("PYTHONPATH", "")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([*parts, *filter(None, [current])])}

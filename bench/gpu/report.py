@@ -39,7 +39,7 @@ class Task:
     """The arguments of a section.
 
     device: the name of a device in `PARTS`. small: use sizes for a few seconds on a CPU. folder: an
-    empty folder. seed: seed of all random numbers. deadline_s: when its process is killed.
+    empty directory. seed: seed of all random numbers. deadline_s: when its process is killed.
     """
 
     device: str

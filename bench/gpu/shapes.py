@@ -1,4 +1,4 @@
-"""Writes model shapes without weights: a folder with a config.json, for the `dummy` loader."""
+"""Writes model shapes without weights: a directory with a config.json, for the `dummy` loader."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def write_shape(name: str, folder: Path) -> Path:
-    """Write the config.json of a shape into a new folder below `folder`. Return the new folder."""
+    """Write the config.json of a shape into a new directory below `folder`. Return its path."""
     path = folder / name
     path.mkdir(parents=True)
     config = {**_COMMON, **SHAPES[name]}

@@ -31,7 +31,7 @@ class Child:
     """One process that serves the protocol, in a separate process group."""
 
     def __init__(self, python: str, module: str, env: Mapping[str, str] | None = None) -> None:
-        """Start `python -m module` in the benchmarks' folder.
+        """Start `python -m module` in the benchmarks' directory.
 
         env: variables added to the environment.
         """

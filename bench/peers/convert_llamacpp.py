@@ -133,7 +133,7 @@ def _add_tensor(writer: Any, name: str, bits: Any) -> None:
 
 
 def main() -> int:
-    """Convert the checkpoint that the command line names."""
+    """Convert the checkpoint given on the command line."""
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     model, prefix = Path(sys.argv[1]), sys.argv[2]

@@ -46,7 +46,7 @@ def quantise(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def main() -> int:
-    """Convert the checkpoint that the command line names."""
+    """Convert the checkpoint given on the command line."""
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     model, out = Path(sys.argv[1]), Path(sys.argv[2])

@@ -45,7 +45,7 @@ METHOD = """## Method
   the most likely tokens are similar, so quantization to 4 bits often changes the first token.
 - The limit of a case is computed step by step, from measurements before and after each repetition.
   The time of a step is at least the time to read its bytes at the measured bandwidth, and at least
-  the time of its products at the rate of a 2,048³ GEMM.
+  the time of its FLOPs at the rate of a 2,048³ GEMM.
 - "With a busy core" means that another process keeps one of the cores busy all the time.
 - The engines differ in some respects. OpenVINO keeps its cache in 8 bits (its default) and computes
   with its 16-bit weights in bf16. llama.cpp is called through its C API, with our continuous

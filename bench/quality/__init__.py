@@ -9,7 +9,7 @@ figures     perplexity, divergence and most likely tokens from logits
 engine_*    one engine each, with its own interpreter
 conversion  the files that other engines read
 layers      errors of single layers of all-MiniLM-L6-v2
-round_rows  rounding with llama.cpp, in its own process
+quantize_dequantize  quantization with llama.cpp, in its own process
 results     the files of results, and formats of an earlier run
 report      tables and the plot
 """

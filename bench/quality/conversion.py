@@ -1,7 +1,7 @@
-"""Converts weights to the files that formats read, in the folder of the run.
+"""Converts weights to the files that formats read, in the directory of the run.
 
-Weights are converted when a format first needs them. Formats of Dovetail that need a calibration
-text are written by `dovetail quantize`, with parts of all calibration texts.
+Weights are converted when a format first needs them. Formats of Dovetail that require calibration
+data are written by `dovetail quantize`, with parts of all calibration data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from quality.texts import CALIBRATION, TextError
 DEADLINE_S = 1800.0
 OPENVINO_INT4 = ("--group-size", "64", "--ratio", "1.0", "--sym")
 CALIBRATION_CHARACTERS = 11_000
-"""Characters of each calibration text; together about the 8,192 tokens that the command reads."""
+"""Characters of calibration data per source; together about the 8,192 tokens that the command
+reads."""
 
 
 def model_path(first: Format, source: Path, directory: Path, python: str) -> Path:
@@ -62,7 +63,7 @@ def _quantize(python: str, directory: Path, path: Path) -> list[str]:
 
 
 def calibration_text() -> str:
-    """Return the beginnings of the calibration texts. Raises JobError if one is missing."""
+    """Return the beginnings of the calibration data. Raises JobError if one is missing."""
     try:
         return "\n".join(text.excerpt()[:CALIBRATION_CHARACTERS] for text in CALIBRATION)
     except TextError as error:

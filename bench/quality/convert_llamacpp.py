@@ -15,7 +15,7 @@ from peers.convert_llamacpp import quantise, write_gguf
 
 
 def main() -> None:
-    """Convert the checkpoint that the command line names."""
+    """Convert the checkpoint given on the command line."""
     model, out, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     plain = out / "BF16.gguf"
     if not plain.exists():

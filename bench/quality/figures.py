@@ -40,8 +40,8 @@ class Figures:
 class Recorder:
     """Receives the logits of each chunk.
 
-    references: folders with the logits of references, by name. save_to: a folder for the logits
-    of this engine, or None.
+    references: directories with the logits of references, by name. save_to: a directory for the
+    logits of this engine, or None.
     """
 
     def __init__(self, references: Mapping[str, str], save_to: str | None) -> None:

@@ -3,8 +3,8 @@
     PYTHON -m quality.job JOB.json RESULT.json
 
 A job has the keys engine, model, options, threads, chunks ({text: [token ids, …]}), references
-({name: folder}) and save_to (a folder or null). An engine is a module `quality.engine_<name>` with
-a function `run(job, recorder)` that returns additional data, such as versions.
+({name: directory}) and save_to (a directory or null). An engine is a module `quality.engine_<name>`
+with a function `run(job, recorder)` that returns additional data, such as versions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run_separately(python: str, job: Mapping[str, Any], deadline_s: float) -> di
 
 
 def run_tool(command: list[str], deadline_s: float) -> None:
-    """Run a command in the folder of the benchmarks.
+    """Run a command in the directory of the benchmarks.
 
     Raises JobError if it fails or exceeds its time limit.
     """
@@ -75,7 +75,7 @@ def _ending(code: int) -> str:
 
 
 def main() -> None:
-    """Run the job that the command line names."""
+    """Run the job given on the command line."""
     job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     Path(sys.argv[2]).write_text(json.dumps(run_job(job)), encoding="utf-8")
 

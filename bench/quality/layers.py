@@ -53,7 +53,7 @@ def layer_errors(folder: Path, llamacpp: str | None) -> dict[str, dict[str, floa
     }
     for form, kinds in LLAMACPP_TYPES.items() if llamacpp else ():
         weights = {name: weight_OI for name, (_, weight_OI) in inputs.items()}
-        rounded = round_rows(weights, kinds, llamacpp or "")
+        rounded = quantize_dequantize(weights, kinds, llamacpp or "")
         for name, (x_TI, weight_OI) in inputs.items():
             errors[name][form] = layer_error(_with(rounded[name]), x_TI, weight_OI)
     names = list(next(iter(errors.values())))
@@ -132,14 +132,14 @@ def _through_gguf(kind: str) -> Compute:
     return compute
 
 
-def round_rows(
+def quantize_dequantize(
     weights: Mapping[str, torch.Tensor], kinds: tuple[str, str], python: str
 ) -> dict[str, torch.Tensor]:
-    """Return the weights after llama.cpp's rounding to a type. Raises JobError if that fails."""
+    """Return the weights after llama.cpp's quantization. Raises JobError if that fails."""
     with tempfile.TemporaryDirectory() as folder:
         arguments, actual = Path(folder, "given.npz"), Path(folder, "found.npz")
         np.savez(arguments, **{name: weight_OI.numpy() for name, weight_OI in weights.items()})
-        command = [python, "-m", "quality.round_rows", str(arguments), str(actual), *kinds]
+        command = [python, "-m", "quality.quantize_dequantize", str(arguments), str(actual), *kinds]
         run_tool(command, ROUNDING_DEADLINE_S)
         with np.load(actual) as rounded:
             return {name: torch.from_numpy(rounded[name]) for name in rounded.files}

@@ -1,6 +1,6 @@
 """The evaluated texts: excerpts of files of installed packages, identified by hash.
 
-Evaluation and calibration texts come from different packages, and French is never used for
+Evaluation and calibration data come from different packages, and French is never used for
 calibration. If the file of a text is missing or different, the text is reported and skipped.
 """
 

@@ -119,7 +119,7 @@ BROKEN = [
         id="missing_module",
         entry=".gone:Bad",
         error=PluginLoadError,
-        words=("names module 'acme.gone'", "install the distribution again"),
+        words=("names module 'acme.gone'", "reinstall the distribution"),
     ),
     Broken(
         id="missing_attribute",

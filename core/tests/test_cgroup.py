@@ -10,7 +10,7 @@ def escaped(path):
 
 
 def make_proc(tmp_path, own, mounts):
-    """Write a fake /proc folder. mounts: tuples of root, mount point, filesystem and options."""
+    """Write a fake /proc directory. mounts: tuples of root, mount point, filesystem and options."""
     proc = tmp_path / "proc"
     proc.mkdir()
     (proc / "cgroup").write_text("".join(f"{line}\n" for line in own))
@@ -29,7 +29,7 @@ def write(folder, **files):
 
 
 def test_cgroup_v2_limits_are_the_lowest_limits_of_the_cgroup_and_its_parents(tmp_path):
-    top = tmp_path / "cgroup folder"
+    top = tmp_path / "cgroup directory"
     write(top)
     write(top / "a", cpu__max="50000 100000", memory__max=3 * GIB)
     write(top / "a/b", cpu__max="max 100000", memory__max=2 * GIB)

@@ -73,7 +73,7 @@ def test_an_option_of_compilation_without_a_level_is_rejected(option: dict[str, 
         ("compute__compile_sizes", (4,)),
     ],
 )
-def test_an_option_that_contradicts_compilation_is_rejected(field: str, value: object) -> None:
+def test_an_option_that_conflicts_with_compilation_is_rejected(field: str, value: object) -> None:
     config = requested(**{field: value, "compute__compile_level": "as_is"})
     message = rejection(config)
     assert "compile_level='as_is'" in message and field.partition("__")[2] in message

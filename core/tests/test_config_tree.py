@@ -187,7 +187,7 @@ def test_a_worker_gets_only_its_part_of_the_configuration() -> None:
     [
         ("scheduler", "max_num_seqs", None, "max_num_seqs=None must be an integer from 1 to"),
         ("cache", "block_size", None, "block_size=None must be an integer from 1 to 4096"),
-        ("cache", "gpu_memory_utilization", None, "must be a fraction above 0"),
+        ("cache", "gpu_memory_utilization", None, "must be a positive fraction"),
         ("model", "dtype", "auto", "dtype='auto' must be one of float32"),
         (
             "load",
@@ -248,9 +248,15 @@ def test_extension_fields_match_the_recorded_names() -> None:
         ({"stat_loggers": ["a", 3]}, r"stat_loggers\[1\]=3 must name a plugin"),
         ({"logits_processors": [""]}, r"logits_processors\[0\]='' must name a plugin"),
         ({"io_processor": 0}, "io_processor=0 must name a plugin"),
-        ({"kv_transfer_timeout_s": 0}, "kv_transfer_timeout_s=0 must be a number of seconds above"),
-        ({"kv_transfer_timeout_s": True}, "kv_transfer_timeout_s=True must be a number"),
-        ({"kv_transfer_timeout_s": float("nan")}, "kv_transfer_timeout_s=nan must be a number"),
+        (
+            {"kv_transfer_timeout_s": 0},
+            "kv_transfer_timeout_s=0 must be a positive number of seconds",
+        ),
+        ({"kv_transfer_timeout_s": True}, "kv_transfer_timeout_s=True must be a positive number"),
+        (
+            {"kv_transfer_timeout_s": float("nan")},
+            "kv_transfer_timeout_s=nan must be a positive number",
+        ),
     ],
 )
 def test_extensions_are_lists_of_plugins(fields: dict[str, object], report: str) -> None:

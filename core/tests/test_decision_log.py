@@ -339,7 +339,7 @@ def test_a_log_header_of_a_different_version_is_rejected(change, record, path):
 
 def test_an_existing_log_file_is_not_overwritten(path):
     path.write_text("precious")
-    with pytest.raises(ConfigError, match=r"decision_log=.*name a new file"):
+    with pytest.raises(ConfigError, match=r"decision_log=.*specify a new file"):
         DecisionRecorder(path, Scheduler, make_context())
     assert path.read_text() == "precious"
 

@@ -241,11 +241,11 @@ def test_given_values_are_passed_to_the_engine_config(model: Path) -> None:
         ("max_logprobs", 1025, "an integer from 0 to 1024"),
         ("block_size", 0, "None or an integer from 1 to 4096"),
         ("block_size", 16.0, "None or an integer from 1 to 4096"),
-        ("gpu_memory_utilization", 0, "above 0 and at most 1"),
-        ("gpu_memory_utilization", 1.1, "above 0 and at most 1"),
-        ("gpu_memory_utilization", float("nan"), "above 0 and at most 1"),
-        ("gpu_memory_utilization", True, "above 0 and at most 1"),
-        ("gpu_memory_utilization", "0.9", "above 0 and at most 1"),
+        ("gpu_memory_utilization", 0, "positive fraction of at most 1"),
+        ("gpu_memory_utilization", 1.1, "positive fraction of at most 1"),
+        ("gpu_memory_utilization", float("nan"), "positive fraction of at most 1"),
+        ("gpu_memory_utilization", True, "positive fraction of at most 1"),
+        ("gpu_memory_utilization", "0.9", "positive fraction of at most 1"),
         ("kv_cache_memory_bytes", 0, "None or an integer from 1"),
         ("num_gpu_blocks_override", 0, "None or an integer from 1"),
         ("max_num_seqs", 0, "None or an integer from 1 to 65536"),
@@ -345,7 +345,7 @@ def test_aliases_of_engine_options_are_accepted(
         assert getattr(getattr(create(model, **options), group), name) == "a"
     assert getattr(getattr(create(model, **{other: SomePlugin}), group), name) is SomePlugin
     message = rejection(model, **{other: "a", name: "b"})
-    assert f"{other}='a' contradicts {name}='b'" in message
+    assert f"{other}='a' conflicts with {name}='b'" in message
     assert "set only one of them" in message
 
 

@@ -166,16 +166,19 @@ def discover_in(*sites):
 
 
 @pytest.fixture
-def two_sites(plugin_site, tmp_path):
-    """Return the folder of the member dovetail-a and a folder that precedes it on sys.path."""
+def site_directories(plugin_site, tmp_path):
+    """Return two site directories: the first precedes the second on sys.path.
+
+    The second contains the first-party package dovetail-a.
+    """
     plugin_site.add("dovetail-a", {"policy": {"fair": ".parts:Fair"}}, parts=PARTS)
     before = type(plugin_site)(tmp_path / "before")
     before.path.mkdir()
     return before, plugin_site
 
 
-def test_a_package_that_copies_the_name_of_a_member_does_not_replace_it(two_sites):
-    before, site = two_sites
+def test_a_package_that_copies_the_name_of_a_member_does_not_replace_it(site_directories):
+    before, site = site_directories
     before.add("Dovetail_A", {"policy": {"evil": "evil_pkg:Evil"}, "platform": {"evil": "x:Y"}})
     discovered = discover_in(before.path, site.path)
     assert [item.name for item in discovered.candidates["policy"]] == ["fair"]
@@ -192,9 +195,9 @@ def test_a_package_with_the_name_of_a_missing_member_counts_as_third_party(plugi
 
 
 @pytest.mark.parametrize(("version", "num_warnings"), [("1.0", 0), ("2.0", 1)])
-def test_a_distribution_found_twice_is_listed_once(two_sites, version, num_warnings):
-    """An editable installation can be found twice: in site-packages and in its source folder."""
-    before, site = two_sites
+def test_a_distribution_found_twice_is_listed_once(site_directories, version, num_warnings):
+    """An editable installation can be found twice: in site-packages and in its source directory."""
+    before, site = site_directories
     entries = {"policy": {"fair": ".parts:Fair"}}
     before.add("dovetail-a", entries, version=version, parts=PARTS)
     discovered = discover_in(before.path, site.path)

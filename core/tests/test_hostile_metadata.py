@@ -26,7 +26,7 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "mine"\n'
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder on sys.path with one distribution that has a policy."""
+    """A directory on sys.path with one distribution that has a policy."""
     (tmp_path / "odd_mine").mkdir()
     (tmp_path / "odd_mine/__init__.py").write_text(POLICY)
     info = tmp_path / "odd_mine-1.0.dist-info"

@@ -312,7 +312,7 @@ def test_a_tokenizer_with_a_huge_vocabulary_is_checked_without_listing_its_ids()
         check_tokenizer(Sparse(), 2**62 - 2)
 
 
-def test_checks_of_large_files_are_recorded_in_a_private_folder(tmp_path, monkeypatch):
+def test_checks_of_large_files_are_recorded_in_a_private_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(tokenizer_trial, "REMEMBERED_BYTES", 10)
     monkeypatch.setattr(tokenizer_trial, "MAX_REMEMBERED", 2)
@@ -334,7 +334,7 @@ def test_checks_of_large_files_are_recorded_in_a_private_folder(tmp_path, monkey
     assert load() == load() == 1
     folder = tmp_path / "cache/dovetail/tokenizers"
     assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)  # another user could have written to the folder
+    folder.chmod(0o777)  # another user could have written to the directory
     assert load() == 2
     folder.chmod(0o700)
     assert load() == 2

@@ -257,10 +257,12 @@ def test_a_request_that_the_core_rejects_is_withdrawn_with_all_completions(engin
     assert not llm_engine.has_unfinished_requests() and not llm_engine.client.core.has_work()
 
 
-def test_the_error_for_a_model_that_cannot_generate_lists_its_tasks(engine):
+def test_the_error_for_a_model_that_does_not_support_text_generation_lists_its_tasks(engine):
     llm_engine = engine({"tasks": ["embed"]})
     assert llm_engine.supported_tasks == ("embed",)
-    with pytest.raises(UserError, match="FixedTextModel cannot generate; it supports: embed"):
+    with pytest.raises(
+        UserError, match="FixedTextModel does not support text generation; it supports: embed"
+    ):
         llm_engine.add_request("a", "say")
 
 

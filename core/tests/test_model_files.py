@@ -77,7 +77,7 @@ def test_a_loop_of_symbolic_links_is_rejected(tmp_path):
 
 
 def test_symbolic_links_to_regular_files_are_followed(tmp_path):
-    """Caches of model hubs are folders of links to blobs."""
+    """Caches of model hubs are directories of links to blobs."""
     (tmp_path / "blob").write_bytes(OBJECT)
     (tmp_path / "config.json").symlink_to("blob")
     assert read_json_object(tmp_path / "config.json") == {"a": 1}

@@ -66,7 +66,7 @@ def test_a_transfer_finishes_when_all_ranks_have_finished_it():
 def test_a_rank_that_reports_a_transfer_twice_raises_a_contract_error():
     outcomes = OutcomeAggregator(2)
     outcomes.add(0, KVOutcome(done=(1,)))
-    with pytest.raises(ContractError, match="rank 0 ends transfer 1 twice"):
+    with pytest.raises(ContractError, match="rank 0 reports the end of transfer 1 twice"):
         outcomes.add(0, KVOutcome(done=(1,)))
 
 

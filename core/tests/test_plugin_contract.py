@@ -229,7 +229,7 @@ def test_a_signature_is_valid_if_it_accepts_every_call_of_the_contract(
         ({"execute_model": lambda self, plan, *, x: None}, "requires 'x', which no caller passes"),
         ({"execute_model": property(lambda self: None)}, "has a property"),
         ({"execute_model": logged(lambda self: None)}, "does not take 'plan'"),
-        ({"sample_tokens": lambda self, grammar: None}, "'grammar', which callers may leave out"),
+        ({"sample_tokens": lambda self, grammar: None}, "'grammar', which callers may omit"),
         (
             {"sample_tokens": lambda self, g=None: None},
             "the parameter 'g' must be called 'gra",
@@ -237,7 +237,7 @@ def test_a_signature_is_valid_if_it_accepts_every_call_of_the_contract(
         ({"collective_rpc": lambda self, operation: None}, "does not take the keyword 'args'"),
         (
             {"collective_rpc": lambda self, operation, *, args, **more: None},
-            "requires 'args', which callers may leave out",
+            "requires 'args', which callers may omit",
         ),
     ],
 )

@@ -308,7 +308,8 @@ ILLEGAL = {
 def test_an_illegal_action_raises_in_strict_mode(steer, script):
     driver = steer(running="ab", waiting="c")
     with pytest.raises(
-        PolicyError, match=r"policy Scripted made a mistake at step 1: the action .* is illegal"
+        PolicyError,
+        match=r"policy Scripted violated its contract at step 1: the action .* is illegal",
     ):
         driver.plan_by(script)
 

@@ -119,8 +119,8 @@ def test_two_options_can_set_the_pipeline_depth(tmp_path, arguments, depth, ahea
     [
         ({"pipeline_depth": 5}, "pipeline_depth=5"),
         ({"pipeline_depth": 0}, "pipeline_depth=0"),
-        ({"pipeline_depth": 2, "async_scheduling": False}, "contradict each other"),
-        ({"pipeline_depth": 1, "async_scheduling": True}, "contradict each other"),
+        ({"pipeline_depth": 2, "async_scheduling": False}, "conflict with each other"),
+        ({"pipeline_depth": 1, "async_scheduling": True}, "conflict with each other"),
         ({"num_lookahead_tokens": -1}, "num_lookahead_tokens=-1"),
         ({"encoder_cache_tokens": 4}, "no effect without max_num_encoder_tokens"),
         ({"num_lookahead_tokens": 2, "worker_cls": PlainWorker}, "does not declare 'drafts'"),

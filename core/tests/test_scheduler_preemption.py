@@ -19,7 +19,7 @@ class ByPriority(Policy):
 
 
 class ByPriorityNow(ByPriority):
-    """The `ByPriority` policy with ranks that are computed again in each step."""
+    """The `ByPriority` policy with ranks that are recomputed in each step."""
 
     static_rank = False
 

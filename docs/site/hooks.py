@@ -34,7 +34,7 @@ _TABLE_LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)\)")
 
 
 def page_uri(path: str) -> str:
-    """Return the site's source path of a file or folder of the repository."""
+    """Return the site's source path of a file or directory of the repository."""
     if path in NAMES:
         return NAMES[path]
     if path.startswith("docs/"):
@@ -45,7 +45,7 @@ def page_uri(path: str) -> str:
 
 
 def linked_paths(path: str, text: str) -> Iterator[str]:
-    """Yield the files and folders of the repository that the Markdown file `path` links."""
+    """Yield the files and directories of the repository that the Markdown file `path` links."""
     for match in _LINK.finditer(_FENCE.sub("", text)):
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), match[2]))
         if not target.startswith("..") and (ROOT / target).exists():
@@ -70,7 +70,7 @@ def with_site_links(path: str, text: str) -> str:
 
 
 def code_page(path: str) -> str:
-    """Return a page that shows a file, or lists the files of a folder."""
+    """Return a page that shows a file, or lists the files of a directory."""
     target = ROOT / path
     if target.is_dir():
         names = sorted(item.name for item in target.iterdir() if item.is_file())
@@ -122,7 +122,7 @@ def navigation(config: MkDocsConfig) -> list[Any]:
 
 
 def _folder_pages(path: str, visited: set[str]) -> Iterator[str]:
-    """Yield the pages of the folder that a page introduces."""
+    """Yield the pages of the directory that a page introduces."""
     folder = Path(path).parent if path.endswith("README.md") else Path(path).with_suffix("")
     for page in sorted((ROOT / folder).glob("*.md")):
         name = str(page.relative_to(ROOT))
@@ -169,5 +169,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         uri.removeprefix(f"{OUTSIDE}/") if uri.startswith(f"{OUTSIDE}/") else f"docs/{uri}"
     )
     if not (ROOT / path).is_file():
-        return markdown  # the page of a source file or a folder
+        return markdown  # the page of a source file or a directory
     return with_site_links(path, markdown)

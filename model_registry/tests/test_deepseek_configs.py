@@ -71,7 +71,7 @@ def make_v2(**changes: object) -> nn.Module:
         ({"qk_nope_head_dim": -1}, ("qk_nope_head_dim is -1",)),
         ({"qk_nope_head_dim": 10**6}, ("qk_nope_head_dim is 1000000", "8192")),
         ({"v_head_dim": 10**6}, ("v_head_dim is 1000000", "8192")),
-        ({"qk_rope_head_dim": 3}, ("rotary size 3",)),
+        ({"qk_rope_head_dim": 3}, ("rotary_dim=3",)),
         ({"num_key_value_heads": 1}, ("num_key_value_heads is 1", "only 3 is supported")),
         ({"n_routed_experts": 1}, ("n_routed_experts is 1", "from 2")),
         ({"n_routed_experts": 10**6}, ("n_routed_experts is 1000000", "4096")),

@@ -53,7 +53,7 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"num_key_value_heads": 3}, ("num_attention_heads 4", "num_key_value_heads 3")),
         ({"hidden_size": 26}, ("hidden_size 26", "head_dim is absent")),
         ({"hidden_size": 2**20}, ("head size is 262144", "hidden_size 1048576")),
-        ({"head_dim": 7}, ("rotary size 7", "head_dim")),
+        ({"head_dim": 7}, ("rotary_dim=7", "head_dim")),
         ({"rms_norm_eps": -1}, ("rms_norm_eps", "-1")),
         ({"attention_bias": "yes"}, ("attention_bias", "'yes'")),
         ({"rope_scaling": {"type": "dynamical", "factor": 2.0}}, ("'dynamical'", "yarn")),
@@ -61,7 +61,7 @@ def windows_of(model: nn.Module) -> list[int]:
         ({"rope_scaling": {"type": "linear"}}, ("'linear' needs factor", "None")),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-            ("differ by type of layer",),
+            ("differ between layer types",),
         ),
         ({"rope_scaling": "yarn"}, ("'yarn'", "must be an object")),
         ({"rope_scaling": {"type": "yarn"}}, ("'yarn' needs factor", "None")),

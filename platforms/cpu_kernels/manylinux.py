@@ -1,4 +1,4 @@
-"""Give the wheel of dovetail-cpu-kernels in a folder its manylinux tag: `manylinux.py FOLDER`.
+"""Give the wheel of dovetail-cpu-kernels in a directory its manylinux tag: `manylinux.py FOLDER`.
 
 auditwheel reads which versions of the C and C++ libraries the kernels need, and renames the wheel
 after the oldest platform that provides them. Then pip also installs the wheel on machines without

@@ -161,7 +161,7 @@ def compile_all(compiler: list[str], objects: list[Object], flags: tuple[str, ..
 def build_library(target: Path, folder: Path, flags: tuple[str, ...] = ()) -> str:
     """Build the library as `target` with objects below `folder`. Return the compiler's command.
 
-    Objects are stored by compiler and flags, and only changed sources are compiled again. An
+    Objects are stored by compiler and flags, and only changed sources are recompiled. An
     editable installation and a wheel share objects.
 
     Raises BuildError if the build fails.
@@ -190,7 +190,7 @@ class BuildNative(build_ext):
     """
 
     def run(self) -> None:
-        """Write the library and the build report to the package's folder."""
+        """Write the library and the build report to the package's directory."""
         in_place = self.inplace or getattr(self, "editable_mode", False)
         package = (ROOT / "src" if in_place else Path(self.build_lib)) / PACKAGE
         package.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ SKIPPED = frozenset({"__pycache__", "build", "dist", ".venv"})
 
 @cache
 def members() -> tuple[Path, ...]:
-    """Return the folders of all members, sorted: the folders that contain a pyproject.toml."""
+    """Return the directories of all members, sorted. Each contains a pyproject.toml."""
     actual = (path for pattern in MEMBER_FOLDERS for path in ROOT.glob(pattern))
     return tuple(sorted(path for path in actual if (path / "pyproject.toml").is_file()))
 
@@ -47,7 +47,7 @@ def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
 
 @cache
 def shipped_files() -> tuple[Path, ...]:
-    """Return the Python files that members ship: those below their src folders."""
+    """Return the Python files that members ship: those below their src directories."""
     return tuple(path for member in members() for path in files_below(member / "src", ".py"))
 
 

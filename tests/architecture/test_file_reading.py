@@ -10,7 +10,7 @@ READERS = (
     "model_registry/src",
     "platforms/torch/src/dovetail_torch/weights",
 )
-"""The folders whose code reads model directories."""
+"""The directories whose code reads model directories."""
 OPENING = frozenset({"from_file", "read_bytes", "read_text", "open", "is_file", "isfile"})
 
 # Maps (file, call) to the reason why it does not use `dovetail.model_files`.
@@ -20,7 +20,7 @@ EXCEPTIONS = {
         "core/src/dovetail/config/assembly.py",
         "ModelDirectory.open",
     ): "the module uses dovetail.model_files",
-    ("core/src/dovetail/tokenizers/tokenizer_trial.py", "os.open"): "files in a private folder",
+    ("core/src/dovetail/tokenizers/tokenizer_trial.py", "os.open"): "files in a private directory",
 }
 
 

@@ -52,7 +52,7 @@ def test_import_linter_finds_no_broken_contract():
 
 
 def lint_layers(sources: Path) -> subprocess.CompletedProcess[str]:
-    """Check the layers of a core with its sources in the folder `sources`."""
+    """Check the layers of a core with its sources in the directory `sources`."""
     program = (
         "import sys; from importlinter.cli import lint_imports; "
         f"sys.exit(lint_imports({str(ROOT / 'core/layers.toml')!r}, no_cache=True))"

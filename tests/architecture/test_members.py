@@ -24,7 +24,7 @@ BROUGHT_BY_TORCH = frozenset({"triton"})  # builds for accelerators have differe
 BROUGHT_BY_SUBJECTS = frozenset({"dovetail_kv_memory", "dovetail_torch", "torch", "triton"})
 """Packages that the conformance kit imports only to test a plugin that needs them."""
 MADE_BY_TESTS = frozenset({"acme", "parts"})
-"""Packages that a test writes to a temporary folder and then imports."""
+"""Packages that a test writes to a temporary directory and then imports."""
 MEMBERS = [pytest.param(member, id=relative(member)) for member in members()]
 OURS = {project_of(member)["name"]: member for member in members()}
 PROVIDERS = importlib.metadata.packages_distributions()
@@ -70,7 +70,9 @@ def test_the_first_party_distributions_are_the_members():
 
 def test_the_requirements_name_only_members():
     editable = {line.removeprefix("-e ./") for line in DEV if line.startswith("-e ./")}
-    assert editable == {relative(member) for member in members()}, "dev.txt and folders disagree"
+    assert editable == {relative(member) for member in members()}, (
+        "dev.txt and directories disagree"
+    )
 
 
 @pytest.mark.parametrize("folder", [*MEMBERS, pytest.param(ROOT, id="dovetail")])
@@ -172,7 +174,7 @@ def test_every_imported_package_is_a_declared_dependency(member):
 
 @pytest.mark.parametrize("member", MEMBERS)
 def test_the_tests_of_a_member_import_only_its_dependencies(member):
-    """Packages in `pytest.importorskip` may be missing. Modules in the folder of the test are
+    """Packages in `pytest.importorskip` may be missing. Modules in the directory of the test are
     allowed."""
     declared = needed_by_tests(member)
     tests = list(files_below(member / "tests", ".py"))

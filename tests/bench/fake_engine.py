@@ -1,6 +1,6 @@
 """An engine that only sleeps, for the tests of `bench/cpu_vs.py`. `options` set its behavior.
 
-It runs as a child process: `python -m fake_engine`, with this folder on the path.
+It runs as a child process: `python -m fake_engine`, with this directory on the path.
 """
 
 import os

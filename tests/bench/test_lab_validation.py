@@ -15,7 +15,9 @@ from lab_tiers import latencies, policies
         (1.25, [0.9, 1.0, 1.1], False),
     ],
 )
-def test_a_latency_must_be_within_the_limit_or_the_spread(simulated, real, reached):
+def test_a_latency_passes_if_its_error_is_within_the_limit_or_the_spread_of_the_real_runs(
+    simulated, real, reached
+):
     table = latencies.new_table()
     cells = latencies._judge(table, real, simulated, 0.05)
     assert (table.judged, table.passed) == (1, int(reached))

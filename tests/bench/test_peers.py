@@ -130,7 +130,7 @@ def in_int4(*turns):
     return {**result, "step_bytes": {"int4": 3e6}}
 
 
-def test_only_engines_that_are_accurate_enough_count_in_ratios():
+def test_only_engines_with_sufficient_accuracy_are_included_in_ratios():
     result = in_int4(
         turn("dovetail", 0, 60.0), turn("fast", 0, 40.0), turn("exact", 0, 30.0), turn("new", 0, 50)
     )
@@ -147,14 +147,14 @@ def test_only_engines_that_are_accurate_enough_count_in_ratios():
     assert len(columns) == 1
 
 
-def test_no_engine_counts_without_an_accuracy_of_dovetail_except_in_bf16():
+def test_without_an_accuracy_of_dovetail_ratios_include_engines_only_in_bf16():
     result = in_int4(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
     assert ratio_to_best(result, "int4", "decode1", accuracy(exact=0.5)) is None
     plain = result_of(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
     assert ratio_to_best(plain, "bf16", "decode1", accuracy()) == ("exact", 2.0)
 
 
-def test_without_accuracy_the_tables_have_no_ratio_of_engines_that_count():
+def test_tables_omit_the_accuracy_matched_ratio_when_no_accuracy_is_measured():
     text = markdown(result_of(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0)))
     assert "that counts" not in text and "KL" not in text
 
@@ -188,7 +188,7 @@ def test_accuracy_is_the_mean_over_the_texts_with_noise_in_the_weights(tmp_path)
     assert "at\n  most 1.25 ×" in page and actual.origin in page
 
 
-def test_the_section_about_http_survives_when_the_page_is_written_again():
+def test_regenerating_the_page_keeps_the_http_section():
     page = performance_page([])
     assert http_section(page) == ""
     section = "\n## Through HTTP\n\nfigures\n"

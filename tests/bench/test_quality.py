@@ -158,7 +158,7 @@ def test_an_evaluation_text_with_a_different_hash_is_rejected():
         other.excerpt()
 
 
-def test_calibration_and_evaluation_texts_come_from_different_packages():
+def test_calibration_and_evaluation_data_come_from_different_packages():
     sources = {source for text in EVALUATION for source in text.sources.split(", ")}
     names = {source.split()[0] for source in sources}
     assert {text.domain for text in EVALUATION} - {text.domain for text in CALIBRATION} == {

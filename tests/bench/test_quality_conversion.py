@@ -41,7 +41,7 @@ def test_formats_without_a_conversion_read_the_directory_or_the_file(commands, t
     assert commands == []
 
 
-def test_a_calibrated_format_is_converted_once_with_the_calibration_texts(
+def test_a_calibrated_format_is_converted_once_with_the_calibration_data(
     commands, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(conversion, "CALIBRATION", [made_text("a" * 20_000), made_text("b" * 5)])
@@ -57,12 +57,12 @@ def test_a_calibrated_format_is_converted_once_with_the_calibration_texts(
     assert text.read_text() == "a" * conversion.CALIBRATION_CHARACTERS + "\nbbbbb"
 
 
-def test_rounding_to_nearest_needs_no_calibration_text(commands, tmp_path):
+def test_rounding_to_nearest_requires_no_calibration_data(commands, tmp_path):
     model_path(FORMATS["q4_1, rtn"], tmp_path, tmp_path / "off-grid", "/bin/python")
     assert "--calibrate" not in commands[0]
 
 
-def test_the_error_for_a_missing_calibration_text_gives_the_reason(monkeypatch, tmp_path):
+def test_the_error_for_missing_calibration_data_gives_the_reason(monkeypatch, tmp_path):
     def read():
         raise TextError("jinja2 is not installed")
 

@@ -115,7 +115,7 @@ def answer(page):
     return page.run("[...document.querySelectorAll('article.assistant .body')].at(-1).innerText")
 
 
-def test_a_message_gets_a_streamed_answer_with_figures_and_survives_a_reload(page, server):
+def test_a_message_gets_a_streamed_answer_with_metrics_and_survives_a_reload(page, server):
     ask(page)
     assert answer(page) == ANSWER
     figures = page.run("document.querySelector('.assistant .figures').textContent")

@@ -1,6 +1,6 @@
 """Other programs work with the server: clients and agents in Python and JavaScript, schemathesis.
 
-Each is installed once in a cache outside of the tree: $DOVETAIL_TEST_CLIENTS, or the folder
+Each is installed once in a cache outside of the tree: $DOVETAIL_TEST_CLIENTS, or the directory
 dovetail-test-clients in the user's cache. Without the program, Node or a network the test is
 skipped, with the reason; with `DOVETAIL_REQUIRE_DOWNLOADS=1` it fails instead.
 """
@@ -31,7 +31,7 @@ UNSUITED_CHECKS = ("positive_data_acceptance",)
 REQUIRE_DOWNLOADS = "DOVETAIL_REQUIRE_DOWNLOADS"
 CACHE = "DOVETAIL_TEST_CLIENTS"
 COMPLETE = "complete"
-"""The file in a folder of the cache that states that the installation has succeeded."""
+"""The file in a directory of the cache that states that the installation has succeeded."""
 PROGRAMS = Path(__file__).with_name("programs")
 PYTHON = {
     "anthropic": ("anthropic==2.14.0",),
@@ -52,7 +52,7 @@ JAVASCRIPT = {
     ),
     "openai": ("openai@6.30.1",),
 }
-"""The packages of each program in the folder `programs`. These versions run on Node 20."""
+"""The packages of each program in the directory `programs`. These versions run on Node 20."""
 SCHEMATHESIS = ("schemathesis==4.32.5",)
 
 
@@ -84,7 +84,7 @@ def cache():
 
 @contextmanager
 def installation(packages):
-    """Yield a new folder for the packages, or the one of an earlier run. Remove it after an error.
+    """Yield a new directory for the packages, or that of an earlier run. Remove it after an error.
 
     Test processes that need the same packages wait for each other.
     """
@@ -129,7 +129,7 @@ def python_with(packages):
 
 
 def modules_with(packages):
-    """Return the folder node_modules with the packages."""
+    """Return the directory node_modules with the packages."""
     if shutil.which("node") is None:
         give_up("needs Node")
     with installation(packages) as folder:
@@ -156,7 +156,7 @@ def test_a_python_client_works_unchanged(address, name):
 @pytest.mark.parametrize("name", JAVASCRIPT)
 def test_a_javascript_client_works_unchanged(address, tmp_path, name):
     (tmp_path / "node_modules").symlink_to(modules_with(JAVASCRIPT[name]))
-    program = tmp_path / "client.mjs"  # Node searches packages in the folder of the program
+    program = tmp_path / "client.mjs"  # Node searches packages in the directory of the program
     program.write_text((PROGRAMS / f"use_{name}.mjs").read_text("utf-8"), "utf-8")
     check_program(address, "node", program)
 

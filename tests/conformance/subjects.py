@@ -39,7 +39,7 @@ MAX_MODEL_LEN = 64
 def check(kind: str, subject: type[Any], folder: Path) -> None:
     """Run the suite of `kind` on `subject`. Raise AssertionError with the violated rule.
 
-    folder: an empty folder for models and similar files.
+    folder: an empty directory for models and similar files.
     """
     arguments, options = SUBJECTS[kind](subject, folder)
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Runs the conformance kit like its users, with `pytest --dovetail-plugin`, in an empty folder."""
+"""Runs the conformance kit as users do: `pytest --dovetail-plugin` in an empty directory."""
 
 import os
 import re
@@ -79,7 +79,7 @@ class Impolite(Policy):
 
 @pytest.fixture
 def kit(tmp_path):
-    """Run the conformance kit on plugins, in a folder without tests. Return (exit code, output)."""
+    """Run the conformance kit on plugins in a directory without tests. Return exit code, output."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
 
     def run(*plugins, options=()):

@@ -127,7 +127,7 @@ def test_the_alerts_use_metrics_of_the_server():
 
 
 @pytest.mark.parametrize("name", NOT_RUN)
-def test_a_deployment_file_that_has_never_been_run_states_it(name):
+def test_untested_deployment_files_are_marked_as_untested(name):
     head = (DEPLOY / name).read_text("utf-8")[:500].lower()
     assert re.search(r"\bnever (built|run|applied|started) here\b", head.replace("was ", ""))
 

@@ -28,15 +28,15 @@ The tests of the two packages that contain the kernels compile all kernels and c
 limits. The tests in Triton's interpreter check correctness. The speed of the kernels is not
 measured.
 
-## Bytes and products
+## Bytes and FLOPs
 
 This table is a model, not a measurement. Triton's interpreter runs the kernels and counts; the
-figures are relative to what the call needs: each input is read and each result is written once,
-and attention multiplies causal pairs only. "Moved" counts an address once per launch, as if the
-caches kept all that a kernel reads twice; "requested" counts all loads and stores. Targets: moved
-at most 1.15, products at most 1.1.
+figures are relative to what the call needs: each input is read and each result is written once, and
+attention computes causal pairs only. "Moved" counts an address once per launch, as if all repeated
+reads were cache hits; "requested" counts all loads and stores. Targets: moved at most 1.15, FLOPs
+at most 1.1.
 
-| call | launches | needed KiB | moved | requested | products |
+| call | launches | needed KiB | moved | requested | FLOPs |
 | --- | ---: | ---: | ---: | ---: | ---: |
 {traffic}"""
 _TABLE = """
@@ -79,17 +79,17 @@ def traffic_row(counted: Mapping[str, Any]) -> str:
     needed = counted["needed_bytes"]
     moved, requested = (counted[f"{what}_bytes"] / needed for what in ("moved", "requested"))
     due = counted["needed_flops"]
-    products = f"{counted['flops'] / due:.2f}" if due else ""
+    flops = f"{counted['flops'] / due:.2f}" if due else ""
     return (
         f"| {counted['name']} | {counted['launches']} | {needed / 1024:,.0f} | {moved:.2f} "
-        f"| {requested:.2f} | {products} |\n"
+        f"| {requested:.2f} | {flops} |\n"
     )
 
 
 def traffic_rows_of(text: str) -> dict[str, tuple[float, float]]:
-    """Return moved bytes and products of each call on a page, 0 for missing products."""
+    """Return moved bytes and flops of each call on a page, 0 for missing flops."""
     rows = _TRAFFIC_ROW.findall(text)
-    return {name: (float(moved), float(products or 0)) for name, moved, products in rows}
+    return {name: (float(moved), float(flops or 0)) for name, moved, flops in rows}
 
 
 def render(

@@ -1,10 +1,10 @@
-"""Counts bytes and products of the Triton kernels in typical calls, and prints them as JSON.
+"""Counts bytes and FLOPs of the Triton kernels in typical calls, and prints them as JSON.
 
 TRITON_INTERPRET=1 python tests/docs/kernel_traffic.py [NAME…]
 
 Needed bytes: each input, weight, key and value that the result depends on is read once, and each
-result is written once. Needed products: those of causal pairs only.
-Legend: T tokens, H query heads, K key-value heads, D head size, R rows, N features.
+result is written once. Needed FLOPs: those of causal pairs only. Legend: T tokens, H query heads, K
+key-value heads, D head size, R rows, N features.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BYTES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The counts of one call, and the bytes and products that it needs.
+    """The counts of one call, and the bytes and FLOPs that it needs.
 
     needed_flops: 0 if memory is the limit.
     """

@@ -17,7 +17,7 @@ from dovetail_model_sources.architectures import ArchitectureInfo, supported_arc
 from parity.checkpoints import CHECKPOINTS
 from parity.fallback_checkpoints import REJECTED, SERVED
 from parity.family_checkpoints import FAMILIES
-from parity.test_family_parity import SITUATIONS
+from parity.test_family_parity import RUN_CONFIGS
 from parity.test_pooling_parity import CLASSIFIERS, DECODER_CLASSIFIERS, ENCODERS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
@@ -79,7 +79,7 @@ def _proof(name: str) -> str:
     names = {name, *model_cls.architectures}
     families = [family for family in FAMILIES.values() if family.model in names]
     if families:
-        return f"{FAMILY_TEST}: {_checkpoints(len(families))}, {len(SITUATIONS)} situations"
+        return f"{FAMILY_TEST}: {_checkpoints(len(families))}, {len(RUN_CONFIGS)} configurations"
     dense = [prefix for prefix, _ in CHECKPOINTS.values() if f"{prefix}ForCausalLM" in names]
     if dense:
         return f"{DENSE_TEST}: {_checkpoints(len(dense))}"

@@ -1,7 +1,7 @@
 """Records the output of the commands in docs/plugins/commands.md: run this file to update the page.
 
 Each ```console block begins with a command; its current output replaces the lines below it.
-The commands run in an empty folder, on the demo model.
+The commands run in an empty directory, on the demo model.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PAGE = page("layers")
 
 @pytest.fixture
 def package(tmp_path, install):
-    """Install the package of the page and return the folder of its tests."""
+    """Install the package of the page and return the directory of its tests."""
     model, tests = PAGE.blocks("python")
     (project,) = PAGE.blocks("toml")
     install(

@@ -1,6 +1,6 @@
 """The plugin of every guide page can be installed, found and loaded, and passes its tests.
 
-The code blocks of a page become a package with a dist-info folder, as pip would install it. The
+The code blocks of a page become a package with a dist-info directory, as pip would install it. The
 tests of the page then run unchanged.
 """
 

@@ -61,7 +61,7 @@ def test_an_empty_site_is_a_problem(tmp_path):
     assert check.problems(site(tmp_path, {}, [])) == [f"{tmp_path} contains no page"]
 
 
-def test_links_lead_to_pages_of_the_site():
+def test_links_point_to_pages_of_the_site():
     hooks = pytest.importorskip("hooks")
     text = "[a](../core/CONTRACTS.md#part) [b](cpu.md) [c](../README.md) [d](https://x.test)\n"
     assert hooks.with_site_links("docs/gpu.md", text) == (

@@ -18,13 +18,13 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory, one_thread):
-    """Return the folder of a small random Llama model with a tokenizer and a chat template."""
+    """Return the directory of a small random Llama model with a tokenizer and a chat template."""
     return make_checkpoint(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="session")
 def qwen_dir(tmp_path_factory, one_thread):
-    """Return the folder of a small random Qwen2 model with different sizes."""
+    """Return the directory of a small random Qwen2 model with different sizes."""
     return make_checkpoint(
         tmp_path_factory.mktemp("qwen"), "Qwen2", 4, hidden_size=48, num_hidden_layers=3
     )

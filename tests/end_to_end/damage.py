@@ -1,4 +1,4 @@
-"""Functions that damage a model directory in common ways. Each function gets the folder."""
+"""Functions that damage a model directory in common ways. Each function gets the directory."""
 
 from __future__ import annotations
 

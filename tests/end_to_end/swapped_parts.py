@@ -1,6 +1,6 @@
 """One plugin of each kind, written outside of this repository. Each counts its calls.
 
-The tests copy this file to an empty folder on sys.path and name its classes.
+The tests copy this file to an empty directory on sys.path and name its classes.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ def test_the_compile_cache_is_used_by_a_second_start(checkpoint, tmp_path, caplo
 
 
 @pytest.mark.slow
-def test_another_process_uses_the_compile_cache_and_other_options_do_not(checkpoint, tmp_path):
+def test_another_process_hits_the_compile_cache_and_changed_options_miss_it(checkpoint, tmp_path):
     options = OPTIONS | {"compile_backend": FAKE, "compile_cache": tmp_path / "cache"}
 
     def start(**changes):
@@ -174,7 +174,7 @@ def test_another_process_uses_the_compile_cache_and_other_options_do_not(checkpo
     assert start() == "hit"
 
 
-def test_a_cache_folder_that_cannot_be_written_is_an_error(checkpoint, tmp_path):
+def test_a_cache_directory_that_cannot_be_written_is_an_error(checkpoint, tmp_path):
     (tmp_path / "file").write_text("")
     options = OPTIONS | {"compile_cache": tmp_path / "file"}
     with pytest.raises(ConfigError, match=r"compile_cache='.*' cannot be used.*'off'"):
@@ -335,7 +335,7 @@ WITH_INDUCTOR = f"""
 import sys
 from dovetail import LLM, SamplingParams
 from torch._dynamo.utils import counters
-model, folder, level = sys.argv[1:]
+model, directory, level = sys.argv[1:]
 options = {OPTIONS!r} | {{"compile_backend": "auto", "compile_cache": folder}}
 with LLM(model, **options, compile_level=level) as llm:
     (report,) = llm.llm_engine.collective_rpc("get_compile_report")

@@ -85,9 +85,7 @@ def gguf_of(original: Path, folder: Path, kind: GGMLQuantizationType) -> Path:
     return write_model(copy, folder / "model.gguf", type_=kind, pre="gpt-2")
 
 
-def test_a_gguf_file_becomes_the_checkpoint_and_the_tokenizer_that_it_was_written_from(
-    original, tmp_path
-):
+def test_converting_a_gguf_file_restores_the_original_checkpoint_and_tokenizer(original, tmp_path):
     file = gguf_of(original, tmp_path, GGMLQuantizationType.F32)
     converted = convert(file, tmp_path)
     expect_equal(load_all(converted), load_file(original / "model.safetensors"))
@@ -132,7 +130,7 @@ def test_the_weights_of_a_gguf_file_are_its_dequantized_values(original, tmp_pat
     expect_equal(load_all(convert(file, tmp_path)), expected)
 
 
-def test_without_dtype_a_gguf_file_becomes_bfloat16(original, tmp_path):
+def test_a_gguf_file_is_converted_to_bfloat16_by_default(original, tmp_path):
     file = gguf_of(original, tmp_path, GGMLQuantizationType.Q8_0)
     exact = load_all(convert(file, tmp_path))
     rounded = load_all(convert(file, tmp_path, dtype="auto", out=tmp_path / "rounded"))
@@ -146,7 +144,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.sampled(4)
-def test_a_quantized_checkpoint_becomes_its_dequantized_weights(name, plain, tmp_path):
+def test_a_quantized_checkpoint_is_converted_to_its_dequantized_weights(name, plain, tmp_path):
     quantized, values = write(plain, tmp_path, FORMATS[name])
     converted = convert(quantized, tmp_path)
     expect_equal(load_all(converted), load_file(values / "model.safetensors"))
@@ -174,7 +172,7 @@ def test_the_architecture_of_a_quantized_checkpoint_need_not_be_installed(plain,
     expect_equal(load_all(converted), load_file(values / "model.safetensors"))
 
 
-def test_biases_of_zeros_that_the_model_lacks_are_left_out(plain, tmp_path):
+def test_all_zero_biases_that_the_model_does_not_have_are_skipped(plain, tmp_path):
     def change(folder, value):
         tensors = load_file(folder / "model.safetensors")
         tensors["model.layers.0.self_attn.q_proj.bias"] = torch.full((64,), value)
@@ -191,7 +189,7 @@ def test_biases_of_zeros_that_the_model_lacks_are_left_out(plain, tmp_path):
     ]
 
 
-def test_mxfp4_experts_become_the_weights_that_transformers_dequantizes(
+def test_mxfp4_experts_are_dequantized_as_in_transformers(
     gpt_oss,  # noqa: F811  # the fixture
     tmp_path,
 ):

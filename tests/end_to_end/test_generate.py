@@ -188,7 +188,7 @@ def test_prompt_logprobs_cover_every_position_except_the_first(llm):
         assert message[token].logprob == pytest.approx(read[token].logprob, abs=1e-4)
 
 
-def test_a_cached_prefix_is_not_computed_again(llm):
+def test_a_cached_prefix_is_not_recomputed(llm):
     assert llm.reset_prefix_cache()
     ids = [5 + n % 200 for n in range(41)]
     cold, warm = (llm.generate([ids], greedy())[0] for _ in range(2))

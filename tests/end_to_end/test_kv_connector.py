@@ -149,7 +149,7 @@ def test_engines_with_different_dtypes_share_no_blocks(checkpoint):
         assert not any(request.num_cached for request in generate(second, prompt_ids).values())
 
 
-def test_blocks_that_the_connector_has_deleted_are_computed_again(checkpoint):
+def test_blocks_that_the_connector_has_deleted_are_recomputed(checkpoint):
     prompt_ids = prompts()
     tiny = {"plugin_options": {"memory": {"capacity_bytes": 40_000}}}
     with engine(checkpoint, **tiny) as llm:
@@ -185,7 +185,7 @@ class SpoilingConnector(FakeKVConnector):
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_blocks_of_failed_loads_are_computed_again(checkpoint, ahead):
+def test_blocks_of_failed_loads_are_recomputed(checkpoint, ahead):
     prompt_ids = prompts()
     SpoilingSide.num_failed = 0
     with engine(checkpoint, SpoilingConnector, async_scheduling=ahead) as llm:
@@ -217,7 +217,7 @@ class EndlessConnector(FakeKVConnector):
 
 
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
-def test_blocks_of_loads_that_time_out_are_computed_again(checkpoint):
+def test_blocks_of_loads_that_time_out_are_recomputed(checkpoint):
     prompt_ids = prompts()
     EndlessSide.num_loads = 0
     with engine(checkpoint, EndlessConnector, kv_transfer_timeout_s=0.1) as llm:

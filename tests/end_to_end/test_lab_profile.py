@@ -33,7 +33,7 @@ def test_a_measured_calibration_is_a_step_time_model_of_this_machine(tmp_path, m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "demo", "--seconds", "0"], "--seconds 0 must be above 0"),
+        (["--model", "demo", "--seconds", "0"], "--seconds 0 must be positive"),
         (["--model", "none-such"], "none-such"),
         (["--model", "demo", "--max-num-seqs", "0"], "max_num_seqs"),
         (["--model", "demo", "--num-blocks", "4"], "needs num_blocks of at least"),

@@ -28,7 +28,7 @@ PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def wide_dir(tmp_path_factory, one_thread):
-    """Return the folder of a model with heads wide enough for the kernels."""
+    """Return the directory of a model with heads wide enough for the kernels."""
     return make_checkpoint(tmp_path_factory.mktemp("wide"), hidden_size=128)
 
 
@@ -75,7 +75,7 @@ def test_tokens_do_not_depend_on_prompt_chunks_batch_or_block_size(tokens_of, op
 
 @pytest.fixture(scope="module")
 def sink_dir(tmp_path_factory, one_thread):
-    """Return the folder of a small gpt-oss whose sinks take much of the attention weight."""
+    """Return the directory of a small gpt-oss whose sinks take much of the attention weight."""
     torch.manual_seed(5)
     config = GptOssConfig(
         vocab_size=320,

@@ -101,8 +101,10 @@ def test_a_truncated_text_keeps_its_first_tokens_and_the_last_special_token(enco
     assert len(output.prompt_token_ids) == NUM_POSITIONS
 
 
-def test_a_pooling_model_does_not_generate(encoder):
-    with pytest.raises(UserError, match="cannot generate; it supports: embed, token_embed"):
+def test_a_pooling_model_rejects_generation(encoder):
+    with pytest.raises(
+        UserError, match="does not support text generation; it supports: embed, token_embed"
+    ):
         encoder.generate("w1", use_tqdm=False)
 
 
@@ -187,7 +189,7 @@ def test_results_are_sent_across_processes_to_an_event_loop(cross_folder, cross_
     ],
     ids=str,
 )
-def test_the_error_for_an_option_that_contradicts_the_model_names_it(folder, options, word):
+def test_the_error_for_an_option_that_conflicts_with_the_model_names_it(folder, options, word):
     with pytest.raises(ConfigError, match=word):
         LLM(str(folder), **QUIET, **options)
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 PER_TASK = 10
 LIMITS = {"int8": (0.001, 0.99, 0.98), "int4": (0.005, 0.985, 0.97)}
-"""Maximum KL divergence in nats; minimum shares of equal most likely tokens and of correct answers.
+"""Maximum KL divergence in nats; minimum top-1 agreement and minimum share of correct answers.
 """
 
 

@@ -70,9 +70,9 @@ def test_symmetric_integers_run_in_the_native_kernels_without_rounding(
     written, kind = NATIVE[name]
     quantized, values = write(plain, tmp_path, written)
     lent = []
-    lend = Assignment.lend_blocks
+    lend = Assignment.share_blocks
     monkeypatch.setattr(
-        Assignment, "lend_blocks", lambda self, blocks: (lent.append(blocks), lend(self, blocks))
+        Assignment, "share_blocks", lambda self, blocks: (lent.append(blocks), lend(self, blocks))
     )
     _, rows, _ = outputs(quantized, dtype="bfloat16", platform="cpu")
     assert [blocks.type_name for blocks in lent] == [kind] * 7
@@ -145,7 +145,7 @@ def test_a_second_start_uses_the_packed_blocks(plain, tmp_path):
     assert outputs(quantized, **options) == first
     tensors[f"{LAYER}scales"] *= 2
     save_file(tensors, quantized / "model.safetensors")
-    assert outputs(quantized, **options) != first  # a changed file is packed again
+    assert outputs(quantized, **options) != first  # a changed file is repacked
 
 
 def test_a_notice_names_weights_that_are_dequantized(plain, tmp_path, caplog):

@@ -267,7 +267,7 @@ def test_an_engine_process_rejects_a_damaged_model(model_dir, tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["of_a_long_name" * 8, "that/is/not/there"])
-def test_the_error_for_an_unusable_socket_folder_mentions_tmpdir(
+def test_the_error_for_an_unusable_socket_directory_mentions_tmpdir(
     folder, model_dir, tmp_path, monkeypatch
 ):
     if "/" not in folder:

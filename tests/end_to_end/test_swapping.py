@@ -78,7 +78,7 @@ SWAPS = {
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return a folder on sys.path with the plugins, as in a user's PYTHONPATH."""
+    """Return a directory on sys.path with the plugins, as in a user's PYTHONPATH."""
     shutil.copy(PARTS, tmp_path / "loose_parts.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -193,7 +193,7 @@ def test_a_plugin_can_be_replaced_through_the_alias_of_its_option(
 
 @pytest.fixture
 def installed(folder):
-    """The plugins as an installed distribution: the module and a dist-info folder."""
+    """The plugins as an installed distribution: the module and a dist-info directory."""
     info = folder / "acme_parts-2.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-parts\nVersion: 2.0\n")

@@ -1,7 +1,7 @@
 """Tries faults in the wiring: changes one line of a copy of the code and expects a test to fail.
 
 The parent imports the heavy libraries but no module of the project. Each trial is a fork that works
-in a copy of the repository. The source folders of the copy come first on the path, also in
+in a copy of the repository. The source directories of the copy come first on the path, also in
 processes that a test starts. A trial that takes too long is killed.
 """
 
@@ -113,7 +113,7 @@ def _ended(running: Mapping[int, tuple[WiringFault, Path, float]]) -> list[tuple
 
 
 def source_folders(tree: Path) -> list[str]:
-    """Return the folders of the copy `tree` from which its members are imported."""
+    """Return the directories of the copy `tree` from which its members are imported."""
     patterns = ("core/src", "model_registry/src", "*/*/src")
     return sorted({str(path) for pattern in patterns for path in tree.glob(pattern)})
 

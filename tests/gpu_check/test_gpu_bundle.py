@@ -53,5 +53,5 @@ def test_a_bundle_that_is_too_large_is_rejected(num_bytes, code, tmp_path, monke
     assert ("limit is 60 MB" in capsys.readouterr().err) == bool(code)
 
 
-def test_git_ignores_the_bundle_folder():
+def test_git_ignores_the_bundle_directory():
     assert "/.gpu-bundle" in (ROOT / ".gitignore").read_text("utf-8").split()

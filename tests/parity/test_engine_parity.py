@@ -1,7 +1,7 @@
 """Compares the whole engine with transformers: logits at every position, tokens by the margin rule.
 
-Each case combines a checkpoint, the token budget of a step and a situation. `make test` runs each
-checkpoint and situation with one budget; `make soak` runs all combinations.
+Each case combines a checkpoint, the token budget of a step and a configuration. `make test` runs
+each checkpoint and configuration with one budget; `make soak` runs all combinations.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ SPARE_BLOCKS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
-    """The conditions of a run.
+class RunConfig:
+    """The configuration of a run.
 
     hits_prefixes: the run must hit the prefix cache. room: number of requests of maximum length
     that fit into the cache, so that the run must preempt; 0 if all requests fit.
@@ -64,22 +64,22 @@ class Situation:
 
 
 NO_PREFIX_CACHE = {"enable_prefix_caching": False}
-SITUATIONS = (
-    Situation(name="plain", options=NO_PREFIX_CACHE),
-    Situation(name="space for one request", options=NO_PREFIX_CACHE, room=1),
-    Situation(name="space for two requests", options=NO_PREFIX_CACHE, room=2),
-    Situation(name="prefix hits", hits_prefixes=True),
-    Situation(
+RUN_CONFIGS = (
+    RunConfig(name="plain", options=NO_PREFIX_CACHE),
+    RunConfig(name="space for one request", options=NO_PREFIX_CACHE, room=1),
+    RunConfig(name="space for two requests", options=NO_PREFIX_CACHE, room=2),
+    RunConfig(name="prefix hits", hits_prefixes=True),
+    RunConfig(
         name="space for one request, prefix cache, one step ahead",
         options={"async_scheduling": True},
         room=1,
     ),
-    Situation(name="space for three requests, prefix cache", room=3),
+    RunConfig(name="space for three requests, prefix cache", room=3),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class RunResult:
     """The results of a run."""
 
     requests: dict[str, Sequenced]
@@ -129,7 +129,7 @@ def answer(llm: LLM, prompts: Prompts) -> dict[str, Sequenced]:
     }
 
 
-def start(checkpoint: Checkpoint, budget: int, situation: Situation, worker_cls: type) -> LLM:
+def start(checkpoint: Checkpoint, budget: int, run_config: RunConfig, worker_cls: type) -> LLM:
     options = {
         "dtype": "float32",
         "skip_tokenizer_init": True,
@@ -144,10 +144,10 @@ def start(checkpoint: Checkpoint, budget: int, situation: Situation, worker_cls:
         "block_size": BLOCK_SIZE,
         "num_gpu_blocks_override": 2000,
     }
-    if situation.room:
-        blocks = situation.room * longest_request(checkpoint, budget)
+    if run_config.room:
+        blocks = run_config.room * longest_request(checkpoint, budget)
         options["num_gpu_blocks_override"] = blocks + SPARE_BLOCKS
-    return LLM(str(checkpoint.folder), **(options | situation.options))
+    return LLM(str(checkpoint.folder), **(options | run_config.options))
 
 
 def longest_request(checkpoint: Checkpoint, budget: int) -> int:
@@ -170,18 +170,18 @@ def longest_request(checkpoint: Checkpoint, budget: int) -> int:
 def run_engine(
     checkpoint: Checkpoint,
     budget: int,
-    situation: Situation,
+    run_config: RunConfig,
     worker_cls: type = RecordingWorker,
-) -> Ran:
+) -> RunResult:
     prompts = make_prompts()
-    with start(checkpoint, budget, situation, worker_cls) as llm:
+    with start(checkpoint, budget, run_config, worker_cls) as llm:
         requests = answer(llm, prompts)
-        if situation.hits_prefixes:
+        if run_config.hits_prefixes:
             requests |= answer(llm, follow_ups(prompts, list(requests.values())))
         (recorded,) = llm.llm_engine.collective_rpc("take_recorded")
         stats = llm.llm_engine.last_stats
     assert stats is not None
-    return Ran(requests=requests, recorded=recorded, stats=stats)
+    return RunResult(requests=requests, recorded=recorded, stats=stats)
 
 
 @pytest.fixture(autouse=True)
@@ -203,25 +203,25 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def cases() -> Iterator[Any]:
-    """Yield every case. All budgets of a checkpoint and situation except one are marked as slow."""
+    """Yield every case. All budgets but one of a checkpoint and configuration are marked slow."""
     for i, name in enumerate(CHECKPOINTS):
-        for j, situation in enumerate(SITUATIONS):
+        for j, run_config in enumerate(RUN_CONFIGS):
             for k, budget in enumerate(BUDGETS):
                 marks = () if k == (i + j) % len(BUDGETS) else (pytest.mark.slow,)
-                label = f"{name}; {situation.name}; {budget}"
-                yield pytest.param(name, situation, budget, id=label, marks=marks)
+                label = f"{name}; {run_config.name}; {budget}"
+                yield pytest.param(name, run_config, budget, id=label, marks=marks)
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(
-    ("checkpoint", "situation", "budget"), list(cases()), indirect=["checkpoint"]
+    ("checkpoint", "run_config", "budget"), list(cases()), indirect=["checkpoint"]
 )
 def test_engine_agrees_with_transformers(
-    checkpoint: Checkpoint, situation: Situation, budget: int, record_property
+    checkpoint: Checkpoint, run_config: RunConfig, budget: int, record_property
 ) -> None:
-    ran = run_engine(checkpoint, budget, situation)
+    ran = run_engine(checkpoint, budget, run_config)
     agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
-    case = f"{checkpoint.name}; {situation.name}"
+    case = f"{checkpoint.name}; {run_config.name}"
     record_property("parity", table_row(agreement, budget, case, ran.stats))
     assert all(
         len(request.token_ids) == request.num_prompt + NUM_NEW_TOKENS
@@ -231,11 +231,11 @@ def test_engine_agrees_with_transformers(
     # one step, or all layers have windows, space for a few prompts is then enough for all requests.
     in_pieces = budget < MAX_LEN
     if not any(checkpoint.windows) or (
-        in_pieces and (situation.room <= 1 or not all(checkpoint.windows))
+        in_pieces and (run_config.room <= 1 or not all(checkpoint.windows))
     ):
-        assert bool(ran.stats.num_preemptions) == bool(situation.room), ran.stats
-    assert situation.hits_prefixes == any(r.num_cached for r in ran.requests.values())
-    if situation.hits_prefixes:
+        assert bool(ran.stats.num_preemptions) == bool(run_config.room), ran.stats
+    assert run_config.hits_prefixes == any(r.num_cached for r in ran.requests.values())
+    if run_config.hits_prefixes:
         assert ran.stats.prefix_hits >= sum(r.num_cached for r in ran.requests.values()) > 0
     agreement.check()
 
@@ -274,7 +274,7 @@ class MixingWorker(RecordingWorker):
 
 @pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[:1], indirect=True)
 def test_wrong_kv_cache_blocks_violate_the_margin_rule(checkpoint: Checkpoint) -> None:
-    ran = run_engine(checkpoint, 64, SITUATIONS[0], MixingWorker)
+    ran = run_engine(checkpoint, 64, RUN_CONFIGS[0], MixingWorker)
     agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
     assert agreement.max_error > 1000 * TOLERANCE
     with pytest.raises(AssertionError, match="logits differ"):
@@ -293,8 +293,8 @@ def test_wrong_kv_cache_blocks_violate_the_margin_rule(checkpoint: Checkpoint) -
 def test_a_slightly_wrong_model_violates_the_margin_rule(
     checkpoint: Checkpoint, overrides: dict[str, Any]
 ) -> None:
-    situation = Situation(name="wrong", options={**NO_PREFIX_CACHE, "hf_overrides": overrides})
-    ran = run_engine(checkpoint, 256, situation)
+    run_config = RunConfig(name="wrong", options={**NO_PREFIX_CACHE, "hf_overrides": overrides})
+    ran = run_engine(checkpoint, 256, run_config)
     agreement = measure(ran.requests, ran.recorded, checkpoint.logits)
     assert agreement.max_error > 50 * TOLERANCE
 
@@ -302,7 +302,7 @@ def test_a_slightly_wrong_model_violates_the_margin_rule(
 @pytest.mark.parametrize("checkpoint", list(CHECKPOINTS)[-1:], indirect=True)
 def test_logprobs_equal_those_of_transformers(checkpoint: Checkpoint) -> None:
     prompts, params = make_prompts(), replace(GREEDY, logprobs=0, prompt_logprobs=0)
-    with start(checkpoint, 64, SITUATIONS[0], RecordingWorker) as llm:
+    with start(checkpoint, 64, RUN_CONFIGS[0], RecordingWorker) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         (completion,) = output.outputs

@@ -16,10 +16,10 @@ from parity.commit_seed import commit_seed
 from parity.fallback_checkpoints import REJECTED, SERVED, make_config, make_fallback
 from parity.margin_rule import measure
 from parity.test_engine_parity import table_row
-from parity.test_family_parity import SITUATIONS, one_thread, run_engine
+from parity.test_family_parity import RUN_CONFIGS, one_thread, run_engine
 
 MAX_LEN = 664
-LABELS = tuple(label for label in SITUATIONS if label != "two ranks")
+LABELS = tuple(label for label in RUN_CONFIGS if label != "two ranks")
 CASES = [pytest.param(name, label, id=f"{name}; {label}") for name in SERVED for label in LABELS]
 __all__ = ["one_thread"]
 
@@ -35,11 +35,11 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def test_an_architecture_without_a_native_model_agrees_with_transformers(
     checkpoint: Checkpoint, label: str, record_property
 ) -> None:
-    situation = SITUATIONS[label]
-    ran = run_engine(checkpoint, situation, MAX_LEN)
+    run_config = RUN_CONFIGS[label]
+    ran = run_engine(checkpoint, run_config, MAX_LEN)
     agreement = measure(ran.requests, ran.recorded[0], checkpoint.logits)
     case = f"{checkpoint.name}; {label}"
-    record_property("parity", table_row(agreement, situation.budget, case, ran.stats))
+    record_property("parity", table_row(agreement, run_config.budget, case, ran.stats))
     agreement.check()
 
 

@@ -1,7 +1,7 @@
 """Compares the engine with transformers for every dense family, by the margin rule.
 
-Each family runs in four situations: whole prompts in a step; chunks in a cache with space for one
-request, one step ahead; chunks with prefix hits; and two ranks.
+Each family runs in four configurations: unchunked prefill; chunked prefill with preemptions and
+async scheduling; chunked prefill with prefix-cache hits; tensor parallelism over two ranks.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Situation:
-    """The conditions of a run. budget: tokens of a step. room: requests that fit into the cache, 0
-    for all; is_repeated: whether the prompts run again with different endings, to hit the prefix
-    cache."""
+class RunConfig:
+    """The configuration of a run.
+
+    budget: tokens per step. room: requests that fit into the cache, 0 for all. is_repeated: whether
+    the prompts run again with different endings, to hit the prefix cache.
+    """
 
     budget: int
     options: dict[str, Any]
@@ -46,13 +48,13 @@ class Situation:
     is_repeated: bool = False
 
 
-SITUATIONS = {
-    "whole prompts": Situation(budget=2048, options={"enable_prefix_caching": False}),
-    "chunks, preempted, one step ahead": Situation(
+RUN_CONFIGS = {
+    "unchunked prefill": RunConfig(budget=2048, options={"enable_prefix_caching": False}),
+    "chunked prefill, preemptions, async scheduling": RunConfig(
         budget=64, options={"async_scheduling": True}, room=1
     ),
-    "chunks, prefix hits": Situation(budget=64, options={}, is_repeated=True),
-    "two ranks": Situation(
+    "chunked prefill, prefix-cache hits": RunConfig(budget=64, options={}, is_repeated=True),
+    "two ranks": RunConfig(
         budget=256,
         options={"tensor_parallel_size": 2, "executor_backend": RankThreads, **TORCH_PARTS},
     ),
@@ -60,7 +62,7 @@ SITUATIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class RunResult:
     """The results of a run. recorded: the recorded logits of each rank."""
 
     requests: dict[str, Sequenced]
@@ -100,7 +102,7 @@ def answer(llm: LLM, prompts: list[list[int]]) -> dict[str, Sequenced]:
     }
 
 
-def start(checkpoint: Checkpoint, situation: Situation, max_len: int, blocks: int) -> LLM:
+def start(checkpoint: Checkpoint, run_config: RunConfig, max_len: int, blocks: int) -> LLM:
     return LLM(
         str(checkpoint.folder),
         dtype="float32",
@@ -108,39 +110,39 @@ def start(checkpoint: Checkpoint, situation: Situation, max_len: int, blocks: in
         use_tqdm_on_load=False,
         max_model_len=max_len,
         max_num_seqs=8,
-        max_num_batched_tokens=situation.budget,
+        max_num_batched_tokens=run_config.budget,
         num_threads=1,
         worker_cls=RecordingWorker,
         block_size=16,
         num_gpu_blocks_override=blocks,
-        **situation.options,
+        **run_config.options,
     )
 
 
-def longest_with_states(checkpoint: Checkpoint, situation: Situation, max_len: int) -> int:
+def longest_with_states(checkpoint: Checkpoint, run_config: RunConfig, max_len: int) -> int:
     """Return the number of blocks of the longest request, from the specs of a worker."""
-    with start(checkpoint, situation, max_len, 400) as llm:
+    with start(checkpoint, run_config, max_len, 400) as llm:
         specs = llm.llm_engine.collective_rpc("get_kv_cache_spec")
     groups = group_layers(
-        specs, block_size=16, max_model_len=max_len, max_step_tokens=situation.budget
+        specs, block_size=16, max_model_len=max_len, max_step_tokens=run_config.budget
     )
     cache = KVCacheConfig(num_blocks=2, groups=groups)
-    return sequence_blocks(cache, max_len, max_step_tokens=situation.budget)
+    return sequence_blocks(cache, max_len, max_step_tokens=run_config.budget)
 
 
-def run_engine(checkpoint: Checkpoint, situation: Situation, max_len: int) -> Ran:
+def run_engine(checkpoint: Checkpoint, run_config: RunConfig, max_len: int) -> RunResult:
     source = random.Random(commit_seed()[0])
     lengths = [min(length, max_len - 2 * NUM_NEW_TOKENS) for length in PROMPT_LENS]
     prompts = [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in lengths]
     blocks = 400
-    if situation.room:
-        longest = longest_request(checkpoint, situation.budget)
+    if run_config.room:
+        longest = longest_request(checkpoint, run_config.budget)
         if checkpoint.has_states:
-            longest = longest_with_states(checkpoint, situation, max_len)
-        blocks = situation.room * longest + SPARE_BLOCKS
-    with start(checkpoint, situation, max_len, blocks) as llm:
+            longest = longest_with_states(checkpoint, run_config, max_len)
+        blocks = run_config.room * longest + SPARE_BLOCKS
+    with start(checkpoint, run_config, max_len, blocks) as llm:
         requests = answer(llm, prompts)
-        if situation.is_repeated:
+        if run_config.is_repeated:
             longer = [
                 [*request.token_ids[: len(prompt)], *(source.randrange(VOCAB_SIZE) for _ in "abc")]
                 for request, prompt in zip(requests.values(), prompts, strict=True)
@@ -149,12 +151,12 @@ def run_engine(checkpoint: Checkpoint, situation: Situation, max_len: int) -> Ra
         recorded = llm.llm_engine.collective_rpc("take_recorded")
         stats = llm.llm_engine.last_stats
     assert stats is not None
-    return Ran(requests=requests, recorded=recorded, stats=stats)
+    return RunResult(requests=requests, recorded=recorded, stats=stats)
 
 
 def cases() -> Iterator[Any]:
     for name in FAMILIES:
-        for label in SITUATIONS:
+        for label in RUN_CONFIGS:
             yield pytest.param(name, label, id=f"{name}; {label}")
 
 
@@ -163,8 +165,8 @@ def cases() -> Iterator[Any]:
 def test_a_model_family_agrees_with_transformers(
     checkpoint: Checkpoint, label: str, record_property
 ) -> None:
-    situation = SITUATIONS[label]
-    ran = run_engine(checkpoint, situation, FAMILIES[checkpoint.name].max_len)
+    run_config = RUN_CONFIGS[label]
+    ran = run_engine(checkpoint, run_config, FAMILIES[checkpoint.name].max_len)
     first, *others = ran.recorded
     for other in others:
         assert all(
@@ -172,8 +174,8 @@ def test_a_model_family_agrees_with_transformers(
         ), "ranks have different logits"
     agreement = measure(ran.requests, first, checkpoint.logits)
     case = f"{checkpoint.name}; {label}"
-    record_property("parity", table_row(agreement, situation.budget, case, ran.stats))
-    assert bool(ran.stats.prefix_hits) == situation.is_repeated
+    record_property("parity", table_row(agreement, run_config.budget, case, ran.stats))
+    assert bool(ran.stats.prefix_hits) == run_config.is_repeated
     if not all(checkpoint.windows):  # layers with windows need few blocks
-        assert bool(ran.stats.num_preemptions) == bool(situation.room)
+        assert bool(ran.stats.num_preemptions) == bool(run_config.room)
     agreement.check()

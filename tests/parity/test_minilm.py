@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
 def test_all_minilm_embeddings_equal_those_of_transformers(tmp_path):
     folder = tmp_path / "minilm"
     shutil.copytree(fetch("minilm"), folder, copy_function=shutil.copyfile)
-    (folder / "1_Pooling").mkdir()  # the asset has no folders
+    (folder / "1_Pooling").mkdir()  # the asset has no directories
     pooling = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
     oracle = transformers.AutoModel.from_pretrained(folder).eval()

@@ -43,7 +43,7 @@ BF16_CASES = [case for case in CASES if case[1] == 2 and not case[0].startswith(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class RunResult:
     """The results of a run. recorded: the recorded logits of each rank."""
 
     requests: dict[str, Sequenced]
@@ -91,7 +91,7 @@ def make_prompts() -> list[list[int]]:
     return [[source.randrange(VOCAB_SIZE) for _ in range(count)] for count in PROMPT_LENS * 2]
 
 
-def run(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32") -> Ran:
+def run(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32") -> RunResult:
     prompts = make_prompts()
     params = [GREEDY] * len(PROMPT_LENS) + [SAMPLED] * len(PROMPT_LENS)
     with start(checkpoint, num_ranks, dtype) as llm:
@@ -106,10 +106,10 @@ def run(checkpoint: Checkpoint, num_ranks: int, dtype: str = "float32") -> Ran:
         )
         for prompt, request_params, output in zip(prompts, params, outputs, strict=True)
     }
-    return Ran(requests=requests, recorded=recorded)
+    return RunResult(requests=requests, recorded=recorded)
 
 
-def forced_logits(checkpoint: Checkpoint, ran: Ran) -> dict[tuple[int, ...], torch.Tensor]:
+def forced_logits(checkpoint: Checkpoint, ran: RunResult) -> dict[tuple[int, ...], torch.Tensor]:
     """Return the logits of one rank after every token of the sequences except the last."""
     sequences = [request.token_ids for request in ran.requests.values()]
     prompts = [list(token_ids[:-1]) for token_ids in sequences]
@@ -155,8 +155,8 @@ def test_several_ranks_agree_with_one_rank(
     agreement.check()
 
 
-def divergence(ran: Ran, checkpoint: Checkpoint) -> tuple[float, float]:
-    """Return the mean KL divergence from float32, and the share of equal most likely tokens."""
+def divergence(ran: RunResult, checkpoint: Checkpoint) -> tuple[float, float]:
+    """Return the mean KL divergence from float32, and the top-1 agreement."""
     divergences, equal = [], []
     for part in ran.recorded[0]:
         token_ids = ran.requests[user_request_id(part.request_id)].token_ids

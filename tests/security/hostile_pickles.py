@@ -1,4 +1,4 @@
-"""Creates hostile pickles, which create a folder when opened, and inserts them into valid content.
+"""Creates hostile pickles, which create a directory when loaded, and inserts them into valid data.
 
 This module supports the three formats that Dovetail writes: msgpack, columns and JSON.
 """
@@ -32,7 +32,7 @@ class _TraceMaker:
 
 
 def make_hostile_pickle(trace: Path, protocol: int) -> bytes:
-    """Return a pickle that creates the folder `trace` when it is opened."""
+    """Return a pickle that creates the directory `trace` when it is opened."""
     return pickle.dumps(_TraceMaker(trace), protocol)
 
 

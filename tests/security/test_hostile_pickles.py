@@ -24,7 +24,7 @@ MIN_TRIED = 4
 
 @pytest.fixture
 def trace(tmp_path):
-    """The folder that a hostile pickle creates when it is opened. It must not exist at the end."""
+    """The directory that a hostile pickle creates when it is loaded. It must not exist."""
     folder = tmp_path / "opened"
     yield folder
     assert not folder.exists(), "the pickle was opened"

@@ -52,7 +52,7 @@ def make_sections() -> list[Section]:
     ]  # fmt: skip
     sections.append(
         Section(
-            name="long tests: other folders",
+            name="long tests: other directories",
             command=(*pytest, "-m", LONG, "--clock=without", "-n", "2", *rest, "tests"),
             limit_s=1200,
             passing=(0, NO_TESTS),

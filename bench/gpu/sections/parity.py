@@ -1,8 +1,8 @@
 """Compares logits and tokens with transformers on the host, for models created here.
 
 In float32 it uses the margin rule, with a large cache and with a small one that causes preemptions.
-In bf16 it measures the KL divergence from float32 and the share of equal most likely tokens. It
-does so for each attention backend of the platform.
+In bf16 it measures the KL divergence from float32 and the top-1 agreement (share of positions with
+the same most likely token). It does so for each attention backend of the platform.
 
 Dimensions: N positions, V vocabulary.
 """
@@ -71,7 +71,7 @@ def run(task: Task, report: Report) -> None:
 
 @dataclass(kw_only=True)
 class _Found:
-    """Results of all runs. distances: KL divergence and share of equal top tokens."""
+    """Results of all runs. distances: KL divergence and top-1 agreement."""
 
     agreements: list[Agreement] = field(default_factory=list)
     distances: list[tuple[float, float]] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""The hierarchy of errors. Every error that Dovetail raises on purpose is a `DovetailError`.
+"""The hierarchy of errors. Every error that Dovetail raises deliberately is a `DovetailError`.
 
     DovetailError
     ├── UserError                 an input is invalid; also a ValueError
-    │   ├── ConfigError           an engine option is unknown, invalid or contradicts another
+    │   ├── ConfigError           an engine option is unknown, invalid or conflicts with another
     │   ├── RequestError          one request is rejected; other requests continue
     │   └── ModelError            a model directory or its architecture cannot be used
     │       └── WeightError       a weight or its file is missing, truncated, unexpected or invalid
@@ -33,7 +33,7 @@ from difflib import get_close_matches
 
 
 class DovetailError(Exception):
-    """The base class of all errors that Dovetail raises on purpose.
+    """The base class of all errors that Dovetail raises deliberately.
 
     phase: the startup phase in which it was raised, or "".
     """
@@ -51,7 +51,7 @@ class UserError(DovetailError, ValueError):
 
 
 class ConfigError(UserError):
-    """An engine option is unknown, invalid or contradicts another."""
+    """An engine option is unknown, invalid or conflicts with another."""
 
 
 class RequestError(UserError):

@@ -73,8 +73,8 @@ def read_memory() -> Mapping[str, int]:
 def read_cgroup_limits(proc: Path = Path("/proc/self")) -> CgroupLimits:
     """Return the smallest CPU and memory limits among the cgroups of the process.
 
-    These are the cgroup of the process and all its parents, of version 1 and 2. proc: the folder of
-    the process in /proc.
+    These are the cgroup of the process and all its parents, of version 1 and 2. proc: the directory
+    of the process in /proc.
     """
     quotas: list[float] = []
     limits: list[int] = []
@@ -139,7 +139,7 @@ def tool_output(command: str, *arguments: str) -> list[str]:
 
 
 def _cgroup_folders(proc: Path) -> Iterator[Path]:
-    """Yield the process's folder in each mounted hierarchy, and the folders above it."""
+    """Yield the process's directory in each mounted hierarchy, and the directories above it."""
     paths = dict(_own_paths(read_system_file(proc / "cgroup").strip()))
     for line in read_system_file(proc / "mountinfo").strip().splitlines():
         before, _, after = line.partition(" - ")
@@ -161,7 +161,7 @@ def _own_paths(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _folders(mount_point: Path, root: str, own: str) -> Sequence[Path]:
-    """Return the folders of the cgroup `own` and its parents. `mount_point` is that of `root`."""
+    """Return the paths of the cgroup `own` and its parents. `mount_point` is that of `root`."""
     path = PurePosixPath(own)
     if ".." in path.parts or not path.is_relative_to(root):
         return [mount_point]  # the process's cgroup is not below the mounted one

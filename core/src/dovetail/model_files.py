@@ -100,7 +100,7 @@ def read_model_file(path: Path, *, max_bytes: int | None = None) -> bytes:
     if len(content) != before.st_size or after.st_size != before.st_size or not same_time:
         raise ModelError(
             f"{path} changed while it was read ({before.st_size} bytes expected, "
-            f"{len(content)} read).\nStart again when no program writes to it."
+            f"{len(content)} read).\nRetry when no other program is writing to it."
         )
     return content
 
@@ -157,7 +157,7 @@ def check_json_depth(path: Path, content: bytes) -> None:
         depth += 1 if bracket in b"[{" else -1
         if depth > MAX_JSON_DEPTH:
             raise ModelError(
-                f"{path} is not valid JSON: it nests more than {MAX_JSON_DEPTH} levels deep.\n"
+                f"{path} is not valid JSON: it is nested more than {MAX_JSON_DEPTH} levels deep.\n"
                 "Fetch it again."
             )
 
@@ -165,8 +165,8 @@ def check_json_depth(path: Path, content: bytes) -> None:
 def list_model_files(folder: Path, ending: str, *, at_most: int) -> list[Path]:
     """Return the files of `folder` whose names end with `ending`, sorted.
 
-    The list is empty if the folder does not exist. Raises ModelError if it has more than `at_most`
-    such files or cannot be read.
+    The list is empty if the directory does not exist. Raises ModelError if it has more than
+    `at_most` such files or cannot be read.
     """
     try:
         with os.scandir(folder) as entries:

@@ -56,7 +56,7 @@ def check_end(bench, llm, outputs, took_s, message):
 
 @pytest.fixture
 def nothing_left(bench, monkeypatch, tmp_path_factory):
-    """Check that no descriptors, shared memory or folders of engines are left."""
+    """Check that no descriptors, shared memory or directories of engines are left."""
     folder = tmp_path_factory.mktemp("t")  # Sockets need a short path.
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
 

@@ -250,9 +250,11 @@ def test_listeners_are_notified_of_steps_and_rejections(bench):
     assert bench.parts.RecordingHooks.recorded == ["bad", "stop"]
 
 
-def test_the_error_for_a_model_that_cannot_generate_lists_its_tasks(bench):
+def test_the_error_for_a_model_that_does_not_support_text_generation_lists_its_tasks(bench):
     starting = bench.start(worker_config={"tasks": ["embed"]})
-    with pytest.raises(UserError, match="Paced cannot generate; it supports: embed"):
+    with pytest.raises(
+        UserError, match="Paced does not support text generation; it supports: embed"
+    ):
         starting.generate("say")
     starting.shutdown()
 

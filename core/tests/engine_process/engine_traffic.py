@@ -106,7 +106,7 @@ def is_running(pid):
 
 
 def open_resources():
-    """Return the current descriptors, shared memory, semaphores and folders of engines."""
+    """Return the current descriptors, shared memory, semaphores and directories of engines."""
     gc.collect()
     shared = [name for name in os.listdir("/dev/shm") if name.startswith(OURS)]
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]

@@ -1,4 +1,4 @@
-"""Start an engine, print two process ids and the folder, and wait. Arguments: MODEL BUSY.
+"""Start an engine, print two process ids and the directory, and wait. Arguments: MODEL BUSY.
 
 BUSY: the number of running requests.
 """

@@ -300,7 +300,7 @@ def by_os_exit(having):
 
 
 def by_error(having):
-    raise RuntimeError("in the child, on purpose")
+    raise RuntimeError("in the child, deliberately")
 
 
 def by_collection(having):

@@ -147,7 +147,8 @@ def test_every_fault_is_reported_without_hangs_or_leaks(run_scenario, healthy, p
     assert actual.took_s < LIMIT_S + healthy.took_s, actual
     of_the_front_end = point.startswith(FRONT_END)
     if of_the_front_end and action in ("kill", "stop", "exit=3"):
-        # The folder remains if the process is killed before it starts the process for its removal.
+        # The directory remains if the process is killed before it starts the process for its
+        # removal.
         assert actual.folders == [] or point in ("client.boot", "client.spawn"), actual
         return
     assert actual.folders == [] == actual.result["left"], actual

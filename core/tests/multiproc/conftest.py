@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def open_resources():
-    """Return the current descriptors, shared memory and folders."""
+    """Return the current descriptors, shared memory and directories."""
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
     return len(os.listdir("/proc/self/fd")), sorted(os.listdir("/dev/shm")), sorted(folders)

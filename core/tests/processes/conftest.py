@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def open_resources():
-    """Return the current descriptors, threads, children, shared memory and folders."""
+    """Return the current descriptors, threads, children, shared memory and directories."""
     gc.collect()
     folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dovetail-")]
     shared = [name for name in os.listdir("/dev/shm") if name.startswith("dovetail")]

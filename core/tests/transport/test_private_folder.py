@@ -1,4 +1,4 @@
-"""Folders for sockets are private to their owner and have a short path."""
+"""Directories for sockets are private to their owner and have a short path."""
 
 import os
 import socket
@@ -12,11 +12,11 @@ from dovetail.transport.private_folder import MAX_NAME_BYTES, make_private_folde
 
 @pytest.fixture
 def set_parent(tmp_path, monkeypatch):
-    """Return a function that sets the directory for private folders."""
+    """Return a function that sets the directory for private directories."""
     return lambda folder: monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
-def test_a_private_folder_is_new_and_accessible_to_its_owner_only(set_parent):
+def test_a_private_directory_is_new_and_accessible_to_its_owner_only(set_parent):
     with tempfile.TemporaryDirectory(
         dir="/tmp"
     ) as base:  # pytest's temporary path may be too long for a socket
@@ -38,7 +38,7 @@ def test_the_error_for_a_missing_or_too_deep_directory_names_it(tmp_path, set_pa
     assert not list(deep.iterdir())
 
 
-def test_the_path_of_a_socket_fits_into_every_accepted_folder(set_parent):
+def test_the_path_of_a_socket_fits_into_every_accepted_directory(set_parent):
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for length in range(1, 99):
             set_parent(f"{base}/{'d' * length}")

@@ -316,5 +316,5 @@ def test_attaching_a_reader_to_invalid_memory_is_rejected():
 
 @pytest.mark.parametrize("shape", [{"num_readers": 0}, {"num_readers": 1, "slot_bytes": 0}])
 def test_a_ring_with_invalid_sizes_is_rejected(shape):
-    with pytest.raises(ValueError, match="must be from 1"):
+    with pytest.raises(ValueError, match="must be between 1"):
         RingShape(**shape)

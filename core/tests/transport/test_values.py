@@ -62,7 +62,7 @@ RECORDS = [
 
 
 class Bomb:
-    """A pickle that creates a folder when it is loaded."""
+    """A pickle that creates a directory when it is loaded."""
 
     def __init__(self, path):
         self.path = str(path)

@@ -40,18 +40,18 @@ def read_num_layers(config: Config) -> int:
 
 
 def read_number(config: Config, field: str, default: float) -> float:
-    """Return a number above 0, or the default if the field is absent or null."""
+    """Return a positive number, or the default if the field is absent or null."""
     value = config.get(field)
     if value is None:
         value = default
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
-        raise _wrong(field, value, "a number above 0")
+        raise _wrong(field, value, "a positive number")
     return float(value)
 
 
 def read_optional(config: Config, field: str) -> float:
-    """Return a number above 0, or 0 if the field is absent, null or 0."""
+    """Return a positive number, or 0 if the field is absent, null or 0."""
     return read_number(config, field, 1.0) if config.get(field) else 0.0
 
 

@@ -48,10 +48,10 @@ def same_threads():
 
 @pytest.fixture
 def write_bf16(tmp_path):
-    """Returns a function that writes a small checkpoint of an architecture and returns its folder.
+    """Returns a function that writes a small checkpoint of an architecture and returns its path.
 
-    Third-party architectures are classes of `outside_decoder.py`. A config.json cannot name them,
-    so start their engines with `hf_overrides`.
+    Third-party architectures are classes of `out_of_tree_decoder.py`. A config.json cannot name
+    them, so start their engines with `hf_overrides`.
     """
 
     def write(architecture):

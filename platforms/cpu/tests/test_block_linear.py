@@ -92,7 +92,7 @@ def test_parts_of_different_block_types_are_packed_without_rounding(sizes):
     values = []
     for part, (maker, num_rows) in enumerate(zip(makers, sizes, strict=False)):
         blocks, exact = maker(num_rows, part)
-        layer.lend_blocks(part, blocks)
+        layer.share_blocks(part, blocks)
         values.append(exact)
     generator = torch.Generator().manual_seed(1)
     layer.bias.copy_(torch.randn(sum(sizes), generator=generator))
@@ -120,8 +120,8 @@ def test_restored_packed_blocks_give_the_same_matrix_products():
         return method, layer
 
     method, layer = make()
-    layer.lend_blocks(0, random_q4_0(40, 1)[0])
-    layer.lend_blocks(1, random_q8_0(24, 2)[0])
+    layer.share_blocks(0, random_q4_0(40, 1)[0])
+    layer.share_blocks(1, random_q8_0(24, 2)[0])
     num_bytes = method.packed_bytes(layer)
     method.pack(layer)
     form = method.packed_form(layer)
@@ -144,7 +144,7 @@ def test_the_error_names_the_tensor_with_damaged_blocks(bad):
         if part == 1:
             half = torch.from_numpy(np.array([bad], np.float16).view(np.uint8))
             blocks.rows_OB[5, 34:36] = half
-        layer.lend_blocks(part, blocks)
+        layer.share_blocks(part, blocks)
     with pytest.raises(WeightError, match=r"1 scales of model\.layers\.3\.b\.weight are NaN"):
         method.pack(layer)
 
@@ -168,7 +168,7 @@ def test_a_rank_packs_its_part_of_the_blocks_unless_its_part_would_cut_a_block()
     assert target.takes_blocks("Q8_0", 32)
     assert not target.takes_blocks("Q4_K", 256) and not target.takes_blocks("IQ4_NL", 32)
     blocks, values = random_q8_0(16, 0, in_features=128)
-    target.lend_blocks(blocks)
+    target.share_blocks(blocks)
     method.pack(layer)
     x_TI = exact_inputs(3, 32)
     want_TO = x_TI.double() @ values[8:, 32:64].T
@@ -190,7 +190,7 @@ def test_a_tied_lm_head_uses_blocks_and_the_embedding_table_uses_dequantized_val
     target = build_weight_table(model).assignments["embed.weight"]
     assert target.takes_blocks("Q8_0", 32) and target.is_table
     blocks, values = random_q8_0(70, 0)
-    target.lend_blocks(blocks)
+    target.share_blocks(blocks)
     method.pack(model.head)
     x_TI = exact_inputs(2)
     torch.testing.assert_close(

@@ -102,18 +102,18 @@ def forbid(*_, **__):
     raise AssertionError("the torch implementation was called")
 
 
-def outside_class(path):
-    """Return the `hf_overrides` for a class of outside_decoder.py, or None otherwise."""
+def hf_overrides_for(path):
+    """Return the `hf_overrides` for a class of out_of_tree_decoder.py, or None otherwise."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
     if name != "Stranger":
         return None
-    return {"architectures": [f"{Path(__file__).with_name('outside_decoder.py')}:{name}"]}
+    return {"architectures": [f"{Path(__file__).with_name('out_of_tree_decoder.py')}:{name}"]}
 
 
 def start(path, **options):
     return LLM(
         str(path),
-        hf_overrides=outside_class(path),
+        hf_overrides=hf_overrides_for(path),
         skip_tokenizer_init=True,
         trust_local_code=True,
         max_model_len=64,

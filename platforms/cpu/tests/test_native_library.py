@@ -66,7 +66,7 @@ def test_portable_kernels_are_used_only_if_the_user_selects_them(monkeypatch):
 @pytest.mark.skipif(not probe_any().usable, reason="native kernels are not usable")
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("attention", "torch")])
 def test_explain_says_that_a_library_of_a_different_version_was_rejected(tmp_path, kind, instead):
-    """The package was updated, and the library in its folder was not."""
+    """The package was updated, and the library in its directory was not."""
     package = Path(dovetail_cpu_kernels.__file__).parent
     copied = Path(shutil.copytree(package, tmp_path / package.name))
     text = (copied / "library.py").read_text("utf-8")
@@ -78,7 +78,7 @@ def test_explain_says_that_a_library_of_a_different_version_was_rejected(tmp_pat
     report = json.loads(done.stdout)
     assert report["chosen"] == [instead]
     rejected = [item for item in report["verdicts"] if "ABI version" in " ".join(item["reasons"])]
-    assert rejected and all("install dovetail-cpu-kernels again" in str(item) for item in rejected)
+    assert rejected and all("reinstall dovetail-cpu-kernels" in str(item) for item in rejected)
 
 
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("ops", "torch")])

@@ -206,7 +206,7 @@ def test_a_damaged_file_is_reported_once_and_rewritten(start, tmp_path, caplog, 
     damaged = start()
     assert not damaged.is_restored and torch.equal(damaged.logits_TV, first.logits_TV)
     (text,) = warnings(caplog)
-    assert str(tmp_path / "cache") in text and "packed again" in text
+    assert str(tmp_path / "cache") in text and "repacked" in text
     assert start().is_restored
 
 
@@ -230,7 +230,9 @@ def test_all_files_may_be_deleted_at_any_time(start, tmp_path):
     assert not start().is_restored
 
 
-def test_an_unwritable_folder_is_reported_once_and_does_not_stop_the_start(start, tmp_path, caplog):
+def test_an_unwritable_directory_is_reported_once_and_does_not_stop_the_start(
+    start, tmp_path, caplog
+):
     (tmp_path / "a file").write_text("")
     folder = packed_folder(tmp_path / "a file" / "cache", max_bytes=1 << 20)
     started = start(folder=folder)
@@ -273,7 +275,7 @@ def test_a_tied_lm_head_is_loaded_from_its_own_weight_if_the_file_contains_it(
         assert torch.equal(third.logits_TV, fourth.logits_TV)
 
 
-def test_the_default_folder_follows_the_xdg_specification(monkeypatch, tmp_path):
+def test_the_default_directory_follows_the_xdg_specification(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "dovetail" / "packed"
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Files of packed weights and their folder: integrity, ownership and the size limit."""
+"""Files of packed weights and their directory: integrity, ownership and the size limit."""
 
 import os
 import stat
@@ -97,7 +97,7 @@ def folder(tmp_path):
     return packed_folder(tmp_path / "deep" / "packed", max_bytes=100)
 
 
-def test_a_folder_is_created_for_its_owner_only(folder):
+def test_a_directory_is_created_for_its_owner_only(folder):
     assert folder.open("a") is None
     store(folder, "a", 10)
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
@@ -152,7 +152,7 @@ def test_a_file_that_another_process_is_writing_is_kept(folder, monkeypatch):
     assert names(folder) == ["a", "b"]
 
 
-def test_a_folder_that_others_may_write_to_is_rejected(folder):
+def test_a_directory_that_others_may_write_to_is_rejected(folder):
     store(folder, "a", 10)
     folder.path.chmod(0o770)
     for use in (lambda: folder.open("a"), lambda: store(folder, "b", 1)):

@@ -30,12 +30,12 @@ V = 97
 OURS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 
-def outside_class(path):
-    """Return the `hf_overrides` for a class of outside_decoder.py, or None otherwise."""
+def hf_overrides_for(path):
+    """Return the `hf_overrides` for a class of out_of_tree_decoder.py, or None otherwise."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
     if name in OURS:
         return None
-    return {"architectures": [f"{Path(__file__).with_name('outside_decoder.py')}:{name}"]}
+    return {"architectures": [f"{Path(__file__).with_name('out_of_tree_decoder.py')}:{name}"]}
 
 
 def answers(path, num_threads=2, **options):
@@ -45,7 +45,7 @@ def answers(path, num_threads=2, **options):
     """
     llm = LLM(
         str(path),
-        hf_overrides=outside_class(path),
+        hf_overrides=hf_overrides_for(path),
         skip_tokenizer_init=True,
         trust_local_code=True,
         max_model_len=64,

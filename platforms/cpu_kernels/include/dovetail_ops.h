@@ -51,7 +51,7 @@ typedef struct dk_layer_norm_args {
 } dk_layer_norm_args;
 DK_API int64_t dk_layer_norm(const dk_layer_norm_args* args);
 
-/* Rotate queries and keys by their positions, in halves: of the first `rotary_size` features, i of
+/* Rotate queries and keys by their positions, in halves: of the first `rotary_dim` features, i of
  * the first half is paired with i of the second. The rest is copied. Outputs may be inputs. */
 typedef struct dk_rotary_args {
   const void* q; /* bf16 [tokens, heads, head_size] */
@@ -64,9 +64,9 @@ typedef struct dk_rotary_args {
   int64_t k_token_stride, k_head_stride;
   int64_t q_out_token_stride, q_out_head_stride;
   int64_t k_out_token_stride, k_out_head_stride;
-  const float* cos_sin; /* [positions, rotary_size]: cosines, then sines; rows contiguous */
+  const float* cos_sin; /* [positions, rotary_dim]: cosines, then sines; rows contiguous */
   int64_t num_heads, num_kv_heads, head_size;
-  int64_t rotary_size; /* even */
+  int64_t rotary_dim; /* even */
 } dk_rotary_args;
 DK_API int64_t dk_rotary(const dk_rotary_args* args);
 

@@ -160,7 +160,7 @@ DK_CASE(rotary) {
   args.num_heads = heads;
   args.num_kv_heads = kv_heads;
   args.head_size = size;
-  args.rotary_size = 2 * half;
+  args.rotary_dim = 2 * half;
   dk_rotary(&args);
   for (int64_t row = 0; row < tokens * all; ++row) {
     const int64_t angles = positions[row / all] * 2 * half;

@@ -95,7 +95,7 @@ def exact_inputs(rows, K, seed=0):
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_products_with_blocks_equal_those_with_the_exact_values_of_the_blocks(level, name):
+def test_matrix_products_with_quantized_blocks_equal_those_with_dequantized_values(level, name):
     """Inputs are exact in int8, so only sums in float32 are rounded."""
     for N, K, rows in ((33, 256, 1), (70, 512, 5), (32, 768, 7), (5, 1024, 40)):
         blocks = Blocks(name, N, K, seed=rows)

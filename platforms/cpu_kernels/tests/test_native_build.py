@@ -153,11 +153,11 @@ def test_a_library_with_other_structs_or_packed_bytes_is_rejected(
 ):
     status = status_of(copy_package(tmp_path, file=file, before=before, after=after))
     assert not status["available"]
-    assert says in status["reason"] and "install dovetail-cpu-kernels again" in status["reason"]
+    assert says in status["reason"] and "reinstall dovetail-cpu-kernels" in status["reason"]
 
 
 @needs_library
-def test_every_struct_of_the_headers_has_its_ctypes_definition_checked():
+def test_the_ctypes_definition_of_every_header_struct_is_checked():
     texts = [path.read_text("utf-8") for path in (MEMBER / "include").glob("*.h")]
     struct_names = {name for text in texts for name in re.findall(r"^} (dk_\w+);", text, re.M)}
     assert struct_names - {"dk_call"} == set(STRUCTS)
@@ -172,7 +172,7 @@ def test_header_and_package_have_the_same_versions():
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="no c++")
-def test_levels_with_flags_that_the_compiler_does_not_know_are_left_out(tmp_path):
+def test_instruction_set_levels_with_flags_unknown_to_the_compiler_are_omitted(tmp_path):
     """An old compiler rejects the newest flags, which must not cost the other levels."""
     setup = runpy.run_path(str(MEMBER / "setup.py"), run_name="setup")
     old = tmp_path / "c++"
@@ -199,5 +199,5 @@ def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path)
     assert bool(objects) == setup["is_x86"]()
 
 
-def test_no_source_is_compiled_with_instructions_of_the_build_machine_only():
+def test_no_source_is_compiled_for_the_build_machine_only():
     assert "-march" not in (MEMBER / "setup.py").read_text("utf-8")

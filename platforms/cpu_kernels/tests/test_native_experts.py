@@ -177,7 +177,7 @@ def test_a_token_with_nonfinite_values_gets_valid_and_distinct_experts(level, br
         assert torch.equal(experts[:5], want[:5])
 
 
-def test_equal_experts_are_ordered_by_number(level):
+def test_experts_with_equal_scores_are_ordered_by_index(level):
     x, weight = random_values(3, 40, seed=1), torch.zeros(9, 40).bfloat16()
     correction = torch.zeros(9)
     correction[6] = 1.0

@@ -190,9 +190,7 @@ def test_the_result_of_a_row_does_not_depend_on_its_batch(level, kind, group, N,
 
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[:2])
-def test_many_rows_that_threads_compute_in_passes_of_their_own_have_the_same_bits(
-    level, kind, group
-):
+def test_large_batches_divided_among_threads_have_bitwise_equal_results(level, kind, group):
     weight = Weight(kind, 330, 128, group=group)
     x, bias = weight.random(1500, 128), weight.random(330)
     parts = [weight.apply(part, bias=bias) for part in x.split(100)]
@@ -240,7 +238,7 @@ def test_activations_of_large_and_of_tiny_numbers_are_precise(level, name):
 
 @pytest.mark.parametrize(("kind", "group"), KINDS[1:])
 @pytest.mark.parametrize("rows", [5, 37, 150])
-def test_products_of_integer_codes_have_the_same_bits_at_every_vector_level(kind, group, rows):
+def test_integer_matrix_products_are_bitwise_equal_at_every_vector_level(kind, group, rows):
     """The sums are exact integers, so it does not matter whether a level multiplies bytes, pairs or
     matrix tiles."""
     weight = Weight(kind, 70, 1200, group=group)

@@ -157,7 +157,7 @@ def test_rotary_embedding_equals_the_reference(num_threads, size, rotary, in_pla
     strides |= {f"{n}_head_stride": x.stride(1) for n, x in tensors.items()}
     call(
         "rotary", positions=positions, cos_sin=table, num_tokens=200, num_heads=6, num_kv_heads=2,
-        head_size=size, rotary_size=rotary, **tensors, **strides,
+        head_size=size, rotary_dim=rotary, **tensors, **strides,
     )  # fmt: skip
     check(q_out, want_q)
     check(k_out, want_k)

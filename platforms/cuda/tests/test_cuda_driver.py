@@ -29,7 +29,7 @@ class SharedMachine:
         return 0
 
 
-def test_cards_of_other_users_are_skipped():
+def test_devices_that_this_process_may_not_use_are_skipped():
     assert [card.uuid for card in read_driver(SharedMachine()).cards] == ["GPU-1"]
 
 
@@ -67,7 +67,7 @@ def test_a_partition_has_its_own_memory_and_the_capability_of_its_card():
     assert partition.uuid == "GPU-7"
 
 
-def test_a_card_that_shares_the_memory_of_the_host_has_that_memory():
+def test_a_device_that_shares_host_memory_reports_host_memory():
     machine = DividedMachine()
     machine.memory_status = NOT_SUPPORTED
     (card,) = read_driver(machine).cards

@@ -83,7 +83,7 @@ def test_the_driver_version_of_a_target_is_its_name(version, name):
     assert architecture_of(version) == name
 
 
-def test_unreadable_and_malformed_files_hide_a_device_and_no_other(root):
+def test_unreadable_or_malformed_files_hide_only_their_device(root):
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     (nodes / "9/properties").write_bytes(b"\xff\xfe simd\nsimd_count many\ngfx_target_version")
     (nodes / "notes").mkdir()
@@ -93,7 +93,7 @@ def test_unreadable_and_malformed_files_hide_a_device_and_no_other(root):
     assert read_driver(root).cards == (replace(SECOND, total_bytes=0),)
 
 
-def test_a_missing_driver_and_missing_rights_are_reported(root):
+def test_a_missing_driver_and_missing_permissions_are_reported(root):
     (root / "dev/kfd").chmod(0)
     if os.geteuid():
         with pytest.raises(PluginError, match="groups `render` and `video`"):

@@ -42,7 +42,7 @@ def assigned(layout, part_shapes):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("num_parts", [1, 3])
 @pytest.mark.parametrize("rest", [(), (COLUMNS,)], ids=["bias", "matrix"])
-def test_joining_the_parts_of_a_weight_restores_it(layout, num_parts, rest):
+def test_concatenating_the_shards_of_a_weight_restores_it(layout, num_parts, rest):
     whole = assigned(layout, [(ROWS, *rest)] * num_parts)
     weight = torch.randn(whole.shape)
     whole.fill(weight)
@@ -54,7 +54,7 @@ def test_joining_the_parts_of_a_weight_restores_it(layout, num_parts, rest):
 @pytest.mark.parametrize("layout", STACKED, ids=str)
 @pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize("rest", [(), (COLUMNS,)], ids=["bias", "matrix"])
-def test_joining_the_parts_of_stacked_experts_restores_them(layout, num_parts, rest):
+def test_concatenating_the_shards_of_stacked_experts_restores_them(layout, num_parts, rest):
     whole = assigned(layout, [(ROWS, *rest)] * (num_parts * EXPERTS))
     weight = torch.randn(whole.shape)
     assert weight.shape[0] == EXPERTS
@@ -72,7 +72,7 @@ def test_rotary_pairs_of_the_last_dimension_are_restored():
     assert torch.equal(join_parts([norm.target], layout, norm.feature_dim), weight)
 
 
-def test_published_names_have_one_tensor_for_each_expert_of_plain_layout():
+def test_checkpoint_names_have_one_tensor_in_plain_layout_per_expert():
     experts = tuple(f"layers.{{}}.experts.{index}.down.weight" for index in range(2))
     names = WeightNames(
         [WeightMapping(source="layers.{}.experts.down", targets=experts, stacked=2)]
@@ -86,7 +86,7 @@ def test_published_names_have_one_tensor_for_each_expert_of_plain_layout():
     assert checkpoint_name(WeightNames([transposed]), own) == "layers.3.experts.down"
 
 
-def test_a_file_is_mapped_again_after_a_limit(tmp_path, monkeypatch):
+def test_a_file_is_remapped_after_a_limit(tmp_path, monkeypatch):
     """Otherwise all pages of a file would be in the memory of the process."""
     path = tmp_path / "model.safetensors"
     tensors = {f"w{index}": torch.randn(1000) for index in range(4)}

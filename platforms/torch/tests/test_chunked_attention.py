@@ -126,7 +126,7 @@ def test_each_attention_chunk_of_a_prompt_gives_the_result_of_that_chunk_alone(s
         torch.testing.assert_close(torch.cat(actual).double(), expected, rtol=0, atol=1e-5)
 
 
-def test_layers_whose_chunk_is_no_shorter_than_the_longest_sequence_are_not_divided():
+def test_layers_whose_chunk_covers_the_longest_sequence_are_not_divided():
     state = make_state(chunk_size=MAX_LEN + 1)
     assert len(state.builders) == 1
 

@@ -1,4 +1,4 @@
-"""The cache of compiled code: files of other keys, damaged and hostile files, and folders."""
+"""The cache of compiled code: files of other keys, damaged and hostile files, and directories."""
 
 import hashlib
 import json
@@ -85,8 +85,8 @@ HOSTILE = {
     "one bit": lambda data: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
     "another magic": lambda data: b"X" + data[1:],
     "only the magic": lambda data: MAGIC,
-    "parent folder": renamed("../escaped"),
-    "inner parent folder": renamed("a/../../escaped"),
+    "parent directory": renamed("../escaped"),
+    "inner parent directory": renamed("a/../../escaped"),
     "absolute path": renamed("/tmp/dovetail-escaped"),
     "no path": renamed(""),
     "another key": with_index(lambda index: index["key"].update(graph="other")),
@@ -99,25 +99,27 @@ HOSTILE = {
     "invalid JSON": with_index(lambda index: b""),
     "a list": with_index(lambda index: [1]),
     "infinite size": with_index(lambda index: index["files"][0].__setitem__(1, float("inf"))),
-    "a file as a folder": renamed("deep"),
+    "a file as a directory": renamed("deep"),
     "a null character": renamed("a\0b"),
 }
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_file_is_deleted_and_no_file_is_written_outside_the_folder(
+def test_a_hostile_file_is_deleted_and_no_file_is_written_outside_the_directory(
     stored, path, tmp_path, change, caplog
 ):
     stored.write_bytes(change(stored.read_bytes()))
     assert restore(path, tmp_path) == ("damaged", {})
-    assert "Cached code cannot be used and is compiled again" in caplog.text
+    assert "Cached code cannot be used and is recompiled" in caplog.text
     assert not stored.exists()
     assert not list(tmp_path.rglob("*escaped*"))
     # Nothing that could be taken for code of this key remains.
     assert restore(path, tmp_path)[0] == "miss"
 
 
-def test_a_link_and_a_file_that_others_may_write_are_rejected(stored, path, tmp_path, caplog):
+def test_a_link_and_a_file_that_other_users_may_write_to_are_rejected(
+    stored, path, tmp_path, caplog
+):
     stored.chmod(0o666)
     assert restore(path, tmp_path) == ("damaged", {})
     assert "other users may write" in caplog.text
@@ -125,7 +127,7 @@ def test_a_link_and_a_file_that_others_may_write_are_rejected(stored, path, tmp_
     assert restore(path, tmp_path) == ("damaged", {})
 
 
-def test_a_folder_that_others_may_write_is_not_used(stored, path, tmp_path, caplog):
+def test_a_directory_that_other_users_may_write_to_is_not_used(stored, path, tmp_path, caplog):
     path.chmod(0o777)
     assert restore(path, tmp_path) == ("damaged", {})
     with pytest.raises(ConfigError, match=r"compile_cache=.*other users may write"):
@@ -133,7 +135,7 @@ def test_a_folder_that_others_may_write_is_not_used(stored, path, tmp_path, capl
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file"])
-def test_a_folder_that_cannot_be_written_is_an_error_only_if_the_user_named_it(
+def test_a_directory_that_cannot_be_written_is_an_error_only_if_the_user_named_it(
     tmp_path, kind, caplog
 ):
     (tmp_path / "file").write_text("")

@@ -58,7 +58,7 @@ def inputs(num_tokens):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("level", ["as_is", "once", "piecewise"])
-def test_no_number_of_tokens_is_compiled_after_the_start(level, table):
+def test_no_number_of_tokens_triggers_a_recompilation_after_startup(level, table):
     subject, model, compiler = compiled(level, table)
     for num_tokens in (13, 6, 1):
         subject.forward(*inputs(num_tokens), table)

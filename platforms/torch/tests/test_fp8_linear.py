@@ -87,7 +87,7 @@ def test_stored_codes_and_written_values_are_the_same_values(options, dtype, mon
 
 
 @pytest.mark.parametrize("block", [0, 32])
-def test_weights_are_rounded_alike_in_chunks(block, monkeypatch):
+def test_weights_rounded_in_chunks_have_the_same_values(block, monkeypatch):
     weight_OI = random_weight(100, 70)
     whole = [tensor.float() for tensor in round_weight(weight_OI, block)]
     monkeypatch.setattr(fp8_rounding, "MAX_CHUNK_VALUES", 71)

@@ -153,7 +153,7 @@ def test_a_backend_without_per_layer_scales_is_rejected(tmp_path):
         start(write_tiny_llama(tmp_path), attention_backend=NoWaitAttentionBackend)
 
 
-def test_scales_are_loaded_again_after_sleep_level_2(tmp_path):
+def test_scales_are_reloaded_after_sleep_level_2(tmp_path):
     name = FOR_LAYER.format(0, "k_scale")
     worker = start(with_scales(tmp_path, {name: 0.5}), enable_sleep_mode=True)
     worker.sleep(2)

@@ -78,7 +78,7 @@ def test_a_resumed_request_keeps_its_tokens(steps, model):
     assert actual == {1: expected[2]}
 
 
-def test_cached_blocks_are_not_computed_again(steps, model):
+def test_cached_blocks_are_not_recomputed(steps, model):
     steps.join(0, PROMPT, [7, 2]).run((0, 0, 6, True))
     longer = [*PROMPT[:4], 6, 6]
     assert steps.join(1, longer, [7, 9]).run((1, 4, 2, True)) == {1: model.answer(longer, 1)[0]}

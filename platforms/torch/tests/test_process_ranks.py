@@ -1,4 +1,4 @@
-"""How ranks join a group, exchange tensors and report errors."""
+"""How ranks join a group, run collective operations and report errors."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ assert not new, new
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_ranks_exchange_tensors(make_context, size, dtype):
+def test_ranks_run_collective_operations(make_context, size, dtype):
     def work(ranks):
         own = torch.arange(6).view(3, 2).to(dtype) + ranks.rank
         return (
@@ -153,7 +153,7 @@ def test_a_rank_that_has_exited_is_reported(make_context, short_patience):
     def work(ranks):
         if ranks.rank:
             return None
-        with pytest.raises(PeerLostError, match="rank 0 of 2 cannot exchange tensors"):
+        with pytest.raises(PeerLostError, match="rank 0 of 2 cannot run collective operations"):
             ranks.all_reduce(torch.ones(2))
         return True
 
@@ -219,7 +219,7 @@ def test_a_number_of_workers_other_than_tensor_parallel_size_is_rejected(make_co
     [
         ({"rendezvous": ""}, "rendezvous '' is neither a file:// URL"),
         ({"rendezvous": "sftp://a/b"}, "rendezvous 'sftp://a/b' is neither a file:// URL"),
-        ({"rendezvous": "file:///no/such/store"}, "in an existing folder"),
+        ({"rendezvous": "file:///no/such/store"}, "in an existing directory"),
         ({"platform": Alone()}, "platform 'somewhere' does not declare 'collectives'"),
     ],
 )

@@ -29,7 +29,7 @@ from dovetail_torch.layers import (
     TorchLinearMethod,
     TorchOps,
     VocabParallelEmbedding,
-    share_heads,
+    replicate_kv_heads,
 )
 from dovetail_torch.weights import (
     DummyLoader,
@@ -62,7 +62,7 @@ SHAPES = {
 
 
 class ThreadRanks:
-    """One of several ranks in threads, which exchange tensors in a shared list."""
+    """One of several ranks in threads, which run collective operations through a shared list."""
 
     def __init__(self, rank: int, size: int, table: list, barrier: Barrier) -> None:
         self.rank, self.size = rank, size
@@ -181,12 +181,12 @@ def test_each_rank_reads_and_stores_its_part(folder: Path) -> None:
     assert all(abs(held / whole_held - 0.5) < 0.05 for _, held in halves)
 
 
-def test_ranks_share_key_value_heads_if_there_are_fewer_than_ranks(folder: Path) -> None:
+def test_kv_heads_are_replicated_if_there_are_fewer_than_ranks(folder: Path) -> None:
     def work(ranks) -> torch.Tensor:
         model = Model(ranks)
         load(folder, model)
         assert model.qkv_proj.shape.part_sizes == (Q // 4, HEADS.head_size, HEADS.head_size)
-        share_heads(model, ranks)
+        replicate_kv_heads(model, ranks)
         assert (model.attn.num_heads, model.attn.num_kv_heads) == (2, 1)
         return model.qkv_proj.weight.clone()
 
@@ -283,7 +283,7 @@ def test_shards_cover_each_entry_of_a_dimension_once() -> None:
 
 def test_each_rank_has_the_sinks_of_its_heads() -> None:
     layers = nn.ModuleList([Attention(HEADS, 0, sinks=nn.Parameter(torch.arange(8.0)))])
-    share_heads(layers, OneRank(rank=1, size=2))
+    replicate_kv_heads(layers, OneRank(rank=1, size=2))
     (layer,) = layers
     assert layer.sinks.tolist() == [4.0, 5.0, 6.0, 7.0]
     assert layer.shards == {"sinks": Shard(start=4, size=4, whole=8)}
@@ -301,7 +301,7 @@ REFUSED = {
     "inputs": (lambda c: RowParallelLinear(c, "a.down", 10, D), "10 input .* are 1, 2, 5, 10:"),
     "vocabulary": (lambda c: VocabParallelEmbedding(c, 2, D), "vocabulary of 2 .* are 1, 2:"),
     "attention": (
-        lambda c: share_heads(nn.ModuleList([Attention(HEADS, 0)]), c.ranks),
+        lambda c: replicate_kv_heads(nn.ModuleList([Attention(HEADS, 0)]), c.ranks),
         "8 query heads .* of 0 cannot",
     ),
 }

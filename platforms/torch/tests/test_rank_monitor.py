@@ -1,4 +1,4 @@
-"""Monitoring of other ranks: if a process exits, the exchange of tensors and its results end."""
+"""Monitoring of other ranks: if a process exits, collective operations and their results end."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def peer():
 
 
 class Group:
-    """A process group whose exchanges end when it is aborted."""
+    """A process group whose collective operations end when it is aborted."""
 
     def __init__(self):
         self.aborted, self.num_calls = threading.Event(), 0
@@ -58,66 +58,68 @@ class Step:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_process_that_exits_aborts_the_exchange_and_its_result_is_an_error(peer, ends):
+def test_a_process_that_exits_aborts_the_collective_operation_and_its_result_is_an_error(
+    peer, ends
+):
     group = Group()
-    watch = RankMonitor({1: peer.pid}, group.abort)
-    step = check_peers(Step(group, ends=ends), watch)
+    monitor = RankMonitor({1: peer.pid}, group.abort)
+    step = check_peers(Step(group, ends=ends), monitor)
     assert not step.done()
-    watch.check()
+    monitor.check()
     peer.kill()
     assert group.aborted.wait(LIMIT_S)
     assert step.done()
-    with pytest.raises(PeerLostError, match="rank 1 has exited, so the exchange of tensors was"):
+    with pytest.raises(PeerLostError, match="rank 1 has exited, so the collective operation was"):
         step.result()
     with pytest.raises(PeerLostError):
-        check_peers(OUTPUT, watch)
-    watch.close()
+        check_peers(OUTPUT, monitor)
+    monitor.close()
     assert group.num_calls == 1
 
 
-def test_a_process_that_exited_before_the_watch_is_reported_as_lost(peer):
+def test_a_process_that_exited_before_the_monitor_starts_is_reported_as_lost(peer):
     peer.kill()
     peer.wait()
     group = Group()
-    watch = RankMonitor({2: peer.pid}, group.abort)
+    monitor = RankMonitor({2: peer.pid}, group.abort)
     assert group.aborted.wait(LIMIT_S)
     with pytest.raises(PeerLostError, match="rank 2 has exited"):
-        watch.check()
+        monitor.check()
 
 
-def test_a_closed_watch_does_not_abort_the_exchange_of_tensors(peer):
+def test_a_closed_monitor_does_not_abort_collective_operations(peer):
     group = Group()
-    watch = RankMonitor({1: peer.pid}, group.abort)
-    assert check_peers(OUTPUT, watch) is OUTPUT
+    monitor = RankMonitor({1: peer.pid}, group.abort)
+    assert check_peers(OUTPUT, monitor) is OUTPUT
     with pytest.raises(TimeoutError):
-        check_peers(Step(group), watch).result(timeout=0.01)
+        check_peers(Step(group), monitor).result(timeout=0.01)
     before = len(os.listdir("/proc/self/fd"))
-    watch.close()
-    watch.close()
+    monitor.close()
+    monitor.close()
     assert len(os.listdir("/proc/self/fd")) == before - 3
     peer.kill()
     assert not group.aborted.wait(0.05)
-    watch.check()
+    monitor.check()
 
 
-def test_a_watch_whose_thread_has_closed_its_end_can_be_closed(peer):
+def test_a_monitor_whose_thread_has_closed_its_socket_can_be_closed(peer):
     """A pipe without a reader cannot be written."""
-    watch = RankMonitor({1: peer.pid}, Group().abort)
+    monitor = RankMonitor({1: peer.pid}, Group().abort)
     peer.kill()
-    watch._thread.join(LIMIT_S)
-    watch.close()
+    monitor._thread.join(LIMIT_S)
+    monitor.close()
 
 
-def test_ranks_of_this_process_and_of_other_machines_are_not_watched():
+def test_ranks_of_this_process_and_of_other_machines_are_not_monitored():
     store = distributed.HashStore()
     store.set("process of rank 1", "another-machine pid:[1] 1")
-    watch = monitor_ranks(store, rank=0, size=2, abort=Group().abort)
-    assert watch.num_watched == 0
-    watch.close()
+    monitor = monitor_ranks(store, rank=0, size=2, abort=Group().abort)
+    assert monitor.num_monitored == 0
+    monitor.close()
 
 
-def test_ranks_with_a_device_group_are_watched(peer, monkeypatch):
-    """`join_nccl` with a stand-in of torch's process group, which needs a device."""
+def test_ranks_with_a_device_group_are_monitored(peer, monkeypatch):
+    """`join_nccl` with a substitute for torch's process group, which needs a device."""
     created = []
 
     class Stand(Group):
@@ -138,24 +140,24 @@ def test_ranks_with_a_device_group_are_watched(peer, monkeypatch):
     store.set("peers/process of rank 1", f"{boot_id} {namespace}")
     ranks = join_nccl(store, rank=0, size=2, timeout=patience)
     ((group, timeout),) = created
-    assert timeout == patience and ranks.watch.num_watched == 1
+    assert timeout == patience and ranks.monitor.num_monitored == 1
     peer.kill()
     assert group.aborted.wait(LIMIT_S)
 
 
-def test_a_worker_checks_its_results_and_closes_its_watch(peer, monkeypatch):
+def test_a_worker_raises_after_a_peer_exits_and_stops_its_rank_monitor(peer, monkeypatch):
     group = Group()
-    watch = RankMonitor({1: peer.pid}, group.abort)
+    monitor = RankMonitor({1: peer.pid}, group.abort)
     monkeypatch.setattr(TorchWorker, "sample_tokens", lambda self, grammar: OUTPUT)
     worker = AcceleratorWorker.__new__(AcceleratorWorker)
-    worker._ranks = ProcessRanks(None, rank=0, size=2, watch=watch)
+    worker._ranks = ProcessRanks(None, rank=0, size=2, monitor=monitor)
     assert worker.sample_tokens() is OUTPUT
     peer.kill()
     assert group.aborted.wait(LIMIT_S)
     with pytest.raises(PeerLostError):
         worker.sample_tokens()
     worker.shutdown()
-    assert not watch._thread.is_alive()
+    assert not monitor._thread.is_alive()
 
 
 def test_a_torch_without_nccl_is_rejected():

@@ -93,7 +93,7 @@ def test_tokens_are_equal_after_sleep(tmp_path, linear_method, level, tied):
     DEVICE.check()
 
 
-def test_level_2_loads_the_weights_that_the_files_contain_now(checkpoint):
+def test_waking_up_from_level_2_loads_the_current_weight_files(checkpoint):
     with engine(checkpoint) as llm:
         expected = tokens(llm)
         write_tiny_llama(checkpoint, seed=5)
@@ -119,7 +119,7 @@ def test_an_engine_with_async_scheduling_sleeps_between_calls(checkpoint):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("linear_method", ["torch", Packing], ids=["torch", "packing"])
-def test_weights_that_cannot_be_loaded_again_leave_the_engine_asleep(checkpoint, linear_method):
+def test_weights_that_cannot_be_reloaded_leave_the_engine_asleep(checkpoint, linear_method):
     file = checkpoint / "model.safetensors"
     with engine(checkpoint, linear_method=linear_method) as llm:
         expected = tokens(llm)

@@ -79,7 +79,7 @@ def test_all_ranks_use_the_process_group_if_one_rank_cannot_use_small_sums(caplo
     assert "no peer access" in caplog.text and "another rank cannot use it" in caplog.text
 
 
-def test_an_error_of_a_small_sum_is_reported_as_the_loss_of_a_rank():
+def test_an_error_in_a_small_sum_is_reported_as_a_lost_rank():
     class Broken:
         def all_reduce(self, x):
             raise RuntimeError("the signal timed out")

@@ -147,7 +147,7 @@ def _faults(null):
         (1, "headers", "malformed"),
     ],
 )
-def test_a_request_with_a_wrong_response_fails_alone(bench, null, group, name, kind):
+def test_a_wrong_response_does_not_affect_other_requests(bench, null, group, name, kind):
     fault, count = _faults(null)[group][name], 0
 
     def respond(path, body):
@@ -185,7 +185,7 @@ def test_the_error_for_a_host_that_cannot_be_found_names_it(run, url):
         (("--request-rate", "0"), "--request-rate 0"),
         (("--request-rate", "1:2:9999"), "--request-rate 1:2:9999"),
         (("--request-rate", "1,2", "--concurrency", "1,2"), "must be one number"),
-        (("--concurrency", "1.5"), "must be integers"),
+        (("--concurrency", "1.5"), "must be one or more integers"),
         (("--num-prompts", "0"), "--num-prompts 0"),
         (("--slo", "ttft"), "--slo ttft"),
         (("--slo", "ttft:nan"), "--slo ttft:nan"),

@@ -51,7 +51,7 @@ def serve(null):
     return start
 
 
-def test_an_invalid_line_of_the_input_fails_alone(run, files, serve, monkeypatch):
+def test_an_invalid_input_line_does_not_affect_other_lines(run, files, serve, monkeypatch):
     monkeypatch.setattr(input_file, "MAX_LINE_BYTES", 1000)
     source, output = files
     invalid = ("{", line("a"), line("c", url="/metrics"), line("d", body={"prompt": "x" * 2000}))
@@ -123,7 +123,7 @@ def test_an_output_of_another_input_is_not_continued(run, files, serve):
     assert len(records(output)) == 2
 
 
-def test_the_line_of_an_endless_or_invalid_response_fails_alone(
+def test_an_endless_or_invalid_response_does_not_affect_other_lines(
     run, files, serve, null, monkeypatch
 ):
     monkeypatch.setattr(remote_calls, "MAX_RESPONSE_BYTES", 1 << 20)

@@ -188,7 +188,7 @@ def test_a_server_that_does_not_exist_gives_a_clear_error(run, monkeypatch):
     code, _, messages = run("top", "--url", "http://127.0.0.1:9")
     assert code == 2 and "cannot be reached: Connection refused" in messages
     code, _, messages = run("top", "--interval-s", "nan")
-    assert code == 2 and "--interval-s nan must be from" in messages
+    assert code == 2 and "--interval-s nan must be between" in messages
 
 
 def test_hostile_numbers_and_many_requests_are_bounded(monkeypatch):

@@ -251,7 +251,7 @@ def test_a_file_that_is_not_a_decision_log_gives_a_clear_error_and_no_output(
         ((), "either a decision log or --url"),
         (("a.log", "--url", "x"), "either a decision log or --url"),
         (("a.log",), "Use --html FILE"),
-        (("a.log", "--html", "none/page.html"), "--html none/page.html is in a folder"),
+        (("a.log", "--html", "none/page.html"), "--html none/page.html is in a directory"),
         (("a.log", "--html", "x", "--perfetto", "x"), "must be different files"),
         (("a.log", "--html", "x", "--steps", "9"), "must be FROM:TO"),
         (("a.log", "--html", "x", "--steps", "9:3"), "must be FROM:TO"),
@@ -280,7 +280,7 @@ def test_the_steps_of_a_server_are_traced(run, null, steps, tmp_path):
     assert len(decodes) == 256 and {event["args"]["steps"] for event in decodes} == {len(numbers)}
 
 
-def test_a_server_that_restarts_or_ends_leaves_the_trace_until_then(
+def test_a_trace_contains_the_steps_until_the_server_restarts_or_exits(
     run, null, steps, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(server_steps, "PERIOD_S", 0.05)

@@ -152,7 +152,7 @@ def test_templates_and_modules_of_sentence_transformers_are_copied(tmp_path):
         assert (tmp_path / "out" / path.relative_to(model)).read_bytes() == path.read_bytes()
 
 
-def test_without_the_tokenizer_its_files_are_left_out(tmp_path):
+def test_tokenizer_files_are_omitted_with_skip_tokenizer_init(tmp_path):
     convert("demo", tmp_path / "out", skip_tokenizer_init=True)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"config.json", "generation_config.json", "model.safetensors"}

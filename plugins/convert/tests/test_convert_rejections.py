@@ -78,12 +78,12 @@ def test_a_quantization_that_no_loader_reads_is_rejected(tmp_path):
 def test_an_existing_directory_is_kept_without_overwrite(tmp_path):
     model = make_model(tmp_path / "model")
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match=r"--out=.*out exists already; .*, or --overwrite"):
+    with pytest.raises(ConfigError, match=r"--out=.*out already exists; .*, or --overwrite"):
         convert(model, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_overwrite_replaces_a_model_and_nothing_else(tmp_path):
+def test_overwrite_replaces_only_model_directories(tmp_path):
     model = make_model(tmp_path / "model", {"x": torch.ones(2)})
     out = tmp_path / "out"
     convert(make_model(tmp_path / "old"), out, max_shard_size="300B")
@@ -130,7 +130,7 @@ def test_the_model_itself_is_never_replaced(tmp_path, out):
     (tmp_path / "models").mkdir()
     model = make_model(tmp_path / "models" / "model")
     make_model(tmp_path / "models")
-    with pytest.raises(ConfigError, match=r"--out=.* contains the model that is converted"):
+    with pytest.raises(ConfigError, match=r"--out=.* contains the model to convert"):
         convert(model, tmp_path / "models" / out, overwrite=True)
     assert load_all(model)
 

@@ -108,7 +108,7 @@ def test_fused_and_transposed_weights_have_the_layout_of_the_checkpoint(write):
     assert torch.equal(tensors["lm_head.weight"], source.lm_head.weight)
 
 
-def test_parts_that_arrive_alone_are_joined_when_the_last_one_arrives():
+def test_parts_that_arrive_separately_are_concatenated_when_the_last_part_arrives():
     source = filled()
     own = build_weight_table(source).assignments
 

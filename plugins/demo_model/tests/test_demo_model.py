@@ -81,7 +81,7 @@ def test_configs_describe_a_llama_with_an_end_token(size, tokenizer):
     assert generation["do_sample"] is False
 
 
-def test_each_model_source_provides_the_folder_of_its_model():
+def test_each_model_source_provides_the_directory_of_its_model():
     project = tomllib.loads((TRAINING.parent / "pyproject.toml").read_text())["project"]
     points = project["entry-points"]["dovetail.model_source"]
     context = ModelSourceContext(cache_dir=Path("unused"))

@@ -85,7 +85,7 @@ def test_a_tool_question_accepts_its_own_call_and_answer_and_rejects_others(name
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_right_call_uses_the_names_of_an_offered_function(name):
+def test_the_correct_call_uses_the_names_of_an_offered_function(name):
     for question in held_out_tool_questions(f"call_{name}", 40, seed=2):
         offered = {tool["function"]["name"]: tool["function"] for tool in question.tools}
         schema = offered[question.turn.name]["parameters"]

@@ -84,7 +84,7 @@ answer counts as right only if the program that checks the task accepts it and t
 ## Functions
 
 The request offers functions in `tools`. The chat template writes each one as a signature, such as
-`add(a: integer, b: integer)`, after `<tools>` in the system part; descriptions are left out. The
+`add(a: integer, b: integer)`, after `<tools>` in the system part; descriptions are omitted. The
 model writes one call at a time in the format of Hermes and Qwen2.5:
 
     <tool_call>
@@ -94,8 +94,8 @@ model writes one call at a time in the format of Hermes and Qwen2.5:
 The result, in a message with the role `tool`, is in `<tool_response>`; then the model answers from
 it. The model knows five functions under several names: add, multiply, weekday, weather and person.
 It reads the names of functions and parameters from the signatures. The questions offer a needed
-function and up to two others. About 30 % of the results are wrong on purpose, so that they can only
-be copied. A question counts as right only if call and answer are right.
+function and up to two others. About 30 % of the results are deliberately wrong, so that they can
+only be copied. A question counts as right only if call and answer are right.
 
 {tools_table}
 
@@ -134,7 +134,7 @@ def write_card(
     results: Mapping[str, TaskResult],
     tool_results: Mapping[str, TaskResult],
 ) -> None:
-    """Write MODEL_CARD.md into the folder of a saved model."""
+    """Write MODEL_CARD.md into the directory of a saved model."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     agreement = ""
     if facts.agreement is not None:

@@ -1,7 +1,7 @@
 """Write a trained network as a Hugging Face folder: bfloat16 safetensors, config, tokenizer.
 
-Contract: `transformers` loads the folder as `LlamaForCausalLM` with tied embeddings. By default it
-samples greedily and stops at <|eos|>. This module does not depend on the training loop.
+Contract: `transformers` loads the directory as `LlamaForCausalLM` with tied embeddings. By default
+it samples greedily and stops at <|eos|>. This module does not depend on the training loop.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _write_json(path: Path, content: dict[str, object]) -> None:
 
 
 def export(network: Llama, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the folder. Replace files of the same names."""
+    """Write the directory. Replace files of the same names."""
     folder.mkdir(parents=True, exist_ok=True)
     config = _config(network.shape, tokenizer)
     _write_json(folder / "config.json", config)

@@ -1,7 +1,7 @@
 """Train the demo model (or its draft) from scratch: data, tokenizer, network, card.
 
 Contract: the same arguments give the same data, order and schedule; the weights differ between
-machines only by rounding. The result is a Hugging Face folder in --out, with the accuracy of
+machines only by rounding. The result is a Hugging Face directory in --out, with the accuracy of
 the saved files in its model card. One CPU core is enough.
 
 Usage: python plugins/demo_model/training/train.py --out DIR [--size main|draft]

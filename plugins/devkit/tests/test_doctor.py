@@ -221,7 +221,7 @@ def test_pth_files_that_run_code_are_reported(tmp_path):
     odd = findings[1]
     assert "a file of no installed package" in odd.text and "in 2 lines" in odd.text
     assert str(tmp_path / "odd.pth") in odd.remedy
-    assert "1 .pth files contain only names of folders" in findings[2].text
+    assert "1 .pth files contain only names of directories" in findings[2].text
 
 
 def test_a_pth_file_with_a_known_name_and_unknown_code_is_reported(tmp_path):
@@ -243,7 +243,7 @@ def test_the_finding_for_a_pth_file_names_its_distribution(tmp_path):
     assert "uninstall acme" in finding.remedy
 
 
-def test_the_site_folders_include_site_packages():
+def test_the_site_directories_include_site_packages():
     assert any(folder.name in ("site-packages", "dist-packages") for folder in site_folders())
 
 

@@ -18,7 +18,7 @@ def test_the_command_prints_the_next_steps(tmp_path, monkeypatch, capsys):
     assert "pytest --dovetail-plugin platform:my_box --dovetail-plugin worker:my_box" in output
 
 
-def test_the_out_option_sets_the_folder(tmp_path, capsys):
+def test_the_out_option_sets_the_directory(tmp_path, capsys):
     assert main(["plugins", "new", "policy", "mine", "--out", str(tmp_path), "--json"]) == 0
     output = json.loads(capsys.readouterr().out)
     assert output["folder"] == str(tmp_path / "mine")

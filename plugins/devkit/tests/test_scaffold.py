@@ -66,7 +66,7 @@ def test_package_distribution_and_class_names_are_derived_from_the_plugin_name(
         ("pytest", "is installed"),
         ("cyclopts", "pip uninstall"),
         ("_pytest", "letters"),
-        ("bigram_dovetail", "exists already"),
+        ("bigram_dovetail", "already exists"),
     ],
 )
 def test_invalid_names_and_names_in_use_are_rejected(name, message):
@@ -92,10 +92,10 @@ def test_the_error_for_a_kind_without_a_template_names_its_contract():
 # --- files ------------------------------------------------------------------------------------
 
 
-def test_an_existing_folder_is_not_changed(tmp_path):
+def test_an_existing_directory_is_not_changed(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/precious.txt").write_text("keep me")
-    with pytest.raises(PluginError, match="exists already"):
+    with pytest.raises(PluginError, match="already exists"):
         write_package("policy", "mine", tmp_path)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious.txt"]
 

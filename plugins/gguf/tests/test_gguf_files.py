@@ -87,7 +87,7 @@ def test_the_configuration_comes_from_the_metadata(small_file):
     assert config.quantization["config"]["types"] == {"Q4_1": 8}
 
 
-def test_a_model_type_of_config_json_fits_the_architecture_of_files_with_a_window(tmp_path):
+def test_the_model_type_matches_the_gguf_architecture_of_files_with_a_sliding_window(tmp_path):
     """transformers chooses the class by model_type, not by the architecture."""
     expected = {0: ("LlamaForCausalLM", "llama"), 16: ("MistralForCausalLM", "mistral")}
     for window, (architecture, model_type) in expected.items():

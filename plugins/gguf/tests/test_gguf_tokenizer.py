@@ -217,7 +217,7 @@ BAD = {
     "pre": ("llama-bp", r"tokenizer\.ggml\.pre is 'llama-bp'.*llama-bpe"),
     "tokens": (["a", "b", "a"], r"token_type has 265 values for 3 tokens"),
     "token_type": ([1, 2, 3], r"token_type has 3 values"),
-    "merges": (["ab"], r"merges has 'ab', which is not a pair"),
+    "merges": (["ab"], r"merges contains 'ab', which is not a pair"),
     "bos_token_id": (1 << 20, r"bos_token_id is 1048576"),
     "eos_token_id": ("x", r"eos_token_id is 'x'"),
     "add_bos_token": (1, r"add_bos_token is 1; it must be of type bool"),

@@ -1,4 +1,4 @@
-"""Makes the modules of this folder importable for tests."""
+"""Makes the modules of this directory importable for tests."""
 
 import sys
 from pathlib import Path

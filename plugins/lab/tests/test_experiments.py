@@ -32,7 +32,7 @@ def run(spec, out, **options):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Return a completed experiment with two policies, two loads and six seeds, and its folder."""
+    """Return a completed experiment (two policies, two loads, six seeds) and its directory."""
     out = tmp_path_factory.mktemp("queue")
     return run(spec_of(), out), out
 
@@ -68,7 +68,7 @@ def test_a_better_policy_is_found_and_named(done):
     assert ranking.describe(2) == ranking.best == "shortest"
 
 
-def test_equal_policies_are_equal_and_noise_is_not_distinguishable(done, tmp_path):
+def test_identical_policies_tie_and_noise_is_not_significant(done, tmp_path):
     results, _ = done
     same = {item.verdict for item in compare_all(results, "gap_mean", "sim")}
     assert same == {"equal"}
@@ -80,7 +80,7 @@ def test_equal_policies_are_equal_and_noise_is_not_distinguishable(done, tmp_pat
     assert ranking.describe(3).startswith(f"not distinguishable: {ranking.best}, ")
 
 
-def test_one_seed_has_no_verdict(tmp_path):
+def test_a_comparison_with_one_seed_has_no_verdict(tmp_path):
     results = run(spec_of(seeds=1, loads=(0.9,)), tmp_path)
     (result,) = compare_all(results, "e2e_mean", "sim")
     assert result.verdict == "one seed: no interval"
@@ -172,7 +172,7 @@ def test_results_are_exported_as_csv_parquet_and_a_frame(done):
     assert row["verdict"] == "better" and float(row["t_high"]) < 0
 
 
-def test_the_folder_describes_the_experiment(done):
+def test_the_directory_describes_the_experiment(done):
     _, out = done
     output = json.loads((out / "experiment.json").read_text())
     assert make_spec(output).workload.synthetic == "chat"

@@ -40,7 +40,7 @@ class Mine(Policy):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return the current folder, which contains ./bad.py."""
+    """Return the current directory, which contains ./bad.py."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.py").write_text(POLICIES)
     return tmp_path
@@ -97,7 +97,7 @@ def test_a_comparison_on_a_malformed_trace_is_rejected(folder, capsys):
 
 
 @pytest.mark.clock
-def test_a_policy_that_hangs_fails_alone(folder, capsys):
+def test_a_policy_that_hangs_does_not_affect_other_policies(folder, capsys):
     (folder / "good.csv").write_text(AZURE + GOOD)
     command = ["lab", "compare", "--policies", "fcfs,./bad.py:Hangs,./bad.py:Mine", *SMALL]
     command += ["--trace", "azure:good.csv", "--trust-local-code", "--time-limit", "12"]
@@ -110,14 +110,14 @@ def test_a_policy_that_hangs_fails_alone(folder, capsys):
 @pytest.mark.parametrize(
     ("name", "message"), [("Raises", "request 20 has no rank"), ("Acts", "('grant', 5)")]
 )
-def test_a_run_of_a_policy_that_raises_or_acts_wrongly_is_an_error(name, message, folder, capsys):
+def test_a_run_of_a_policy_that_raises_or_acts_illegally_is_an_error(name, message, folder, capsys):
     (folder / "good.csv").write_text(AZURE + GOOD)
     command = ["lab", "run", f"./bad.py:{name}", "--trace", "azure:good.csv", "--requests", "30"]
     assert main([*command, "--seeds", "1", "--trust-local-code"]) != 0
     assert message in words(capsys.readouterr().err)
 
 
-def test_a_wrong_option_in_a_sweep_fails_alone(folder, capsys):
+def test_an_invalid_option_in_a_sweep_does_not_affect_other_candidates(folder, capsys):
     command = ["lab", "sweep", "sarathi", "--option", "chunk=64,-1", "--trace", "chat", *SMALL]
     assert main(command) == 1
     output = capsys.readouterr()

@@ -30,7 +30,7 @@ class Cheating(Policy):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Return the current folder, which contains ./mine.py."""
+    """Return the current directory, which contains ./mine.py."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     return tmp_path
@@ -84,7 +84,7 @@ def test_declared_lengths_change_the_order_of_sjf(folder, capsys):
     assert verdicts == {"none": "equal", "exact": "better"}
 
 
-def test_a_policy_that_raises_or_breaks_the_contract_fails_alone(folder, capsys):
+def test_a_policy_that_raises_or_breaks_the_contract_does_not_affect_other_policies(folder, capsys):
     policies = "fcfs,./mine.py:Broken,./mine.py:Cheating,./mine.py:Mine"
     command = ["lab", "compare", "--policies", policies, "--trace", "chat", *SMALL]
     assert main([*command, "--load", "0.5", "--trust-local-code"]) == 1
@@ -158,7 +158,7 @@ def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
     assert main(["lab", "compare", "out/adversary.json", "--out", "out", "--no-report"]) == 0
     assert "20 runs, 20 reused" in capsys.readouterr().out
     assert main([*command, "--trace", "chat"]) == 2
-    assert "leave out --trace" in capsys.readouterr().err
+    assert "omit --trace" in capsys.readouterr().err
 
 
 def test_run_writes_a_decision_log_that_explain_and_diff_read(folder, capsys):

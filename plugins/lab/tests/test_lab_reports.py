@@ -52,7 +52,7 @@ def run(out, policies, **fields):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """Return the results of two policies and one that fails, their report and its folder."""
+    """Return the results of two policies and one that fails, their report and its directory."""
     out = tmp_path_factory.mktemp("report")
     results = run(out, ("fcfs", "shortest", "raises"))
     return results, write_report(results, out), out
@@ -113,7 +113,7 @@ def test_the_curves_show_the_means_over_seeds(done):
     assert drawn("load", draw_curves, results, "real") is None
 
 
-def test_a_difference_that_is_not_distinguishable_is_a_hollow_bar(done):
+def test_a_difference_that_is_not_significant_is_drawn_as_a_hollow_bar(done):
     results, _, _ = done
     figure = drawn("bars", draw_differences, results, "sim", 0.9, ["e2e_mean", "service_gap"])
     clear, unclear = (axis.patches[0] for axis in figure.axes[:2])

@@ -70,7 +70,7 @@ def test_pairing_removes_what_both_sides_have_in_common():
     assert a.high > b.mean and b.low < a.mean
 
 
-def test_intervals_cover_the_true_mean_as_often_as_they_state():
+def test_confidence_intervals_have_the_stated_coverage():
     rng, covered, bootstrap = Random(2), 0, 0
     for trial in range(400):
         values = [rng.gauss(5, 2) for _ in range(10)]
@@ -99,7 +99,7 @@ def test_holm_adjusts_for_the_number_of_comparisons():
     assert holm([]) == []
 
 
-def test_holm_keeps_the_rate_of_false_findings_over_many_comparisons(monkeypatch):
+def test_holm_controls_the_false_positive_rate_over_many_comparisons(monkeypatch):
     monkeypatch.setattr(statistics, "NUM_RESAMPLES", 2)
     rng, plain, adjusted = Random(3), 0, 0
     for _ in range(150):

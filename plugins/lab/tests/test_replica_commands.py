@@ -38,7 +38,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_more_replicas_end_earlier_and_their_steps_are_merged():
+def test_a_run_with_more_replicas_ends_earlier_and_its_steps_are_merged():
     one, three = run(), run(replicas=3)
     assert three.end_ns < one.end_ns and not three.error
     assert three.num_steps == sum(three.steps.num_steps) > one.num_steps

@@ -86,7 +86,7 @@ def test_the_prefix_router_finds_more_cached_tokens_than_round_robin():
     assert cached["prefix"] == 27 * 512 and cached["round_robin"] == 24 * 512
 
 
-def test_the_prefix_router_leaves_a_replica_with_a_much_higher_load():
+def test_the_prefix_router_avoids_a_replica_with_a_much_higher_load():
     router = load_router("prefix")
     arriving = ArrivingRequest.of(request(0, num_prompt_tokens=600, prefix_hashes=(5,)))
     assert router.choose(arriving, [load(0), load(0)]) == 0

@@ -89,7 +89,7 @@ def test_conversations_continue_after_their_last_decode():
     assert result.num_cached_tokens[1] == 320
 
 
-def test_a_full_decode_replica_computes_blocks_that_were_forgotten(monkeypatch):
+def test_a_full_decode_replica_recomputes_evicted_blocks(monkeypatch):
     monkeypatch.setattr("dovetail_lab.replicas.transfers.MAX_STORED_BLOCKS", 3)
     result = split(workload(request(0, num_prompt_tokens=160)))
     assert not result.error and result.requests.num_output_tokens[0] == 20

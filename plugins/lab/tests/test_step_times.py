@@ -308,7 +308,7 @@ RUN = ["lab", "run", "fcfs", "--trace", "chat", "--requests", "20", "--seeds", "
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """Return the current folder, which contains the configuration of a model."""
+    """Return the current directory, which contains the configuration of a model."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
@@ -352,7 +352,7 @@ def test_the_strict_option_rejects_a_calibration_of_another_machine_or_commit(
     assert (message in told(capsys)) == is_warned
     assert main([*command, "--strict"]) == 2
     shown = told(capsys)
-    assert message in shown and "Leave out --strict" in shown
+    assert message in shown and "Omit --strict" in shown
 
 
 def test_a_calibration_of_another_model_or_a_smaller_engine_is_a_warning(small, capsys):

@@ -141,7 +141,7 @@ def test_a_turn_of_a_trace_waits_for_the_turn_before_it(tmp_path):
     assert [item.parent for item in created if item.session == "7"] == ["", "r0", ""]
 
 
-def test_mix_shares_and_lengths_are_as_described():
+def test_mix_shares_and_lengths_match_the_specification():
     mix = (
         Component(name="a", share=3, prompt_tokens=100, prompt_cv=0.5, output_tokens=10),
         Component(name="b", share=1, prompt_tokens=4000, prompt_cv=0, tenant="big", priority=2),
@@ -157,7 +157,7 @@ def test_mix_shares_and_lengths_are_as_described():
     assert statistics.pstdev(small) == pytest.approx(50, rel=0.1)
 
 
-def test_groups_share_their_prefix_and_nothing_else():
+def test_requests_of_a_group_share_only_their_prefix():
     mix = (Component(name="g", prompt_tokens=3000, prefix_groups=2, prefix_tokens=1500),)
     created = requests(mix=mix)
     assert len({item.prefix_hashes[:2] for item in created}) == 2

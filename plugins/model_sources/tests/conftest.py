@@ -36,7 +36,7 @@ UNNEEDED = {"pytorch_model.bin": b"pickle", "flax_model.msgpack": b"flax", "code
 
 @pytest.fixture
 def wheels(tmp_path, monkeypatch):
-    """Return the only folder in which pip searches for wheels."""
+    """Return the only directory in which pip searches for wheels."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", OFFLINE_VARIABLE):
@@ -252,7 +252,7 @@ def start_hub(hub: Hub) -> list[QuietServer]:
 
 @pytest.fixture
 def hub_cache_folder(tmp_path, monkeypatch):
-    """Return the cache folder of huggingface_hub, which does not exist yet."""
+    """Return the cache directory of huggingface_hub, which does not exist yet."""
     path = tmp_path / "hf" / "hub"
     monkeypatch.setenv("HF_HOME", str(path.parent))
     for name in ("HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):

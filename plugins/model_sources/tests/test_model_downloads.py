@@ -207,7 +207,7 @@ def test_a_device_without_enough_space_is_reported_before_extraction(
     write_wheel(MEMBERS)
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(store.shutil, "disk_usage", lambda path: usage)
-    assert "no space is left" in rejection(make())
+    assert "no space left" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
@@ -219,7 +219,7 @@ def test_a_device_that_fills_during_extraction_is_reported(
 
     write_wheel(MEMBERS)
     monkeypatch.setattr(wheel_module.os, "fsync", fail)
-    assert "no space is left" in rejection(make())
+    assert "no space left" in rejection(make())
     assert contents(cache) == ["pypi"]
 
 
@@ -235,7 +235,7 @@ def test_a_cache_that_cannot_be_written_is_reported(write_wheel, make, no_pip, c
     ("output", "expected"),
     [
         ("ERROR: Could not install packages due to an OSError: [Errno 28] "
-         "No space left on device", "no space is left"),
+         "No space left on device", "no space left"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM", "wrong checksum"),
         ("ERROR: Wheel 'x' located at /y is invalid.", "is invalid"),
         ("", "it printed nothing"),
@@ -365,7 +365,7 @@ def wait_until(condition):
         time.sleep(0.05)
 
 
-def test_a_killed_download_leaves_a_folder_that_the_next_one_removes(
+def test_a_killed_download_leaves_a_directory_that_the_next_one_removes(
     write_wheel, slow_index, make, cache
 ):
     write_wheel({**MEMBERS, "tiny/data.bin": os.urandom(300_000)})

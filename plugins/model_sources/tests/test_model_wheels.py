@@ -95,8 +95,8 @@ def test_a_wheel_with_several_models_is_rejected_with_their_names(write_wheel, t
     "name",
     ["../out.gguf", "/etc/out.gguf", "a/../../b.gguf", "a\\..\\b.gguf", "a//b.gguf", "c:x.gguf"],
 )
-def test_file_names_that_point_outside_the_folder_are_rejected(write_wheel, tmp_path, name):
-    assert "points outside its folder" in rejection(write_wheel({name: GGUF}), tmp_path / "out")
+def test_file_names_that_point_outside_the_directory_are_rejected(write_wheel, tmp_path, name):
+    assert "points outside its directory" in rejection(write_wheel({name: GGUF}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

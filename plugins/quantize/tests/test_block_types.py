@@ -20,7 +20,7 @@ def normal(*size, seed=0):
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
-def test_decoded_blocks_are_near_the_weights(name):
+def test_dequantized_blocks_are_close_to_the_weights(name):
     weight_OI = normal(96, 512)
     blocks_OB = quantize_rows(weight_OI, name)
     assert blocks_OB.shape == (96, 512 * BLOCK_TYPES[name].bits_per_weight / 8)
@@ -29,7 +29,7 @@ def test_decoded_blocks_are_near_the_weights(name):
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
-def test_decoded_blocks_are_the_nearest_representable_values(name):
+def test_dequantized_blocks_are_the_nearest_representable_values(name):
     kind = BLOCK_TYPES[name]
     weight_OI = normal(8, 512, seed=1)
     x_NGK = weight_OI.view(-1, kind.size // kind.group, kind.group)
@@ -63,7 +63,7 @@ def test_the_error_does_not_exceed_that_of_the_gguf_package(name):
 
 
 @pytest.mark.parametrize("name", BLOCK_TYPES)
-def test_zeros_and_constant_rows_are_kept(name):
+def test_zeros_and_constant_rows_are_preserved(name):
     weight_OI = torch.zeros(3, 256)
     weight_OI[1] = 0.5
     weight_OI[2] = -0.25

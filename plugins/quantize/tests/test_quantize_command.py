@@ -24,7 +24,7 @@ def quantize(model, **options):
 
 @pytest.fixture
 def text(tmp_path):
-    """Return a calibration text of about 1,000 tokens."""
+    """Return calibration data of about 1,000 tokens."""
     path = tmp_path / "calibration.txt"
     path.write_text(built_in_text(), "utf-8")
     return path
@@ -152,7 +152,7 @@ def test_a_model_with_nan_weights_is_rejected_and_no_file_is_left(tmp_path, text
         ({"head": "q9"}, r"--head=q9 is not known"),
         ({"method": "awq"}, r"--method=awq needs --calibrate"),
         ({"report": True}, r"--report needs --calibrate"),
-        ({"max_tokens": 1}, r"--max-tokens must be from 256"),
+        ({"max_tokens": 1}, r"--max-tokens must be between 256"),
         ({"damping": 0.0}, r"--damping must be greater than 0"),
         ({"max_layer_error": float("nan")}, r"--max-layer-error must be at least 0"),
         ({"calibrate": Path("missing.txt")}, r"--calibrate=missing.txt is not a file"),
@@ -165,7 +165,7 @@ def test_the_error_for_an_invalid_option_names_it(tmp_path, options, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_rejected(tmp_path):
+def test_calibration_data_that_is_too_short_or_not_utf_8_is_rejected(tmp_path):
     path = tmp_path / "short.txt"
     path.write_text("the sea is deep", "utf-8")
     model = str(demo.model_dir())
@@ -180,7 +180,7 @@ def test_a_calibration_text_that_is_too_short_or_not_utf_8_is_rejected(tmp_path)
 def test_an_existing_output_directory_is_rejected_and_kept(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    with pytest.raises(ConfigError, match=r"--output=.*out exists already"):
+    with pytest.raises(ConfigError, match=r"--output=.*out already exists"):
         quantize(str(demo.model_dir()), output=out)
     assert not list(out.iterdir())
 

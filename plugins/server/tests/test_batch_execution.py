@@ -149,7 +149,7 @@ def test_another_process_can_cancel_a_batch(tmp_path, monkeypatch):
     asyncio.run(run())
 
 
-def test_the_lines_of_an_expired_batch_have_errors(tmp_path, monkeypatch):
+def test_the_requests_of_an_expired_batch_have_errors(tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail_server.batches.execution.SAVE_S", 0.02)
 
     async def run():
@@ -168,7 +168,7 @@ def test_the_lines_of_an_expired_batch_have_errors(tmp_path, monkeypatch):
     asyncio.run(run())
 
 
-def test_a_line_waits_while_the_server_is_busy(tmp_path):
+def test_a_batch_request_waits_while_the_server_is_busy(tmp_path):
     async def run():
         storage, calls = Storage(tmp_path), Calls(busy=30)
         batch_id = await storage.add(num_lines=2)
@@ -222,7 +222,7 @@ def test_batches_of_the_api_key_with_the_fewest_running_batches_are_claimed_firs
     asyncio.run(run())
 
 
-def test_batch_lines_start_only_while_the_engine_has_free_batch_slots(tmp_path):
+def test_batch_requests_start_only_while_the_engine_has_free_batch_slots(tmp_path):
     async def run():
         settings = ServerSettings(batch_concurrency=3)
         state = state_of(settings, num_seqs=4, running=4)

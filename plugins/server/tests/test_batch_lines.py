@@ -19,7 +19,7 @@ def line(**fields):
     return json.dumps(fields).encode()
 
 
-def test_batch_lines_are_executed_without_a_server_and_an_invalid_body_fails_alone():
+def test_batch_requests_run_without_a_server_and_an_invalid_body_does_not_affect_others():
     async def execute():
         async with AsyncLLM("demo", max_model_len=512) as llm:
             executor = LineExecutor(local_calls(llm, served_model_name="demo"))

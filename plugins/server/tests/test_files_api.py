@@ -145,7 +145,7 @@ def test_a_batch_calls_other_routes(anna, endpoint, body):
     assert record["response"]["body"]["id"].startswith(("cmpl", "resp"))
 
 
-def test_an_invalid_line_of_a_batch_fails_alone(anna):
+def test_an_invalid_line_of_a_batch_does_not_affect_other_lines(anna):
     lines = [
         line("good"),
         "{",
@@ -339,7 +339,7 @@ def test_an_invalid_upload_form_is_rejected_and_leaves_no_file(
     assert not anna.files.list().data and not list((folder / "files").glob("*"))
 
 
-def test_a_file_name_has_no_folders(keyed_server, anna):
+def test_directories_are_stripped_from_an_uploaded_file_name(keyed_server, anna):
     headers = {"Content-Type": FORM, "Authorization": f"Bearer {KEYS[0]}"}
     reply = keyed_server.send("POST", "/v1/files", form(FILE, PURPOSE), headers)
     assert reply.json["filename"] == "passwd"

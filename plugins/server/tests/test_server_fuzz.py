@@ -223,7 +223,7 @@ BODIES = (
 
 
 def exchange_bytes(server, pieces, *, silence_s=WAIT_S):
-    """Send the pieces one after the other. Return the bytes received until the end or a long
+    """Send the pieces one by one. Return the bytes received until the end or a long
     pause."""
     received = []
     with server.connect() as connection, suppress(ConnectionError, TimeoutError):

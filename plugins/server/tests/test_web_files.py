@@ -25,7 +25,7 @@ def test_the_page_is_served_without_a_key_and_is_small(server):
     assert total < MAX_PAGE_BYTES
 
 
-def test_the_files_name_no_other_host(server):
+def test_the_files_reference_no_other_host(server):
     for name in FILES:
         text = server.get("/" if name == "index.html" else f"/web/{name}").content.decode()
         assert re.findall(r"https?://[a-z0-9]", text) == []

@@ -188,11 +188,11 @@ def test_step_times_are_learned_from_steps_with_and_without_prompts():
         estimate.learn([SimpleNamespace(sequence=7)], now_ns)
     assert estimate.decode_ns == pytest.approx(6_000_000, rel=0.02)
     assert estimate.token_ns == pytest.approx(35_000, rel=0.02)
-    assert estimate.num_fitting(20_000_000) == pytest.approx(400, rel=0.02)
-    assert estimate.num_fitting(1_000_000) == 64
+    assert estimate.max_prompt_tokens(20_000_000) == pytest.approx(400, rel=0.02)
+    assert estimate.max_prompt_tokens(1_000_000) == 64
 
 
-def test_an_idle_time_is_not_learned(lab):
+def test_idle_time_is_not_learned(lab):
     policies = []
 
     class Kept(OnTimePolicy):

@@ -47,7 +47,7 @@ CASES = [
 
 
 @pytest.fixture(autouse=True)
-def richer_requests(monkeypatch):
+def add_optional_fields(monkeypatch):
     """Add tenants, deadlines and declared output lengths to the requests of the programs."""
     plain = scheduler_program.random_request
 

@@ -105,7 +105,7 @@ class CPUAttentionBackend(AttentionBackend):
         if context.scale <= 0:
             raise ConfigError(
                 f"{context.layer_name} scales its scores by {context.scale}; the attention backend "
-                "'cpu' needs a factor above 0. Choose attention_backend='torch'"
+                "'cpu' requires a positive scale. Choose attention_backend='torch'"
             )
         if context.bidirectional:
             return BidirectionalLayer(context)

@@ -61,7 +61,7 @@ class CPUAttentionLayer(AttentionLayer):
         if metadata is not self._metadata:
             self._bind(metadata)
         sinks_H = self._context.sinks
-        if sinks_H is not None:  # weights that are loaded again may have a different address
+        if sinks_H is not None:  # weights that are reloaded may have a different address
             self.args.sinks = sinks_H.data_ptr()
         q_stride, k_stride, v_stride = q_THD.stride(), k_TKD.stride(), v_TKD.stride()
         out_stride = out_THD.stride()

@@ -2,7 +2,7 @@
 
 The builder cannot compute a schedule, because a schedule depends on a layer's heads and soft cap.
 The first layer of a step that needs one computes it for all layers of the same shape. For a graph,
-all tensors stay at their addresses and are computed again before each replay.
+all tensors stay at their addresses and are recomputed before each replay.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ libraries = []
 
 
 def module(name: str, folder: Path | None = None, **content: object) -> types.ModuleType:
-    """Create and register a module. folder: the folder of a package."""
+    """Create and register a module. folder: the directory of a package."""
     created = types.ModuleType(name)
     created.__spec__ = ModuleSpec(name, None, is_package=folder is not None)
     if folder is not None:

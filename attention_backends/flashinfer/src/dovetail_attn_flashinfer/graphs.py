@@ -1,7 +1,7 @@
 """The metadata of captured decodes: everything that a graph reads stays at its address.
 
 The wrappers are planned again before each replay; their plans are in memory at fixed addresses. The
-trtllm-gen kernels have no plan, and read tables that are computed again.
+trtllm-gen kernels have no plan, and read tables that are recomputed.
 
 Shape legend: R requests, M width of a block table, B block size, S slots.
 """

@@ -216,7 +216,7 @@ class TorchMetadataBuilder(AttentionMetadataBuilder):
         return table_GM.long().gather(1, columns_GL).mul_(self._block_size).add_(offsets_GL)
 
     def _mask(self, visible_QL: torch.Tensor) -> torch.Tensor:
-        """Return a mask that hides invisible positions when it is added to scores."""
+        """Return an additive attention mask: -inf at masked positions, 0 elsewhere."""
         mask_QL = torch.zeros(visible_QL.shape, dtype=self._dtype, device=self._device)
         return mask_QL.masked_fill_(visible_QL.logical_not_(), float("-inf"))
 

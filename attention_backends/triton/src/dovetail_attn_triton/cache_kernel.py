@@ -125,10 +125,10 @@ def write_cache(
     """Write keys and values to their slots; with HALF, rotate queries and keys first.
 
     Grid: (tiles of tokens, key-value heads). With HALF the second dimension also has the query
-    heads; their results are written to `rotated`. HALF: half of the rotary size; 0 for no rotation,
+    heads; their results are written to `rotated`. HALF: half of rotary_dim; 0 for no rotation,
     for which the rotary pointers are None. LARGEST: the largest number of the cache's dtype; in
     a cache with per-layer scales, larger values are clamped to it. Positions are int64, the
-    table is float32 [P, rotary size]. Source: Su et al. 2021, arXiv:2104.09864.
+    table is float32 [P, rotary_dim]. Source: Su et al. 2021, arXiv:2104.09864.
     """
     tokens_T = tl.program_id(0) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Makes the module `attention_rows` of this folder importable."""
+"""Makes the module `attention_rows` of this directory importable."""
 
 import sys
 from pathlib import Path

@@ -181,11 +181,11 @@ def test_requests_without_scheduled_tokens_are_skipped():
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("rotary_size", [64, 20])
+@pytest.mark.parametrize("rotary_dim", [64, 20])
 @pytest.mark.parametrize("cache_dtype", ["", FP8])
-def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_size):
+def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_dim):
     """The rotation is tested in splits and prefills, for whole and partial heads, with scales."""
-    cos_sin_PR = rotary_table(rotary_size, DEVICE)
+    cos_sin_PR = rotary_table(rotary_dim, DEVICE)
     turning = Rows([700, 30], cache_dtype=cache_dtype, padding=64)
     before = Rows([700, 30], cache_dtype=cache_dtype, padding=64)
     turning.cos_sin_PR = cos_sin_PR

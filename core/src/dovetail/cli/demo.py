@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _GROUP = Group("Plugins of the second run: a name, name@distribution, or package.module:Class")
 
 SHOWN_ABOVE = frozenset(kind.field for kind in KINDS.values())
-"""The settings that select plugins, which have a table of their own."""
+"""The settings that select plugins, which have a separate table."""
 
 
 def _option(text: str) -> Parameter:

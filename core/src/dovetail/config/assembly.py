@@ -120,7 +120,7 @@ def _replace_aliases(values: dict[str, Any]) -> None:
             raise ConfigError(f"{alias}={shorten(value)} must be None or the name of a plugin.")
         if named not in (AUTO, value):
             raise ConfigError(
-                f"{alias}={shorten(reference_name(value))} contradicts "
+                f"{alias}={shorten(reference_name(value))} conflicts with "
                 f"{name}={shorten(reference_name(named))}; they are two names of one option: "
                 "set only one of them."
             )

@@ -20,7 +20,7 @@ _UNSET = {
 
 
 def resolve_compile_level(draft: Draft) -> None:
-    """Resolve compile_level. Raise ConfigError if another option contradicts it."""
+    """Resolve compile_level. Raise ConfigError if another option conflicts with it."""
     draft.fill(
         _LEVEL, NO_COMPILATION, "the default: compilation delays the start, and may not be faster"
     )

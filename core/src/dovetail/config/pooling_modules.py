@@ -1,7 +1,7 @@
 """Reads the modules of a sentence-transformers directory: pooling, dense layers, normalization.
 
-`modules.json` lists the modules in order; each has a folder with a config.json. Only the types of
-modules that are computed natively are accepted; a module never chooses code.
+`modules.json` lists the modules in order; each has a directory with a config.json. Only the types
+of modules that are computed natively are accepted; a module never chooses code.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def read_modules(directory: Path) -> dict[str, Any]:
     """Return what the modules define; {} if the directory has no modules.json.
 
     pooling: "cls", "mean" or "last"; "" without a pooling module, for late interaction. normalize:
-    whether the results have length 1. dense: dense layers in order, each with folder, in_features,
-    out_features, bias, activation. max_seq_length: maximum tokens, if it is stated.
+    whether the results have length 1. dense: dense layers in order, each with directory,
+    in_features, out_features, bias, activation. max_seq_length: maximum tokens, if it is stated.
     Raises ModelError, naming the file, for an invalid file or an unsupported module.
     """
     file = directory / MODULES_FILE
@@ -60,7 +60,7 @@ def read_modules(directory: Path) -> dict[str, Any]:
 
 
 def _read_module(file: Path, module: object) -> tuple[str, str]:
-    """Return the class name and the folder of a module."""
+    """Return the class name and the directory of a module."""
     entries: dict[str, object] = module if isinstance(module, dict) else {}
     kind = entries.get("type")
     name = kind.rpartition(".")[2] if isinstance(kind, str) else ""
@@ -70,15 +70,15 @@ def _read_module(file: Path, module: object) -> tuple[str, str]:
         )
     folder = entries.get("path", "")
     if not isinstance(folder, str) or (folder and _FOLDER.fullmatch(folder) is None):
-        raise ModelError(f"{file}: path={shorten(folder)} must be the name of a subfolder.")
+        raise ModelError(f"{file}: path={shorten(folder)} must be the name of a subdirectory.")
     return name, folder
 
 
 def _read_transformer(result: dict[str, Any], directory: Path, folder: str) -> None:
     if folder:
         raise ModelError(
-            f"{directory / MODULES_FILE}: the transformer is in the folder {folder!r}; only a "
-            "transformer in the model directory itself is supported. Specify that folder as "
+            f"{directory / MODULES_FILE}: the transformer is in the directory {folder!r}; only a "
+            "transformer in the model directory itself is supported. Specify that directory as "
             "the model, and set pooling_type."
         )
 

@@ -193,7 +193,7 @@ def _resolve_dtype(draft: Draft, platform: Platform) -> None:
     stated = stated_dtype(hf_config)
     if stated is not None and stated not in MODEL_DTYPES:
         raise ConfigError(
-            f'dtype="auto": config.json has dtype {stated!r}, which is none of '
+            f'dtype="auto": config.json has dtype {stated!r}, which is not one of '
             f"{', '.join(MODEL_DTYPES)}; set dtype to one of them."
         )
     name = stated or DEFAULT_DTYPE
@@ -221,8 +221,8 @@ def _resolve_max_model_len(draft: Draft) -> None:
         if not 2 <= stated.tokens <= MAX_INT:
             raise ModelError(
                 f"config.json: {stated.source} gives a maximum length of {stated.tokens:.6g} "
-                f"tokens, which must be from 2 to {MAX_INT}. Correct the file, use hf_overrides, "
-                "or set max_model_len."
+                f"tokens, which must be between 2 and {MAX_INT}. Correct the file, use "
+                "hf_overrides, or set max_model_len."
             )
         draft.put(_LENGTH, stated.tokens, f"config.json: {stated.source}")
     elif requested > stated.maximum:

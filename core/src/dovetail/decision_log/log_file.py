@@ -65,8 +65,8 @@ class LogWriter:
             self._file: BinaryIO | None = path.open("xb")
         except OSError as error:
             raise ConfigError(
-                f"decision_log={str(path)!r} cannot be written: {error.strerror}; name a new file, "
-                "in an existing directory with write permission."
+                f"decision_log={str(path)!r} cannot be written: {error.strerror}; specify a new "
+                "file in a writable directory."
             ) from error
         self._path = path
         self._file.write(_MAGIC % FORMAT_VERSION)

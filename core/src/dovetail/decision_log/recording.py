@@ -62,8 +62,8 @@ class DecisionRecorder:
         if context.gates or context.kv_connector is not None:
             raise ConfigError(
                 "decision_log cannot record a scheduler with gates or a KV connector, because "
-                "their results cannot be replayed; leave out decision_log, or the gates and the "
-                "KV connector."
+                "their results cannot be replayed; omit decision_log, or the gates and the KV "
+                "connector."
             )
         try:
             self._header = LogHeader.of(scheduler_cls, context).encode()

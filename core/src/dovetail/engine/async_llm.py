@@ -104,8 +104,8 @@ class AsyncLLM(AsyncPoolingMethods):
 
         address: the `address` of the `AsyncLLM` that started it. timeout_s: how long to wait for
         the engine's response. This front end has its own requests, request ids and `max_waiting`;
-        pause, prefix cache and sleep concern all front ends. `shutdown`, or the end of
-        this process, ends only this front end's requests. Only the process that started the
+        pausing, sleeping and resetting the prefix cache affect all front ends. `shutdown`, or the
+        end of this process, ends only this front end's requests. Only the process that started the
         engine runs stat loggers. Raises ConfigError for an invalid address, EngineDeadError if no
         engine responds.
         """
@@ -316,7 +316,7 @@ class AsyncLLM(AsyncPoolingMethods):
     async def read_steps(self, after: int = 0, max_steps: int = MAX_STEPS) -> StepTrace:
         """Return what each request did in the steps with numbers above `after`.
 
-        The first call starts the recording; it ends when nobody has called for ten seconds.
+        The first call starts the recording; it ends if there is no call for ten seconds.
         """
         self._streamer.begin()
         return await self.client.read_steps(after, max_steps)

@@ -119,7 +119,7 @@ class Channel(ABC):
         """Send a call.
 
         Raises EngineDeadError, RequestError or MessageError if the failure is known immediately.
-        With an in-process engine the call is performed now.
+        With an in-process engine the call is executed immediately.
         """
 
     @abstractmethod

@@ -94,7 +94,7 @@ class BaseClient(EnginePort):
         """The engine core in this process, for tests and measurements."""
         if isinstance(self.channel, InprocChannel):
             return self.channel.core
-        raise AttributeError("This engine core is in another process.")
+        raise AttributeError("This engine core runs in another process.")
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until an engine is ready. Return False after the timeout.
@@ -104,7 +104,7 @@ class BaseClient(EnginePort):
         return self.channel.wait_until_ready(timeout_s)
 
     def _make_call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Call:
-        if not operation.answered:
+        if not operation.expects_response:
             return Call(0, operation, arguments)
         self._num_calls += 1
         return Call(self._num_calls, operation, arguments)

@@ -148,12 +148,12 @@ class FrontEnd:
         self.listeners = Listeners(config, prepared.plugins, prepared.hooks, clock)
 
     def check_can_generate(self) -> None:
-        """Raise UserError, with the supported tasks, if the model cannot generate."""
+        """Raise UserError, listing the supported tasks, unless the model generates text."""
         tasks = self.facts.model_info.supported_tasks
         if "generate" not in tasks:
             raise UserError(
-                f"The model {self.facts.config.model.architecture} cannot generate; it supports: "
-                f"{', '.join(tasks)}."
+                f"The model {self.facts.config.model.architecture} does not support text "
+                f"generation; it supports: {', '.join(tasks)}."
             )
 
     def make(self, user_request: UserRequest) -> tuple[CheckedRequest, list[EngineCoreRequest]]:

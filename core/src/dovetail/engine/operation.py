@@ -62,22 +62,22 @@ class AsyncCaller(Protocol):
 class Operation(Generic[P, R]):
     """One engine operation, which is a method of every client.
 
-    name: name of the operation and of the method of `EngineCore` that implements it. answered:
-    False if the caller does not wait; results are reported with the outputs. while_paused: whether
-    it may be called while the engine is paused. takes_requests: the operation sends requests, which
-    the engine reads one by one, in time slices between two steps.
+    name: name of the operation and of the method of `EngineCore` that implements it.
+    expects_response: False if the caller does not wait; results are sent with the outputs.
+    while_paused: whether it may be called while the engine is paused. takes_requests: the operation
+    sends requests, which the engine reads one by one, in time slices between two steps.
     """
 
     def __init__(
         self,
         declared: Callable[Concatenate[Any, P], R],
         *,
-        answered: bool,
+        expects_response: bool,
         while_paused: bool,
     ) -> None:
         """Read the signature. Raises TypeError if an argument or the result has no type."""
         self.name = declared.__name__
-        self.answered = answered
+        self.expects_response = expects_response
         self.while_paused = while_paused
         self.__doc__ = declared.__doc__
         signature = inspect.signature(declared)
@@ -161,7 +161,7 @@ class Operation(Generic[P, R]):
 
 
 def operation(
-    *, answered: bool = True, while_paused: bool = True
+    *, expects_response: bool = True, while_paused: bool = True
 ) -> Callable[[Callable[Concatenate[Any, P], R]], Operation[P, R]]:
     """Declare a method of `EnginePort` as an engine operation.
 
@@ -169,7 +169,7 @@ def operation(
     """
 
     def declare(declared: Callable[Concatenate[Any, P], R]) -> Operation[P, R]:
-        return Operation(declared, answered=answered, while_paused=while_paused)
+        return Operation(declared, expects_response=expects_response, while_paused=while_paused)
 
     return declare
 

@@ -39,7 +39,7 @@ class EnginePort:
     clients.
     """
 
-    @operation(answered=False)
+    @operation(expects_response=False)
     def add_request(self, request: EngineCoreRequest) -> None:
         """Send a request, without waiting for the engine.
 

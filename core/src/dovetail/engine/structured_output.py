@@ -201,7 +201,7 @@ class StructuredOutput(AdmissionGate):
         return True
 
     def _find(self, spec: GrammarSpec) -> GrammarMatcher | None:
-        """Return a matcher of a grammar that is compiled already."""
+        """Return a matcher for an already compiled grammar, or None."""
         if self._parts.made is None:
             return None
         with contextlib.suppress(Exception):  # `compile` raises it, too
@@ -218,7 +218,7 @@ class StructuredOutput(AdmissionGate):
         tokenizer = self._parts.tokenizer()
         if tokenizer is None:
             raise RequestError(
-                "reasoning needs a tokenizer; start the engine without skip_tokenizer_init.",
+                "reasoning requires a tokenizer; start the engine without skip_tokenizer_init.",
                 parameter="reasoning",
             )
         return ReasoningMatcher(matcher, reasoning, tokenizer)

@@ -67,7 +67,9 @@ class OutcomeAggregator:
         for transfer_id, failed in ended.items():
             ranks = self._ranks.setdefault(transfer_id, set())
             if rank in ranks:
-                raise ContractError(f"KV connector: rank {rank} ends transfer {transfer_id} twice.")
+                raise ContractError(
+                    f"KV connector: rank {rank} reports the end of transfer {transfer_id} twice."
+                )
             ranks.add(rank)
             self._failed.setdefault(transfer_id, set()).update(failed)
         whole = [item for item in ended if len(self._ranks[item]) == self._num_ranks]

@@ -195,7 +195,7 @@ class AttentionLayerContext:
         that declares "alibi". Source: Press et al. 2022, arXiv:2108.12409.
     kv_scales: float32 [2], the scale of all keys and that of all values in an fp8 cache without
         per-token scales; None for 1. The cache contains k / scale. Only for a backend that declares
-        `KV_LAYER_SCALES`. Values may change between steps, when weights are loaded again.
+        `KV_LAYER_SCALES`. Values may change between steps, when weights are reloaded.
     bidirectional: each token attends to all tokens of its prompt, which is computed in one step;
         with a sliding window, to those at a distance below it. The layer has no cache: `kv_cache`
         is empty and must not be used. Only for a backend that declares "bidirectional".
@@ -229,7 +229,7 @@ class RotaryArgs:
     """Arguments of `Ops.rotary_embedding` for the tokens of a step.
 
     A backend may apply them in its attention kernel. The result must equal that of `ops`.
-    positions_T: int64. cos_sin_PR: float32 [P positions, rotary size].
+    positions_T: int64. cos_sin_PR: float32 [P positions, rotary_dim].
     """
 
     ops: Ops

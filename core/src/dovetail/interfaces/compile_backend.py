@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 class CompileContext:
     """Constructor arguments of a compile backend.
 
-    cache_dir: folder for files that make a later compilation of the same graphs faster, or None to
-    keep no files. The folder exists during calls of `compile`. Before the first call the engine
-    restores the files of an earlier start with the same first graph, options, versions and
-    `cache_key`. The folder is deleted at the end of the engine's start. options: validated options
-    of the backend plugin.
+    cache_dir: directory for files that make a later compilation of the same graphs faster, or None
+    to keep no files. The directory exists during calls of `compile`. Before the first call the
+    engine restores the files of an earlier start with the same first graph, options, versions and
+    `cache_key`. The directory is deleted at the end of the engine's start. options: validated
+    options of the backend plugin.
     """
 
     device: torch.device

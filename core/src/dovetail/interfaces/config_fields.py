@@ -176,7 +176,7 @@ def flag(*, optional: bool = False) -> BeforeValidator:
 def share(*, optional: bool = False) -> BeforeValidator:
     """Accept a number in (0, 1] but not a bool. Also None if `optional`."""
     expected = (
-        f"must be {'None or ' if optional else ''}a fraction above 0 and at most 1, such as 0.9"
+        f"must be {'None or ' if optional else ''}a positive fraction of at most 1, such as 0.9"
     )
 
     def check(value: Any) -> float | None:
@@ -194,7 +194,7 @@ def share(*, optional: bool = False) -> BeforeValidator:
 def _seconds(value: Any) -> float:
     real = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not real or not 0.0 < value <= MAX_SECONDS:
-        raise ValueError(f"must be a number of seconds above 0 and at most {MAX_SECONDS}")
+        raise ValueError(f"must be a positive number of seconds, at most {MAX_SECONDS}")
     return float(value)
 
 

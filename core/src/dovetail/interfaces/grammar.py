@@ -95,7 +95,7 @@ class GrammarBackend(ABC):
         return None
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], words: memoryview) -> None:
-        """Fill the masks of several requests, one after the other in `words`.
+        """Fill the masks of several requests, one by one in `words`.
 
         words: all zero; each matcher has the words of `GrammarMatcher.fill_bitmask`. An exception
         makes the engine call `fill_bitmask` of each matcher.

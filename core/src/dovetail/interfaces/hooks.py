@@ -36,7 +36,7 @@ class HooksContext:
 
 
 class HookSpecs:
-    """The events. A plugin's method may leave out parameters that it does not need.
+    """The events. A plugin's method may omit parameters that it does not need.
 
     `on_step` must be fast, because it runs in the engine's loop. Start and stop hooks may be slow.
     """
@@ -50,7 +50,7 @@ class HookSpecs:
 
     @_specified
     def on_engine_start(self, config: EngineConfig) -> None:
-        """Handle a ready engine. `config` is resolved. An exception stops the engine."""
+        """Called when the engine is ready. `config` is resolved. An exception stops the engine."""
 
     @_specified
     def on_engine_stop(self) -> None:

@@ -7,7 +7,7 @@ result.
 
 Contract. The key of a block is the hash of all tokens up to its end, so that equal keys mean equal
 contents in engines of the same model. Every transfer ends with exactly one outcome; until then its
-blocks are not given to other requests. After a failed load the tokens are computed again; the
+blocks are not given to other requests. After a failed load the tokens are recomputed; the
 request does not fail. Only `KVWorkerSide.begin` may wait. With several ranks each rank has a worker
 side, which moves its rank's part of every block. All ranks get the same instructions, and each ends
 every transfer.

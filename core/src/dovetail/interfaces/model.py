@@ -162,7 +162,7 @@ class WeightMapping:
     groups: number of groups of output features. Each group has an equal part of every target, in
         the order of the targets: with 3 targets and one group per head, the rows are q, k and v of
         the first head, then q, k and v of the second.
-    rotary_pairs: (head size, rotary size) if the first features of each head are stored as pairs
+    rotary_pairs: (head size, rotary_dim) if the first features of each head are stored as pairs
         (0, 1), (2, 3), … that are rotated together; the model has them in halves. (0, 0) if not.
     rotary_last: whether these features are the last of each head instead of the first.
     stacked: number of equal parts of the output features that are the checkpoint's first dimension:

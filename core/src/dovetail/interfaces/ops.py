@@ -54,7 +54,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def operation(method: _Method) -> _Method:
-    """Mark a method of `Ops` as an operation that a provider may leave out."""
+    """Mark a method of `Ops` as an operation that a provider may omit."""
     method.is_optional = True  # type: ignore[attr-defined]
     return method
 
@@ -182,9 +182,9 @@ class Ops:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q and k, rotated by their positions in halves ("neox" style).
 
-        positions_T: int64. cos_sin_PS: float32 [P positions, rotary size]; the first half of a row
+        positions_T: int64. cos_sin_PS: float32 [P positions, rotary_dim]; the first half of a row
         holds the cosines and the second half the sines of position · frequency. Features beyond the
-        rotary size are copied. Source: Su et al. 2021, arXiv:2104.09864.
+        rotary_dim are copied. Source: Su et al. 2021, arXiv:2104.09864.
         """
         raise NotImplementedError
 

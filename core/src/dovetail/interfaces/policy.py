@@ -108,7 +108,7 @@ class SchedulerView(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests without a batch slot, including those that `waiting` leaves out."""
+        """Number of requests without a batch slot, including those that `waiting` omits."""
 
     @property
     def tokens_left(self) -> int:
@@ -247,7 +247,7 @@ class Policy:
         preempts running ones of worse rank when no batch slot is free or there are not enough free
         blocks.
         False: it admits with `Run`.
-    work_conserving: False for a policy that leaves capacity unused on purpose, such as static
+    work_conserving: False for a policy that deliberately leaves capacity unused, such as static
         batching. The scheduler then does not warn about idle steps.
     """
 

@@ -87,7 +87,7 @@ class CheckpointFields(ConfigNode):
     else empty.
     pooler: how the model pools; empty if it generates. "pooling": "last", "mean", "cls", "auto" for
     the model's default, or "" for one result for each token only. "normalize": whether embeddings
-    have length 1. "dense": dense layers after pooling, mappings with folder, in_features,
+    have length 1. "dense": dense layers after pooling, mappings with directory, in_features,
     out_features, bias, activation. "whole_prompts": whether prompts must not be split over steps.
     "max_seq_length": the longest prompt that the model was trained for, if stated.
     """
@@ -195,7 +195,7 @@ class RequestedScheduler(ConfigNode):
         depth, ahead = self.pipeline_depth, self.async_scheduling
         if depth is not None and ahead is not None and ahead != (depth > 1):
             raise ConfigError(
-                f"pipeline_depth={depth} and async_scheduling={ahead} contradict each other; do "
+                f"pipeline_depth={depth} and async_scheduling={ahead} conflict with each other; do "
                 "not set async_scheduling."
             )
         if self.encoder_cache_tokens and not self.max_num_encoder_tokens:
@@ -262,8 +262,8 @@ class RequestedCompute(ConfigNode):
     compile_level: how torch.compile is used: "none", "as_is" (shapes and guards by torch), "once"
     (one graph for any number of tokens, without guards), "piecewise" (the graph is split at
     attention). compile_backend, compile_passes: plugins. compile_sizes: numbers of tokens for which
-    the pieces are also compiled with fixed shapes. compile_cache: folder of compiled code, "auto"
-    (resolved: None) for the user's cache folder, "off" for none.
+    the pieces are also compiled with fixed shapes. compile_cache: directory of compiled code,
+    "auto" (resolved: None) for the user's cache directory, "off" for none.
     """
 
     attention_backend: OpenReference = "auto"

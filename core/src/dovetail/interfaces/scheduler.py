@@ -126,7 +126,7 @@ class SchedulerStats:
     num_cached_blocks: numbers of all KV blocks, of blocks in use, and of blocks in the prefix
     cache, used or not. prefix_queries, prefix_hits (total): tokens looked up in the prefix cache,
     and tokens found. num_preemptions (total): preempted requests. num_recomputed_tokens (total):
-    tokens computed again after a preemption, except tokens that the prefix cache saves. Counted
+    tokens recomputed after a preemption, except tokens that the prefix cache saves. Counted
     when the request is admitted again. num_evictions (total): cached blocks that were reused for
     other tokens. num_aborted (total): requests that were aborted.
     schedule_ns, update_ns: duration of planning this step and of processing its result.

@@ -75,7 +75,7 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def special_token_ids(self) -> frozenset[int]:
-        """Ids that `decode` leaves out with `skip_special_tokens`."""
+        """Ids that `decode` omits with `skip_special_tokens`."""
 
     @property
     def special_tokens(self) -> Mapping[str, str]:

@@ -33,7 +33,8 @@ class WorkerContext:
     options: validated options of the worker plugin.
     rank: number of the worker in the engine. local_rank: number of the worker on this machine.
         world_size: number of workers.
-    rendezvous: URL by which the workers of this engine connect to each other: "file://" in a folder
+    rendezvous: URL by which the workers of this engine connect to each other: "file://" in a
+    directory
         that only its owner can access, or "tcp://" on the loopback. "" for a single worker.
     """
 

@@ -165,9 +165,10 @@ def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tok
 
 
 def padding_share(groups: Groups) -> float:
-    """Return the fraction of unused memory, 0 to 1, if all groups have equally many blocks.
+    """Return the fraction of KV-cache memory that is padding, 0 to 1.
 
-    It is caused by groups with fewer layers than the largest, and by layers with smaller pages.
+    All groups have the same number of blocks. Padding arises in groups with fewer layers than the
+    largest group, and from layers with smaller pages.
     """
     config = KVCacheConfig(num_blocks=1, groups=groups)
     total = config.bytes_per_block * len(groups)

@@ -69,7 +69,7 @@ def extend_hashes(request: Request, num_blocks: int, block_size: int) -> None:
 class PrefixHasher:
     """Computes block hashes of requests and reuses hashes shared with the previous prompt.
 
-    Copies of a prompt, and prompts with the same prefix, often arrive one after the other.
+    Copies of a prompt, and prompts with the same prefix, often arrive one after another.
     """
 
     def __init__(self, block_size: int) -> None:

@@ -68,10 +68,10 @@ def read_attention_facts(hf_config: Mapping[str, Any]) -> AttentionFacts | None:
     head_size = _count(config, "head_dim") or hidden_size // (num_heads or 1)
     if not num_heads or not head_size:
         return None
-    rank, rotary_size = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
-    if rank and rotary_size:
+    rank, rotary_dim = _count(config, "kv_lora_rank"), _count(config, "qk_rope_head_dim")
+    if rank and rotary_dim:
         return AttentionFacts(
-            head_size=rank + rotary_size, num_heads=num_heads, num_kv_heads=1, mla=True
+            head_size=rank + rotary_dim, num_heads=num_heads, num_kv_heads=1, mla=True
         )
     return AttentionFacts(
         head_size=head_size,

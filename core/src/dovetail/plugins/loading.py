@@ -141,7 +141,7 @@ def _missing_module(
     if origin.distribution:
         return PluginLoadError(
             f"Cannot load {origin}: its entry point names module {name!r}, but there is no module "
-            f"{missing!r}. The installation is incomplete: install the distribution again."
+            f"{missing!r}. The installation is incomplete: reinstall the distribution."
         )
     reason = f"there is no module {missing!r}"
     if "is not a package" in cause:

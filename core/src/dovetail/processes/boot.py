@@ -22,9 +22,9 @@ class Boot:
 
     entry: "module:function", which is called with a `ChildContext` and returns the exit status.
     control: the descriptor of the child's end of the control socket. liveness: the descriptor of
-    the memory for its heartbeats, or -1. folder: a folder to remove when the parent exits, or "".
-    sys_path: the import path; empty for a child with its own path. descriptors: further descriptors
-    passed to the child. logs: configuration of the child's logs (`log_output`); "" for
+    the memory for its heartbeats, or -1. folder: a directory to remove when the parent exits, or
+    "". sys_path: the import path; empty for a child with its own path. descriptors: further
+    descriptors passed to the child. logs: configuration of the child's logs (`log_output`); "" for
     none. settings: bytes for the entry point.
     """
 

@@ -70,10 +70,10 @@ def start_child(
     """Start a process that calls `entry`, "module:function", with a `ChildContext`.
 
     settings: bytes for the entry point. name: name of the child in messages. descriptors: inherited
-    with the same numbers; the caller closes its own copies. folder: a folder that the child removes
-    if its parent exits. The child gets this process's import path and working directory, or "/" if
-    the directory was deleted. Raises OSError or CapacityError if the system cannot create the
-    process, memory or a descriptor.
+    with the same numbers; the caller closes its own copies. folder: a directory that the child
+    removes if its parent exits. The child gets this process's import path and working directory, or
+    "/" if the directory was deleted. Raises OSError or CapacityError if the system cannot create
+    the process, memory or a descriptor.
     """
     with ExitStack() as undo, ExitStack() as passed:
         liveness = LivenessReader(clock or MonotonicClock())

@@ -1,7 +1,7 @@
 """Objects that belong to the process that created them. A forked child never uses or closes them.
 
 A fork copies every object, finalizer and exit hook, but no thread. So code that ends a child
-process, removes a folder or writes to shared memory must run in the owner only.
+process, removes a directory or writes to shared memory must run in the owner only.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def watch_parent(
     """Start a thread that waits for the parent's end and then kills this process and its children.
 
     control: this process's end of the control socket. parent_pid: the process id of the parent.
-    folder: a folder to remove when the parent has ended, or "". on_message: called in the thread
+    folder: a directory to remove when the parent has ended, or "". on_message: called in the thread
     for each packet on the socket.
     """
     # A stopped process gets SIGCONT when its parent exits, so it can notice.

@@ -211,7 +211,7 @@ def _end(child: ChildProcess, connection: socket.socket) -> None:
 
 
 def _folders_of(packages: Sequence[str]) -> list[str]:
-    """Return the folders of the packages. The child's import path has no other folders."""
+    """Return the directories of the packages. The child's import path has no other directories."""
     specs = [find_spec(package) for package in packages]
     paths = [Path(spec.origin).absolute() for spec in specs if spec is not None and spec.origin]
     folders = (path.parents[1] if path.stem == "__init__" else path.parent for path in paths)

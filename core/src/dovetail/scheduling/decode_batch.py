@@ -23,8 +23,8 @@ ADMISSION = attrgetter("admission")
 
 
 MAX_STOP_IDS = 32
-"""Maximum stop tokens of a member. If members change, the union of their stop tokens is computed
-again, so its size must be limited."""
+"""Maximum stop tokens of a member. If members change, the union of their stop tokens is recomputed,
+so its size must be limited."""
 
 
 def decodes(request: Request) -> bool:

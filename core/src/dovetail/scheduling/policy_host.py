@@ -138,7 +138,8 @@ class PolicyHost:
         self.num_illegal_actions += 1
         if self.strict:
             raise PolicyError(
-                f"the policy {self.name} made a mistake at step {self.view.step_id}: {mistake}"
+                f"the policy {self.name} violated its contract at step {self.view.step_id}: "
+                f"{mistake}"
             )
 
     def warn_idle(self) -> None:

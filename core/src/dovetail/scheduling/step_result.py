@@ -234,12 +234,12 @@ def _sort_prompt_logprobs(
 ) -> None:
     """Collect the log-probabilities of prompt tokens by request id, each token only once.
 
-    Tokens that are computed again after a preemption are omitted.
+    Tokens that are recomputed after a preemption are omitted.
     """
     requests = record.requests
     for run, columns in output.prompt_logprobs.items():
         request = requests[run]
-        # The number of tokens that are computed again after a preemption.
+        # The number of tokens that are recomputed after a preemption.
         known = request.num_prompt_logprobs - plan.starts[run]
         fresh = columns.after(known) if known > 0 else columns
         if request.status < _FINISHED and fresh.counts:

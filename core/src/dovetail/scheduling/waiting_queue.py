@@ -151,7 +151,7 @@ class SortedQueue:
             del self._requests[request.sequence]
 
     def begin_step(self) -> None:
-        """Add the deferred requests and discard the order, so that every rank is computed again."""
+        """Add the deferred requests and discard the order, so that every rank is recomputed."""
         self._requests |= self._late
         self._late.clear()
         self._order = None

@@ -195,7 +195,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Ids that `decode` leaves out with `skip_special_tokens`."""
+        """Ids that `decode` omits with `skip_special_tokens`."""
         return self._special_token_ids
 
     @property

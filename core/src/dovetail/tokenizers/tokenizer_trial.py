@@ -2,7 +2,7 @@
 
 A tokenizer.json can crash the library, which runs in this process, or make it take all memory.
 The hash of a tested tokenizer is kept in this process. For large files, whose test takes long, it
-is also kept in a private folder ($XDG_CACHE_HOME/dovetail/tokenizers).
+is also kept in a private directory ($XDG_CACHE_HOME/dovetail/tokenizers).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A private folder for the sockets and files of an engine's processes.
+"""A private directory for the sockets and files of an engine's processes.
 
 Its path is short enough for sockets, because the system limits the length of socket paths.
 """
@@ -13,11 +13,11 @@ from dovetail.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 107
 MAX_NAME_BYTES = 16
-"""Maximum length of a file name in a private folder."""
+"""Maximum length of a file name in a private directory."""
 
 
 def make_private_folder() -> Path:
-    """Create a folder (0700) under TMPDIR or the system's default. The caller removes it.
+    """Create a directory (0700) under TMPDIR or the system's default. The caller removes it.
 
     Raises ConfigError, naming TMPDIR, if it cannot be created or its path is too long for sockets.
     """
@@ -25,7 +25,7 @@ def make_private_folder() -> Path:
         folder = Path(tempfile.mkdtemp(prefix="dovetail-"))
     except OSError as error:
         raise ConfigError(
-            f"The folder for the engine's sockets cannot be created ({error}). Set TMPDIR to an "
+            f"The directory for the engine's sockets cannot be created ({error}). Set TMPDIR to an "
             "existing, writable directory with free space."
         ) from None
     length = len(os.fsencode(folder)) + 1 + MAX_NAME_BYTES

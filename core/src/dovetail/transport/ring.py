@@ -330,7 +330,8 @@ class RingReader:
         number, written = self._read + 1, self._memory.count(0)
         if not number <= written < number + self._memory.shape.num_slots:
             raise MessageError(
-                f"the ring's writer reports {written} written frames; frame {number} is next."
+                f"the ring is corrupt: the writer's frame count is {written}, but the next frame "
+                f"is {number}."
             )
         frame = self._memory.read(number)
         for _ in range(_NUM_LOOKS):

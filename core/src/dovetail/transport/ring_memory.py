@@ -55,7 +55,7 @@ class RingShape:
             ("slot_bytes", self.slot_bytes, MAX_SLOT_BYTES),
         ):
             if not 1 <= value <= maximum:
-                raise ValueError(f"{name}={value} must be from 1 to {maximum}")
+                raise ValueError(f"{name}={value} must be between 1 and {maximum}")
 
     @property
     def first_slot(self) -> int:
@@ -199,7 +199,7 @@ class RingMemory:
         return self._words[side * _LINE_WORDS + 1]
 
     def set_wake_count(self, side: int, count: int) -> None:
-        """Set the count of the other process at which this process is woken, or 0 for never."""
+        """Set the frame count at which the other process must wake `side`; 0 disables wakeups."""
         self._words[side * _LINE_WORDS + 1] = count
 
     def write(self, number: int, content: bytes) -> None:

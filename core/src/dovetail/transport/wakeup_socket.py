@@ -63,7 +63,7 @@ class WakeupSocket:
             return False
         except OSError:
             self.lost = True
-            raise PeerLostError("the other process has closed its end.") from None
+            raise PeerLostError("the other process has closed its end of the socket.") from None
         return True
 
     def receive(self) -> None:

@@ -101,7 +101,7 @@ def make_rotaries(context: ModelContext, shape: DecoderShape) -> list[RotaryEmbe
             same = RotaryEmbedding(
                 context,
                 shape.heads.head_size,
-                rotary_size=rope.rotary_size,
+                rotary_dim=rope.rotary_dim,
                 parameters=rope.parameters,
             )
             made.append((rope, same))

@@ -43,4 +43,4 @@ class SequenceClassifier(DecoderForCausalLM):
 
     def compute_logits(self, hidden_SD: torch.Tensor) -> torch.Tensor:
         """Raise ModelError: the model has no language-model head."""
-        raise ModelError(f"{type(self).__name__} does not generate")
+        raise ModelError(f"{type(self).__name__} does not support text generation")

@@ -154,7 +154,7 @@ def read_sparse_layers(config: Config, num_layers: int) -> tuple[bool, ...]:
     is_valid = isinstance(dense, list | tuple) and all(type(index) is int for index in dense)
     if not is_valid or not all(0 <= index < num_layers for index in dense):
         raise ModelError(
-            f"config.json: mlp_only_layers is {str(dense)[:80]}; it must be a list of numbers of "
-            f"layers, from 0 to {num_layers - 1}"
+            f"config.json: mlp_only_layers is {str(dense)[:80]}; it must be a list of layer "
+            f"indices, from 0 to {num_layers - 1}"
         )
     return tuple(index not in dense and not (index + 1) % step for index in range(num_layers))

@@ -39,7 +39,7 @@ class LatentOptions:
     """The sizes of latent attention.
 
     num_heads: of the queries. query_rank: features of the latent vector of queries; 0 if queries
-    are projected directly. rank: L. plain_size: N. rotary_size: P. value_size: V.
+    are projected directly. rank: L. plain_size: N. rotary_dim: P. value_size: V.
     scale: factor on the scores. bias: whether the first projections and the last one have a bias.
     """
 
@@ -47,7 +47,7 @@ class LatentOptions:
     query_rank: int
     rank: int
     plain_size: int
-    rotary_size: int
+    rotary_dim: int
     value_size: int
     scale: float
     bias: bool = False
@@ -55,7 +55,7 @@ class LatentOptions:
     @property
     def heads(self) -> HeadShape:
         """The heads of attention: one key of L + P features per token."""
-        size = self.rank + self.rotary_size
+        size = self.rank + self.rotary_dim
         return HeadShape(num_heads=self.num_heads, num_kv_heads=1, head_size=size)
 
 
@@ -78,8 +78,8 @@ class LatentSelfAttention(AttentionBranch):
         index, options = place
         self.options, self.rotary = options, rotary
         num_heads, hidden_size = options.num_heads, shape.hidden_size
-        latent_size = options.rank + options.rotary_size
-        query_size = num_heads * (options.plain_size + options.rotary_size)
+        latent_size = options.rank + options.rotary_dim
+        query_size = num_heads * (options.plain_size + options.rotary_dim)
         self.k_b_proj = LatentHeads(context, f"{name}.k_b_proj", options, options.plain_size)
         self.v_b_proj = LatentHeads(context, f"{name}.v_b_proj", options, options.value_size)
         if options.query_rank:
@@ -136,14 +136,14 @@ class LatentSelfAttention(AttentionBranch):
     def project(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the queries of this rank, [T, H, N + P], and the latent vectors, [T, L + P]."""
         options = self.options
-        latent_size = options.rank + options.rotary_size
+        latent_size = options.rank + options.rotary_dim
         if options.query_rank:
             both_TS = self.qkv_a_proj(x_TD)
             q_TS, latent_TS = both_TS.split([options.query_rank, latent_size], dim=-1)
             q_TS = self.q_b_proj(self.q_a_layernorm(q_TS))
         else:
             q_TS, latent_TS = self.q_proj(x_TD), self.kv_a_proj_with_mqa(x_TD)
-        return q_TS.unflatten(-1, (-1, options.plain_size + options.rotary_size)), latent_TS
+        return q_TS.unflatten(-1, (-1, options.plain_size + options.rotary_dim)), latent_TS
 
 
 class LatentHeads(nn.Module):

@@ -53,12 +53,12 @@ def stacked_experts(
         )
 
 
-def alternating_experts(
+def interleaved_experts(
     source: str, num_experts: int, intermediate_size: int
 ) -> Iterator[WeightMapping]:
     """Yield the mappings of stacked, transposed experts with biases, as in gpt-oss.
 
-    source: the experts in the checkpoint. The features of gate and up alternate.
+    source: the experts in the checkpoint. The features of gate and up are interleaved.
     """
     experts = [f"{LAYER}.mlp.experts.{expert}" for expert in range(num_experts)]
     groups = {"gate_up_proj": (intermediate_size, "gate", "up"), "down_proj": (1, "down")}
@@ -76,12 +76,12 @@ def alternating_experts(
 
 
 def rotary_pairs(
-    head_size: int, rotary_size: int, names: tuple[str, ...] = ("q_proj", "k_proj")
+    head_size: int, rotary_dim: int, names: tuple[str, ...] = ("q_proj", "k_proj")
 ) -> Iterator[WeightMapping]:
     """Yield the mappings of projections whose rotary features are stored as pairs."""
     for name in names:
         module = f"{LAYER}.self_attn.{name}"
-        yield WeightMapping(source=module, targets=(module,), rotary_pairs=(head_size, rotary_size))
+        yield WeightMapping(source=module, targets=(module,), rotary_pairs=(head_size, rotary_dim))
 
 
 def at_root(names: Mapping[str, str]) -> Iterator[WeightMapping]:

@@ -51,10 +51,10 @@ MakeAttention = Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary positions: parameters as `read_rope_parameters` returns them, and the rotary size."""
+    """Rotary positions: parameters as `read_rope_parameters` returns them, and rotary_dim."""
 
     parameters: Mapping[str, Any]
-    rotary_size: int
+    rotary_dim: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +196,14 @@ def read_rope(
     )
     share, kind = parameters["partial_rotary_factor"], parameters["rope_type"]
     if kind == "proportional" or (whole_heads and kind == "default"):
-        return Rope(parameters=parameters, rotary_size=head_size)
-    rotary_size = int(head_size * share)
-    if whole_heads and rotary_size != head_size:
+        return Rope(parameters=parameters, rotary_dim=head_size)
+    rotary_dim = int(head_size * share)
+    if whole_heads and rotary_dim != head_size:
         raise ModelError(
             f"config.json: partial_rotary_factor is {share!r} with rope type {kind!r}, but this "
             "architecture rotates whole heads: remove partial_rotary_factor"
         )
-    return Rope(parameters=parameters, rotary_size=rotary_size)
+    return Rope(parameters=parameters, rotary_dim=rotary_dim)
 
 
 def read_rotary_layers(config: Config) -> list[bool]:

@@ -199,9 +199,9 @@ def _read_latent(config: Config, rope: Rope) -> LatentOptions:
         query_rank=read_count(config, "q_lora_rank", 1536) if has_query_rank else 0,
         rank=read_count(config, "kv_lora_rank", 512),
         plain_size=plain_size,
-        rotary_size=rope.rotary_size,
+        rotary_dim=rope.rotary_dim,
         value_size=read_count(config, "v_head_dim", 128),
-        scale=(plain_size + rope.rotary_size) ** -0.5 * _temperature(rope),
+        scale=(plain_size + rope.rotary_dim) ** -0.5 * _temperature(rope),
         bias=read_flag(config, "attention_bias"),
     )
     sizes = {
@@ -228,14 +228,14 @@ def _temperature(rope: Rope) -> float:
 
 def _rotary_pairs(options: LatentOptions) -> Iterator[WeightMapping]:
     """Yield the mappings of projections whose last features are stored as rotary pairs."""
-    head_size = options.plain_size + options.rotary_size
+    head_size = options.plain_size + options.rotary_dim
     query = "q_b_proj" if options.query_rank else "q_proj"
     for name, size in {query: head_size, "kv_a_proj_with_mqa": options.heads.head_size}.items():
         module = f"{LAYER}.self_attn.{name}"
         yield WeightMapping(
             source=module,
             targets=(module,),
-            rotary_pairs=(size, options.rotary_size),
+            rotary_pairs=(size, options.rotary_dim),
             rotary_last=True,
         )
 

@@ -33,9 +33,9 @@ class GlmForCausalLM(DecoderForCausalLM):
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
         """Return the weight mappings, which declare the layouts of the checkpoint."""
         (rope, *_) = shape.ropes
-        rotary_size = rope.rotary_size if rope is not None else 0
+        rotary_dim = rope.rotary_dim if rope is not None else 0
         return (
-            *rotary_pairs(shape.heads.head_size, rotary_size),
+            *rotary_pairs(shape.heads.head_size, rotary_dim),
             fused_gate_up("model.layers.{}.mlp.gate_up_proj"),
         )
 

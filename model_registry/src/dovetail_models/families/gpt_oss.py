@@ -26,7 +26,7 @@ from dovetail_models.decoder import (
     rms_norm,
     sparse_mlp,
 )
-from dovetail_models.decoder.names import LAYER, alternating_experts, at_layer
+from dovetail_models.decoder.names import LAYER, at_layer, interleaved_experts
 from dovetail_models.sliding_windows import read_layer_types, read_windows_of
 
 DEFAULT_WINDOW = 128
@@ -75,7 +75,7 @@ class GptOssForCausalLM(DecoderForCausalLM):
             mlp=sparse_mlp(experts),
             mappings=(
                 *at_layer(LAYER, {"self_attn.sinks": "self_attn.attn.sinks"}),
-                *alternating_experts(f"{LAYER}.mlp.experts", num_experts, inner),
+                *interleaved_experts(f"{LAYER}.mlp.experts", num_experts, inner),
             ),
         )
 

@@ -203,7 +203,7 @@ def _read_expert_layers(config: Config) -> list[bool]:
     is_list = isinstance(stated, list | tuple) and all(type(index) is int for index in stated)
     if not is_list or not all(0 <= index < num_layers for index in stated):
         raise ModelError(
-            f"config.json: moe_layers is {shorten(stated)}; it must be a list of numbers of "
-            f"layers, from 0 to {num_layers - 1}"
+            f"config.json: moe_layers is {shorten(stated)}; it must be a list of layer indices, "
+            f"from 0 to {num_layers - 1}"
         )
     return [index in stated for index in range(num_layers)]

@@ -218,7 +218,8 @@ def _read_limits(config: Config) -> tuple[float, float]:
     # Comparisons and not a conversion to float, which fails for a large integer.
     if not 0 <= low < high or low > MAX_STEP or (high != math.inf and high > MAX_STEP):
         raise ModelError(
-            f"config.json: time_step_limit is {shorten(stated)}; it must be 0 or more, ascending"
+            f"config.json: time_step_limit is {shorten(stated)}; its values must be non-negative "
+            "and ascending"
         )
     return float(low), float(high)
 

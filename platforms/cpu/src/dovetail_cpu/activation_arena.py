@@ -25,7 +25,7 @@ class ActivationArena:
 
 
 class ArenaLease:
-    """The allocations of one recorded step, from the start of the arena."""
+    """The allocations of one recorded step. They begin at the start of the arena."""
 
     def __init__(self, arena: ActivationArena) -> None:
         self._memory = arena.memory
@@ -35,7 +35,7 @@ class ArenaLease:
     def take(self, num_bytes: int) -> torch.Tensor | None:
         """Return uninitialized memory, uint8 [num_bytes], or None if the arena is full.
 
-        num_bytes: above 0. The memory is free again when the tensor and all its views are freed.
+        num_bytes: positive. The memory is free again when the tensor and all its views are freed.
         """
         size = -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         free = self._free[size]

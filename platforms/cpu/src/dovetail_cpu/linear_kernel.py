@@ -142,7 +142,7 @@ class PackedExperts:
 
     @property
     def spec(self) -> PackedLinear | None:
-        """The packed weight of each expert, or None if the experts' weights differ in kind."""
+        """The packed weight of each expert, or None if the quantization types differ."""
         first = self.specs[0]
         is_equal = len(first) == 1 and all(specs == first for specs in self.specs)
         return first[0] if is_equal else None
@@ -213,7 +213,10 @@ class ExpertKernel:
 
 
 class SeparateExpertKernels:
-    """Computes the experts of a layer one after the other, for weights of several kinds."""
+    """Runs the experts of a layer sequentially.
+
+    Used if their weights have different quantization types.
+    """
 
     def __init__(
         self, gate_up: PackedExperts, down: PackedExperts, *, limit: float, alpha: float

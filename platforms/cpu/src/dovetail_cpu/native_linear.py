@@ -3,7 +3,7 @@
 Weights are packed after loading, layer by layer, by the thread pool; the unpacked weights are then
 freed. For other dtypes the method falls back to its base class. It is the base class of the
 quantized methods, which pack the same weights into fewer bits. The experts of a layer are packed
-one after the other, and one native call computes all of them.
+one by one, and one native call computes all of them.
 Dimensions: T tokens, I input features, O output features; for experts: D hidden size, K experts
 per token.
 """

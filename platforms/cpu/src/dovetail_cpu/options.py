@@ -14,7 +14,7 @@ class CPUWorkerOptions(BaseModel):
     """Options of the `cpu` worker.
 
     packed_cache: location of the packed weights that are cached between starts: "auto" (the value
-        of DOVETAIL_PACKED_CACHE, else $XDG_CACHE_HOME/dovetail/packed), "off", or a folder.
+        of DOVETAIL_PACKED_CACHE, else $XDG_CACHE_HOME/dovetail/packed), "off", or a directory.
         packed_cache_gib: maximum size of the cache. The least recently used files are deleted
         first. packed_cache_min_mib: smaller models are not cached.
     """

@@ -1,4 +1,4 @@
-"""Ranks on the CPUs of one machine: each pair exchanges tensors, and each rank sums them.
+"""Ranks on the CPUs of one machine: each pair exchanges partial sums, and each rank adds them.
 
 This takes one message in each direction instead of the rounds of a ring. Latency matters, because
 the sums of a step are small. Each rank adds in rank order, so the result is bitwise equal on all
@@ -50,7 +50,7 @@ class PairwiseRanks:
     ) -> None:
         """ends: a connected non-blocking socket to each other rank. Owned by this group.
 
-        memory: two slots of each rank. timeout: maximum duration of an exchange.
+        memory: two slots of each rank. timeout: maximum duration of a collective operation.
         """
         self.rank = rank
         self.size = len(ends) + 1
@@ -87,7 +87,7 @@ class PairwiseRanks:
     def _exchange(self, x: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's tensor, in rank order.
 
-        They are valid until the exchange after the next.
+        They remain valid until two more collective operations have started.
         """
         x = x.contiguous()
         if _SHARED_BYTES <= x.nbytes <= SLOT_BYTES:
@@ -136,7 +136,7 @@ class PairwiseRanks:
             self._wait_for(moves)
         except (OSError, RuntimeError) as error:
             raise PeerLostError(
-                f"rank {self.rank} of {self.size} cannot exchange tensors with other "
+                f"rank {self.rank} of {self.size} cannot run collective operations with other "
                 f"ranks ({error}): one of them has exited or hangs; see its log."
             ) from error
 

@@ -45,7 +45,7 @@ class CPUPlatform(Platform):
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes that torch supports on a CPU, and support for tensor exchange."""
+        """Return the dtypes that torch supports on a CPU, and support for collective operations."""
         return frozenset({"dtype.float32", "dtype.bfloat16", "dtype.float16", "collectives"})
 
     def total_memory_bytes(self, local_rank: int = 0) -> int:

@@ -78,7 +78,7 @@ class QuantisedLinearMethod(NativeLinearMethod):
         )
 
     def _kind(self, name: str, in_features: int) -> int:
-        """Return the kind for a format by its name in the options."""
+        """Return the weight kind of a format, given by its name in the options."""
         return _KINDS[name]
 
 
@@ -133,13 +133,13 @@ class GGUFLinearMethod(NativeLinearMethod):
     Packing reorders codes, scales and minima and does not round them again. Codes of 5 and 6 bits
     use a byte each. Parts of a layer that the loader does not provide as blocks are packed as
     bfloat16. For other dtypes, loaders dequantize all blocks. Experts are computed in one call if
-    all their weights of a layer have the same type, otherwise one after the other.
+    all their weights of a layer have the same type, otherwise one by one.
     """
 
     provides: ClassVar[frozenset[str]] = NativeLinearMethod.provides | {"quantization.gguf"}
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
-        """Register `weight` and `bias` as in the checkpoint. Rows of blocks are never written."""
+        """Register `weight` and `bias` as in the checkpoint. Rows of blocks are not written."""
         super().create(layer, shape)
         if layer.packed_spec is not None:
             layer.block_types = frozenset(BLOCK_BYTES)

@@ -1,9 +1,9 @@
 """Shared memory between the ranks of one machine, for tensors too large for a socket's buffer.
 
-Each rank writes to its own memory, which all other ranks map and read. Exchanges alternate between
-two slots. A slot may be reused when all ranks have reported that they started the last exchange,
-because they have then finished the previous exchange, which used the slot. This module does not
-depend on tensors or exchanges.
+Each rank writes to its own memory, which all other ranks map and read. Collective operations
+alternate between two slots. A slot may be reused when all ranks have reported that they started the
+last collective operation, because they have then finished the previous operation, which used the
+slot. This module does not depend on tensors or collective operations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Unix sockets between the ranks of one machine: creation and authentication.
 
-A rank listens in a folder that only its user may enter, and stops listening when all other ranks
+A rank listens in a directory that only its user may enter, and stops listening when all other ranks
 have connected. A connection without the token of this group is closed immediately. No network port
 is opened at any time, and no other process can connect.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _TOKEN_BYTES = 16
 _HELLO_BYTES = _TOKEN_BYTES + 2
 _HELLO_S = 5.0
-"""Maximum time in which a connection must identify itself."""
+"""Maximum time until a connection must have authenticated."""
 
 _BUFFER_BYTES = 1 << 20
 _MEETING = "dovetail_ranks"
@@ -36,7 +36,7 @@ def connect_ranks(
 ) -> dict[int, socket.socket]:
     """Return a connected socket to each other rank, by rank, with this `timeout`.
 
-    store: the key-value store in which rank 0 publishes the folder and the token. Raises
+    store: the key-value store in which rank 0 publishes the directory and the token. Raises
     RuntimeError if the other ranks do not connect within `timeout`.
     """
     clock = MonotonicClock()
@@ -56,7 +56,7 @@ def connect_ranks(
         while len(ends) < size - 1:
             left_s = (deadline_ns - clock.now_ns()) / 1e9
             if left_s <= 0:
-                raise TimeoutError("the timeout was exceeded")
+                raise TimeoutError("the timeout expired")
             listener.settimeout(left_s)
             end, _ = listener.accept()
             _admit(end, token, ends, range(rank + 1, size))
@@ -78,7 +78,7 @@ def connect_ranks(
 
 
 def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
-    """Return the folder and the token that rank 0 has chosen."""
+    """Return the directory and the token that rank 0 has chosen."""
     if rank == 0:
         token = secrets.token_bytes(_TOKEN_BYTES)
         store.set(_MEETING, token + os.fsencode(_make_folder(store)))
@@ -87,9 +87,10 @@ def _agree(store: Store, rank: int) -> tuple[Path, bytes]:
 
 
 def _make_folder(store: Store) -> Path:
-    """Return a new private folder for sockets, in the folder of the store if that is private.
+    """Return a new private directory for sockets, in the directory of the store if that is private.
 
-    The engine removes the store's folder, so a rank that exits early leaves no folder behind there.
+    The engine removes the store's directory, so a rank that exits early leaves no directory behind
+    there.
     """
     store_path = getattr(store, "path", "")
     parent = Path(store_path).parent
@@ -112,7 +113,7 @@ def _connect(address: Path, rank: int, token: bytes) -> socket.socket:
 def _admit(
     end: socket.socket, token: bytes, ends: dict[int, socket.socket], expected: range
 ) -> None:
-    """Store a connection under its rank if it sends the token. Close it otherwise."""
+    """Store a connection by its rank if it sends the token. Otherwise close it."""
     end.settimeout(_HELLO_S)
     try:
         hello = end.recv(_HELLO_BYTES, socket.MSG_WAITALL)

@@ -123,7 +123,7 @@ class CPURuntime:
         return None
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> PairwiseRanks:
-        """Return the group of ranks, which exchange tensors over unix sockets and shared memory.
+        """Return the group of ranks, which communicate over unix sockets and shared memory.
 
         Raises RuntimeError if other ranks do not connect.
         """

@@ -90,12 +90,12 @@ class CPUWorker(TorchWorker):
     def graph_provider(self) -> GraphProvider | None:
         """Return the provider that records and replays native operations.
 
-        None if torch computes the matrix products, or if ranks exchange tensors within the step.
+        None if torch computes the matrix products, or if a step contains collective operations.
         """
         if not self._is_native:
             return None
         if self._context.world_size > 1:
-            logger.info("Steps are not replayed: ranks exchange tensors within each step.")
+            logger.info("Steps are not replayed: each step contains collective operations.")
             return None
         # Imported here because it needs the native kernels.
         from dovetail_cpu.replay import ReplayProvider

@@ -93,7 +93,7 @@ class BidirectionalArgs(ctypes.Structure):
 class AttentionWork(ctypes.Structure):
     """The struct `dk_attention_work`: how a call would be distributed over the team's threads.
 
-    num_items: items that threads claim. num_waves: parts that run one after the other. cost: total
+    num_items: items that threads claim. num_waves: parts that run one by one. cost: total
     cost of all items. longest_cost: the minimum cost of the busiest thread, if all threads are
     equally fast.
     """

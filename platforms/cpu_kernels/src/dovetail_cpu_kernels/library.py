@@ -194,7 +194,7 @@ def _check_layout(loaded: ctypes.CDLL) -> None:
         if actual != needed:
             raise NativeUnavailableError(
                 f"{LIBRARY.name} has {what} {actual}, but this package needs {needed}: "
-                "install dovetail-cpu-kernels again"
+                "reinstall dovetail-cpu-kernels"
             )
 
 
@@ -219,7 +219,4 @@ def _build_report() -> dict[str, str]:
 
 def _missing_reason() -> str:
     why = _build_report().get("reason") or "the library was not built"
-    return (
-        f"{LIBRARY.name} is missing: {why}; "
-        "install dovetail-cpu-kernels again with a C++17 compiler"
-    )
+    return f"{LIBRARY.name} is missing: {why}; reinstall dovetail-cpu-kernels with a C++17 compiler"

@@ -95,7 +95,7 @@ class RotaryArgs(ctypes.Structure):
         ("num_heads", _INT64),
         ("num_kv_heads", _INT64),
         ("head_size", _INT64),
-        ("rotary_size", _INT64),
+        ("rotary_dim", _INT64),
     )
 
 

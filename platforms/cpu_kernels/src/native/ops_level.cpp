@@ -161,9 +161,9 @@ void turn(const uint16_t* x, const float* cosines, int64_t half, int64_t passed,
 }
 
 void rotary(const dk_rotary_args& a, int64_t begin, int64_t end) {
-  const int64_t half = a.rotary_size / 2, passed = a.head_size - a.rotary_size;
+  const int64_t half = a.rotary_dim / 2, passed = a.head_size - a.rotary_dim;
   for (int64_t t = begin; t < end; ++t) {
-    const float* const cosines = a.cos_sin + a.positions[t] * a.rotary_size;
+    const float* const cosines = a.cos_sin + a.positions[t] * a.rotary_dim;
     const auto* const q = static_cast<const uint16_t*>(a.q) + t * a.q_token_stride;
     const auto* const k = static_cast<const uint16_t*>(a.k) + t * a.k_token_stride;
     auto* const q_out = static_cast<uint16_t*>(a.q_out) + t * a.q_out_token_stride;

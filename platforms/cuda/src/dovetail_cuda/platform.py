@@ -74,7 +74,7 @@ class CUDAPlatform(Platform):
         return min((card.capability for card in self._machine.cards), default=(0, 0))
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes of these devices, and support for pinned memory and tensor exchange."""
+        """Return the dtypes, and support for pinned memory and collective operations."""
         dtypes = {name for name, since in _SINCE.items() if self._capability >= since}
         always = {"dtype.float32", "dtype.float16", "pin_memory", "collectives"}
         return frozenset(always | dtypes)

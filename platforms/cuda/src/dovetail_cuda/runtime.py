@@ -63,7 +63,7 @@ class CUDARuntime(AcceleratorRuntime):
         return SymmetricSums(own, rank=rank, size=size, device=device)
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
-        """Return the group of ranks, which exchange tensors with NCCL."""
+        """Return the group of ranks, which uses NCCL for collective operations."""
         self._joined = store, rank, size
         return join_nccl(store, rank=rank, size=size, timeout=timeout)
 

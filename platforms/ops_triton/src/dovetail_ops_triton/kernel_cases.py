@@ -25,7 +25,7 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         _norm("8192, float32", 8192, "*fp32"),
         _add_norm(4096, "*bf16"),
         _rotary("128", 128, 128),
-        _rotary("128, rotary size 64", 128, 64),
+        _rotary("128, rotary_dim 64", 128, 64),
         KernelCase(
             name="silu_and_mul 3072",
             kernel=silu.silu_and_mul_kernel,
@@ -77,7 +77,7 @@ def _add_norm(size: int, dtype: str) -> KernelCase:
     )
 
 
-def _rotary(what: str, head_size: int, rotary_size: int) -> KernelCase:
+def _rotary(what: str, head_size: int, rotary_dim: int) -> KernelCase:
     pointers = dict.fromkeys(("q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr"), "*bf16")
     strides = [f"{of}_{which}_stride" for of in "qk" for which in ("token", "head")]
     return KernelCase(
@@ -86,7 +86,7 @@ def _rotary(what: str, head_size: int, rotary_size: int) -> KernelCase:
         types=pointers
         | {"positions_ptr": "*i64", "cos_sin_ptr": "*fp32", "cos_sin_stride": "i32"}
         | dict.fromkeys(strides, "i32"),
-        constexprs=dict(rotary.kernel_constants((16, 8), head_size, rotary_size)),
+        constexprs=dict(rotary.kernel_constants((16, 8), head_size, rotary_dim)),
     )
 
 

@@ -48,7 +48,7 @@ class Driver:
 def read_driver(root: Path = ROOT) -> Driver:
     """Return the driver's report. Raise PluginError with advice if there is no usable driver.
 
-    root: the folder that contains `dev` and `sys`.
+    root: the directory that contains `dev` and `sys`.
     """
     device = root / DEVICE
     if not device.exists():

@@ -63,7 +63,7 @@ class ROCmPlatform(Platform):
         return self.look()
 
     def capabilities(self) -> frozenset[str]:
-        """Return the dtypes of these devices, and support for pinned memory and tensor exchange."""
+        """Return the dtypes, and support for pinned memory and collective operations."""
         names = [card.architecture for card in self._machine.cards]
         has_bfloat16 = names and all(name.startswith(_WITH_BFLOAT16) for name in names)
         dtypes = {"dtype.bfloat16"} if has_bfloat16 else set()

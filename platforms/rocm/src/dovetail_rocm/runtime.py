@@ -43,7 +43,7 @@ class ROCmRuntime(AcceleratorRuntime):
         return device
 
     def join(self, store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
-        """Return the group of ranks, which exchange tensors with RCCL."""
+        """Return the group of ranks, which uses RCCL for collective operations."""
         return join_nccl(store, rank=rank, size=size, timeout=timeout)
 
 

@@ -1,7 +1,7 @@
-"""A folder of cache files on disk: its path, owner, files and size limit.
+"""A directory of cache files on disk: its path, owner, files and size limit.
 
 This module handles names, sizes and times of files, not their contents. This module rejects
-symbolic links, and folders and files that another user could have written.
+symbolic links, and directories and files that another user could have written.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class FolderError(Exception):
-    """The folder, or a file in it, cannot be trusted. The message gives the reason."""
+    """The directory, or a file in it, cannot be trusted. The message gives the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheFolder:
-    """A folder that only this user writes to.
+    """A directory that only this user writes to.
 
     max_bytes: limit for all files together. ending: end of the names of its files.
     """
@@ -59,7 +59,7 @@ class CacheFolder:
         return fd
 
     def check_writable(self) -> None:
-        """Create the folder if needed. Raise FolderError or OSError if files cannot be stored."""
+        """Create the directory if needed. Raise FolderError or OSError if it is not writable."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._check()
         fd, part = self._create_part("check")
@@ -69,8 +69,8 @@ class CacheFolder:
     def store(self, name: str, num_bytes: int, write: Callable[[int], None]) -> None:
         """Create the file `name` by `write(descriptor)` atomically. Delete the oldest files.
 
-        Raises FolderError for a folder of another user or a file beyond the limit, OSError if the
-        disk fails.
+        Raises FolderError for a directory of another user or a file beyond the limit, OSError if
+        the disk fails.
         """
         if num_bytes > self.max_bytes:
             raise FolderError(f"{num_bytes} bytes exceed the limit of {self.max_bytes} bytes")
@@ -141,7 +141,7 @@ def _check_owner(status: os.stat_result, is_kind: Callable[[int], bool], name: s
 
 
 def user_cache_folder(name: str) -> Path:
-    """Return the folder `name` in the user's cache folder (XDG base directories)."""
+    """Return the directory `name` in the user's cache directory (XDG base directories)."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: ignore a path that is not absolute.
     root = Path(base) if os.path.isabs(base) else Path("~/.cache").expanduser()

@@ -97,7 +97,7 @@ class DeviceRuntime(Protocol):
 
         Called only if the platform has the capability "collectives". store: key-value store in
         which the ranks exchange addresses. timeout: maximum duration of joining and of each
-        exchange. Raises RuntimeError if other ranks do not join.
+        collective operation. Raises RuntimeError if other ranks do not join.
         """
 
 

@@ -55,7 +55,7 @@ from dovetail_torch.layers.attention import (
     attention_facts,
     attention_layers,
     cache_layers,
-    share_heads,
+    replicate_kv_heads,
 )
 from dovetail_torch.lazy_memory import lazy_zeros
 from dovetail_torch.making_extensions import make_extensions
@@ -152,7 +152,7 @@ class TorchWorker(WorkerBase):
         self._model: Any = construct("model", model_cls, context)
         adapt_model(self._model, config)
         self._limits = limit_positions(self._model, self._limits)
-        share_heads(self._model, self._ranks)
+        replicate_kv_heads(self._model, self._ranks)
         self._layers: dict[str, CacheLayer] = dict(cache_layers(self._model))
         self._attention_layers: dict[str, Attention] = dict(attention_layers(self._model))
         self._has_states = len(self._attention_layers) < len(self._layers)

@@ -59,7 +59,7 @@ _PART = "text_config"
 class ModelFiles:
     """The files of one model. dtype: for config.json; None to keep the stated dtype.
 
-    note: receives a sentence about contents that are left out.
+    note: receives a sentence about contents that are omitted.
     """
 
     def __init__(
@@ -152,8 +152,8 @@ def _token_ids(tokenizer: HuggingFaceTokenizer) -> dict[str, int]:
 
 
 def _module_folders(source: Path) -> Iterator[str]:
-    """Yield the folders of the modules of a sentence-transformers directory that have a config."""
-    if not read_modules(source):  # raises for folders outside of the directory
+    """Yield the directories of the sentence-transformers modules in `source` that have a config."""
+    if not read_modules(source):  # raises for directories outside of `source`
         return
     file = source / MODULES_FILE
     for module in parse_json(file, read_model_file(file)):

@@ -35,7 +35,7 @@ class Result:
 
 @torch.inference_mode()
 def run(model: str, options: ConvertOptions, note: Callable[[str], None]) -> Result:
-    """Convert the model. note: receives a sentence about each file that is left out.
+    """Convert the model. note: receives a sentence about each file that is omitted.
 
     After a DovetailError or an interrupt, no output directory remains.
     """
@@ -70,5 +70,5 @@ def _check_other(out: Path, model: Path) -> None:
     """Raise ConfigError if the output would replace the model, or a directory that contains it."""
     if out.resolve() in (model.resolve(), *model.resolve().parents):
         raise ConfigError(
-            f"{_OPTION}={out} contains the model that is converted; give another directory."
+            f"{_OPTION}={out} contains the model to convert; choose another directory."
         )

@@ -66,7 +66,7 @@ class ShardWriter:
         if len(shards) > MAX_SHARDS:
             raise ConfigError(
                 f"--max-shard-size: the checkpoint would have {len(shards)} files with weights, at "
-                f"most {MAX_SHARDS} are supported. Give a greater size."
+                f"most {MAX_SHARDS} are supported. Choose a larger size."
             )
         self._folder = folder
         self._places: dict[str, _Place] = {}
@@ -106,7 +106,9 @@ class ShardWriter:
         """
         place = self._places[name]
         if name not in self._missing:
-            raise WeightError(f"the weight loader provided {name} twice: it has an error")
+            raise WeightError(
+                f"the weight loader provided {name} twice: this is a bug in the loader"
+            )
         self._missing.remove(name)
         num_bytes = 0
         with place.path.open("r+b", buffering=0) as file:
@@ -119,7 +121,7 @@ class ShardWriter:
         if num_bytes != place.tensor.num_bytes:
             raise WeightError(
                 f"weight {name} has {num_bytes} bytes, expected {place.tensor.num_bytes}: the "
-                "checkpoint changed while it was read, or its weight loader has an error"
+                "checkpoint changed while it was read, or the weight loader has a bug"
             )
 
     def finish(self) -> None:

@@ -1,8 +1,8 @@
-"""The demo model of Dovetail: the folders of its weights, and its tasks.
+"""The demo model of Dovetail: the directories of its weights, and its tasks.
 
 Contract: the weights are package data, so `--model demo` needs no download. The two functions
-return folders in Hugging Face format (config.json, model.safetensors, tokenizer.json). Importing
-this package loads no weights. The package does not depend on an engine.
+return directories in Hugging Face format (config.json, model.safetensors, tokenizer.json).
+Importing this package loads no weights. The package does not depend on an engine.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ __all__ = ["draft_dir", "model_dir"]
 
 
 def model_dir() -> Path:
-    """Return the folder of the demo model (Llama, bfloat16, at most 6 million parameters)."""
+    """Return the directory of the demo model (Llama, bfloat16, at most 6 million parameters)."""
     return Path(__file__).parent / "model"
 
 
 def draft_dir() -> Path:
-    """Return the folder of the draft model: same tokenizer, at most 1 million parameters."""
+    """Return the directory of the draft model: same tokenizer, at most 1 million parameters."""
     return Path(__file__).parent / "draft"

@@ -123,15 +123,15 @@ def read_deepseek(fields: Fields, config: Config) -> None:
     Files state the sizes of a head for attention over latent vectors (key_length is then that of a
     latent vector), or only those of the heads.
     """
-    rotary_size = fields.integer("rope.dimension_count", minimum=1)
+    rotary_dim = fields.integer("rope.dimension_count", minimum=1)
     mla = "" if fields.get("attention.key_length_mla") is None else "_mla"
-    head_size = fields.integer(f"attention.key_length{mla}", minimum=rotary_size + 1)
+    head_size = fields.integer(f"attention.key_length{mla}", minimum=rotary_dim + 1)
     config |= {
         "num_key_value_heads": fields.integer("attention.head_count", minimum=1),
         "q_lora_rank": fields.integer("attention.q_lora_rank", default=0) or None,
         "kv_lora_rank": fields.integer("attention.kv_lora_rank", minimum=1),
-        "qk_rope_head_dim": rotary_size,
-        "qk_nope_head_dim": head_size - rotary_size,
+        "qk_rope_head_dim": rotary_dim,
+        "qk_nope_head_dim": head_size - rotary_dim,
         "v_head_dim": fields.integer(f"attention.value_length{mla}", minimum=1),
         "first_k_dense_replace": fields.integer("leading_dense_block_count", default=0),
         "moe_intermediate_size": fields.integer(_SIZE, minimum=1),

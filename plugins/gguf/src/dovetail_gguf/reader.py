@@ -152,7 +152,7 @@ class GGUFFile:
         stated = self.metadata.get("split.tensors.count")
         if len(self._parts) > 1 and stated not in (None, len(self.tensors)):
             raise ModelError(
-                f"{path} states {stated} tensors in all parts, but they contain "
+                f"{path} states {stated} tensors in all parts, but the parts contain "
                 f"{len(self.tensors)}. Download the parts again."
             )
 
@@ -285,7 +285,7 @@ class _Part:
         for size in shape:
             num_values *= size
             if size < 1 or num_values > len(self.memory) * 256:
-                raise _Damaged(f"the tensor {name!r:.200} has the impossible shape {list(shape)}")
+                raise _Damaged(f"the tensor {name!r:.200} has the invalid shape {list(shape)}")
         if shape[-1] % kind.num_values:
             raise _Damaged(
                 f"the tensor {name!r:.200} has rows of {shape[-1]} values, but blocks of "
@@ -308,7 +308,7 @@ class _Part:
 
 
 class _Cursor:
-    """Reads values one after the other. Every method raises _Damaged at the end of the file."""
+    """Reads values one by one. Every method raises _Damaged at the end of the file."""
 
     def __init__(self, memory: memoryview, position: int) -> None:
         self._memory, self.place = memory, position
@@ -317,7 +317,7 @@ class _Cursor:
         """Return the next bytes."""
         end = self.place + num_bytes
         if end > len(self._memory) or end > MAX_METADATA_BYTES:
-            raise _Damaged(f"{num_bytes} bytes at {self.place} are beyond the end of the metadata")
+            raise _Damaged(f"{num_bytes} bytes at {self.place} extend past the end of the metadata")
         piece = self._memory[self.place : end]
         self.place = end
         return piece
@@ -393,6 +393,6 @@ class _Cursor:
             except (struct.error, OverflowError):
                 end = len(memory) + 1
             if end > len(memory):
-                raise _Damaged(f"strings after {self.place} end beyond the end of the metadata")
+                raise _Damaged(f"a string in the array at {self.place} extends past the metadata")
             yield start, end
         self.place = end

@@ -81,8 +81,8 @@ def tensor_mappings(
     if architecture.permutes_rotary:
         del targets["attn_qkv"]  # v is not permuted
         size = config["head_dim"]
-        rotary_size = int(size * config.get("partial_rotary_factor", 1.0))
-        pairs = dict.fromkeys(_ROTATED, (size, rotary_size))
+        rotary_dim = int(size * config.get("partial_rotary_factor", 1.0))
+        pairs = dict.fromkeys(_ROTATED, (size, rotary_dim))
     return [
         *(architecture.mappings(config) if architecture.mappings else ()),
         *(_latent_mappings(config) if "kv_lora_rank" in config else ()),
@@ -116,17 +116,17 @@ def _latent_mappings(config: Mapping[str, Any]) -> Iterator[WeightMapping]:
     """Yield the mappings of attention over latent vectors, with or without separate k_b and v_b."""
     attention, num_heads = "model.layers.{}.self_attn", config["num_attention_heads"]
     keys, values = f"{attention}.k_b_proj", f"{attention}.v_b_proj"
-    rotary_size, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
-    head_size = config["qk_nope_head_dim"] + rotary_size
+    rotary_dim, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    head_size = config["qk_nope_head_dim"] + rotary_dim
     for own, module, size in (
         ("attn_q", "q_proj", head_size),
         ("attn_q_b", "q_b_proj", head_size),
-        ("attn_kv_a_mqa", "kv_a_proj_with_mqa", rank + rotary_size),
+        ("attn_kv_a_mqa", "kv_a_proj_with_mqa", rank + rotary_dim),
     ):
         yield WeightMapping(
             source=f"blk.{{}}.{own}",
             targets=(f"{attention}.{module}",),
-            rotary_pairs=(size, rotary_size),
+            rotary_pairs=(size, rotary_dim),
             rotary_last=True,
         )
     for own, module in (

@@ -197,7 +197,7 @@ class _Metadata:
         for merge in self.strings("merges", MAX_MERGES):
             cut = merge.find(" ", 1)
             if cut < 0:
-                raise self.rejection(f"merges has {shorten(merge)}, which is not a pair")
+                raise self.rejection(f"merges contains {shorten(merge)}, which is not a pair")
             pairs.append((merge[:cut], merge[cut + 1 :]))
         return pairs
 

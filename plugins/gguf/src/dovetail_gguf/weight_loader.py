@@ -58,7 +58,7 @@ class GGUFLoader(WeightLoader):
         for name, target in _choose(file, model).items():
             info = file.tensors[name]
             for part in _parts(target):
-                if _lends(info, part):
+                if _can_share_blocks(info, part):
                     part.expect_blocks(info.type.name)
 
     @torch.no_grad()
@@ -142,8 +142,8 @@ def _parts(target: Target) -> tuple[Assignment, ...]:
     return target.parts if isinstance(target, MappedAssignment) else ()
 
 
-def _lends(info: TensorInfo, target: Assignment) -> bool:
-    """Return whether the linear layers use the tensor's blocks without a conversion."""
+def _can_share_blocks(info: TensorInfo, target: Assignment) -> bool:
+    """Return whether the linear layers can use the tensor's blocks without a conversion."""
     return not info.type.is_plain and target.takes_blocks(info.type.name, info.type.num_values)
 
 
@@ -180,8 +180,8 @@ def _fill_part(
     info: TensorInfo, target: Target, blocks_OB: torch.Tensor, *, is_mapped: bool
 ) -> bool:
     """Pass or dequantize the blocks of one weight of the model. See `_fill_blocks`."""
-    if isinstance(target, Assignment) and _lends(info, target):
-        target.lend_blocks(
+    if isinstance(target, Assignment) and _can_share_blocks(info, target):
+        target.share_blocks(
             BlockWeight(type_name=info.type.name, rows_OB=blocks_OB, is_mapped=is_mapped)
         )
         if not target.is_table:

@@ -77,7 +77,7 @@ class Replay:
 
 
 class ReplayClock:
-    """A clock that returns the recorded readings one after the other."""
+    """A clock that returns the recorded readings one by one."""
 
     def __init__(self) -> None:
         self.first_ns: int | None = None

@@ -173,7 +173,7 @@ def _failure(reference: Reference, output: str) -> ModelError:
         )
     if "No space left on device" in output or "Disk quota exceeded" in output:
         return ModelError(
-            f"{reference.title} cannot be downloaded: no space is left on the device of the model "
+            f"{reference.title} cannot be downloaded: no space left on the device of the model "
             "cache.\nFree space, or set DOVETAIL_MODEL_CACHE to another directory."
         )
     if "DO NOT MATCH THE HASHES" in output:

@@ -50,7 +50,7 @@ def hub_cache_dir() -> Path:
 
 
 def find_snapshot(cache: Path, reference: HubReference) -> Path | None:
-    """Return the folder of the revision in the cache, or None if there is none."""
+    """Return the directory of the revision in the cache, or None if there is none."""
     folder = cache / reference.folder_name
     commit = reference.revision
     try:
@@ -75,7 +75,7 @@ def find_complete_model(cache: Path, reference: HubReference) -> Path | None:
 
 
 def is_complete(snapshot: Path) -> bool:
-    """Return whether a folder has config.json and all its safetensors files."""
+    """Return whether a directory has config.json and all its safetensors files."""
     if not os.path.isfile(snapshot / CONFIG_FILE):
         return False
     if os.path.isfile(snapshot / SINGLE_FILE):

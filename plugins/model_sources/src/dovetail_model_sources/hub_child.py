@@ -171,7 +171,7 @@ def _explain(error: Exception, reference: HubReference, endpoint: str, cache: Pa
             "HF_ENDPOINT and the proxy. A repeated command continues the download."
         )
     if isinstance(error, OSError) and error.errno is not None:
-        why = "no space is left" if error.errno in _FULL else str(error)
+        why = "no space left on the device" if error.errno in _FULL else str(error)
         return (
             f"{title}: the cache {cache} cannot be changed: {why}.\nMake the directory writable "
             "and free space, or set HF_HUB_CACHE to another directory."

@@ -95,8 +95,9 @@ def _follow(output: IO[bytes], reference: HubReference, report: Callable[[str], 
             line = lines.get(timeout=STALL_S)
         except queue.Empty:
             raise ModelError(
-                f"{reference.title} cannot be downloaded: the hub sent almost nothing for "
-                f"{STALL_S:.0f} s.\nCheck the network. A repeated command continues the download."
+                f"{reference.title} cannot be downloaded: the hub sent almost no data for "
+                f"{STALL_S:.0f} s.\nCheck the network. Run the command again to continue the "
+                "download."
             ) from None
         if not line:
             raise ModelError(

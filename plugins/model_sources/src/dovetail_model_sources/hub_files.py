@@ -68,7 +68,7 @@ class Repository:
 
     @property
     def snapshot(self) -> Path:
-        """The folder of this commit."""
+        """The directory of this commit."""
         return self._folder / "snapshots" / self.commit
 
     def look_up(self, name: str, *, max_bytes: int = MAX_FILE_BYTES) -> HubFile:
@@ -90,9 +90,9 @@ class Repository:
         if not _ETAG.fullmatch(etag) or etag.startswith("."):
             self._reject(name, f"the ETag {shorten(etag)}")
         if metadata.size is not None and not 0 <= metadata.size <= max_bytes:
-            self._reject(name, f"{metadata.size} bytes; the limit is {max_bytes}")
+            self._reject(name, f"a size of {metadata.size} bytes; the limit is {max_bytes}")
         if self._endpoint.startswith("https:") and not metadata.location.startswith("https:"):
-            self._reject(name, "an address without TLS")
+            self._reject(name, "a URL without TLS")
         self.commit = commit
         return HubFile(
             name=name, url=metadata.location, commit=commit, etag=etag, num_bytes=metadata.size
@@ -100,8 +100,8 @@ class Repository:
 
     def _reject(self, name: str, what: str) -> None:
         raise ModelError(
-            f"{self._wanted.title} is rejected: the hub {self._endpoint} states {what} for "
-            f"{shorten(name)}."
+            f"{self._wanted.title} is rejected. The hub {self._endpoint} reports for "
+            f"{shorten(name)}: {what}."
         )
 
     def has(self, file: HubFile) -> bool:
@@ -114,7 +114,7 @@ class Repository:
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent
         if num_bytes > shutil.disk_usage(folder).free:
-            raise OSError(errno.ENOSPC, "no space is left")
+            raise OSError(errno.ENOSPC, "no space left on the device")
 
     def download(self, file: HubFile, received: Callable[[int], None], *, limit: int) -> Path:
         """Download a file unless it is in the cache, and return its path in the snapshot.
@@ -233,6 +233,6 @@ class _BoundedFile:
 def _check_contents(path: Path, file: HubFile) -> None:
     if file.has_checksum and not has_checksum(path, file.etag):
         raise ModelError(
-            f"{file.name} has a wrong checksum; the hub states {file.etag}.\n"
+            f"{file.name} has a wrong checksum; the hub reports {file.etag}.\n"
             "The download was deleted. Try again; if it happens again, do not trust the hub."
         )

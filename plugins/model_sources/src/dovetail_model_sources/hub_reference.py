@@ -55,7 +55,7 @@ class HubReference:
 
     @property
     def folder_name(self) -> str:
-        """The name of the repository's folder in the cache."""
+        """The name of the repository's directory in the cache."""
         return "--".join(("models", *self.repo.split("/")))
 
     def gguf_files(self) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ def parse_hub_reference(text: str) -> HubReference:
     if match is None or "--" in match["repo"] or ".." in text:
         raise ModelError(
             f"{shorten(text)} is not the name of a model on the hub.\n"
-            "Give ORGANIZATION/NAME, such as Qwen/Qwen3-0.6B, with :FILE.gguf for one GGUF file "
+            "Use ORGANIZATION/NAME, such as Qwen/Qwen3-0.6B, with :FILE.gguf for one GGUF file "
             "and @REVISION for a branch, tag or commit."
         )
     reference = HubReference(

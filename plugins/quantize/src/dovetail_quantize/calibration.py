@@ -97,8 +97,8 @@ def collect_moments(
     for layer, moments in found.items():
         if not all(bool(each.products_II.isfinite().all()) for each in moments):
             raise WeightError(
-                f"{layer.shape.name}: its inputs on the calibration text are NaN or infinite; the "
-                "model is damaged, or its numbers do not fit bfloat16."
+                f"{layer.shape.name}: its inputs on the calibration data are NaN or infinite; the "
+                "model is damaged, or its activations overflow bfloat16."
             )
     return found
 

@@ -30,7 +30,7 @@ def inverse_factor(moments: Moments, damping: float, name: str) -> torch.Tensor:
         return torch.linalg.cholesky(inverse_II, upper=True).float()
     except torch.linalg.LinAlgError:
         raise WeightError(
-            f"{name}: GPTQ cannot invert the moments of its inputs; use a longer calibration text "
+            f"{name}: GPTQ cannot invert the moments of its inputs; use more calibration data "
             "or a larger --damping."
         ) from None
 

@@ -1,4 +1,4 @@
-"""`dovetail quantize`: quantize a model with a calibration text."""
+"""`dovetail quantize`: quantize a model with calibration data."""
 
 from __future__ import annotations
 

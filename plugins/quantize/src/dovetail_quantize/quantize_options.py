@@ -63,7 +63,7 @@ class QuantizeOptions:
         float,
         _option("For gptq: amount added to the diagonal of the moments, relative to its mean."),
     ] = 0.01
-    max_tokens: Annotated[int, _option("Maximum number of tokens of the calibration text.")] = 8192
+    max_tokens: Annotated[int, _option("Maximum number of calibration tokens.")] = 8192
 
 
 DEFAULTS = QuantizeOptions()
@@ -79,7 +79,7 @@ def check_options(options: QuantizeOptions) -> None:
     if options.report and options.calibrate is None:
         raise ConfigError("--report needs --calibrate with a text file.")
     if not _MIN_TOKENS <= options.max_tokens <= _MAX_TOKENS:
-        raise ConfigError(f"--max-tokens must be from {_MIN_TOKENS} to {_MAX_TOKENS}.")
+        raise ConfigError(f"--max-tokens must be between {_MIN_TOKENS} and {_MAX_TOKENS}.")
     if not 0 < options.damping <= 1:
         raise ConfigError("--damping must be greater than 0 and at most 1.")
     if not options.max_layer_error >= 0:

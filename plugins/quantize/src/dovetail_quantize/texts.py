@@ -43,7 +43,7 @@ def split_chunks(opened: OpenedModel, text: str, option: str, max_tokens: int) -
     fewest = min(MIN_TOKENS, length)
     if len(ids) < fewest:
         raise ConfigError(
-            f"{option}: the text has {len(ids)} tokens; at least {fewest} are necessary."
+            f"{option}: the text has {len(ids)} tokens; at least {fewest} are required."
         )
     chunks = [ids[start : start + length] for start in range(0, len(ids), length)]
     return [chunk for chunk in chunks if len(chunk) >= min(32, length)]

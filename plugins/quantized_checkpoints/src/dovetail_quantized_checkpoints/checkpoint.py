@@ -65,7 +65,7 @@ class Checkpoint:
         """Raise WeightError if other modules are quantized than the configuration states."""
         if not self.modules and self._form.quantizes_all:
             raise WeightError(
-                f"{model_dir}: config.json states a quantization, but no weight is quantized: no "
+                f"{model_dir}: config.json declares a quantization, but no weight is quantized: no "
                 f"name ends with {' or '.join(self._form.marks)}. Remove quantization_config from "
                 "config.json, or use another checkpoint"
             )
@@ -151,7 +151,7 @@ class Checkpoint:
     def _is_needed(self, name: str, table: WeightTable) -> bool:
         """Return whether a weight is needed.
 
-        Biases of zeros that the model lacks are not: GPTQ writes them.
+        All-zero biases that the model does not have can be skipped; GPTQ checkpoints contain them.
         """
         prefix, _, leaf = name.rpartition(".")
         if leaf != "bias" or f"{prefix}.weight" not in self.modules:

@@ -145,7 +145,7 @@ def _fill(stored: StoredWeight | StoredExperts, target: Target) -> bool:
             own.fill(stored.values_of(expert)[None])
         return False
     if isinstance(target, Assignment) and (name := _block_type(stored, target)) is not None:
-        target.lend_blocks(BlockWeight(type_name=name, rows_OB=stored.blocks(), is_mapped=False))
+        target.share_blocks(BlockWeight(type_name=name, rows_OB=stored.blocks(), is_mapped=False))
         if not target.is_table:
             return True
     target.fill(stored.dequantize(target.target.dtype))

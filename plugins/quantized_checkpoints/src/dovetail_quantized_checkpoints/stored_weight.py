@@ -58,7 +58,7 @@ class StoredWeight(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class StoredExperts:
-    """The weights of the experts of a layer, which are dequantized one after the other.
+    """The weights of the experts of a layer, which are dequantized one by one.
 
     shape: the shape of the unquantized weight, with E first. values_of: returns one expert's
     values.

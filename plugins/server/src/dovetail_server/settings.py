@@ -42,8 +42,8 @@ class ServerSettings:
     cache_salt_by: "key" or "user": only requests with the same API key or `user` share cached
     prefixes. allowed_hosts: accepted names in the header "host". cors_origins: web pages that may
     send requests. ssl_certfile, ssl_keyfile, ssl_ca_certs: files for TLS; with ssl_ca_certs,
-    clients need a certificate. storage_dir: folder for stored responses, files and batches; None: a
-    temporary one, which is removed at the end. max_file_bytes, max_stored_files,
+    clients need a certificate. storage_dir: directory for stored responses, files and batches;
+    None: a temporary one, which is removed at the end. max_file_bytes, max_stored_files,
     max_stored_file_bytes, file_lifetime_s: limits of a file, and of the files of each API key.
     upload_timeout_s: time in which a client must send a file. max_batch_lines: lines of a
     batch. max_unfinished_batches: batches of each API key. batch_timeout_s: time after which the
@@ -130,7 +130,7 @@ class ServerSettings:
 
     def _check_seconds(self, name: str, value: object) -> None:
         if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
-            raise ConfigError(f"{_flag(name)} {value!r} must be a number of seconds above 0.")
+            raise ConfigError(f"{_flag(name)} {value!r} must be a positive number of seconds.")
 
     def _check_tls(self) -> None:
         if (self.ssl_keyfile or self.ssl_ca_certs) and not self.ssl_certfile:

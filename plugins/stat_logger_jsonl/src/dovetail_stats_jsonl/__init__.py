@@ -133,5 +133,5 @@ def _open(path: str) -> TextIO:
     except OSError as error:
         raise ConfigError(
             f"plugin_options: jsonl: path={path!r} cannot be written: {error.strerror}. Pass a "
-            f"file in an existing folder, or remove the option to write to stderr."
+            f"file in an existing directory, or remove the option to write to stderr."
         ) from error

@@ -142,7 +142,7 @@ class LLGuidance(GrammarBackend):
         return Matcher(matcher.deep_copy(), spec.stop_token_ids)
 
     def find(self, spec: GrammarSpec) -> GrammarMatcher | None:
-        """Return a new matcher of a grammar that is compiled already, or None."""
+        """Return a new matcher of a grammar that is already compiled, or None."""
         with self._lock:
             matcher = self._compiled.get((spec.form, spec.text))
             if matcher is None:

@@ -139,7 +139,7 @@ class XGrammar(GrammarBackend):
             words = bytearray(4 * ((vocabulary.vocab_size + 31) // 32))
             matcher.fill_bitmask(memoryview(words))
             if not any(words) or (spec.form in _JSON and matcher.inner.is_completed()):
-                raise ValueError("it accepts no text")
+                raise ValueError("it matches no string")
         except Exception as error:
             raise RequestError(
                 f"the {spec.form} is not supported: {_reason(error)}.",
@@ -149,7 +149,7 @@ class XGrammar(GrammarBackend):
         return matcher
 
     def find(self, spec: GrammarSpec) -> GrammarMatcher | None:
-        """Return a new matcher of a grammar that is compiled already, or None."""
+        """Return a new matcher of a grammar that is already compiled, or None."""
         with self._lock:
             compiled = self._compiled.get((spec.form, spec.text))
             if compiled is None or self._vocabulary is None:

@@ -20,7 +20,7 @@ def check_recursion(definitions: Mapping[str, dict[str, Any]]) -> None:
             break
         direct = {name: names for name, names in direct.items() if name not in done}
     if direct:
-        raise ValueError("a $ref in the schema refers to itself without a value in between")
+        raise ValueError("a $ref in the schema refers to itself directly")
     finite: set[str] = set()
     while True:
         new = {name for name, part in definitions.items() if _is_finite(part, finite)} - finite
@@ -28,9 +28,7 @@ def check_recursion(definitions: Mapping[str, dict[str, Any]]) -> None:
             break
         finite |= new
     if len(finite) < len(definitions):
-        raise ValueError(
-            "a $ref in the schema requires a value that contains itself infinitely often"
-        )
+        raise ValueError("a $ref in the schema requires an infinitely nested value")
 
 
 def _direct(part: Mapping[str, Any]) -> Iterator[str]:

@@ -163,7 +163,7 @@ class _Parser:
         if char in "^$":
             raise self._error(f"{char!r} is supported only at the start or end of the expression")
         if char in "*+?{":
-            raise self._error(f"{char!r} has nothing to repeat")
+            raise self._error(f"nothing to repeat before {char!r}")
         self.place += 1
         if char == ".":
             return self._one_of(without(EVERY, _LINE_ENDS))
@@ -192,11 +192,14 @@ class _Parser:
         minimum, maximum = counts
         if atom.text and (maximum is None or maximum > 1) and atom.nullable:
             if maximum is not None:
-                raise self._error("an expression that may be empty has a repetition with a limit")
+                raise self._error(
+                    "a bounded repetition ({m,n}) of an expression that can match the empty string "
+                    "is not supported"
+                )
             minimum = 0
         self._take("?")  # a lazy repetition matches the same strings
         if self._peek() in ("*", "+", "?", "{"):
-            raise self._error(f"{self._peek()!r} has nothing to repeat")
+            raise self._error(f"multiple repeat at {self._peek()!r}")
         times = max(minimum, 1 if maximum is None else maximum)
         if times > 1 and atom.size * times > MAX_REPEATED:
             raise self._error(f"the repetitions expand to more than {MAX_REPEATED} characters")

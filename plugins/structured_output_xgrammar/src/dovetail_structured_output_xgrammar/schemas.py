@@ -108,7 +108,7 @@ class _Translation:
             kinds = self._kinds(schema, frozenset())
             fitting = [item for item in values if kinds is None or any(_is(item, k) for k in kinds)]
             if not fitting:
-                raise ValueError(f"{keyword} permits no value")
+                raise ValueError(f"no value satisfies {keyword}")
             for item in fitting:
                 self._check_value(item, depth)
             return {"enum": fitting}
@@ -180,7 +180,7 @@ class _Translation:
             if not isinstance(name, str) or properties.get(name, False) is False:
                 raise ValueError(f"required names {str(name)[:40]!r}, which is not in properties")
         if len(properties) - len(set(required)) > MAX_OPTIONAL:
-            raise ValueError(f"properties has more than {MAX_OPTIONAL} names that may be absent")
+            raise ValueError(f"properties has more than {MAX_OPTIONAL} optional names")
         if not properties:
             return self._mapping(patterns, others, counts, depth)
         if patterns is not None or counts:
@@ -209,7 +209,7 @@ class _Translation:
         mapping: dict[str, Any] = {"type": "object", **counts}
         if patterns is None:
             if others is False and counts.get("minProperties"):
-                raise ValueError("minProperties permits no value with additionalProperties")
+                raise ValueError("no value satisfies minProperties and additionalProperties")
             rest = False if others is False else self._part(_or_true(others), depth + 1)
             return mapping | {"additionalProperties": rest}
         if not isinstance(patterns, dict) or len(patterns) != 1 or others not in (None, False):

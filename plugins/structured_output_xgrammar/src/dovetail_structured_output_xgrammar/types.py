@@ -62,7 +62,7 @@ def read_count(schema: Mapping[str, Any], keyword: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         raise ValueError(f"{keyword} must be an integer")
     if not 0 <= value <= MAX_COUNT:
-        raise ValueError(f"{keyword} must be from 0 to {MAX_COUNT}")
+        raise ValueError(f"{keyword} must be between 0 and {MAX_COUNT}")
     return int(value)
 
 
@@ -155,5 +155,5 @@ def _bound(schema: Mapping[str, Any], keyword: str) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{keyword} must be a number")
     if not -MAX_BOUND <= value <= MAX_BOUND:
-        raise ValueError(f"{keyword} must be from -{MAX_BOUND} to {MAX_BOUND}")
+        raise ValueError(f"{keyword} must be between -{MAX_BOUND} and {MAX_BOUND}")
     return value

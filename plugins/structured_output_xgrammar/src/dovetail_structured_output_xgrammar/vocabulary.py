@@ -19,7 +19,7 @@ class Vocabulary:
         pieces = tokenizer.token_pieces(skip_special_tokens=False)
         if pieces is None:
             raise RequestError(
-                "structured_outputs needs a tokenizer whose tokens have a text of their own, but "
+                "structured_outputs needs a tokenizer whose tokens have their own text, but "
                 "this tokenizer has none. Omit structured_outputs.",
                 parameter="structured_outputs",
             )

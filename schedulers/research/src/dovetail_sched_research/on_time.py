@@ -56,7 +56,7 @@ class OnTimePolicy(Policy):
         served = {item.sequence for item in decodes}
         left = chunk = view.tokens_left
         if decodes and self._estimate.token_ns:
-            left = chunk = min(chunk, self._estimate.num_fitting(self._step_ns))
+            left = chunk = min(chunk, self._estimate.max_prompt_tokens(self._step_ns))
         for request in self._order([*prompts, *view.waiting], chunk, view):
             if left <= 0:
                 break

@@ -1,4 +1,4 @@
-"""Orca: the batch is formed again at every iteration, and prompts are never split.
+"""Orca: a new batch is formed at every iteration, and prompts are never split.
 
 Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models",
 OSDI 2022. First come, first served. A request is admitted only if there are blocks for its longest

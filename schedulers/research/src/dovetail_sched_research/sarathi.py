@@ -34,7 +34,7 @@ class SarathiPolicy(Policy):
         self._chunk = SarathiOptions.model_validate(options or {}).chunk
 
     def plan(self, view: SchedulerView) -> Generator[Action, Grant, None]:
-        """Run every decode, then fill the rest of the chunk with prompts, one after the other."""
+        """Run every decode, then fill the rest of the chunk with prompts, one by one."""
         left = self._chunk
         running = view.running
         prompts = [item for item in running if view.num_uncomputed_tokens(item) > 1]

@@ -40,7 +40,7 @@ class StepEstimate:
         else:
             self.token_ns = _moved(self.token_ns, (duration_ns - self.decode_ns) / count)
 
-    def num_fitting(self, step_ns: float) -> int:
+    def max_prompt_tokens(self, step_ns: float) -> int:
         """Return how many prompt tokens fit in a step. `token_ns` must be known."""
         return max(MIN_CHUNK, int((step_ns - self.decode_ns) / self.token_ns))
 

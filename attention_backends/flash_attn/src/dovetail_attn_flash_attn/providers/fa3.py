@@ -203,9 +203,10 @@ def split_sinks(tensors: CallTensors) -> tuple[CallTensors, torch.Tensor | None]
 
 
 def apply_sinks(out_THD: torch.Tensor, lse_HT: torch.Tensor, sinks_H: torch.Tensor) -> None:
-    """Add the sinks' share to the softmax of a result without sinks.
+    """Rescale an attention output so that its softmax denominator includes the sinks.
 
-    lse_HT: float32, the natural logarithm of the sum of the exponentials of the scores.
+    out_THD: the output computed without sinks, changed in place. lse_HT: float32, the natural
+    logarithm of the sum of the exponentials of the scores.
     """
     out_THD.mul_(torch.sigmoid(lse_HT.T - sinks_H)[:, :, None])
 

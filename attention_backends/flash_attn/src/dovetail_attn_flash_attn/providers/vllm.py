@@ -190,7 +190,7 @@ class VllmProvider(Provider):
 
 
 def _folder() -> Path | None:
-    """Return the folder of the kernels in the installed vLLM, or None."""
+    """Return the directory of the kernels in the installed vLLM, or None."""
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return None

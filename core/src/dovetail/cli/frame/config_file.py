@@ -91,7 +91,7 @@ def _entries(file: str) -> Iterator[tuple[Any, str, Any]]:
     if root is None:
         return
     if type(root).__name__ != "MappingNode":
-        raise ConfigError(f"{file} must have one option in each line, such as port: 8000.")
+        raise ConfigError(f"{file} must have one option per line, such as port: 8000.")
     keys: dict[str, Any] = {}
     for key, value in root.value:
         if type(key).__name__ != "ScalarNode":

@@ -26,7 +26,7 @@ def check_output(
     if os.path.lexists(output):
         if not overwrite:
             advice = "give another directory" + ("" if overwrite is None else ", or --overwrite")
-            raise ConfigError(f"{option}={output} exists already; {advice}.")
+            raise ConfigError(f"{option}={output} already exists; {advice}.")
         _check_replaceable(option, output)
     parent = output.absolute().parent
     if not parent.is_dir() or not os.access(parent, os.W_OK):

@@ -51,7 +51,7 @@ def check_pooling(request: EngineCoreRequest, info: ModelInfo) -> None:
     if params is None:
         if GENERATE not in info.supported_tasks:
             raise RequestError(
-                "The model cannot generate; it supports: "
+                "The model does not support text generation; it supports: "
                 f"{', '.join(info.supported_tasks)}. Use the method or route of one of these tasks."
             )
         return

@@ -111,7 +111,7 @@ def constrain(
         changes["structured_outputs"] = StructuredOutputsParams(structural_tag=grammar)
     if thinking_budget is not None and markers is None:
         raise RequestError(
-            "thinking_budget needs a model that reasons: no reasoning parser fits the chat "
+            "thinking_budget requires a reasoning model: no reasoning parser matches the chat "
             "template. Set reasoning_parser when you start the engine.",
             parameter="thinking_budget",
         )

@@ -42,7 +42,7 @@ def scoring_kind(supported_tasks: Sequence[str]) -> ScoringKind:
 
 
 def read_pairs(queries: object, documents: object) -> tuple[list[str], list[str]]:
-    """Return equally many queries and documents. Raise RequestError for other arguments.
+    """Return the same number of queries and documents. Raise RequestError for other arguments.
 
     queries: one text for all documents, or one for each.
     """

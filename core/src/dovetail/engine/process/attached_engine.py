@@ -128,7 +128,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _folder_of(address: object) -> Path:
-    """Return the folder of an engine's sockets.
+    """Return the directory of an engine's sockets.
 
     Raises ConfigError unless `address` is a socket of an engine of this user.
     """

@@ -1,7 +1,7 @@
-"""The settings of an engine's process, and its sockets in a private folder.
+"""The settings of an engine's process, and its sockets in a private directory.
 
-Only the owner may access the folder (0700) and its files (0600). This module does not depend on an
-engine.
+Only the owner may access the directory (0700) and its files (0600). This module does not depend on
+an engine.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class EngineBoot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def address(folder: Path, name: str) -> str:
-    """Return the address of a socket in the folder."""
+    """Return the address of a socket in the directory."""
     return f"ipc://{folder / name}"
 
 
 def bind_private(socket: zmq.Socket[bytes], folder: Path, name: str) -> None:
-    """Bind a socket in the folder. Only its owner may open it."""
+    """Bind a socket in the directory. Only its owner may open it."""
     before = os.umask(0o177)
     try:
         socket.bind(address(folder, name))

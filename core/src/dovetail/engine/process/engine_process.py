@@ -1,7 +1,7 @@
 """Starts, kills and ends an engine core in its own process. Used by the parent process.
 
-This module owns the child process, its sockets and their folder, in the process that started it: a
-forked child can neither use nor end them.
+This module owns the child process, its sockets and their directory, in the process that started it:
+a forked child can neither use nor end them.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class EngineLink(ABC):
 
     error: why the engine ended, or that it was shut down; None while the process is not known to
     have exited. ready: the engine's first message. heartbeat: the last heartbeat. folder: the
-    folder of the sockets.
+    directory of the sockets.
     """
 
     error: DovetailError | None = None

@@ -205,7 +205,7 @@ class EngineServer:
         """Register the requests of a call: one request, or several together."""
         is_single = operation is EnginePort.add_request
         requests: Any = (packed,) if is_single else packed
-        done = self._reject if is_single else partial(self._reply_to_requests, number)
+        done = self._report_rejected if is_single else partial(self._reply_to_requests, number)
         self._intake.begin_batch(
             requests,
             partial(self._add, front_end),
@@ -232,8 +232,8 @@ class EngineServer:
             front_end.live.pop(core_id, None)
         front_end.wants_stats = True
 
-    def _reject(self, front_end: FrontEndState, rejected: dict[str, RequestError]) -> None:
-        """Report rejections with the outputs, for requests without a waiting call."""
+    def _report_rejected(self, front_end: FrontEndState, rejected: dict[str, RequestError]) -> None:
+        """Send rejections as finished outputs, if the call does not wait for a response."""
         ends = [
             Finished(request_id=name, reason=FinishReason.ERROR, message=str(error))
             for name, error in rejected.items()

@@ -84,7 +84,7 @@ class StepRecorder(SchedulerInterface):
         if type(after) is not int or after < 0:
             raise UserError(f"after={shorten(after)} must be an integer of at least 0.")
         if type(max_steps) is not int or not 1 <= max_steps <= MAX_STEPS:
-            raise UserError(f"max_steps={shorten(max_steps)} must be from 1 to {MAX_STEPS}.")
+            raise UserError(f"max_steps={shorten(max_steps)} must be between 1 and {MAX_STEPS}.")
         self._last_read_ns = self._clock.now_ns()
         first = self._num_steps - len(self._steps)
         after = max(after, first) if after <= self._num_steps else first

@@ -15,7 +15,7 @@ retry.
 
 A request is to blame for a failure if it was the only unfinished one, or if another request has
 ended normally within the window, which shows that the engine works. A SIGKILL from outside is
-blamed on no request.
+attributed to no request.
 
 Crashing requests therefore cannot use up all restarts, even if each is a different request, and a
 request that merely ran at the same time is not rejected permanently.

@@ -11,8 +11,8 @@ from dovetail.engine.supervision.rules import SupervisionRules
 class Restarts:
     """Counts the failures of one engine's processes. Not thread-safe.
 
-    A failure that is blamed on a request does not count towards `max_restarts`, because the engine
-    itself works. If `max_restarts` is 0, every failure counts.
+    A failure that is attributed to a request does not count towards `max_restarts`, because the
+    engine itself works. If `max_restarts` is 0, every failure counts.
     """
 
     def __init__(self, rules: SupervisionRules, clock: Clock) -> None:

@@ -15,7 +15,7 @@ class SupervisionRules:
     """The rules by which a supervisor detects a stall, and kills and restarts an engine.
 
     max_restarts: maximum number of restarts within `window_s`; the next failure is final. A failure
-    that is blamed on a request does not count, unless this is 0; see `crash_tracker`.
+    that is attributed to a request does not count, unless this is 0; see `crash_tracker`.
     first_delay_s, max_delay_s: first and maximum delay of a restart; the delay doubles at each
     restart within the window.
     max_silence_s: an engine without heartbeats for longer is STALLED; kill_silence_s: an engine
@@ -44,7 +44,7 @@ class SupervisionRules:
                 expected = f"an integer of at least {_MINIMUM[name]}"
             else:
                 right = type(value) in (int, float) and 0 < value < math.inf
-                expected = "a number of seconds above 0"
+                expected = "a positive number of seconds"
             if not right:
                 raise UserError(f"{name}={value!r} must be {expected}.")
         for first, last in (

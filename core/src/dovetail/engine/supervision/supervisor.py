@@ -106,7 +106,8 @@ class Supervisor:
                 raise self._final.with_traceback(None)
             if self._channel is None:
                 raise UnavailableError(
-                    "the engine failed and is being restarted; the call was not made. Retry later."
+                    "the engine failed and is being restarted; the call was not executed. Retry "
+                    "later."
                 )
             return self._channel
 

@@ -151,7 +151,8 @@ class MultiprocExecutor(Executor):
         silence_s = self.silence_s()
         if silence_s >= self._options.stall_s:
             raise StalledError(
-                f"A worker sent no heartbeat for {silence_s:.1f} s: it is stopped or has no CPU."
+                f"A worker sent no heartbeat for {silence_s:.1f} s: it is stopped or gets no CPU "
+                "time."
             )
 
     def silence_s(self) -> float:

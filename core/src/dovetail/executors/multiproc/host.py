@@ -1,4 +1,4 @@
-"""Executes the executor's commands in the worker process, one after the other, in one thread.
+"""Executes the executor's commands in the worker process, one by one, in one thread.
 
 A failed step ends the worker, because the state of its requests is then unknown. After a failed
 operation the error is sent as the response, and the next command follows. Rank 0 responds to steps

@@ -25,7 +25,7 @@ from dovetail.transport.ring_memory import RingShape
 from dovetail.transport.wire_types import encode
 
 _SHARE_OF_DEADLINE = 0.9
-"""Share of a phase's timeout after which a worker gives up, before the executor does.
+"""Share of a phase's timeout after which a worker stops waiting, before the executor does.
 
 The worker's error states which operation took too long.
 """
@@ -36,8 +36,8 @@ class Workers:
     """Worker processes, and the rings that they share with the executor.
 
     commands: the ring for commands to all ranks. responses: each rank's ring. reading: a lock held
-    while a ring is used, so that it is not closed meanwhile. folder: the folder for the rendezvous,
-    or "".
+    while a ring is used, so that it is not closed meanwhile. folder: the directory for the
+    rendezvous, or "".
     """
 
     group: ChildGroup
@@ -48,7 +48,7 @@ class Workers:
 
     def close(self, timeout_s: float) -> None:
         """Let the processes exit, or kill them. Close the rings. May be called twice."""
-        if self.folder:  # a killed worker process does not remove the folder
+        if self.folder:  # a killed worker process does not remove the directory
             shutil.rmtree(self.folder, ignore_errors=True)
         with self.reading:
             self.commands.close()

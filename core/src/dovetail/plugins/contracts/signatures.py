@@ -56,7 +56,7 @@ def _positional_mismatches(required: list[Parameter], actual: list[Parameter]) -
         if parameter.default is Parameter.empty:
             continue
         if slot.default is Parameter.empty:
-            yield f"the method requires {slot.name!r}, which callers may leave out"
+            yield f"the method requires {slot.name!r}, which callers may omit"
         elif slot.name != parameter.name and not _takes_any_name(actual):
             yield (
                 f"the parameter {slot.name!r} must be called {parameter.name!r}, as in the contract"
@@ -75,7 +75,7 @@ def _keyword_mismatches(required: list[Parameter], actual: list[Parameter]) -> I
         if slot is None and not _takes_any_name(actual):
             yield f"the method does not take the keyword {parameter.name!r}"
         elif slot and slot.default is Parameter.empty and parameter.default is not Parameter.empty:
-            yield f"the method requires {slot.name!r}, which callers may leave out"
+            yield f"the method requires {slot.name!r}, which callers may omit"
     if _takes_any_name(required) and not _takes_any_name(actual):
         yield "the method does not accept **kwargs, but the contract does"
 

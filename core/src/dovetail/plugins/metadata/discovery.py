@@ -193,7 +193,7 @@ def _pick(candidates: Sequence[Installation], warnings: list[str]) -> Installati
         warnings.append(
             f"{_located(chosen)} has the name of a first-party distribution, but its plugins are "
             f"in {', '.join(chosen.packages)}, so it is treated as a third-party "
-            "distribution. If you did not install it on purpose, uninstall it."
+            "distribution. If you did not install it deliberately, uninstall it."
         )
     known = (chosen.version, set(chosen.entries))
     for other in candidates:

@@ -127,7 +127,7 @@ def find_files(installation: Installation) -> Iterator[Path]:
 
 
 def _editable_project(metadata: Distribution) -> Path | None:
-    """Return the folder that a distribution was installed from, if it is editable (PEP 610)."""
+    """Return the directory that a distribution was installed from, if it is editable (PEP 610)."""
     try:
         metadata_json = json.loads(
             _text_of(metadata, "direct_url.json", MAX_ENTRY_POINTS_BYTES) or "{}"
@@ -220,7 +220,7 @@ def _problems(table: Mapping[str, Any], declared: frozenset[tuple[str, str]]) ->
         yield (
             f"the distribution has no {kind} {shorten(name)}.{nearest(name, of_kind)} "
             f"Its entry points of that kind: {', '.join(of_kind) or 'none'}. If it is new in an "
-            "editable installation, install the distribution again"
+            "editable installation, reinstall the distribution"
         )
     for replaced in table.get("replaces", ()):
         if isinstance(replaced, str) and replaced.partition(":")[0] != kind:

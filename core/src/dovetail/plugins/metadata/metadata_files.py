@@ -70,7 +70,7 @@ def _read(descriptor: int, name: str, max_bytes: int, *, cut: bool) -> bytes | N
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{name} is not a regular file")
     if status.st_size > max_bytes and not cut:
-        raise ValueError(f"{name} has {status.st_size} bytes; at most {max_bytes} are read")
+        raise ValueError(f"{name} has {status.st_size} bytes; the limit is {max_bytes}")
     try:
         with os.fdopen(os.dup(descriptor), "rb") as file:
             return file.read(max_bytes)

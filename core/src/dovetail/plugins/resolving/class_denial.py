@@ -96,7 +96,7 @@ class ClassRules:
             return True
         packages = [top_package(name) for name in names]
         if module not in sys.modules and top_package(module) in packages:
-            # The package is imported already, and `module` may export the class under another name.
+            # The package is already imported, and `module` may export the class under another name.
             if not self._policy.denial_of(candidate):
                 return False
             try:

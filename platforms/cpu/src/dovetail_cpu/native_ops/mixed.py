@@ -123,7 +123,7 @@ class NativeMixed(Ops):
         rotary.q_out_token_stride, rotary.q_out_head_stride = queries_THF.stride()[:2]
         rotary.k_out_token_stride = size
         rotary.cos_sin, rotary.num_heads, rotary.num_kv_heads = cos_sin_PR.data_ptr(), num_heads, 1
-        rotary.head_size = rotary.rotary_size = cos_sin_PR.shape[1]
+        rotary.head_size = rotary.rotary_dim = cos_sin_PR.shape[1]
         self._call_latent_rotary(ctypes.addressof(rotary))
         plain_THN = q_THF[..., :num_features]
         self._multiply(plain_THN, key_HNL.mT, queries_THF, 0)

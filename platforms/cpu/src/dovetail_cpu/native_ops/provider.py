@@ -180,7 +180,7 @@ class NativeOps(NativeStates, NativeMixed):
         args.k_token_stride, args.k_head_stride = k_TKS.stride(0), k_TKS.stride(1)
         args.q_out_token_stride = args.k_out_token_stride = turned_TNS.stride(0)
         args.q_out_head_stride = args.k_out_head_stride = head_size
-        args.cos_sin, args.rotary_size = cos_sin_PS.data_ptr(), cos_sin_PS.shape[1]
+        args.cos_sin, args.rotary_dim = cos_sin_PS.data_ptr(), cos_sin_PS.shape[1]
         args.num_heads, args.num_kv_heads, args.head_size = num_heads, num_kv_heads, head_size
         self._call_rotary(ctypes.addressof(args))
         q_turned_THS, k_turned_TKS = turned_TNS.split_with_sizes((num_heads, num_kv_heads), dim=1)

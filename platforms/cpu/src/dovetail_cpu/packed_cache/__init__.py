@@ -1,6 +1,6 @@
-"""Packed weights cached on disk: a later start maps them instead of packing again.
+"""Packed weights cached on disk: a later start maps them instead of repacking.
 
-Other modules import only `PackedCache`. Threat model: the folder belongs to the user and no
+Other modules import only `PackedCache`. Threat model: the directory belongs to the user and no
 other user may write there (checked), so files are protected against accidents, not against forgery.
 Everything in it may be deleted at any time, even while an engine runs.
 """

@@ -1,7 +1,7 @@
 """The cache of packed weights as the worker uses it: restore before loading, save after packing.
 
-It never prevents a start: a problem with a folder or file is logged once, and the weights are
-packed again. This module does not depend on a packing format: linear methods exchange bytes
+It never prevents a start: a problem with a directory or file is logged once, and the weights are
+repacked. This module does not depend on a packing format: linear methods exchange bytes
 (`HasPackedForm`).
 """
 
@@ -75,7 +75,7 @@ class PackedCache:
             forms = self._read(num_threads)
         except (FolderError, PackedFileError, OSError) as error:
             logger.warning(
-                "Packed weights in %s are not used: %s. They are packed again from the checkpoint.",
+                "Packed weights in %s are not used: %s. They are repacked from the checkpoint.",
                 self._folder.path,
                 error,
             )
@@ -138,12 +138,12 @@ class PackedCache:
 
 
 def default_folder() -> Path:
-    """Return the default folder of packed weights."""
+    """Return the default directory of packed weights."""
     return user_cache_folder("packed")
 
 
 def packed_folder(path: Path, max_bytes: int) -> CacheFolder:
-    """Return the folder of packed weights in `path`."""
+    """Return the directory of packed weights in `path`."""
     return CacheFolder(path=path, max_bytes=max_bytes, ending=ENDING)
 
 

@@ -2,7 +2,7 @@
 """Rotary embedding of queries and keys in one launch, for any strides.
 
 Source: Su et al. 2021, arXiv:2104.09864. Dimensions: T tokens, H query heads, K key-value heads, S
-head size, P positions, F half of the rotary size.
+head size, P positions, F half of rotary_dim.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def rotary_kernel(
 ):
     """Rotate HEADS heads of one token. Query heads come first, then key heads.
 
-    HALF: half of the rotary size. REST_BLOCK: a power of two not below the number of features that
+    HALF: half of rotary_dim. REST_BLOCK: a power of two not below the number of features that
     are copied unchanged; 0 for none.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -149,16 +149,16 @@ def rotate(
 
 
 @cache
-def kernel_constants(heads: tuple[int, int], head_size: int, rotary_size: int) -> dict[str, int]:
+def kernel_constants(heads: tuple[int, int], head_size: int, rotary_dim: int) -> dict[str, int]:
     """Return the compile-time constants of the kernel. heads: numbers of query and key heads."""
-    half_block = triton.next_power_of_2(rotary_size // 2)
-    rest = head_size - rotary_size
+    half_block = triton.next_power_of_2(rotary_dim // 2)
+    rest = head_size - rotary_dim
     num_together = min(triton.next_power_of_2(max(heads)), max(1, _TILE // (2 * half_block)))
     return {
         "NUM_HEADS": heads[0],
         "NUM_KV_HEADS": heads[1],
         "HEAD_SIZE": head_size,
-        "HALF": rotary_size // 2,
+        "HALF": rotary_dim // 2,
         "HEADS": num_together,
         "HALF_BLOCK": half_block,
         "REST_BLOCK": triton.next_power_of_2(rest) if rest else 0,

@@ -35,7 +35,7 @@ def reload_weights(
     old, new = _tensors(model), _tensors(load_copy(loader))
     if _layout(old) != _layout(new):
         raise WeightError(
-            "the weights cannot be loaded again, because the checkpoint now contains tensors of "
+            "the weights cannot be reloaded, because the checkpoint now contains tensors of "
             "different names, shapes or dtypes; create a new engine"
         )
     for name, tensor in old.items():

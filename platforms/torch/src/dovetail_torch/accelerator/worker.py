@@ -86,7 +86,7 @@ class AcceleratorWorker(TorchWorker):
         if memory is None:
             raise ConfigError(
                 f"enable_sleep_mode=True is not supported on {self._device}: its memory cannot be "
-                "released while addresses stay; set enable_sleep_mode=False."
+                "released without changing addresses; set enable_sleep_mode=False."
             )
         return SleepMode(runtime, memory)
 
@@ -96,8 +96,8 @@ class AcceleratorWorker(TorchWorker):
         With several ranks, the result raises PeerLostError if one of them has exited.
         """
         output = super().sample_tokens(grammar)
-        watch = self._ranks.watch if isinstance(self._ranks, ProcessRanks) else None
-        return output if watch is None else check_peers(output, watch)
+        monitor = self._ranks.monitor if isinstance(self._ranks, ProcessRanks) else None
+        return output if monitor is None else check_peers(output, monitor)
 
     def load_weights(self, model: nn.Module, loader: WeightLoader) -> int:
         """Load and pack the weights of `model`, and return the bytes read.
@@ -179,7 +179,8 @@ class AcceleratorWorker(TorchWorker):
     def graph_capture(self) -> GraphCapture | None:
         """Return what captures graphs, if the device's torch module supports them.
 
-        None with several ranks or offloaded weights: exchanges and copies in graphs are not tested.
+        None with several ranks or offloaded weights: collective operations and copies in graphs are
+        not tested.
         """
         if self._offload is not None:
             logger.warning("Steps run without graphs, because weights are offloaded.")
@@ -199,8 +200,8 @@ class AcceleratorWorker(TorchWorker):
             with suppress(RuntimeError):
                 self._runtime.synchronize()
         ranks = self.__dict__.get("_ranks")
-        if isinstance(ranks, ProcessRanks) and ranks.watch is not None:
-            ranks.watch.close()  # other workers also exit now
+        if isinstance(ranks, ProcessRanks) and ranks.monitor is not None:
+            ranks.monitor.close()  # other workers also exit now
         super().shutdown()
         self._sleep_mode = None
         if "_device" in self.__dict__:

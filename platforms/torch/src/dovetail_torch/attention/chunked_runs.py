@@ -109,7 +109,7 @@ class ChunkedBuilder(AttentionMetadataBuilder):
 def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
     """Return `batch` with its requests divided at the borders of chunks. The order of tokens stays.
 
-    chunk_size: tokens; a multiple of `block_size`. Requests without tokens may be left out.
+    chunk_size: tokens; a multiple of `block_size`. Requests without tokens may be omitted.
     """
     counts_R = np.asarray(batch.query_lens, np.int64)
     ends_R = np.asarray(batch.seq_lens, np.int64)

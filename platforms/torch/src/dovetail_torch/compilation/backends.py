@@ -44,7 +44,7 @@ class InductorBackend(CompileBackend):
     """
 
     def __init__(self, context: CompileContext) -> None:
-        """Store the folder of the cache."""
+        """Store the directory of the cache."""
         self._cache_dir = context.cache_dir
         self._is_new = True
 
@@ -78,11 +78,11 @@ class InductorBackend(CompileBackend):
 
     @contextmanager
     def _folder(self) -> Iterator[None]:
-        """Let Inductor write to `cache_dir`, or to a folder that is deleted afterwards."""
+        """Let Inductor write to `cache_dir`, or to a directory that is deleted afterwards."""
         if self._is_new:
             from torch._inductor.utils import clear_caches
 
-            # Code of earlier engines of this process would be missing in the folder.
+            # Code of earlier engines of this process would be missing in the directory.
             clear_caches()
             self._is_new = False
         with tempfile.TemporaryDirectory(prefix="dovetail-") as spare:

@@ -6,9 +6,9 @@
     index            JSON: {"key": …, "files": [[path, bytes, is executable], …]}
     contents         of the files, in order
 
-The checksum is verified before any file is restored. The folder must belong to this user and no
+The checksum is verified before any file is restored. The directory must belong to this user and no
 other user may write to it (`CacheFolder`), so it detects accidents and is no protection against
-this user. A file that cannot be used is logged and deleted, and the code is compiled again.
+this user. A file that cannot be used is logged and deleted, and the code is recompiled.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ class Restored:
 
 
 class CodeCache:
-    """Restores and stores the files of a folder by key.
+    """Restores and stores the files of a directory by key.
 
-    is_required: whether a folder that cannot be written is an error, because the user named it.
+    is_required: whether a directory that cannot be written is an error, because the user named it.
     """
 
     def __init__(self, folder: CacheFolder, *, is_required: bool = False) -> None:
         self._folder, self._is_required = folder, is_required
 
     def restore(self, key: Mapping[str, Any], target: Path) -> Restored:
-        """Restore the files of `key` in the empty folder `target`.
+        """Restore the files of `key` in the empty directory `target`.
 
-        Raises ConfigError if there are none, and none can be stored in a folder that is required.
+        Raises ConfigError if there are none, and none can be stored in a directory that is
+        required.
         """
         restored = self._restore(key, target)
         if restored.state != "hit" and self._is_required:
@@ -71,7 +72,7 @@ class CodeCache:
             except (FolderError, OSError) as error:
                 raise ConfigError(
                     f"compile_cache={str(self._folder.path)!r} cannot be used: {error}. Choose "
-                    "another folder, or set compile_cache='off'."
+                    "another directory, or set compile_cache='off'."
                 ) from error
         return restored
 
@@ -86,7 +87,7 @@ class CodeCache:
             _unpack(data, key, target)
         except (CacheEntryError, FolderError, OSError) as error:
             logger.warning(
-                "Cached code cannot be used and is compiled again: %s: %s.",
+                "Cached code cannot be used and is recompiled: %s: %s.",
                 self._folder.path / (name + ENDING),
                 error,
             )

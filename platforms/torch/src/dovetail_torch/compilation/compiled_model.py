@@ -3,7 +3,7 @@
 Level "as_is" leaves everything to `torch.compile`: it selects shapes, checks guards in each call,
 and compiles again for a call that does not meet them. The levels "once" and "piecewise" trace the
 forward pass once, for any number of tokens, and then call the compiled code directly, so that no
-guard is evaluated and nothing is compiled again.
+guard is evaluated and nothing is recompiled.
 Dimensions: T tokens, D hidden size, S sampled tokens.
 """
 

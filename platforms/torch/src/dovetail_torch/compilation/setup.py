@@ -49,7 +49,7 @@ class Compilation:
     def __init__(
         self, model: CompiledModel, compiler: GraphCompiler, plan: CompilePlan, folder: Path | None
     ) -> None:
-        """folder: the backend's folder, deleted after the compilation."""
+        """folder: the backend's directory, deleted after compilation."""
         self.model = model
         self._compiler, self._plan, self._folder = compiler, plan, folder
 
@@ -110,7 +110,7 @@ def make_compilation(
         passes.append(NamedPass(name=reference_text(pass_reference), graph_pass=graph_pass))
     cache = _make_cache(compute.compile_cache)
     folder = None
-    if cache is not None:  # created in `run`, so that a failed start leaves no folder
+    if cache is not None:  # created in `run`, so that a failed start leaves no directory
         folder = Path(tempfile.gettempdir()) / f"dovetail-compile-{secrets.token_hex(8)}"
     options = plugins.options_of("compile_backend", cls)
     backend_context = CompileContext(device=device, dtype=dtype, cache_dir=folder, options=options)

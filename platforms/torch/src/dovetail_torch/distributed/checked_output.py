@@ -1,6 +1,6 @@
 """The result of a step of several ranks, which is an error if one of the ranks has exited.
 
-An aborted exchange leaves undefined values on the device, and the step may never end.
+An aborted collective operation leaves undefined values on the device, and the step may never end.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dovetail_torch.runner.step_outputs import Output
 _NAP_S = 50e-6
 
 
-def check_peers(output: Output, watch: RankMonitor) -> Output:
+def check_peers(output: Output, monitor: RankMonitor) -> Output:
     """Return the result, or its checked handle. Raise PeerLostError if a rank has exited."""
     if isinstance(output, ModelRunnerOutput):
-        watch.check()
+        monitor.check()
         return output
-    return CheckedOutput(output, watch)
+    return CheckedOutput(output, monitor)
 
 
 class CheckedOutput:
     """A handle of a step's result. Implements `Handle[ModelRunnerOutput]`."""
 
-    def __init__(self, output: Handle[ModelRunnerOutput], watch: RankMonitor) -> None:
+    def __init__(self, output: Handle[ModelRunnerOutput], monitor: RankMonitor) -> None:
         self._output = output
-        self._watch = watch
+        self._monitor = monitor
 
     def done(self) -> bool:
         """Return whether `result` would return without waiting."""
-        return self._watch.has_lost or self._output.done()
+        return self._monitor.has_lost or self._output.done()
 
     def result(self, timeout: float | None = None) -> ModelRunnerOutput:
         """Wait at most `timeout` seconds for the device, and return the result.
@@ -44,7 +44,7 @@ class CheckedOutput:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"the device has not finished a step within {timeout} s.")
             time.sleep(_NAP_S)
-        self._watch.check()
+        self._monitor.check()
         output = self._output.result(timeout)
-        self._watch.check()
+        self._monitor.check()
         return output

@@ -85,13 +85,13 @@ def _check(context: WorkerContext) -> None:
             "platform, or set tensor_parallel_size=1."
         )
     url = urlsplit(context.rendezvous)
-    # torch would wait for minutes for a folder that does not exist.
+    # torch would wait for minutes for a directory that does not exist.
     there = url.scheme == "tcp" or (url.scheme == "file" and Path(url.path).parent.is_dir())
     if not there:
         raise ConfigError(
             f"tensor_parallel_size={expected_size} was requested, but the rendezvous "
-            f"{context.rendezvous!r} is neither a file:// URL in an existing folder nor a tcp:// "
-            "URL: the executor must provide one of them."
+            f"{context.rendezvous!r} is neither a file:// URL in an existing directory nor a "
+            "tcp:// URL: the executor must provide one of them."
         )
 
 

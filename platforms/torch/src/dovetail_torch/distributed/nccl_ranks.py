@@ -1,4 +1,4 @@
-"""Ranks that exchange tensors on the device with NCCL, or with RCCL under the same name.
+"""Ranks that run collective operations on the device with NCCL, or with RCCL under the same name.
 
 This module does not depend on a platform: any torch build with the process group "nccl" can use it.
 """
@@ -32,13 +32,13 @@ def join_nccl(store: Store, *, rank: int, size: int, timeout: timedelta) -> Proc
     options._timeout = timeout
     group = distributed.ProcessGroupNCCL(store, rank, size, options)
     own = distributed.PrefixStore("peers", store)
-    watch = monitor_ranks(own, rank=rank, size=size, abort=lambda: _abort(group))
-    return ProcessRanks(group, rank=rank, size=size, watch=watch)
+    monitor = monitor_ranks(own, rank=rank, size=size, abort=lambda: _abort(group))
+    return ProcessRanks(group, rank=rank, size=size, monitor=monitor)
 
 
 def _abort(group: Any) -> None:
-    """End all exchanges of the group, so that the device continues."""
+    """Abort all collective operations of the group, so that the device continues."""
     try:
         group.abort()
-    except Exception:  # the watch's thread has no caller
-        logger.exception("The exchange of tensors could not be aborted.")
+    except Exception:  # the monitor's thread has no caller
+        logger.exception("The collective operation could not be aborted.")

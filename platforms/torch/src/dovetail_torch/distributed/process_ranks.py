@@ -1,4 +1,4 @@
-"""The ranks of one engine as processes that exchange tensors through a torch process group.
+"""The ranks of one engine as processes of a torch process group.
 
 This module implements `dovetail.interfaces.RankGroup`. This module does not depend on devices,
 layers or backends; ranks are joined in `joining`.
@@ -19,17 +19,17 @@ from dovetail_torch.distributed.rank_monitor import RankMonitor
 class ProcessRanks:
     """One rank of several.
 
-    group: exchanges the device's tensors; this object is its only user. batch_invariant: true for
-    up to two ranks. With more ranks, the order of a sum depends on the offset in the tensor.
-    watch: the watch of the other ranks, if the device waits for them instead of the host; otherwise
-    None.
+    group: runs collective operations on the device; this object is its only user. batch_invariant:
+    true for up to two ranks. With more ranks, the order of a sum depends on the offset in the
+    tensor. monitor: the monitor of the other ranks, if the device waits for them instead of the
+    host; otherwise None.
     """
 
     def __init__(
-        self, group: Any, *, rank: int, size: int, watch: RankMonitor | None = None
+        self, group: Any, *, rank: int, size: int, monitor: RankMonitor | None = None
     ) -> None:
         self.group = group
-        self.watch = watch
+        self.monitor = monitor
         self.rank = rank
         self.size = size
         self.batch_invariant = size <= 2
@@ -64,6 +64,6 @@ class ProcessRanks:
         except RuntimeError as error:
             cause = str(error).partition("\n")[0]
             raise PeerLostError(
-                f"rank {self.rank} of {self.size} cannot exchange tensors with other "
+                f"rank {self.rank} of {self.size} cannot run collective operations with other "
                 f"ranks ({cause}): one of them has exited or hangs; see its log."
             ) from error

@@ -1,9 +1,9 @@
-"""Monitors the processes of the other ranks, and aborts the exchange of tensors if one exits.
+"""Monitors the processes of the other ranks, and aborts collective operations if one exits.
 
-On an asynchronous device, an exchange with a process that has exited never ends, and the host
-would wait for the device until the timeout of the process group. The monitor needs ranks on one
-machine and a kernel with `pidfd_open` (Linux 5.3). Other ranks are not watched: the timeouts of the
-executor and of the process group end an exchange with them.
+On an asynchronous device, a collective operation with a process that has exited never ends, and the
+host would wait for the device until the timeout of the process group. The monitor needs ranks on
+one machine and a kernel with `pidfd_open` (Linux 5.3). Other ranks are not monitored: the timeouts
+of the executor and of the process group end a collective operation with them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMESPACE = "/proc/self/ns/pid"
 
 
 class RankMonitor:
-    """Calls `abort` once, in a thread, when a watched process exits."""
+    """Calls `abort` once, in a thread, when a monitored process exits."""
 
     def __init__(self, pids: Mapping[int, int], abort: Callable[[], None]) -> None:
         """pids: process ids by rank, without this process. abort: must not raise."""
@@ -45,25 +45,27 @@ class RankMonitor:
             except ProcessLookupError:
                 self._lost = rank
             except OSError as error:
-                logger.warning("The process %d of rank %d cannot be watched: %s", pid, rank, error)
+                logger.warning(
+                    "The process %d of rank %d cannot be monitored: %s", pid, rank, error
+                )
         self._thread = threading.Thread(target=self._run, name="rank-monitor", daemon=True)
         self._thread.start()
 
     @property
-    def num_watched(self) -> int:
-        """The number of processes that are watched."""
+    def num_monitored(self) -> int:
+        """The number of processes that are monitored."""
         return len(self._ranks)
 
     @property
     def has_lost(self) -> bool:
-        """Whether a watched process has exited."""
+        """Whether a monitored process has exited."""
         return self._lost is not None
 
     def check(self) -> None:
-        """Raise PeerLostError if a watched process has exited."""
+        """Raise PeerLostError if a monitored process has exited."""
         if self._lost is not None:
             raise PeerLostError(
-                f"rank {self._lost} has exited, so the exchange of tensors was aborted; see the "
+                f"rank {self._lost} has exited, so the collective operation was aborted; see the "
                 "log of its worker."
             )
 
@@ -87,7 +89,7 @@ class RankMonitor:
                 if self._wake_read in ready:
                     return
                 self._lost = self._ranks[ready[0]]
-            logger.error("Rank %d has exited; the exchange of tensors is aborted.", self._lost)
+            logger.error("Rank %d has exited; collective operations are aborted.", self._lost)
             self._abort()
         finally:
             for descriptor in (*self._ranks, self._wake_read):

@@ -2,7 +2,7 @@
 
 A decode step sums a few hundred KiB after every layer. Each rank writes its tensor to a shared
 buffer, and one kernel per rank reads all buffers and adds them in the order of the ranks: one
-exchange instead of several rounds along a ring. Larger tensors use the process group.
+collective operation instead of several steps along a ring. Larger tensors use the process group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RanksWithSmallSums(ProcessRanks):
 
     def __init__(self, ranks: ProcessRanks, sums: SmallSums) -> None:
         """ranks: the rank without small sums. sums: the small sums of the same ranks."""
-        super().__init__(ranks.group, rank=ranks.rank, size=ranks.size, watch=ranks.watch)
+        super().__init__(ranks.group, rank=ranks.rank, size=ranks.size, monitor=ranks.monitor)
         self._sums = sums
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from dovetail_torch.layers.attention import (
     LatentAttention,
     attention_layers,
     cache_layers,
-    share_heads,
+    replicate_kv_heads,
 )
 from dovetail_torch.layers.embedding import ParallelLMHead, VocabParallelEmbedding
 from dovetail_torch.layers.experts import (
@@ -79,5 +79,5 @@ __all__ = [
     "linear_layers",
     "make_experts",
     "pack_linears",
-    "share_heads",
+    "replicate_kv_heads",
 ]

@@ -2,8 +2,8 @@
 
 It does not depend on a cache, block tables or a backend: the runner reads its parameters, creates
 the backend's layer and calls it in `AttentionContext.attend`. The sizes that a model passes are
-those of the whole model; if ranks share it, `share_heads` reduces each layer to the rank's heads.
-Dimensions: T tokens, H query heads, K key-value heads, D head size.
+those of the whole model; if ranks share it, `replicate_kv_heads` reduces each layer to the rank's
+heads. Dimensions: T tokens, H query heads, K key-value heads, D head size.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def attention_facts(layers: Collection[Attention]) -> AttentionFacts:
     )
 
 
-def share_heads(model: nn.Module, ranks: RankGroup) -> None:
+def replicate_kv_heads(model: nn.Module, ranks: RankGroup) -> None:
     """Reduce each attention layer of `model` to the heads of this rank.
 
     Call it once, after creation and before weights are loaded.

@@ -96,7 +96,7 @@ class ParallelLMHead(ParallelLinear):
         logits_SV = self.linear_method.apply(self, hidden_SD)
         if self.shard.is_whole:
             return logits_SV
-        # Ranks exchange parts of equal size, so ranks with a smaller part pad it.
+        # An all-gather needs parts of equal size, so ranks with a smaller part pad it.
         missing = self.maximum - self.shard.size
         if missing:
             logits_SV = functional.pad(logits_SV, (0, missing))

@@ -127,7 +127,7 @@ class ParallelLinear(nn.Module):
         """Announce that the loader will provide part number `part` as blocks of this type."""
         self.expected_blocks[part] = type_name
 
-    def lend_blocks(self, part: int, blocks: BlockWeight) -> None:
+    def share_blocks(self, part: int, blocks: BlockWeight) -> None:
         """Use these blocks for part number `part`."""
         self.expect_blocks(part, blocks.type_name)
         self.blocks[part] = blocks

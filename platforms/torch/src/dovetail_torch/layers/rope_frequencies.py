@@ -2,7 +2,7 @@
 
 The old form is `rope_theta` and `rope_scaling` ("type" or "rope_type"); the new form is
 `rope_parameters`, which contains all parameters. A type that is not in `ROPE_TYPES` is rejected.
-Dimensions: F half of the rotary size.
+Dimensions: F half of rotary_dim.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def read_rope_parameters(
         )
     if any(isinstance(value, Mapping) for value in rope_config.values()):
         raise ModelError(
-            f"config.json: rope_parameters differ by type of layer ({', '.join(rope_config)}); the "
-            "rotary embedding must be the same for all layers"
+            f"config.json: rope_parameters differ between layer types ({', '.join(rope_config)}); "
+            "the rotary embedding must be the same for all layers"
         )
     parameters = dict(rope_config)
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
@@ -81,30 +81,30 @@ def read_rope_parameters(
     return parameters
 
 
-def rope_frequencies(parameters: Parameters, rotary_size: int) -> Frequencies:
+def rope_frequencies(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """Return the angles per position, float32 [F], and a factor on cosines and sines.
 
     parameters: as `read_rope_parameters` returns them. Raises ModelError, naming the field, if
     one is missing or not a number.
     """
-    return ROPE_TYPES[parameters["rope_type"]](parameters, rotary_size)
+    return ROPE_TYPES[parameters["rope_type"]](parameters, rotary_dim)
 
 
-def _default(parameters: Parameters, rotary_size: int) -> Frequencies:
-    """Su et al. 2021, arXiv:2104.09864: theta ** (-2·i / rotary size)."""
-    exponent_F = torch.arange(0, rotary_size, 2, dtype=torch.float32) / rotary_size
+def _default(parameters: Parameters, rotary_dim: int) -> Frequencies:
+    """Su et al. 2021, arXiv:2104.09864: theta ** (-2·i / rotary_dim)."""
+    exponent_F = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     return 1.0 / (_number(parameters, "rope_theta") ** exponent_F), 1.0
 
 
-def _linear(parameters: Parameters, rotary_size: int) -> Frequencies:
+def _linear(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """Position interpolation, Chen et al. 2023, arXiv:2306.15595."""
-    frequency_F, _ = _default(parameters, rotary_size)
+    frequency_F, _ = _default(parameters, rotary_dim)
     return frequency_F / _number(parameters, "factor"), 1.0
 
 
-def _llama3(parameters: Parameters, rotary_size: int) -> Frequencies:
+def _llama3(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """Llama 3.1, arXiv:2407.21783: only low frequencies are interpolated."""
-    frequency_F, _ = _default(parameters, rotary_size)
+    frequency_F, _ = _default(parameters, rotary_dim)
     low = _number(parameters, "low_freq_factor")
     high = _number(parameters, "high_freq_factor")
     turns_F = _number(parameters, "original_max_position_embeddings") * frequency_F / (2 * math.pi)
@@ -116,9 +116,9 @@ def _llama3(parameters: Parameters, rotary_size: int) -> Frequencies:
     return (1 - keep_F) * slow_F + keep_F * frequency_F, 1.0
 
 
-def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
+def _yarn(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """YaRN, Peng et al. 2023, arXiv:2309.00071: a ramp over the dimensions, and a temperature."""
-    frequency_F, _ = _default(parameters, rotary_size)
+    frequency_F, _ = _default(parameters, rotary_dim)
     theta = _number(parameters, "rope_theta")
     if theta == 1:
         raise ModelError(
@@ -127,16 +127,16 @@ def _yarn(parameters: Parameters, rotary_size: int) -> Frequencies:
     length = _number(parameters, "original_max_position_embeddings")
 
     def dimension_of(turns: float) -> float:
-        return rotary_size * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     first = dimension_of(_number(parameters, "beta_fast", 32, zero_is_absent=True))
     last = dimension_of(_number(parameters, "beta_slow", 1, zero_is_absent=True))
     if parameters.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, rotary_size - 1)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
     # Equal ends would divide by zero; use a step at `first` instead.
     width = (last - first) or 0.001
-    dimension_F = torch.arange(rotary_size // 2, dtype=torch.float32)
+    dimension_F = torch.arange(rotary_dim // 2, dtype=torch.float32)
     slow_share_F = ((dimension_F - first) / width).clamp(0, 1)
     slow_F = frequency_F / _yarn_stretch(parameters)
     return slow_share_F * slow_F + (1 - slow_share_F) * frequency_F, _yarn_factor(parameters)
@@ -185,26 +185,26 @@ def _is_number(value: object) -> bool:
     return is_number and _MINIMUM < value < _GREATEST
 
 
-def _dynamic(parameters: Parameters, rotary_size: int) -> Frequencies:
+def _dynamic(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """NTK scaling: theta grows with the length, here always max_model_len.
 
     transformers uses the length of the longest sequence so far instead, so that its angles change
     during a sequence; both agree for a sequence of max_model_len tokens, and below the original
     length.
     """
-    if rotary_size < 4:
+    if rotary_dim < 4:
         raise ModelError(
-            f"config.json: rope type 'dynamic' needs a rotary size of at least 4, got {rotary_size}"
+            f"config.json: rope type 'dynamic' requires rotary_dim of at least 4, got {rotary_dim}"
         )
     factor = _number(parameters, "factor")
     original = _number(parameters, "max_position_embeddings")
     length = max(parameters.get("max_model_len") or 0, original)
     stretch = factor * length / original - (factor - 1)
-    theta = _number(parameters, "rope_theta") * stretch ** (rotary_size / (rotary_size - 2))
-    return _default({**parameters, "rope_theta": theta}, rotary_size)
+    theta = _number(parameters, "rope_theta") * stretch ** (rotary_dim / (rotary_dim - 2))
+    return _default({**parameters, "rope_theta": theta}, rotary_dim)
 
 
-def _longrope(parameters: Parameters, rotary_size: int) -> Frequencies:
+def _longrope(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """LongRoPE, Ding et al. 2024, arXiv:2402.13753: a divisor for each frequency.
 
     The long divisors are used if max_model_len is above the original length, otherwise the short
@@ -213,13 +213,13 @@ def _longrope(parameters: Parameters, rotary_size: int) -> Frequencies:
     original = _number(parameters, "original_max_position_embeddings")
     name = "long_factor" if (parameters.get("max_model_len") or 0) > original else "short_factor"
     divisors = parameters.get(name)
-    is_list = isinstance(divisors, list | tuple) and len(divisors) == rotary_size // 2
+    is_list = isinstance(divisors, list | tuple) and len(divisors) == rotary_dim // 2
     if not is_list or not all(_is_number(value) for value in divisors):
         raise ModelError(
-            f"config.json: rope type 'longrope' needs {name} with {rotary_size // 2} positive "
+            f"config.json: rope type 'longrope' needs {name} with {rotary_dim // 2} positive "
             f"numbers, got {shorten(divisors)}: correct rope_parameters"
         )
-    frequency_F, _ = _default(parameters, rotary_size)
+    frequency_F, _ = _default(parameters, rotary_dim)
     factor = parameters.get("factor")
     stretch = (
         _number(parameters, "max_position_embeddings") / original
@@ -233,10 +233,10 @@ def _longrope(parameters: Parameters, rotary_size: int) -> Frequencies:
     return frequency_F / torch.tensor(divisors, dtype=torch.float32), scale
 
 
-def _proportional(parameters: Parameters, rotary_size: int) -> Frequencies:
+def _proportional(parameters: Parameters, rotary_dim: int) -> Frequencies:
     """Only some frequencies rotate features of the head; all others have the angle 0."""
-    frequency_F, _ = _default(parameters, rotary_size)
-    num_rotated = int(_number(parameters, "partial_rotary_factor") * rotary_size // 2)
+    frequency_F, _ = _default(parameters, rotary_dim)
+    num_rotated = int(_number(parameters, "partial_rotary_factor") * rotary_dim // 2)
     frequency_F[num_rotated:] = 0
     return frequency_F / _number(parameters, "factor", 1.0), 1.0
 

@@ -1,7 +1,7 @@
 """Rotary position embedding: a table of cosines and sines, applied by the context's ops.
 
-Dimensions: T tokens, H query heads, K key-value heads, S head size, P positions, R rotary size,
-F half of the rotary size.
+Dimensions: T tokens, H query heads, K key-value heads, S head size, P positions, R rotary_dim,
+F half of rotary_dim.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POSITIONS_AT_ONCE = 4096
 class RotaryEmbedding(nn.Module):
     """Rotates queries and keys by their positions. One instance serves all layers of a model.
 
-    cos_sin_PR: float32 [max_model_len, rotary size], first cosines, then sines; not persistent.
+    cos_sin_PR: float32 [max_model_len, rotary_dim], first cosines, then sines; not persistent.
     Positions must be below max_model_len. Raises ModelError for an unsupported config.
 
     A long table in host memory is filled as positions are used. Its address never changes. A
@@ -38,10 +38,10 @@ class RotaryEmbedding(nn.Module):
         context: ModelContext,
         head_size: int,
         *,
-        rotary_size: int | None = None,
+        rotary_dim: int | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        """rotary_size: number of leading features per head to rotate. None to read the config.
+        """rotary_dim: number of leading features per head to rotate. None to read the config.
 
         parameters: as returned by `read_rope_parameters`. None to read the config.
         """
@@ -50,17 +50,17 @@ class RotaryEmbedding(nn.Module):
         if parameters is None:
             parameters = read_rope_parameters(context.hf_config)
         parameters = {**parameters, "max_model_len": context.max_model_len}
-        if rotary_size is None:
-            rotary_size = int(head_size * parameters["partial_rotary_factor"])
-        if rotary_size % 2 or not 0 < rotary_size <= head_size:
+        if rotary_dim is None:
+            rotary_dim = int(head_size * parameters["partial_rotary_factor"])
+        if rotary_dim % 2 or not 0 < rotary_dim <= head_size:
             raise ModelError(
-                f"rotary size {rotary_size} of head size {head_size} is invalid: it must be even, "
-                "above 0 and within the head; see head_dim and partial_rotary_factor in config.json"
+                f"rotary_dim={rotary_dim} is invalid for head_dim={head_size}: it must be even, "
+                "positive and at most head_dim; see partial_rotary_factor in config.json"
             )
-        self._frequency_F, self._factor = rope_frequencies(parameters, rotary_size)
+        self._frequency_F, self._factor = rope_frequencies(parameters, rotary_dim)
         self.grows_ahead = False
         self._num_ready, self.num_positions = 0, context.max_model_len
-        cos_sin_PR = lazy_zeros((self.num_positions, rotary_size), torch.float32, context.device)
+        cos_sin_PR = lazy_zeros((self.num_positions, rotary_dim), torch.float32, context.device)
         self.cos_sin_PR: torch.Tensor
         self.register_buffer("cos_sin_PR", cos_sin_PR, persistent=False)
         can_wait = self.num_positions > _POSITIONS_AT_ONCE and is_host_memory(context.device)

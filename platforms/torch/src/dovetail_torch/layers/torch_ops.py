@@ -2,7 +2,7 @@
 
 It is the reference for fused providers. It has no state and runs on any device.
 Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
-P positions, F half of the rotary size, N query and key-value heads together; R rows and V width of
+P positions, F half of rotary_dim, N query and key-value heads together; R rows and V width of
 logits or of an embedding's table.
 """
 
@@ -108,12 +108,12 @@ class TorchOps(Ops):
         cos_sin_PS: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q and k, rotated by their positions (NeoX style). Views of one new tensor."""
-        rotary_size = cos_sin_PS.shape[-1]
-        if rotary_size < q_THS.shape[-1]:
+        rotary_dim = cos_sin_PS.shape[-1]
+        if rotary_dim < q_THS.shape[-1]:
             return self._rotate_partly(q_THS, k_TKS, positions_T, cos_sin_PS)
         # Rotating queries and keys together halves the calls, which dominate a decode step.
         heads_TNS = torch.cat((q_THS, k_TKS), dim=1).float()
-        heads_TN2F = heads_TNS.view(*heads_TNS.shape[:2], 2, rotary_size // 2)
+        heads_TN2F = heads_TNS.view(*heads_TNS.shape[:2], 2, rotary_dim // 2)
         cos_T11F, sin_T11F = cos_sin_PS.index_select(0, positions_T)[:, None, None].chunk(2, dim=-1)
         signed_sin_T12F = torch.cat((-sin_T11F, sin_T11F), dim=-2)
         turned_TN2F = torch.addcmul(heads_TN2F * cos_T11F, heads_TN2F.flip(-2), signed_sin_T12F)

@@ -37,7 +37,7 @@ class _PooledStep:
 
 
 class PoolingRunner(ModelRunner):
-    """Runs one model that pools."""
+    """Runs one pooling model."""
 
     def __init__(self, loaded: LoadedModel, attention: AttentionState, head: PoolerHead) -> None:
         super().__init__(loaded, attention)

@@ -93,11 +93,11 @@ class Assignment:
         return not is_cut and any(type_name in layer.block_types for layer, _ in self.takers)
 
     def expect_blocks(self, type_name: str) -> None:
-        """Announce to the layers that `lend_blocks` will be called."""
+        """Announce to the layers that `share_blocks` will be called."""
         for layer, part in self.takers:
             layer.expect_blocks(part, type_name)
 
-    def lend_blocks(self, blocks: BlockWeight) -> None:
+    def share_blocks(self, blocks: BlockWeight) -> None:
         """Pass this rank's part of the blocks of the whole weight to the layers."""
         rows_OB = blocks.rows_OB[self.shards[0].slice] if self.shards else blocks.rows_OB
         for shard in self._in:
@@ -107,7 +107,7 @@ class Assignment:
             )
             rows_OB = rows_OB[:, first:end]
         for layer, part in self.takers:
-            layer.lend_blocks(part, replace(blocks, rows_OB=rows_OB))
+            layer.share_blocks(part, replace(blocks, rows_OB=rows_OB))
 
     @property
     def _in(self) -> tuple[Shard, ...]:
@@ -237,7 +237,7 @@ class WeightTable:
             own, layout = self.names.to_model(name)
             first = tuple(self.aliases.get(item, item) for item in own)
             if self.settled.issuperset(first):
-                continue  # the weight is packed already, or the model does not use it
+                continue  # the weight is already packed, or the model does not use it
             if not all(item in self.assignments for item in first) or filled.intersection(own):
                 if is_kv_scale(own[0]):
                     chosen |= self._scale(name, own[0])

@@ -54,7 +54,7 @@ def find_weight_files(model_dir: Path) -> dict[Path, frozenset[str]]:
         # Only file names are allowed: an index must not point outside of the model directory.
         if not isinstance(file_name, str) or os.path.basename(file_name) != file_name:
             raise WeightError(
-                f"{index}: weight {shorten(name)} must be in a file of the same folder, "
+                f"{index}: weight {shorten(name)} must be in a file of the same directory, "
                 f"not in {shorten(file_name)}"
             )
         promised.setdefault(file_name, set()).add(name)

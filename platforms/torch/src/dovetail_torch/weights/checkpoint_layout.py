@@ -60,9 +60,9 @@ def join_rotary_pairs(rows: torch.Tensor, layout: StoredLayout, dim: int = 0) ->
 
     It is the inverse of `split_rotary_pairs`.
     """
-    head_size, rotary_size = layout.rotary_pairs
-    start = head_size - rotary_size if layout.rotary_last else 0
-    sizes = [start, rotary_size, head_size - rotary_size - start]
+    head_size, rotary_dim = layout.rotary_pairs
+    start = head_size - rotary_dim if layout.rotary_last else 0
+    sizes = [start, rotary_dim, head_size - rotary_dim - start]
     first, rotary, rest = rows.unflatten(dim, (-1, head_size)).split(sizes, dim=dim + 1)
     halves = rotary.unflatten(dim + 1, (2, -1))
     pairs = halves.transpose(dim + 1, dim + 2).flatten(dim + 1, dim + 2)

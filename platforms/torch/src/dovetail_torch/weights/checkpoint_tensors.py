@@ -23,7 +23,7 @@ CHECKPOINT_TENSORS = "checkpoint_tensors"
 PIECE_VALUES = 1 << 22
 """Number of values that are read at the same time."""
 MAX_MAPPED_BYTES = 256 << 20
-"""Bytes that are read from a mapping before the file is mapped again."""
+"""Bytes that are read from a mapping before the file is remapped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ReadsCheckpointTensors(Protocol):
 class MappedFiles:
     """Reads tensors of safetensors files, of which one at a time is mapped.
 
-    The file is mapped again after `MAX_MAPPED_BYTES`, which removes the pages that were read from
+    The file is remapped after `MAX_MAPPED_BYTES`, which removes the pages that were read from
     the memory of the process.
     """
 

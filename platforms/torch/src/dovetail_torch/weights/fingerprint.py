@@ -2,7 +2,7 @@
 
 A fingerprint consists of sizes, modification times, headers and samples of the contents, and does
 not depend on the path of the files. It does not protect against files that are crafted to have the
-same fingerprint, because a user who can write to the folder can also replace the weights.
+same fingerprint, because a user who can write to the directory can also replace the weights.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ScaleAssignment:
     shape: tuple[int, ...] = ()
 
     def check(self, shape: Collection[int], source: str) -> None:
-        """Raise WeightError unless the scale is one number; `source` names the file."""
+        """Raise WeightError unless the scale has exactly one element; `source` names the file."""
         if math.prod(shape) != 1:
             raise WeightError(
                 f"{source}: the scale {self.name} has the shape {list(shape)}, but only one scale "

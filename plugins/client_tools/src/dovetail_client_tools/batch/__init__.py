@@ -1,1 +1,1 @@
-"""`dovetail run-batch`: executes a file with requests, one in each line."""
+"""`dovetail run-batch`: executes a file with requests, one per line."""

@@ -39,7 +39,7 @@ class InputFile:
                 "Split the file."
             )
         if not self.num_lines:
-            raise ConfigError(f"{str(path)!r} has no lines. Write one request in each line.")
+            raise ConfigError(f"{str(path)!r} has no lines. Write one request per line.")
 
     def lines(self) -> Iterator[InputLine]:
         """Yield the lines that are not blank."""

@@ -38,7 +38,7 @@ else:
 
 BATCH_GROUP = Group("Batch options", sort_key=1)
 MAX_CONCURRENCY = 4096
-_INPUT_HELP = "File with one request in each line, in OpenAI's batch format."
+_INPUT_HELP = "File with one request per line, in OpenAI's batch format."
 _OUTPUT_HELP = "File that receives one record for each line, in the order of completion."
 _RESUME_HELP = "Continue the output file: execute only lines that have no record."
 _OVERWRITE_HELP = "Delete the content of the output file."
@@ -101,7 +101,9 @@ def run_batch(
 def _mode(batch: BatchOptions) -> Mode:
     """Return how the output file is opened. Raise ConfigError for wrong options."""
     if not 1 <= batch.concurrency <= MAX_CONCURRENCY:
-        raise ConfigError(f"--concurrency {batch.concurrency} must be from 1 to {MAX_CONCURRENCY}.")
+        raise ConfigError(
+            f"--concurrency {batch.concurrency} must be between 1 and {MAX_CONCURRENCY}."
+        )
     if not 0 < batch.timeout_s < math.inf:
         raise ConfigError(f"--timeout-s {batch.timeout_s:g} must be a positive number of seconds.")
     if batch.resume and batch.overwrite:

@@ -43,14 +43,14 @@ class LoadOptions:
         str,
         _load(
             "Requests per second: a number, several such as 1,2,4, FROM:TO:COUNT, or inf. Several "
-            "rates are measured one after the other."
+            "rates are measured one by one."
         ),
     ] = ""
     concurrency: Annotated[
         str,
         _load(
             "Without --request-rate: closed loop with this number of requests in flight; several "
-            "such as 1,8,64 are measured one after the other. With it: limit of requests in flight."
+            "such as 1,8,64 are measured one by one. With it: limit of requests in flight."
         ),
     ] = ""
     num_prompts: Annotated[int, _load("Number of requests of each measurement.")] = 100
@@ -126,13 +126,13 @@ def planned_points(options: LoadOptions) -> list[PlannedPoint]:
     rates = _read_numbers("--request-rate", options.request_rate, maximum=math.inf)
     limits = _read_numbers("--concurrency", options.concurrency, maximum=MAX_IN_FLIGHT)
     if any(value != int(value) for value in limits):
-        raise ConfigError(f"--concurrency {options.concurrency} must be integers.")
+        raise ConfigError(f"--concurrency {options.concurrency} must be one or more integers.")
     if not rates:
         return [PlannedPoint(rate=0.0, concurrency=int(limit)) for limit in limits or [1]]
     if len(limits) > 1:
         raise ConfigError(
-            "--concurrency with --request-rate is a limit, so it must be one number. Leave "
-            "--request-rate out to measure several closed loops."
+            "--concurrency with --request-rate is a limit, so it must be one number. Omit "
+            "--request-rate to measure several closed loops."
         )
     limit = int(limits[0]) if limits else 0
     return [PlannedPoint(rate=rate, concurrency=limit) for rate in rates]
@@ -177,7 +177,7 @@ def check_options(load: LoadOptions, request: RequestOptions) -> None:
     for name, (low, high) in bounds.items():
         value = getattr(load, name)
         if not low <= value <= high:
-            raise ConfigError(f"{_flag(name)} {value} must be from {low:,} to {high:,}.")
+            raise ConfigError(f"{_flag(name)} {value} must be between {low:,} and {high:,}.")
     if not 0 <= load.duration_s < math.inf:
         raise ConfigError(f"--duration-s {load.duration_s:g} must not be negative.")
     if not 0 < load.burstiness < math.inf:

@@ -92,7 +92,7 @@ def _check_files(report: ReportOptions) -> None:
     """Raise ConfigError before the test, not after it."""
     for option, path in (("--json", report.json), ("--html", report.html)):
         if path is not None and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{option} {path} is in a folder that does not exist.")
+            raise ConfigError(f"{option} {path} is in a directory that does not exist.")
     if report.html is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(
             "--html needs matplotlib. Run: pip install 'dovetail-client-tools[report]'"

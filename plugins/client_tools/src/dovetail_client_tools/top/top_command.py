@@ -44,7 +44,8 @@ def top(
     """Show requests, rates, cache use and steps of a running server; q ends the display."""
     if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S or math.isnan(interval_s):
         raise ConfigError(
-            f"--interval-s {interval_s:g} must be from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}."
+            f"--interval-s {interval_s:g} must be between {MIN_INTERVAL_S:g} and "
+            f"{MAX_INTERVAL_S:g}."
         )
     from rich.console import Console
 

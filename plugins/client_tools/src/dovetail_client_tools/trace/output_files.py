@@ -33,14 +33,14 @@ class TraceFiles:
     """Writes the files of a trace. sinks: receive its parts."""
 
     def __init__(self, perfetto: Path | None, html: Path | None) -> None:
-        """Check the paths. Raise ConfigError for a folder that does not exist."""
+        """Check the paths. Raise ConfigError for a directory that does not exist."""
         if perfetto is None and html is None:
             raise ConfigError("Use --html FILE, --perfetto FILE, or both.")
         if perfetto is not None and perfetto == html:
             raise ConfigError("--html and --perfetto must be different files.")
         for option, path in (("--perfetto", perfetto), ("--html", html)):
             if path is not None and not path.absolute().parent.is_dir():
-                raise ConfigError(f"{option} {path} is in a folder that does not exist.")
+                raise ConfigError(f"{option} {path} is in a directory that does not exist.")
         self._perfetto, self._html = perfetto, html
         self._writer: PerfettoFile | None = None
         self._page = ViewerPage() if html is not None else None

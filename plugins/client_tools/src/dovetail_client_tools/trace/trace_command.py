@@ -63,7 +63,7 @@ def trace(
         raise ConfigError("Specify either a decision log or --url with the address of a server.")
     if not 0 < duration_s <= MAX_DURATION_S or math.isnan(duration_s):
         raise ConfigError(
-            f"--duration-s {duration_s:g} must be above 0, and at most {MAX_DURATION_S:g}."
+            f"--duration-s {duration_s:g} must be positive and at most {MAX_DURATION_S:g}."
         )
     if steps and url:
         raise ConfigError("--steps selects steps of a decision log; with --url, use --duration-s.")

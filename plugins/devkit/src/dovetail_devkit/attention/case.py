@@ -37,7 +37,7 @@ class AttentionCase:
     """One step to check, with the number of cached tokens and of new tokens of each request.
 
     runs: (context_len, query_len) of each request, in the order of the batch.
-    rotary_size: number of features of each head that the layer must rotate; 0 for none.
+    rotary_dim: number of features of each head that the layer must rotate; 0 for none.
     scale_factor: scale of the scores, divided by head_size ** -0.5. It is not 1, so that a backend
         that ignores the scale is detected.
     cache_dtype: element type of the cache; "" for the model's dtype.
@@ -56,7 +56,7 @@ class AttentionCase:
     soft_cap: float = 0.0
     sinks: bool = False
     alibi: bool = False
-    rotary_size: int = 0
+    rotary_dim: int = 0
     scale_factor: float = 1.5
     cache_dtype: str = ""
     has_layer_scales: bool = False
@@ -72,7 +72,7 @@ class AttentionCase:
         cap = f", soft cap {self.soft_cap}" if self.soft_cap else ""
         rest = ", sinks" if self.sinks else ""
         rest += ", ALiBi" if self.alibi else ""
-        rest += f", {self.rotary_size} rotated" if self.rotary_size else ""
+        rest += f", {self.rotary_dim} rotated" if self.rotary_dim else ""
         rest += f", cache of {self.cache_dtype}" if self.cache_dtype else ""
         rest += ", per-layer scales" if self.has_layer_scales else ""
         rest += f", padding {self.padding}" if self.padding else ""
@@ -255,7 +255,7 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
 
 def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:
     """Return `case` with heads that the layer rotates. part: 1 / part of a head is rotated."""
-    return replace(case, rotary_size=case.head_size // part // 2 * 2)
+    return replace(case, rotary_dim=case.head_size // part // 2 * 2)
 
 
 def _shapes(block_size: int) -> dict[str, tuple[tuple[int, int], ...]]:

@@ -179,8 +179,8 @@ class AttentionRows:
         import torch
 
         q, k, v = self._split(qkv)
-        if self.case.rotary_size:
-            table_PR = rotary_table(self.case.rotary_size, torch.device("cpu")).double()
+        if self.case.rotary_dim:
+            table_PR = rotary_table(self.case.rotary_dim, torch.device("cpu")).double()
             cos_sin_TR = table_PR[far_apart(0, len(qkv))]
             q, k = turned(q.double(), cos_sin_TR), turned(k.double(), cos_sin_TR)
         if self.case.has_layer_scales:
@@ -191,10 +191,10 @@ class AttentionRows:
         """Return the optional arguments of the layer for a step with these requests."""
         import torch
 
-        if not self.case.rotary_size:
+        if not self.case.rotary_dim:
             return ()
         positions = [position for _, first, n in runs for position in far_apart(first, n)]
-        table_PR = rotary_table(self.case.rotary_size, self.device)
+        table_PR = rotary_table(self.case.rotary_dim, self.device)
         positions_T = torch.tensor(positions, device=self.device)
         return (RotaryArgs(ops=FakeOps(), positions_T=positions_T, cos_sin_PR=table_PR),)
 

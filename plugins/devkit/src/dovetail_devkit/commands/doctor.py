@@ -35,7 +35,7 @@ def doctor(
     Every installed plugin is loaded. Each distribution gets a separate process.
     """
     if not deadline > 0:
-        raise ConfigError(f"--deadline {deadline:g} must be above 0 seconds.")
+        raise ConfigError(f"--deadline {deadline:g} must be a positive number of seconds.")
     with progress_note() as note:
         findings = examine(deadline_s=deadline, progress=note, no_plugins=no_plugins)
     if as_json:

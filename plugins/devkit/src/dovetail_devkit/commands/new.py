@@ -11,8 +11,8 @@ from dovetail.cli.plugins_table import print_json, print_line
 from dovetail_devkit.scaffold import BLUEPRINTS, write_package
 
 _KIND_HELP = f"One of {', '.join(BLUEPRINTS)}."
-_NAME_HELP = "Name of the plugin, package and folder, such as shortest_first."
-_OUT_HELP = "Folder in which the new folder is created."
+_NAME_HELP = "Name of the plugin, package and directory, such as shortest_first."
+_OUT_HELP = "Directory in which the new directory is created."
 _JSON_HELP = "Write a JSON object that lists the written files."
 
 

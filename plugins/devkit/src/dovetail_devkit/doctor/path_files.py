@@ -26,7 +26,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         "_distutils_hack",
         "setuptools replaces the standard distutils",
     ),
-    ("pywin32.pth", "pywin32_bootstrap", "pywin32 adds its library folder"),
+    ("pywin32.pth", "pywin32_bootstrap", "pywin32 adds its library directory"),
 )
 """Known files, each with its name, a word that each executed line contains, and its purpose."""
 
@@ -38,7 +38,7 @@ _MAX_SHOWN = 100
 def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
     """Yield a finding for each `.pth` file that runs code, and one finding for all other files.
 
-    folders: the folders to check; None for the folders of the running Python.
+    folders: the directories to check; None for the directories of the running Python.
     """
     plain = 0
     for path in _path_files(site_folders() if folders is None else folders):
@@ -51,12 +51,12 @@ def check_path_files(folders: list[Path] | None = None) -> Iterator[Finding]:
             yield _judge(path, lines)
         else:
             plain += 1
-    text = f"{plain} .pth files contain only names of folders"
+    text = f"{plain} .pth files contain only names of directories"
     yield Finding(area=_AREA, subject=".pth files", verdict=OK, text=text)
 
 
 def site_folders() -> list[Path]:
-    """Return the folders in which the running Python reads `.pth` files at startup."""
+    """Return the directories in which the running Python reads `.pth` files at startup."""
     folders = [*site.getsitepackages()]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())

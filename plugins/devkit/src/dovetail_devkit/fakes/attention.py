@@ -1,4 +1,4 @@
-"""The fake of the attention contract, which is slow and correct.
+"""A fake attention backend that is slow and correct.
 
 It reads each request's keys and values slot by slot through the block table and computes densely in
 float64. A test may override one of its small methods to create a faulty backend.

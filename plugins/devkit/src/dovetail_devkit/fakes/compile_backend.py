@@ -1,6 +1,6 @@
-"""The fake of the compile backend contract: it interprets the graph, operation by operation.
+"""A fake compile backend that interprets the graph, operation by operation.
 
-It writes one file per graph to its folder, and counts the graphs for which it finds one there.
+It writes one file per graph to its directory, and counts the graphs for which it finds one there.
 """
 
 from __future__ import annotations

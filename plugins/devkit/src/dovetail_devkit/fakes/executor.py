@@ -1,4 +1,4 @@
-"""The fake of the executor contract: a synchronous executor for any worker.
+"""A fake executor: synchronous, for any worker.
 
 Every call completes before it returns, so each handle is ready. It runs one step at a time.
 """

@@ -1,4 +1,4 @@
-"""The fake of the grammar contract: a grammar lists the allowed token ids of each position.
+"""A fake grammar backend: a grammar lists the allowed token ids at each position.
 
 With `form="token_ids"`, the text "5|6 7" allows 5 or 6, then 7, then a stop token. This module does
 not depend on a tokenizer.

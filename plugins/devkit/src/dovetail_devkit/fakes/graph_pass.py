@@ -1,4 +1,4 @@
-"""The fake of the graph pass contract: it changes a graph without a change of its results."""
+"""A fake graph pass that changes a graph but not its results."""
 
 from __future__ import annotations
 

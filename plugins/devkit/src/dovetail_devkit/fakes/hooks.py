@@ -1,4 +1,4 @@
-"""The fake of the hooks contract: it records every notification."""
+"""Fake hooks that record every notification."""
 
 from __future__ import annotations
 

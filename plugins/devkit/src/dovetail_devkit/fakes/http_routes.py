@@ -1,4 +1,4 @@
-"""The fake of the HTTP routes contract, and a fake engine for tests of routes."""
+"""Fake HTTP routes, and a fake engine for tests of routes."""
 
 from __future__ import annotations
 

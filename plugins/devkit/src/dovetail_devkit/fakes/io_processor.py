@@ -1,4 +1,4 @@
-"""The fake of the IO processor contract: it converts a list of strings to a list of outputs."""
+"""A fake IO processor that converts a list of strings to a list of outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake of the KV connector contract, which keeps copies of blocks in a dictionary.
+"""A fake KV connector that keeps copies of blocks in a dictionary.
 
 Its worker side uses only methods of tensors and imports nothing. Every second load ends one step
 after its plan, so synchronous and asynchronous loads occur.

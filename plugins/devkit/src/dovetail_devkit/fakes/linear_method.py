@@ -1,4 +1,4 @@
-"""The fake of the linear method contract: it computes layers row by row in float64.
+"""A fake linear method that computes layers row by row in float64.
 
 torch is imported within functions.
 Dimensions: T tokens, I input features, O output features.

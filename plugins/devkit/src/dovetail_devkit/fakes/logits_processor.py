@@ -1,4 +1,4 @@
-"""The fake of the logits processor contract: the next token is the last token plus 1.
+"""A fake logits processor: the next token is the last token plus 1.
 
 Dimensions: S rows of the step, V vocabulary, R rows that this processor handles.
 """

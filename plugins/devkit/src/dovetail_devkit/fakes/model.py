@@ -1,4 +1,4 @@
-"""The fake of the model contract: one attention layer in torch.
+"""A fake model with one attention layer, in torch.
 
 This module imports torch, so import this module only to test models. Dimensions: T tokens, S
 sampled positions, D hidden size, V vocabulary, H heads.

@@ -1,4 +1,4 @@
-"""The fake of the model format contract: a model file contains only a config.json."""
+"""A fake model format: a model file contains only a config.json."""
 
 from __future__ import annotations
 

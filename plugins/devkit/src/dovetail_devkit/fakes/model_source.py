@@ -1,4 +1,4 @@
-"""The fake of the model source contract, which writes small model directories."""
+"""A fake model source that writes small model directories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fake of the op provider contract: every operation in float64.
+"""A fake op provider that computes every operation in float64.
 
 This module does not import torch. Dimensions: T tokens, D features, H query heads, K key-value
 heads, S head size, P positions; R rows and V width of logits.

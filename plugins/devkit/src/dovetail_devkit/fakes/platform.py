@@ -1,4 +1,4 @@
-"""The fake of the platform contract, which is always available."""
+"""A fake platform that is always available."""
 
 from __future__ import annotations
 

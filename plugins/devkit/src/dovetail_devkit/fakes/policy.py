@@ -1,4 +1,4 @@
-"""The fake of the policy contract, which serves the longest prompt first and records every hook."""
+"""A fake policy that serves the longest prompt first and records every hook call."""
 
 from __future__ import annotations
 

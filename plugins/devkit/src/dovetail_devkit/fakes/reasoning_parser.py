@@ -1,4 +1,4 @@
-"""The fake of the reasoning parser contract: reasoning such as <why>I think.</why>."""
+"""A fake reasoning parser, for reasoning such as <why>I think.</why>."""
 
 from __future__ import annotations
 

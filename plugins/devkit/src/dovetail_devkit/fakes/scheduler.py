@@ -1,4 +1,4 @@
-"""The fake of the scheduler contract: one request per step, round robin.
+"""A fake scheduler: one request per step, round robin.
 
 Requests are admitted in the order of arrival. At admission, a request gets a row and the maximum
 number of blocks that it can need, and keeps them until it ends. There is no preemption, no prefix

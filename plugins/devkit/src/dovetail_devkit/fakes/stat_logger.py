@@ -1,4 +1,4 @@
-"""The fake of the stat logger contract: it stores all statistics."""
+"""A fake stat logger that stores all statistics."""
 
 from __future__ import annotations
 

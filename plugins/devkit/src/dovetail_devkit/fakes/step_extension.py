@@ -1,4 +1,4 @@
-"""The fake of the step extension contract: the next token is the last token plus 1.
+"""A fake step extension: the next token is the last token plus 1.
 
 It can fail on request.
 

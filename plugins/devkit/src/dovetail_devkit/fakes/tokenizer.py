@@ -1,4 +1,4 @@
-"""The fake of the tokenizer contract: one token per byte, and a few special tokens."""
+"""A fake tokenizer: one token per byte, and a few special tokens."""
 
 from __future__ import annotations
 

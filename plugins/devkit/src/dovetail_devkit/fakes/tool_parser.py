@@ -1,4 +1,4 @@
-"""The fake of the tool parser contract: calls such as <call>f {"a": 1}</call>."""
+"""A fake tool parser, for calls such as <call>f {"a": 1}</call>."""
 
 from __future__ import annotations
 

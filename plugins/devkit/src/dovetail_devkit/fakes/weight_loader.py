@@ -1,4 +1,4 @@
-"""The fake of the weight loader contract, which computes weights from their names.
+"""A fake weight loader that computes weights from their names.
 
 torch is imported within functions.
 """

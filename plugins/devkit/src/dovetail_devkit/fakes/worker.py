@@ -1,4 +1,4 @@
-"""The fake of the worker contract: a worker without a model that checks its caller.
+"""A fake worker without a model that checks its caller.
 
 If the caller follows the rules of rows and blocks, the next token depends only on the row's tokens
 and seed. If the caller violates a rule, or calls methods in a wrong order, the worker raises

@@ -1,4 +1,4 @@
-"""The fake of the worker extension contract."""
+"""A fake worker extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures that install plugins in a temporary folder, for tests of discovery and registry."""
+"""Fixtures that install plugins in a temporary directory, for tests of discovery and registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MADE_UP_MEMBERS = [f"dovetail-{name}" for name in ("a", "b", "bad", "box", "good
 
 
 class PluginSite:
-    """A folder on sys.path for fictitious distributions."""
+    """A directory on sys.path for fictitious distributions."""
 
     def __init__(self, path):
         self.path = path
@@ -44,7 +44,7 @@ class PluginSite:
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
     def registry(self, **engine_args):
-        """Return a registry that finds only plugins of this folder."""
+        """Return a registry that finds only plugins of this directory."""
         return PluginRegistry(distributions=distributions(path=[str(self.path)]), **engine_args)
 
 
@@ -62,8 +62,8 @@ def count_as_member(monkeypatch):
 
 @pytest.fixture
 def plugin_site(tmp_path, monkeypatch, count_as_member):
-    """Return a folder in which `plugin_site.add(…)` installs fictitious plugins. Their modules are
-    unloaded after the test."""
+    """Return a directory in which `plugin_site.add(…)` installs fictitious plugins. Their modules
+    are unloaded after the test."""
     site = PluginSite(tmp_path / "site")
     site.path.mkdir()
     for name in MADE_UP_MEMBERS:

@@ -4,7 +4,7 @@ Positions must affect the output. Queries and keys must be rotated by the step's
 row of a table of learned positions must be read. Hidden states must come from a final norm. Other
 errors are found only by a comparison with a reference implementation. This module imports torch.
 
-Dimensions: T tokens, D hidden size, H query and K key-value heads, R rotary size, P positions.
+Dimensions: T tokens, D hidden size, H query and K key-value heads, R rotary_dim, P positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reference of the rotary embedding, and a table for it.
 
 torch is imported within functions.
-Dimensions: T tokens, N heads, S head size, P positions, R rotary size, F half of the rotary size.
+Dimensions: T tokens, N heads, S head size, P positions, R rotary_dim, F half of rotary_dim.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 NUM_POSITIONS = 50
 
 
-def rotary_table(rotary_size: int, device: torch.device) -> torch.Tensor:
+def rotary_table(rotary_dim: int, device: torch.device) -> torch.Tensor:
     """Return cosines, then sines, of positions · frequencies: float32 [NUM_POSITIONS, R]."""
     import torch
 
-    frequency_F = 100.0 ** -(torch.arange(rotary_size // 2) / (rotary_size // 2)).double()
+    frequency_F = 100.0 ** -(torch.arange(rotary_dim // 2) / (rotary_dim // 2)).double()
     angle_PF = torch.arange(NUM_POSITIONS)[:, None] * frequency_F
     return torch.cat((angle_PF.cos(), angle_PF.sin()), dim=-1).float().to(device)
 

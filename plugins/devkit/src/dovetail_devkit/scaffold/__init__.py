@@ -2,7 +2,7 @@
 
 `write_package` writes a package that can be installed and passes the conformance suite of its kind
 without changes. This module imports no plugin and no tensor library. The templates are in
-`templates`, with one folder for each kind.
+`templates`, with one directory for each kind.
 """
 
 from dovetail_devkit.scaffold.blueprint import BLUEPRINTS, Blueprint, get_blueprint

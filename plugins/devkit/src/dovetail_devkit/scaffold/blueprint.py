@@ -110,7 +110,7 @@ BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
             test=_TEST,
         ),
         "kv_connector": Blueprint(
-            summary="A KV connector for Dovetail that keeps blocks as files in a folder.",
+            summary="A KV connector for Dovetail that keeps blocks as files in a directory.",
             suffix="KVConnector",
             modules=("connector",),
             entry_points={"kv_connector": "connector:{cls}"},

@@ -1,7 +1,7 @@
 """Writes a new plugin package from the templates of its blueprint.
 
-This module writes only to a new folder, and deletes it if an error occurs. Templates are files of
-the package with placeholders such as `${name}` (`string.Template`).
+This module writes only to a new directory, and deletes it if an error occurs. Templates are files
+of the package with placeholders such as `${name}` (`string.Template`).
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class NewPackage:
 
 
 def write_package(kind: str, name: str, out: Path) -> NewPackage:
-    """Write a package with a new plugin to the folder `out`/`name`.
+    """Write a package with a new plugin to the directory `out`/`name`.
 
-    Raises PluginError if the kind has no template, the name is not valid, or the folder exists.
+    Raises PluginError if the kind has no template, the name is not valid, or the directory exists.
     """
     blueprint, named = get_blueprint(kind), name_plugin(kind, name)
     folder = out / named.name
     if folder.exists():
         raise PluginError(
-            f"The folder {str(folder)!r} exists already. Choose another name, or another folder "
-            "with --out."
+            f"The directory {str(folder)!r} already exists. Choose another name, or another "
+            "directory with --out."
         )
     values = _values(kind, blueprint, named)
     written: list[str] = []

@@ -29,7 +29,7 @@ _WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 class PluginName:
     """The names of a new plugin.
 
-    name: the plugin's name, which is also the name of the folder. package: the name to import.
+    name: the plugin's name, which is also the name of the directory. package: the name to import.
     distribution: the name to install. stem: the beginning of the class names.
     """
 
@@ -69,7 +69,7 @@ def _check_free(kind: str, plugin_name: PluginName) -> None:
         )
     if package in sys.stdlib_module_names or package in _PACKAGE_FOLDERS:
         raise PluginError(
-            f"The package name {package!r} is reserved by Python, or is the name of a folder "
+            f"The package name {package!r} is reserved by Python, or is the name of a directory "
             "in every package. "
             f"Choose another name."
         )
@@ -79,15 +79,15 @@ def _check_free(kind: str, plugin_name: PluginName) -> None:
         owner = None
     if owner is not None:
         raise PluginError(
-            f"The distribution {plugin_name.distribution!r} {owner.version} is installed already. "
+            f"The distribution {plugin_name.distribution!r} {owner.version} is already installed. "
             f"Choose another name, or run: pip uninstall {plugin_name.distribution}"
         )
     if importlib.util.find_spec(package) is not None:
-        raise PluginError(f"A module named {package!r} exists already. Choose another name.")
+        raise PluginError(f"A module named {package!r} already exists. Choose another name.")
     candidates = () if kind == COMMAND else PluginRegistry().candidates(kind)
     for candidate in candidates:
         if candidate.name == plugin_name.name:
             raise PluginError(
-                f"The {kind} plugin {plugin_name.name!r} of {candidate.distribution} is installed "
-                "already. Choose another name."
+                f"The {kind} plugin {plugin_name.name!r} of {candidate.distribution} is already "
+                "installed. Choose another name."
             )

@@ -30,7 +30,7 @@ def keeps_prefixes(make: MakeDriver) -> bool:
 
 
 class _PromptRunner:
-    """Runs requests one after the other, and returns the size of each cache hit."""
+    """Runs requests one by one, and returns the size of each cache hit."""
 
     def __init__(self, driver: SchedulerDriver) -> None:
         self.driver = driver

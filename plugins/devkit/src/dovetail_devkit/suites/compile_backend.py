@@ -57,7 +57,7 @@ class _Suite:
         self._cls, self._device, self._options = backend_cls, device, options
 
     def check_any_number(self) -> None:
-        """Check code for any number of tokens, without a folder."""
+        """Check code for any number of tokens, without a directory."""
         network = SmallNetwork(self._device, torch.float32)
         compiled = self._compile(network, self._make(None), None)
         for num_tokens in _NUM_TOKENS:
@@ -88,7 +88,7 @@ class _Suite:
                 self._compare(network, compiled, TRACED_TOKENS)
 
     def check_key(self) -> None:
-        """Check the type of the key, and that it does not depend on the folder."""
+        """Check the type of the key, and that it does not depend on the directory."""
         with TemporaryDirectory() as folder:
             keys = [self._make(path).cache_key() for path in (None, Path(folder))]
         expect(

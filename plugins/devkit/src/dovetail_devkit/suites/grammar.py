@@ -1,6 +1,7 @@
 """The conformance suite of the grammar contract, for any backend.
 
-From the backend's examples it generates random strings, for which it reads only the bit masks.
+For each example grammar of the backend, the suite generates random strings by sampling only tokens
+that the bitmask allows.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 With the suite's dense attention, a model is compared with itself: causality, prompts in chunks,
 several sequences in one step, positions and the final norm (`dovetail_devkit.model.structure`). A
-model that pools is compared by the outputs of its head, or by its hidden states; one with
+pooling model is compared by the outputs of its head, or by its hidden states; one with
 "whole_prompts" runs with bidirectional attention and is not split into chunks. Only a comparison
 with another implementation (`reference`) shows whether the model matches its paper. This module
 imports torch, so import this module only to test models.

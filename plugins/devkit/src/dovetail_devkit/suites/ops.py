@@ -6,7 +6,7 @@ fused projection. The cases of sampling, step inputs, experts and states are in
 `dovetail_devkit.ops`. torch is imported within functions.
 
 Dimensions: T tokens, D features, H query heads, K key-value heads, S head size, P positions, F half
-of the rotary size.
+of rotary_dim.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 EPS = 1e-6
 _SHAPES = ((1, 64), (3, 80), (17, 33), (5, 4096), (2, 4, 32))
 _HEADS = ((1, 4, 4, 64, 64), (7, 8, 2, 128, 128), (3, 6, 1, 80, 80), (5, 4, 2, 64, 32))
-"""For each rotary case: tokens, query heads, key-value heads, head size, rotary size."""
+"""For each rotary case: tokens, query heads, key-value heads, head size, rotary_dim."""
 
 
 @checking("ops")
@@ -152,9 +152,9 @@ def _check_silu(ops: Ops, shape: tuple[int, ...], make: _Maker) -> None:
 def _check_rotary(ops: Ops, heads: tuple[int, ...], make: _Maker) -> None:
     import torch
 
-    num_tokens, num_heads, num_kv_heads, head_size, rotary_size = heads
+    num_tokens, num_heads, num_kv_heads, head_size, rotary_dim = heads
     what = f"rotary_embedding {heads}"
-    cos_sin_PS = rotary_table(rotary_size, make.device)
+    cos_sin_PS = rotary_table(rotary_dim, make.device)
     positions_T = torch.tensor(far_apart(0, num_tokens)).to(make.device)
     fused = make(num_tokens, num_heads + 2 * num_kv_heads, head_size)
     q_THS, k_TKS, _ = fused.split([num_heads, num_kv_heads, num_kv_heads], dim=1)

@@ -252,7 +252,7 @@ def _check_missing_files(tokenizer_cls: type[Tokenizer]) -> None:
             )
         except Exception as error:
             raise AssertionError(
-                f"from_directory must raise ModelError for an empty folder; it raises {error!r}"
+                f"from_directory must raise ModelError for an empty directory; it raises {error!r}"
             ) from error
 
 

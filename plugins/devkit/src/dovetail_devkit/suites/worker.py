@@ -276,7 +276,7 @@ def _check_together(case: _Case) -> None:
             actual[row].append(token)
     for row, tokens in actual.items():
         _expect_tokens(
-            case, row, tokens, "The prompt ran with other rows, which joined one after the other."
+            case, row, tokens, "The prompt ran with other rows, which joined one by one."
         )
 
 

@@ -201,7 +201,7 @@ def _hints(case: KernelCase) -> dict[tuple[int], list[list[object]]]:
 
 @contextmanager
 def _no_cache() -> Iterator[None]:
-    """Set a temporary cache folder for Triton."""
+    """Set a temporary cache directory for Triton."""
     before = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory(prefix="dovetail-triton-") as folder:
         os.environ[_CACHE] = folder

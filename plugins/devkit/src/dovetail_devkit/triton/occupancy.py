@@ -15,8 +15,8 @@ _KIB = 1 << 10
 class ProcessorLimits:
     """Resources of one processor (SM or CU).
 
-    registers: 32-bit registers of all threads. register_unit: registers that are allocated to a
-    warp at a time. reserved_bytes: shared memory that the system takes per block.
+    registers: 32-bit registers of all threads. register_unit: register allocation granularity per
+    warp. reserved_bytes: shared memory that the system takes per block.
     """
 
     threads_per_warp: int = 32

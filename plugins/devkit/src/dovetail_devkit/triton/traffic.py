@@ -1,4 +1,4 @@
-"""Counts the bytes and products of Triton kernels in Triton's interpreter, as a model of a device.
+"""Counts the bytes and FLOPs of Triton kernels in Triton's interpreter, as a model of a device.
 
 The counts are exact for the code and its inputs, but they do not measure time. "Requested" bytes
 are those of all loads and stores of all programs; an address that several lanes of one load share

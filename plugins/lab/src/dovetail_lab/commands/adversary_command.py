@@ -37,7 +37,7 @@ def adversary(
 ) -> int:
     """Search for a workload that maximizes the regret of one policy against another."""
     if experiment.trace or experiment.load:
-        raise UserError("the search chooses workload and load; leave out --trace and --load.")
+        raise UserError("the search chooses workload and load; omit --trace and --load.")
     name = f"{policy} against {against}"
     fields = {
         "name": name,

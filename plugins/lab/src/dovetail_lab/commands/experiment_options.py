@@ -102,7 +102,7 @@ class ExperimentOptions:
         reference.load()
         problems = reference.problems(spec.setup.limits, strict=self.strict)
         if problems and self.strict:
-            raise UserError(f"{' '.join(problems)} Leave out --strict to use it nevertheless.")
+            raise UserError(f"{' '.join(problems)} Omit --strict to use it anyway.")
         for problem in problems:
             print_warning(problem)
         return spec
@@ -158,7 +158,7 @@ class RunFlags:
     """Flags that do not change the results."""
 
     out: Annotated[
-        Path, Parameter(group=RUN_GROUP, help="Folder of the results; finished runs are reused.")
+        Path, Parameter(group=RUN_GROUP, help="Directory of the results; finished runs are reused.")
     ] = Path("lab-results")
     jobs: Annotated[
         int, _option(RUN_GROUP, "Number of processes; one per core without this option.")

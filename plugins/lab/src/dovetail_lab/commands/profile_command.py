@@ -54,7 +54,7 @@ def profile_model(
 ) -> int:
     """Measure how long steps of a model take on this machine, and write a calibration file."""
     if not 0 < seconds <= MAX_SECONDS:
-        raise UserError(f"--seconds {seconds:g} must be above 0 and at most {MAX_SECONDS:g}.")
+        raise UserError(f"--seconds {seconds:g} must be positive and at most {MAX_SECONDS:g}.")
     spec: EngineSpec = make_engine_spec({"model": model, **asdict(engine)})
     from dovetail_lab.step_times.profiling import profile  # starts a real engine
 

@@ -29,7 +29,7 @@ def _ignore(done: int, total: int, record: RunRecord | None) -> None:
 class RunOptions:
     """Options for running an experiment. They do not change the result of a run.
 
-    out: folder of the results. num_workers: processes. max_seeds: run only this many of the
+    out: directory of the results. num_workers: processes. max_seeds: run only this many of the
     experiment's seeds; 0 for all. command: starts a worker process. pool: processes that other
     experiments use, too; None to start some for this experiment.
     """
@@ -44,7 +44,7 @@ class RunOptions:
     pool: WorkerPool | None = None
 
     def make_pool(self) -> WorkerPool:
-        """Return a new pool of processes; its log is in the folder `out`."""
+        """Return a new pool of processes; its log is in the directory `out`."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             log = self.out / "workers.log"
@@ -56,10 +56,11 @@ class RunOptions:
 
 
 def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
-    """Run what is missing in the folder, and return all results.
+    """Run what is missing in the directory, and return all results.
 
-    Runs of other experiments in the folder are reused if their ids are equal. A failed run is
-    repeated. Raises UserError if the folder cannot be written or the capacity cannot be measured.
+    Runs of other experiments in the directory are reused if their ids are equal. A failed run is
+    repeated. Raises UserError if the directory cannot be written or the capacity cannot be
+    measured.
     """
     if options.pool is None:
         with options.make_pool() as pool:
@@ -136,7 +137,7 @@ def _capacities(
     for record in records:
         if not record.ok:
             raise UserError(
-                f"the burst run of the baseline {baseline!r} failed, so the capacity is not known: "
+                f"the burst run of the baseline {baseline!r} failed, so the capacity is unknown: "
                 f"{record.error}"
             )
     return {record.key.seed: record.facts["capacity"] for record in records}

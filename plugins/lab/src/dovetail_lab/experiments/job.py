@@ -116,7 +116,7 @@ def burst_capacity(result: RunResult) -> float:
     ends = sorted(end for end in result.requests.finished_ns if end != NEVER)
     count = int(len(ends) * CAPACITY_SHARE) or len(ends)
     if not count or ends[count - 1] <= 0:
-        raise ValueError("no request of the burst has ended, so the capacity is not known")
+        raise ValueError("no request of the burst has finished, so the capacity is unknown")
     return count / ends[count - 1] * NS
 
 

@@ -86,7 +86,7 @@ _ALL = [
         "Recomputed tokens",
         "",
         "lower",
-        "tokens computed again after a preemption / all computed tokens",
+        "tokens recomputed after a preemption / all computed tokens",
     ),
     _one("hit_rate", "Prefix hit rate", "", "higher", "cached prompt tokens / prompt tokens"),
     _one(

@@ -32,8 +32,8 @@ class Results:
     """The runs of an experiment.
 
     capacity: requests per second of the baseline's bursts, mean over seeds. records: all runs,
-    failed ones too. folder: the files of the runs. num_reused: runs that were in the folder before.
-    comparisons: cache of `comparison.compare_all`.
+    failed ones too. folder: the files of the runs. num_reused: runs that were in the directory
+    before. comparisons: cache of `comparison.compare_all`.
     """
 
     spec: ExperimentSpec

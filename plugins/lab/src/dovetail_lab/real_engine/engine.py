@@ -58,7 +58,7 @@ class RealEngine:
             self.close()
             raise ConfigError(
                 f"model={model!r} has a KV cache with {len(groups)} groups of layers or with "
-                "windows; the lab needs one group with full attention."
+                "sliding windows; the lab needs one group with full attention."
             )
         self._plans = ModelPlans(self.started.model_info.vocab_size)
 

@@ -138,7 +138,7 @@ class NoTimes:
 
     def step_ns(self, plan: SchedulerOutput) -> int:
         """Raise AssertionError: the times are measured."""
-        raise AssertionError("a step of a real engine has no modelled duration")
+        raise AssertionError("a step of a real engine has no modeled duration")
 
     def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
         """Raise AssertionError: the times are measured."""

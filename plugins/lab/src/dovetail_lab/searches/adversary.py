@@ -81,7 +81,7 @@ def search_adversary(
         raise UserError(f"an adversary needs two policies, got {len(spec.policies)}.")
     if metric not in METRICS or not METRICS[metric].better:
         raise UserError(
-            f"metric={metric!r} is unknown, or it has no direction in which it is better."
+            f"metric={metric!r} is unknown, or neither high nor low values of it are better."
         )
     if num_trials < 2:
         raise UserError(f"trials={num_trials} must be at least 2.")
@@ -98,7 +98,7 @@ def search_adversary(
         on_trial(number, trial)
     complete = [trial for trial in trials if not math.isnan(trial.regret)]
     if not complete:
-        raise UserError("every trial of the search failed; see workers.log in the folder --out.")
+        raise UserError("every trial of the search failed; see workers.log in the directory --out.")
     result = max(complete, key=lambda trial: trial.regret)
     final = experiment_of(spec, result.parameters).model_copy(
         update={"first_seed": spec.first_seed + spec.seeds, "seeds": max(10, 2 * spec.seeds)}

@@ -55,7 +55,7 @@ class CalibratedStepTimes:
         last_tokens = num_kv_tokens + num_requests * num_steps
         if max(first_ps + more_ps * num_steps, last_tokens) * line.maximum < 2**62:
             steps = np.arange(num_steps, dtype=np.int64)
-            factors = line.at_all(num_kv_tokens + num_requests * steps)
+            factors = line.at_each(num_kv_tokens + num_requests * steps)
             return np.maximum(1, (first_ps + more_ps * steps) * factors // divisor)
         times = [
             max(
@@ -99,8 +99,8 @@ class _Line:
         low, high = self._values[after - 1], self._values[after]
         return low + (high - low) * (num_tokens - begin) // (end - begin)
 
-    def at_all(self, num_tokens: Times) -> Times:
-        """Return the values for several numbers of tokens, equal to those of `at`."""
+    def at_each(self, num_tokens: Times) -> Times:
+        """Vectorized `at`: return the value for each number of tokens."""
         last = len(self._tokens) - 1
         if not last:
             return np.full(len(num_tokens), self._values[0], dtype=np.int64)

@@ -121,7 +121,7 @@ def read_calibration(path: Path) -> Calibration:
     if fields.get("version") != VERSION:
         raise UserError(
             f"{str(path)!r} has version {str(fields.get('version'))[:20]}; this lab reads version "
-            f"{VERSION}. Create it again with `dovetail lab profile`."
+            f"{VERSION}. Recreate it with `dovetail lab profile`."
         )
     try:
         return Calibration.model_validate(fields)

@@ -1,6 +1,6 @@
 """Measured steps of a real engine: the work of each step, its duration, and the gap after it.
 
-`StepRecorder` stores plans while a run goes on, and computes their features after the run, so that
+`StepRecorder` stores plans during a run, and computes their features after the run, so that
 recording does not slow the measured steps.
 """
 

@@ -96,7 +96,7 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, module: ModuleTensors, read: Read) -> StoredWeight | StoredExperts:
-        """Return a quantized weight. `shape` was called before."""
+        """Return a quantized weight. Called after `shape`."""
 
 
 def choice(table: Mapping[str, Any], field: str, allowed: Collection[Any], default: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Batches of requests in OpenAI's JSONL format: one request in each line, at low priority."""
+"""Batches of requests in OpenAI's JSONL format: one request per line, at low priority."""

@@ -60,7 +60,7 @@ class Siblings:
             return await asyncio.wait_for(reply, ANSWER_S)
         except TimeoutError:
             raise unavailable(
-                "Another process of the server does not respond. Try again later.",
+                "Another server process does not respond. Try again later.",
                 code="process_unavailable",
             ) from None
         finally:

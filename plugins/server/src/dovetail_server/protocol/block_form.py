@@ -64,19 +64,19 @@ class BlockForm(ResponseForm):
 
     # --- what an API states -------------------------------------------------------------------
 
-    def started(self, output: RequestOutput) -> bytes:
+    def start_events(self, output: RequestOutput) -> bytes:
         """Return the events with which a stream starts."""
         raise NotImplementedError
 
-    def opened(self, block: Block) -> bytes:
+    def open_events(self, block: Block) -> bytes:
         """Return the events with which a block starts."""
         raise NotImplementedError
 
-    def extended(self, block: Block, piece: str, logprobs: list[Any]) -> bytes:
+    def extend_events(self, block: Block, piece: str, logprobs: list[Any]) -> bytes:
         """Return the events for the next piece of a block."""
         raise NotImplementedError
 
-    def closed(self, block: Block) -> bytes:
+    def close_events(self, block: Block) -> bytes:
         """Return the events with which a block ends."""
         raise NotImplementedError
 
@@ -84,7 +84,7 @@ class BlockForm(ResponseForm):
 
     def first_event(self, index: int, output: RequestOutput) -> bytes:
         """Return the events with which the stream starts."""
-        return self.started(output)
+        return self.start_events(output)
 
     def event(self, index: int, text: str) -> bytes:
         """Return the events for new text."""
@@ -111,13 +111,13 @@ class BlockForm(ResponseForm):
     def close_last(self) -> bytes:
         """Return the events with which the last block ends."""
         is_open, self._is_open = self._is_open, False
-        return self.closed(self.blocks[-1]) if is_open else b""
+        return self.close_events(self.blocks[-1]) if is_open else b""
 
     def _open(self, kind: str, *, call_id: str = "", name: str = "") -> bytes:
         data = self.close_last()
         self._append(kind, call_id=call_id, name=name)
         self._is_open = True
-        return data + self.opened(self.blocks[-1])
+        return data + self.open_events(self.blocks[-1])
 
     def _add(self, kind: str, piece: str, logprobs: list[Any]) -> bytes:
         if not piece:
@@ -128,7 +128,7 @@ class BlockForm(ResponseForm):
         block = self.blocks[-1]
         block.pieces.append(piece)
         block.logprobs += logprobs
-        return data + self.extended(block, piece, logprobs)
+        return data + self.extend_events(block, piece, logprobs)
 
     # --- complete responses -------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def chat_sampling(request: ChatRequest, defaults: SamplingParams) -> Sampling:
     if request.max_completion_tokens is not None:
         if request.max_tokens not in (None, request.max_completion_tokens):
             raise APIError(
-                f"max_tokens={request.max_tokens} contradicts max_completion_tokens="
+                f"max_tokens={request.max_tokens} conflicts with max_completion_tokens="
                 f"{request.max_completion_tokens}; omit max_tokens.",
                 code="contradictory_parameters",
                 param="max_tokens",

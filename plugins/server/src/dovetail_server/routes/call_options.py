@@ -116,7 +116,7 @@ def _seconds(headers: Mapping[str, str], name: str) -> float | None:
         seconds = math.nan
     if not 0 < seconds <= MAX_SECONDS:
         raise APIError(
-            f"The header {name} is {text[:40]!r}; it must be a number of seconds above 0 and at "
+            f"The header {name} is {text[:40]!r}; it must be a positive number of seconds, at "
             f"most {MAX_SECONDS:.0f}.",
             param=name,
         )

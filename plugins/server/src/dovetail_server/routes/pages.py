@@ -22,7 +22,7 @@ def read_query(exchange: Exchange, names: Collection[str]) -> dict[str, str]:
             max_num_fields=MAX_QUERY_FIELDS,
         )
     except ValueError:
-        raise APIError(f"The query has more than {MAX_QUERY_FIELDS} fields.") from None
+        raise APIError(f"The query string has more than {MAX_QUERY_FIELDS} parameters.") from None
     query = {name.removesuffix("[]"): value for name, value in pairs}
     for name in query:
         if name not in names:

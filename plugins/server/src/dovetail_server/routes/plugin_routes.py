@@ -109,7 +109,7 @@ async def _request(exchange: Exchange) -> HTTPRequest:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=MAX_QUERY_FIELDS)
     except ValueError:
-        raise APIError(f"The query has more than {MAX_QUERY_FIELDS} fields.") from None
+        raise APIError(f"The query string has more than {MAX_QUERY_FIELDS} parameters.") from None
     headers = {n: v for n, v in exchange.headers.items() if n not in SECRET_HEADERS}
     return HTTPRequest(
         method=exchange.method,

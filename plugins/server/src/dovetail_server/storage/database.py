@@ -1,4 +1,4 @@
-"""The database of a server: a SQLite file in a private folder, which all API processes use.
+"""The database of a server: a SQLite file in a private directory, which all API processes use.
 
 Every row belongs to the API key that created it; queries of other keys do not find it.
 """
@@ -48,9 +48,9 @@ CREATE INDEX IF NOT EXISTS batches_by_status ON batches (status);
 
 @contextmanager
 def storage_folder(state: ServerState) -> Iterator[ServerState]:
-    """Yield the state with a folder for stored data. Remove a temporary folder at the end.
+    """Yield the state with a directory for stored data. Remove a temporary directory at the end.
 
-    Raises ConfigError if the folder of `--storage-dir` cannot be used.
+    Raises ConfigError if the directory of `--storage-dir` cannot be used.
     """
     chosen = state.settings.storage_dir
     if chosen is not None:
@@ -71,7 +71,7 @@ def _check_folder(folder: str) -> None:
             raise PermissionError(13, "no permission to write")
     except OSError as error:
         raise ConfigError(
-            f"--storage-dir {folder} cannot be used: {error.strerror}. Use a folder that the "
+            f"--storage-dir {folder} cannot be used: {error.strerror}. Use a directory that the "
             "server can write to."
         ) from None
 
@@ -91,7 +91,7 @@ class Database:
 
     @property
     def folder(self) -> Path:
-        """The folder of the database. Raises APIError if the server has none."""
+        """The directory of the database. Raises APIError if the server has none."""
         if self._folder is None:
             raise APIError(
                 "This server stores no data (--storage-dir).", status=501, code="no_storage"

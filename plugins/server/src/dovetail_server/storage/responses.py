@@ -44,7 +44,7 @@ class ResponseStore:
         size = len(text) + len(items)
         if size > self._settings.max_stored_response_bytes:
             raise APIError(
-                f"The response and its input have {size} bytes; the store keeps "
+                f"The response and its input have {size} bytes; the limit is "
                 f"{self._settings.max_stored_response_bytes} (--max-stored-response-bytes). Send "
                 "store=false.",
                 status=413,

@@ -47,7 +47,7 @@ def client_keys(settings: ServerSettings) -> KeyRing:
     file = settings.api_key_file
     keys = parse_keys(read_text_file("--api-key-file", file, max_bytes=MIB)) if file else []
     if file and not keys:
-        raise ConfigError(f"--api-key-file {file} contains no key; write one key in each line.")
+        raise ConfigError(f"--api-key-file {file} contains no key; write one key per line.")
     return KeyRing([*settings.api_keys, *keys])
 
 
@@ -57,7 +57,7 @@ def admin_keys(settings: ServerSettings) -> KeyRing:
 
 
 def parse_keys(text: str) -> list[str]:
-    """Return the keys in the text of a file: one in each line. Lines with "#" are comments."""
+    """Return the keys in the text of a file: one per line. Lines with "#" are comments."""
     lines = (line.strip() for line in text.splitlines())
     return [line for line in lines if line and not line.startswith("#")]
 

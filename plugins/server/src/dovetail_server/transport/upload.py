@@ -19,8 +19,8 @@ MAX_NAME_CHARS = 255
 class Upload:
     """An upload that is being received.
 
-    fields: the text fields. name: the name of the file on the client's machine, without folders.
-    num_bytes: the size of the file so far.
+    fields: the text fields. name: the name of the file on the client's machine, without
+    directories. num_bytes: the size of the file so far.
     """
 
     def __init__(

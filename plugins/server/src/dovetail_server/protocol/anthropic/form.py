@@ -58,18 +58,18 @@ class MessagesForm(BlockForm):
 
     # --- events -------------------------------------------------------------------------------
 
-    def started(self, output: RequestOutput) -> bytes:
+    def start_events(self, output: RequestOutput) -> bytes:
         """Return the events with which a stream starts."""
         usage = _prompt_usage(len(output.prompt_token_ids), output.num_cached_tokens)
         message = self._message({**usage, "output_tokens": 0}, is_complete=False)
         return _event("message_start", message=message) + _event("ping")
 
-    def opened(self, block: Block) -> bytes:
+    def open_events(self, block: Block) -> bytes:
         """Return the event with which a content block starts."""
         start = {**_content(block, ""), "input": {}} if block.kind == CALL else _content(block, "")
         return _event("content_block_start", index=block.index, content_block=start)
 
-    def extended(self, block: Block, piece: str, logprobs: list[Any]) -> bytes:
+    def extend_events(self, block: Block, piece: str, logprobs: list[Any]) -> bytes:
         """Return the event for the next piece of a content block."""
         kind, key = {
             TEXT: ("text_delta", "text"),
@@ -79,7 +79,7 @@ class MessagesForm(BlockForm):
         delta = {"type": kind, key: piece}
         return _event("content_block_delta", index=block.index, delta=delta)
 
-    def closed(self, block: Block) -> bytes:
+    def close_events(self, block: Block) -> bytes:
         """Return the events with which a content block ends."""
         data = b""
         if block.kind == REASONING:

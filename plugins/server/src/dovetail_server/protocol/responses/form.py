@@ -137,27 +137,27 @@ class ResponsesForm(BlockForm):
 
     # --- events -------------------------------------------------------------------------------
 
-    def started(self, output: RequestOutput) -> bytes:
+    def start_events(self, output: RequestOutput) -> bytes:
         """Return the events with which a stream starts."""
         body = self.object("in_progress")
         return self._event("response.created", response=body) + self._event(
             "response.in_progress", response=body
         )
 
-    def opened(self, block: Block) -> bytes:
+    def open_events(self, block: Block) -> bytes:
         """Return the events with which an item starts."""
         item = self._item(block, "in_progress", "")
         data = self._event("response.output_item.added", output_index=block.index, item=item)
         return data if block.kind == CALL else data + self._part_event("added", block, "")
 
-    def extended(self, block: Block, piece: str, logprobs: list[Any]) -> bytes:
+    def extend_events(self, block: Block, piece: str, logprobs: list[Any]) -> bytes:
         """Return the event for the next piece of an item."""
         more = {"logprobs": logprobs} if block.kind == TEXT else {}
         return self._event(
             f"{self._text_name(block)}.delta", **self._at(block), delta=piece, **more
         )
 
-    def closed(self, block: Block) -> bytes:
+    def close_events(self, block: Block) -> bytes:
         """Return the events with which an item ends."""
         name, text = f"{self._text_name(block)}.done", block.text
         if block.kind == CALL:

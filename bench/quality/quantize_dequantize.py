@@ -1,6 +1,6 @@
-"""Rounds matrices with llama.cpp's own quantizer, for types that the `gguf` package cannot write.
+"""Quantizes and dequantizes matrices with llama.cpp, for types that `gguf` cannot write.
 
-    PEER_PYTHON -m quality.round_rows IN.npz OUT.npz TYPE FALLBACK
+    PEER_PYTHON -m quality.quantize_dequantize IN.npz OUT.npz TYPE FALLBACK
 
 IN.npz has float32 matrices. OUT.npz has the same matrices after rounding, in float32. A matrix
 whose rows cannot be divided into blocks is rounded to FALLBACK, as llama.cpp does.
@@ -19,7 +19,7 @@ from gguf.quants import dequantize
 
 
 def main() -> None:
-    """Round the matrices that the command line names."""
+    """Quantize and dequantize the matrices given on the command line."""
     kinds = [GGMLQuantizationType[name] for name in sys.argv[3:5]]
     with np.load(sys.argv[1]) as weights:
         rounded = {name: _rounded(weights[name], kinds) for name in weights.files}
