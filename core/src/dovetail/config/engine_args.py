@@ -186,7 +186,7 @@ class EngineArgs:
     attention_backend: str | type = _option("auto", "Attention plugin.")
     linear_method: str | type = _option("auto", "Linear method plugin (packing, quantization).")
     quantization: str | type | None = _option(
-        None, 'Quantize on load: "int8", "q4_k", "int4", "fp8"; another name for linear_method.'
+        None, 'Quantize on load: "int8", "q4_k", "int4", "fp8"; see linear_method.'
     )
     ops: str | type = _option("auto", "Op provider plugin (norms, rotary embedding, …).")
     batch_invariant: bool = _option(
