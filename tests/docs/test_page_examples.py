@@ -57,6 +57,7 @@ COMPILED = {
     ("docs/device_memory.md", 0): "needs a GPU",
     ("docs/gguf.md", 0): "needs a file `model.gguf`",
     ("docs/models.md", 0): "needs all-MiniLM-L6-v2",
+    ("docs/quantization.md", 0): "needs a model in the directory `model`",
 }
 """Examples that are only compiled, with the reason."""
 

@@ -63,7 +63,7 @@ def test_package_distribution_and_class_names_are_derived_from_the_plugin_name(
         ("dovetail_mine", "first-party"),
         ("json", "reserved by Python"),
         ("tests", "every package"),
-        ("pytest", "is installed"),
+        ("pytest", "is already installed"),
         ("cyclopts", "pip uninstall"),
         ("_pytest", "letters"),
         ("bigram_dovetail", "already exists"),
