@@ -204,7 +204,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt-words", type=int, default=64)
     parser.add_argument("--requests", type=int, default=2, help="requests of each client")
-    parser.add_argument("--least-requests", type=int, default=8, help="of all clients together")
+    parser.add_argument("--min-requests", type=int, default=8, help="of all clients together")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ttft-s", type=float, default=5.0)
     parser.add_argument("--itl-s", type=float, default=0.25)

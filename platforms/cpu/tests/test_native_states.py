@@ -14,7 +14,7 @@ from dovetail_cpu.native_library import probe_fast
 from dovetail_cpu.native_ops import NativeOps
 from dovetail_cpu_kernels.library import LEVELS
 from dovetail_devkit.case import run_all
-from dovetail_devkit.ops.mixed import mixed_cases
+from dovetail_devkit.ops.latent_and_gates import latent_and_gate_cases
 from dovetail_devkit.ops.states import state_cases
 from dovetail_torch.layers import TorchOps
 
@@ -50,7 +50,7 @@ def test_operations_with_states_meet_their_contract_at_every_level(level):
 
 @at_every_level
 def test_latent_attention_gates_and_shared_experts_meet_their_contract(level):
-    cases = list(mixed_cases(NativeOps, HOST, dtypes=["bfloat16"]))
+    cases = list(latent_and_gate_cases(NativeOps, HOST, dtypes=["bfloat16"]))
     assert len(cases) == 6
     run_all(cases)
 

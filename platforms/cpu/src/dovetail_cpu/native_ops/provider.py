@@ -17,7 +17,7 @@ import torch
 
 from dovetail.interfaces.ops import ExpertRouting, RouterWeights
 from dovetail_cpu.linear_kernel import pointer_to
-from dovetail_cpu.native_ops.mixed import NativeMixed
+from dovetail_cpu.native_ops.latent_and_gates import NativeLatentAndGates
 from dovetail_cpu.native_ops.states import NativeStates
 from dovetail_cpu_kernels.ops import OPS, op
 from dovetail_torch.layers.torch_ops import TorchOps
@@ -26,7 +26,7 @@ _TORCH = TorchOps()
 _LOGITS = (torch.bfloat16, torch.float32)
 
 
-class NativeOps(NativeStates, NativeMixed):
+class NativeOps(NativeStates, NativeLatentAndGates):
     """Computes in float32 on bfloat16 inputs and outputs."""
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cpu"})
@@ -34,7 +34,7 @@ class NativeOps(NativeStates, NativeMixed):
 
     def __init__(self) -> None:
         NativeStates.__init__(self)
-        NativeMixed.__init__(self)
+        NativeLatentAndGates.__init__(self)
         self._norm, self._call_norm = OPS["rms_norm"](), op("rms_norm")
         self._add_norm, self._call_add_norm = OPS["add_rms_norm"](), op("add_rms_norm")
         self._layer_norm, self._call_layer_norm = OPS["layer_norm"](), op("layer_norm")

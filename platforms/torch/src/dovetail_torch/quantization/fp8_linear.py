@@ -143,7 +143,7 @@ class FP8LinearMethod(LinearMethod):
             raise ConfigError(
                 f"ignored_layers of the linear method 'fp8': {shorten(next(iter(self._unmatched)))}"
                 " names no linear layer of the model. Write whole parts of a layer's name, such as "
-                f"{layer.fp8_shape.name!r}"
+                f"{layer.fp8_shape.name!r}."
             )
         if is_host_memory(layer.fp8_shape.device):
             logger.info(

@@ -24,7 +24,7 @@ from dovetail.interfaces.ops import (
 )
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
 from dovetail_devkit.ops.experts import expert_sums, select
-from dovetail_devkit.ops.mixed import exact_offset_norm
+from dovetail_devkit.ops.latent_and_gates import exact_offset_norm
 from dovetail_devkit.ops.states import convolve, normalize_gated, recur
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.ops.draw import NUM_DRAWS, draw_cases
 from dovetail_devkit.ops.experts import expert_cases
 from dovetail_devkit.ops.inputs import input_cases
+from dovetail_devkit.ops.latent_and_gates import latent_and_gate_cases
 from dovetail_devkit.ops.layer_norm import layer_norm_cases
-from dovetail_devkit.ops.mixed import mixed_cases
 from dovetail_devkit.ops.rotary import far_apart, rotary_table, turned
 from dovetail_devkit.ops.states import state_cases
 
@@ -81,7 +81,7 @@ def ops_cases(
     yield from input_cases(ops_cls, device)
     yield from expert_cases(ops_cls, device, dtypes=dtypes)
     yield from layer_norm_cases(ops_cls, device, dtypes=dtypes)
-    yield from mixed_cases(ops_cls, device, dtypes=dtypes)
+    yield from latent_and_gate_cases(ops_cls, device, dtypes=dtypes)
     yield from state_cases(ops_cls, device, dtypes=dtypes)
 
 

@@ -33,7 +33,7 @@ SLACK = 4.0
 """Factor for the tolerance of products of bfloat16 values that are rounded twice."""
 
 
-def mixed_cases(
+def latent_and_gate_cases(
     ops_cls: type[Ops], device: torch.device, *, dtypes: Iterable[str]
 ) -> Iterator[Case]:
     """Yield the cases of these operations that the class overrides."""

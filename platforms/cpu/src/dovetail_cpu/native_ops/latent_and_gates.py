@@ -20,7 +20,7 @@ _TORCH = TorchOps()
 _BYTES = 2  # of a bfloat16
 
 
-class NativeMixed(Ops):
+class NativeLatentAndGates(Ops):
     """Computes in float32 on bfloat16 inputs and outputs."""
 
     def __init__(self) -> None:
