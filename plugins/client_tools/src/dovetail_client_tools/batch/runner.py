@@ -64,8 +64,11 @@ class BatchRun:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._concurrency):
                     group.create_task(self._work(remaining))
-        except* (ConfigError, RequestError) as errors:
-            raise _first(errors) from None
+        except BaseExceptionGroup as errors:
+            expected, others = errors.split((ConfigError, RequestError))
+            if expected is None or others is not None:
+                raise
+            raise _first(expected) from None
         return self.progress
 
     def _remaining(self) -> Iterator[InputLine]:

@@ -20,7 +20,8 @@ STANDARD_DEVIATION = 0.3
 class FakeWeightLoader(WeightLoader):
     """Fills each parameter with normal values of a generator seeded by its name.
 
-    Vectors are centered at 1, other weights at 0; integer weights become 0.
+    Vectors are centered at 1, other weights at 0; integer weights become 0. Layers then convert
+    their weights (`converts`), as after other loaders.
     """
 
     def __init__(self, context: WeightLoaderContext) -> None:
@@ -35,6 +36,9 @@ class FakeWeightLoader(WeightLoader):
             by_id = {id(t): (n, t) for n, t in model.state_dict(keep_vars=True).items()}
             for name, tensor in by_id.values():
                 self.fill(name, tensor)
+            for layer in model.modules():
+                for leaf, convert in getattr(layer, "converts", {}).items():
+                    convert(getattr(layer, leaf))
         return 0
 
     def fill(self, name: str, tensor: torch.Tensor) -> None:
