@@ -126,6 +126,13 @@ async def stream(host: str, port: int, num_tokens: int) -> int:
     return received.count(b'"content":"') - 1  # the first event has the role only
 
 
+async def stream_forever(server: Server, first_tokens: int, num_tokens: int) -> None:
+    """Read streams one after another, the first with `first_tokens`, until cancelled."""
+    while True:
+        await stream(server.host, server.port, first_tokens)
+        first_tokens = num_tokens
+
+
 async def run(host: str, port: int, streams: int, num_tokens: int) -> int:
     """Read all streams at the same time. Return the number of their events with text."""
     return sum(await asyncio.gather(*(stream(host, port, num_tokens) for _ in range(streams))))

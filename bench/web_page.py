@@ -27,7 +27,7 @@ import threading
 import time
 from pathlib import Path
 
-from server_cost import Server, cpu_seconds, start, stream
+from server_cost import Server, cpu_seconds, start, stream_forever
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -103,7 +103,9 @@ async def measure_live(server: Server, args: argparse.Namespace) -> list[list[fl
     reader = Reader(server)
     reader.start()
     clients = [
-        asyncio.create_task(_stream_forever(server, 1 + STREAM_TOKENS * index // args.streams))
+        asyncio.create_task(
+            stream_forever(server, 1 + STREAM_TOKENS * index // args.streams, STREAM_TOKENS)
+        )
         for index in range(args.streams)
     ]
     await asyncio.sleep(5)
@@ -125,12 +127,6 @@ async def measure_live(server: Server, args: argparse.Namespace) -> list[list[fl
         client.cancel()
     print(f"{reader.num_steps} steps read")
     return windows
-
-
-async def _stream_forever(server: Server, num_tokens: int) -> None:
-    while True:
-        await stream(server.host, server.port, num_tokens)
-        num_tokens = STREAM_TOKENS
 
 
 def _children(pid: int) -> list[int]:

@@ -251,6 +251,46 @@ def test_the_text_of_an_interrupted_stream_is_kept(page, remainder, message):
     assert page.run("document.querySelector('.error').textContent") == message
 
 
+def articles(page):
+    return page.run("document.querySelectorAll('article').length")
+
+
+def test_a_rejected_message_returns_to_the_input_and_leaves_the_conversation(page):
+    ask(page)
+    answer(page)
+    page.run("document.getElementById('input').value = 'x '.repeat(2_500_000)")
+    ask(page, "y")
+    page.wait("document.querySelector('.error')")
+    assert "--max-body-bytes" in page.run("document.querySelector('.error').textContent")
+    assert page.run("document.getElementById('input').value.length") == 5_000_001
+    assert articles(page) == 4
+    page.run("document.getElementById('input').value = ''")
+    ask(page)
+    assert answer(page) == ANSWER
+    assert articles(page) == 4
+    assert page.run("document.querySelectorAll('.error').length") == 0
+    page.errors.clear()  # the browser logs the status 413
+
+
+def test_a_message_that_is_stopped_before_the_first_token_returns_to_the_input(page):
+    page.run(
+        "window.fetch = (path, { signal }) => new Promise((_, fail) => {"
+        "signal.addEventListener('abort', () => fail(signal.reason)); })"
+    )
+    ask(page, "Hello")
+    page.wait("!document.getElementById('stop').hidden")
+    page.press("Escape")
+    page.wait("document.getElementById('input').value == 'Hello'")
+    assert page.run("sessionStorage.getItem('dovetail.conversation')") == "[]"
+
+
+def test_an_empty_answer_can_be_regenerated(page):
+    stub(page, [{"content": ""}])
+    ask(page)
+    assert answer(page) == ""
+    assert articles(page) == 2
+
+
 def test_the_settings_are_sent(page):
     stub(page, [{"content": "yes"}])
     for name, value in {"system": "Be brief.", "temperature": 0.5, "top_p": 0.9, "seed": 3}.items():

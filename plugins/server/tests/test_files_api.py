@@ -290,6 +290,18 @@ def test_the_error_of_a_wrong_field_of_a_batch_names_it(anna, keyed_server, fiel
     assert reply.status in (400, 404) and reply.error["param"] == param
 
 
+def test_the_errors_of_a_wrong_endpoint_and_of_a_wrong_url_name_the_valid_routes(
+    anna, keyed_server
+):
+    file = upload(anna, [line("a", {"prompt": "Anna"}, "/v1/completions")])
+    body = {"input_file_id": file.id, "endpoint": "/v1/files", "completion_window": "24h"}
+    reply = keyed_server.post("/v1/batches", body, Authorization=f"Bearer {KEYS[0]}")
+    assert CHAT in reply.error["message"] and "/v1/embeddings" in reply.error["message"]
+    batch = anna.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    batch = wait_for(anna, batch)
+    assert f"url must be {CHAT} in" in anna.files.content(batch.error_file_id).text
+
+
 def test_a_file_with_a_different_purpose_cannot_be_the_input_of_a_batch(anna):
     file = anna.files.create(file=("a", b"{}"), purpose="user_data")
     with pytest.raises(openai.BadRequestError, match='upload it with "batch"') as caught:

@@ -1,6 +1,7 @@
 """Errors in the form of the OpenAI API.
 
-A message never contains a path of this machine, a memory address or a traceback.
+A message never contains a path of this machine, a memory address or a traceback. Routes such as
+`/v1/completions` are not paths of the machine.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dovetail.errors import (
 
 MAX_MESSAGE_CHARS = 1000
 
-_PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/.])/(?:[\w.@+-]+/)+[\w.@+-]*")
+_PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/.])/(?!v[12]/)(?:[\w.@+-]+/)+[\w.@+-]*")
 
 _TUPLE = re.compile(r"(?<=\w)=\((.*?),?\)(?= )")
 """A value in a message about a list, which JSON writes in brackets."""

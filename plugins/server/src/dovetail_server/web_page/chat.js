@@ -88,6 +88,7 @@ async function send() {
   const text = find("input").value.trim();
   if (!text || state.running) return;
   find("input").value = "";
+  for (const node of document.querySelectorAll("article.unanswered")) node.remove();
   state.messages.push({ role: "user", content: text });
   addMessage("user").body.textContent = text;
   await respond();
@@ -129,6 +130,7 @@ async function respond() {
   update();
   const paint = painter(view, answer);
   let note = "";
+  let complete = false;
   try {
     const response = await request("v1/chat/completions", {
       method: "POST",
@@ -141,6 +143,7 @@ async function respond() {
       if (event.choices.length) take(answer, event.choices[0]);
       paint();
     }
+    complete = true;
   } catch (error) {
     if (error.name === "AbortError") note = "stopped";
     else showError(view, error.message);
@@ -154,14 +157,22 @@ async function respond() {
     showError(view, `The response cannot be shown: ${error.message}`);
   }
   view.article.removeAttribute("aria-busy");
-  if (answer.text || answer.calls.length) {
+  if (complete || answer.text || answer.calls.length) {
     const message = { role: "assistant", content: answer.text };
     if (answer.calls.length) message.tool_calls = answer.calls;
     state.messages.push(message);
-  }
+  } else takeBack(view);
   store();
   update();
   scroll(true);
+}
+
+/** Return the message without an answer to the input, so that the user can change or resend it. */
+function takeBack(view) {
+  const { content } = state.messages.pop();
+  if (!find("input").value) find("input").value = content;
+  for (const node of [view.article.previousElementSibling, view.article])
+    node.classList.add("unanswered");
 }
 
 function take(answer, choice) {
