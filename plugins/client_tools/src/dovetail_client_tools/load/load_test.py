@@ -155,6 +155,6 @@ class LoadTest:
             reader.finish()
         except CallError as error:
             raise RequestError(
-                f"{self._server.url} did not respond to a request to {self._path}: {error}"
+                f"A request to {self._server.url}{self._path} failed: {error}"
             ) from None
         return reader.num_prompt_tokens

@@ -121,7 +121,7 @@ def _cache(stats: Stats, width: int) -> Text:
 
 
 def _last_step(step: Step) -> list[tuple[str, str]]:
-    shown = [("last step", f"{step.step_id:,}"), ("ms", f"{step.duration_ns / _MS:.2f}")]
+    shown = [("last step", f"{step.step_id:,}"), ("time", f"{step.duration_ns / _MS:.2f} ms")]
     shown.append(("prompt tokens", f"{step.num_prefill_tokens:,} of {len(step.prefills)} requests"))
     shown.append(("decodes", f"{len(step.decodes or ()) + len(step.verified):,}"))
     counts = {"joined": step.joined, "preempted": step.preempted, "ended": step.ended}
