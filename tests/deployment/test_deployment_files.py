@@ -115,6 +115,14 @@ def test_the_mounted_files_are_those_that_the_options_name(kubernetes, container
     assert any(volume.endswith(":/etc/dovetail/serve.yaml:ro") for volume in compose["volumes"])
 
 
+@pytest.mark.parametrize("name", [".gitignore", ".dockerignore"])
+def test_the_key_file_is_neither_committed_nor_copied_into_the_image(name):
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+    keys = (DEPLOY / compose["secrets"]["keys"]["file"]).relative_to(ROOT).as_posix()
+    ignored = (ROOT / name).read_text("utf-8").splitlines()
+    assert keys in {entry.removeprefix("/") for entry in ignored}
+
+
 def test_the_alerts_use_metrics_of_the_server():
     page = (ROOT / "docs" / "observability.md").read_text("utf-8")
     known = set(re.findall(r"`(dovetail_\w+)`", page))
