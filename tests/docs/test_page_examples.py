@@ -41,12 +41,14 @@ RUN = {
     ("docs/schedulers.md", 1): Example(names={"SamplingParams": dovetail.SamplingParams}),
     ("docs/structured_output.md", 0): Example(printed=("name='", "age=")),
     ("docs/tools.md", 0): Example(printed=("1234 + 4321 = 5555.",)),
+    ("docs/tools.md", 1): Example(names={"tokenizer": None, "tools": [], "pieces": ["a", "b"]}),
 }
 """Examples that run here. Key: the page and the index of the example on it."""
 ELSEWHERE = {
     ("README.md", 0): "tests/docs/test_readme_server.py",
     ("docs/async.md", 0): "tests/end_to_end/test_async_streams.py",
     ("docs/processes.md", 0): "core/tests/async_llm/test_async_attach.py",
+    ("docs/server.md", 0): "tests/docs/test_server_examples.py",
     ("docs/schedulers/write_your_own.md", 0): "tests/docs/test_scheduler_pages.py",
     ("docs/schedulers/write_your_own.md", 1): "tests/docs/test_scheduler_pages.py",
 }
