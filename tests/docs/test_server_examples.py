@@ -1,4 +1,4 @@
-"""The commands in docs/server.md and docs/client_tools.md, and the program in docs/server.md, run."""
+"""The commands in docs/server.md and docs/client_tools.md run, and the program in server.md."""
 
 from __future__ import annotations
 
