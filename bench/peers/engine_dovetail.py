@@ -34,6 +34,8 @@ class DovetailEngine:
         self._params = SamplingParams
         chosen = {**SHARED_OPTIONS, **OPTIONS_OF[weights], **options}
         self._llm = LLM(model, num_threads=threads, **chosen)
+        phases = self._llm.llm_engine.client.facts.phases
+        self.weights_s = sum(seconds for name, seconds, _ in phases if name == "load_model")
 
     def prepare(self, prompts: Sequence[list[int]], output_lens: Sequence[int]) -> None:
         """Do nothing: the cache is allocated at startup."""

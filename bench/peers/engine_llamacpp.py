@@ -7,6 +7,7 @@ up to the batch size. Each request has its own KV stream.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -55,7 +56,9 @@ class LlamaCppEngine:
         self._quiet = native.llama_log_callback(lambda level, text, data: None)
         native.llama_log_set(self._quiet, None)
         native.llama_backend_init()
+        begin = time.perf_counter()
         self._model = native.llama_model_load_from_file(model.encode(), settings)
+        self.weights_s = time.perf_counter() - begin
         if not self._model:
             raise RuntimeError(f"llama.cpp could not load {model}")
         self._vocab_size = native.llama_vocab_n_tokens(native.llama_model_get_vocab(self._model))

@@ -23,7 +23,10 @@ Operation = Callable[..., dict[str, Any]]
 
 
 class Engine(Protocol):
-    """The interface of an adapter: greedy generation of exact numbers of tokens from token ids."""
+    """The interface of an adapter: greedy generation of exact numbers of tokens from token ids.
+
+    An adapter may set `weights_s` in `load`: the seconds for the weights alone.
+    """
 
     def load(self, model: str, weights: str, threads: int, options: Mapping[str, Any]) -> None:
         """Import the engine and load `model` with weights in the format "bf16", "int8" or "int4".
@@ -62,7 +65,11 @@ def serve_engine(engine: Engine) -> None:
     def load(model: str, weights: str, threads: int, options: dict[str, Any]) -> dict[str, Any]:
         begin = time.perf_counter()
         engine.load(model, weights, threads, options)
-        return {"seconds": time.perf_counter() - begin, "versions": engine.versions()}
+        return {
+            "seconds": time.perf_counter() - begin,
+            "weights_s": getattr(engine, "weights_s", None),
+            "versions": engine.versions(),
+        }
 
     def generate(prompts: list[list[int]], output_lens: list[int]) -> dict[str, Any]:
         engine.prepare(prompts, output_lens)

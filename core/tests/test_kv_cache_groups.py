@@ -1,5 +1,7 @@
 """The KV-cache manager with groups of different kinds, and blocks that a plan in flight uses."""
 
+from dataclasses import replace
+
 import pytest
 
 from dovetail.interfaces import FullAttentionSpec, KVCacheConfig, KVCacheGroup, StateSpec
@@ -14,6 +16,10 @@ def full(window=0):
     return FullAttentionSpec(
         block_size=SIZE, num_kv_heads=1, head_size=1, dtype="float32", sliding_window=window
     )
+
+
+def chunked(size):
+    return replace(full(), chunk_size=size)
 
 
 STATE = StateSpec(block_size=SIZE, num_bytes=64)
@@ -89,6 +95,41 @@ def test_freeing_blocks_outside_of_a_sliding_window_does_not_move_other_blocks()
     cache.advance(first)
     cache.check_integrity([first])
     assert cache.lookup(request(range(9))).num_tokens == 8  # the freed blocks are still cached
+
+
+def test_the_blocks_of_a_chunk_are_freed_when_the_next_chunk_begins():
+    cache = manager(full(), chunked(8))
+    first, other = admitted(cache, range(16)), admitted(cache, range(100, 108), "other")
+    blocks, others = list(first.blocks[1]), [list(table) for table in other.blocks]
+    first.num_computed_tokens = 7  # the next token is the last one of chunk 0
+    cache.advance(first)
+    assert first.blocks[1] == blocks and cache.num_free_blocks == 28
+    first.num_computed_tokens = 8
+    cache.advance(first)
+    assert first.blocks[1] == [0, 0, *blocks[2:]] and cache.num_free_blocks == 30
+    assert [list(table) for table in other.blocks] == others  # another request of the batch
+    cache.check_integrity([first, other])
+    assert cache.lookup(request(range(9))).num_tokens == 8  # the freed blocks are still cached
+
+
+def test_a_prefix_that_ends_at_a_chunk_needs_no_block_of_earlier_chunks():
+    cache = manager(full(), chunked(8), num_blocks=12)
+    run_and_free(cache, range(17))
+    assert cache.lookup(request(range(17))).num_tokens == 16
+    first = admitted(cache, range(17))
+    assert first.num_dropped_blocks == [0, 4] and first.blocks[1][:4] == [0] * 4
+    cache.check_integrity([first])
+
+
+def test_one_chunk_and_one_step_are_enough_blocks_for_a_long_request():
+    cache = manager(chunked(8), num_blocks=4, max_step_tokens=4)
+    first = request(range(100))
+    assert cache.max_tokens > 100
+    assert cache.admit(first, cache.lookup(first), 4)
+    for start in range(4, 100, 4):
+        first.num_computed_tokens = start
+        assert cache.grow(first, start + 4) is not None
+        cache.check_integrity([first])
 
 
 def test_draft_tokens_do_not_free_blocks_of_a_window():

@@ -4,6 +4,7 @@ Like a worker, the model writes into each slot the tokens that the slot represen
 is shared wrongly, freed too early or found by a wrong hash has wrong content.
 """
 
+from dataclasses import replace
 from math import lcm
 
 import pytest
@@ -34,6 +35,8 @@ SHAPES = {
     "window": [full(5)],
     "full and window": [full(), full(3)],
     "two windows": [full(3), full(6)],
+    "full and chunks": [full(), replace(full(), chunk_size=2 * SIZE)],
+    "chunks": [replace(full(), chunk_size=2 * SIZE)],
     "full and snapshots": [full(), snapshots()],
     "window, full, snapshots": [full(4), full(), snapshots()],
     "larger blocks for one": [full(), full(size=2 * SIZE)],
@@ -82,6 +85,8 @@ class CacheMachine(RuleBasedStateMachine):
         spec = self.specs[group]
         if isinstance(spec, StateSpec):
             return [start - 1] if start else []
+        if spec.chunk_size:
+            return range(start // spec.chunk_size * spec.chunk_size, start)
         window = spec.sliding_window
         return range(max(0, start - window + 1) if window else 0, start)
 

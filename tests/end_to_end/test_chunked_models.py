@@ -70,3 +70,20 @@ def test_native_chunked_attention_gives_the_first_tokens_of_torch(folder):
 def test_a_block_size_that_does_not_divide_the_chunk_is_rejected(folder):
     with pytest.raises(DovetailError, match="Choose a block_size that divides 32"):
         LLM(folder, **USED | {"block_size": 48})
+
+
+def test_blocks_of_earlier_chunks_are_freed_and_other_requests_keep_their_tokens(folder):
+    """A cache that is too small for all chunks gives the same tokens, also after preemptions."""
+    prompts = [[(11 * i + n) % 300 + 3 for i in range(n)] for n in (250, 40, 170, 250)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    float32 = USED | {"dtype": "float32", "max_num_batched_tokens": 64, "max_model_len": 272}
+    with LLM(folder, **float32) as llm:
+        expected = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params)]
+    # A request of 272 tokens has 17 blocks for the layer with full attention, and at most 7 for
+    # each of three layers with chunks of 32 tokens, in steps of 64 tokens.
+    small = float32 | {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": 17 + 3 * 7 + 1}
+    for options in ({}, {"enable_prefix_caching": True}):
+        with LLM(folder, **small | options) as llm:
+            for _ in range(2):  # the second time with prefix hits
+                done = llm.generate(prompts, params, use_tqdm=False)
+                assert [list(output.outputs[0].token_ids) for output in done] == expected

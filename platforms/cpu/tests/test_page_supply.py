@@ -1,6 +1,7 @@
 """Pages are allocated before use, up to the given distance, and keep their contents."""
 
 import ctypes
+import threading
 import time
 from pathlib import Path
 
@@ -88,3 +89,28 @@ def test_an_unsupported_system_allocates_pages_on_first_use(buffers, make, monke
     until(lambda: supply._thread is not None and not supply._thread.is_alive())
     assert len(calls) == 1
     assert torch.equal(buffers[0], torch.zeros_like(buffers[0]))
+
+
+def test_the_thread_calls_no_operation_of_torch(make):
+    """A daemon thread in such an operation aborts the process when the interpreter exits."""
+    callers = []
+
+    class Recorded:
+        def __init__(self, buffer_NP):
+            self._buffer_NP = buffer_NP
+
+        def __len__(self):
+            return len(self._buffer_NP)
+
+        def __getattr__(self, name):
+            callers.append(threading.current_thread())
+            return getattr(self._buffer_NP, name)
+
+        def __getitem__(self, index):
+            callers.append(threading.current_thread())
+            return self._buffer_NP[index]
+
+    buffer_NP, before = lazy_zeros(32 * MIB).view(32, -1), resident_mib()
+    make((Recorded(buffer_NP),), 32 * MIB).use(0)
+    until(lambda: resident_mib() >= before + 24)
+    assert set(callers) == {threading.main_thread()}

@@ -110,16 +110,18 @@ def start_engine(
 def _start_parts(
     start: StartUp, requested: RequestedConfig, plugins: PluginRegistry, clock: Clock
 ) -> StartedEngine:
-    start.enter("platform")
-    platform = choose_platform(plugins, requested.parallel.platform)
-    start.enter("configuration")
-    config = _resolve(requested, platform, plugins)
-    start.enter("parts")
-    scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
-    executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
-    worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
-    _check_options(config, executor_cls, worker_cls, scheduler_cls)
-    rules = load_rules(config, plugins, worker_cls)
+    with _without_garbage_collection():
+        start.enter("platform")
+        platform = choose_platform(plugins, requested.parallel.platform)
+        start.enter("configuration")
+        config = resolve(requested, platform, plugins)
+        check_options_are_used(config, plugins)
+        start.enter("parts")
+        scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
+        executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
+        worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
+        _check_options(config, executor_cls, worker_cls, scheduler_cls)
+        rules = load_rules(config, plugins, worker_cls)
     start.enter("executor")
     executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
     start.undo(executor.shutdown)
@@ -166,15 +168,6 @@ def _start_parts(
         plugins=plugins,
         clock=clock,
     )
-
-
-def _resolve(
-    requested: RequestedConfig, platform: Platform, plugins: PluginRegistry
-) -> EngineConfig:
-    with _without_garbage_collection():
-        config = resolve(requested, platform, plugins)
-    check_options_are_used(config, plugins)
-    return config
 
 
 @contextmanager

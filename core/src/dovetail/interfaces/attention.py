@@ -290,7 +290,7 @@ class AttentionBackend(ABC):
     """
 
     CONTRACT: ClassVar[str] = "attention"
-    CONTRACT_VERSION: ClassVar[str] = "0.11"
+    CONTRACT_VERSION: ClassVar[str] = "0.12"
     name: ClassVar[str]
     capabilities: ClassVar[AttentionCapabilities]
 

@@ -42,12 +42,15 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullAttentionSpec(KVCacheSpec):
-    """Keys and values of all tokens, or of the tokens in a sliding window.
+    """Keys and values of all tokens, or of the tokens in a sliding window or in a chunk.
 
     dtype: name of the element type, one of `DTYPE_BYTES`.
     sliding_window: number of tokens that a token attends to, itself included; 0 for all. The
         backend applies it. Blocks that have left the window are freed and reused, but remain in the
         worker's block table: their content belongs to other requests and may not be finite.
+    chunk_size: a token at position p attends only to positions of its chunk, p // chunk_size; 0 for
+        no chunks. Blocks of earlier chunks are freed like those that have left a window. A layer
+        has a window or chunks, not both.
     scale_bytes: bytes of the scale of a token's keys in one head; the scale of its values has the
     same size. 0 for no scales. See `SCALE_BYTES`.
     """
@@ -57,6 +60,7 @@ class FullAttentionSpec(KVCacheSpec):
     dtype: str
     sliding_window: int = 0
     scale_bytes: int = 0
+    chunk_size: int = 0
 
     @property
     def page_size_bytes(self) -> int:

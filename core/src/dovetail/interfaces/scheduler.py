@@ -236,7 +236,7 @@ class SchedulerInterface(ABC):
     """
 
     CONTRACT: ClassVar[str] = "scheduler"
-    CONTRACT_VERSION: ClassVar[str] = "0.6"
+    CONTRACT_VERSION: ClassVar[str] = "0.7"
     provides: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod

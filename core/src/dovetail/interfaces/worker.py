@@ -135,7 +135,7 @@ class WorkerBase(ABC):
     """
 
     CONTRACT: ClassVar[str] = "worker"
-    CONTRACT_VERSION: ClassVar[str] = "0.12"
+    CONTRACT_VERSION: ClassVar[str] = "0.13"
     provides: ClassVar[frozenset[str]] = frozenset()
     device_types: ClassVar[frozenset[str]] = frozenset()
 

@@ -179,7 +179,7 @@ def _collect(specs: Mapping[str, KVCacheSpec], *, keep_windows: bool) -> list[_P
     layers: dict[KVCacheSpec, list[str]] = {}
     for name, spec in specs.items():
         if isinstance(spec, FullAttentionSpec) and not keep_windows:
-            spec = replace(spec, sliding_window=0)
+            spec = replace(spec, sliding_window=0, chunk_size=0)
         layers.setdefault(spec, []).append(name)
     return [_Part(spec, names) for spec, names in layers.items()]
 

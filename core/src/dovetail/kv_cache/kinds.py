@@ -1,7 +1,7 @@
-"""The rules of KV-cache groups: which past tokens a group needs (all, a window, or a state).
+"""The rules of KV-cache groups: which past tokens a group needs.
 
-The block table of a group has one block for each `block_size` tokens or, for a state without
-snapshots, a single block.
+It needs all tokens, those of a window or of a chunk, or a state. The block table of a group has one
+block for each `block_size` tokens or, for a state without snapshots, a single block.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class CacheKind:
 
     block_size: tokens per block. span: number of last tokens that the next token needs, itself
     included; 0 for all. positional: whether the table has a block for each `block_size` tokens;
-    otherwise it has one block, and no prefix can be resumed.
+    otherwise it has one block, and no prefix can be resumed. is_chunked: whether the next token
+    needs the last tokens only back to the last multiple of `span`.
     """
 
     block_size: int
     span: int = 0
     positional: bool = True
+    is_chunked: bool = False
 
     @property
     def sheds(self) -> bool:
@@ -38,6 +40,8 @@ class CacheKind:
         """Return the first table position that the token after `num_tokens` computed ones needs."""
         if not self.sheds:
             return 0
+        if self.is_chunked:
+            return num_tokens // self.span * self.span // self.block_size
         return max(0, num_tokens - self.span + 1) // self.block_size
 
     def num_positions(self, num_tokens: int) -> int:
@@ -80,8 +84,11 @@ def kind_of(spec: KVCacheSpec) -> CacheKind:
         if spec.snapshots:
             return CacheKind(spec.block_size, SNAPSHOT_SPAN)
         return CacheKind(spec.block_size, positional=False)
-    span = spec.sliding_window if isinstance(spec, FullAttentionSpec) else 0
-    return CacheKind(spec.block_size, span)
+    if not isinstance(spec, FullAttentionSpec):
+        return CacheKind(spec.block_size)
+    if spec.chunk_size:
+        return CacheKind(spec.block_size, spec.chunk_size, is_chunked=True)
+    return CacheKind(spec.block_size, spec.sliding_window)
 
 
 def capacity(tables: Sequence[Sequence[int]], kinds: Sequence[CacheKind], num_tokens: int) -> int:

@@ -38,6 +38,9 @@ class PageSupply:
     def __init__(self, buffers_NP: Sequence[torch.Tensor], ahead_bytes: int) -> None:
         """buffers_NP: uint8, equal numbers of rows, each contiguous. Kept alive until `close`."""
         self._buffers = buffers_NP
+        # The thread calls no operation of torch: if the interpreter exits during one, C++ code
+        # that releases the interpreter lock aborts the process.
+        self._places = [(buffer_NP.data_ptr(), buffer_NP.stride(0)) for buffer_NP in buffers_NP]
         row_bytes = sum(buffer_NP.stride(0) for buffer_NP in buffers_NP)
         self._num_rows = min((len(buffer_NP) for buffer_NP in buffers_NP), default=0)
         self._rows_ahead = max(1, ahead_bytes // max(1, row_bytes))
@@ -75,16 +78,16 @@ class PageSupply:
             self._wake.acquire()
             while done < self._wanted and not self._closing:
                 end = min(self._wanted, done + self._rows_at_once)
-                if not all(_take(buffer_NP[done:end]) for buffer_NP in self._buffers):
-                    return
+                for address, stride in self._places:
+                    if not _take(address + done * stride, (end - done) * stride):
+                        return
                 done = end
 
 
-def _take(part: torch.Tensor) -> bool:
-    """Allocate the pages of `part`, contiguous. Return False if the system does not support it."""
-    start = part.data_ptr() // _PAGE_BYTES * _PAGE_BYTES
-    num_bytes = part.data_ptr() + part.nbytes - start
-    if _libc.madvise(start, num_bytes, _MADV_POPULATE_WRITE) == 0:
+def _take(address: int, num_bytes: int) -> bool:
+    """Allocate the pages of a part. Return False if the system does not support it."""
+    start = address // _PAGE_BYTES * _PAGE_BYTES
+    if _libc.madvise(start, address + num_bytes - start, _MADV_POPULATE_WRITE) == 0:
         return True
     logger.info(
         "Pages of the KV cache are not allocated ahead of use: %s.", os.strerror(ctypes.get_errno())

@@ -76,7 +76,7 @@ class StoredExperts:
 class IntegerWeight(StoredWeight):
     """W[o, i] = scale[o, g] · (code[o, i] − zero[o, g]), with g = group[i].
 
-    bits: the bits of a code. codes: returns the unsigned codes of some rows, int16 [R, I]. scales:
+    bits: the bits of a code. codes: returns the unsigned codes of some rows, uint8 [R, I]. scales:
     [O, G].
     zeros: int16 [O, G], or one number for all groups. groups: int64 [I], or None if each group has
     the same number of successive features.
@@ -93,7 +93,7 @@ class IntegerWeight(StoredWeight):
         """Return the values of some rows in the dtype of the scales."""
         scales_RG = self.scales[rows]
         zeros = self.zeros if isinstance(self.zeros, int) else self.zeros[rows]
-        codes_RI = self.codes(rows)
+        codes_RI = self.codes(rows).to(torch.int16)
         if self.groups is not None:
             zeros_RI = zeros if isinstance(zeros, int) else zeros[:, self.groups]
             return (codes_RI - zeros_RI).to(scales_RG.dtype) * scales_RG[:, self.groups]
@@ -137,10 +137,10 @@ class IntegerWeight(StoredWeight):
             rows = slice(start, min(start + step, num_rows))
             codes = self.codes(rows).unflatten(1, (num_blocks, BLOCK_VALUES))
             if self.bits == 4:
-                low, high = codes.to(torch.uint8).split(BLOCK_VALUES // 2, dim=2)
+                low, high = codes.split(BLOCK_VALUES // 2, dim=2)
                 result[rows, :, 2:] = low | high << 4
             else:
-                result[rows, :, 2:] = (codes - 128).to(torch.int8).view(torch.uint8)
+                result[rows, :, 2:] = codes ^ 128  # the bits of codes - 128 as int8
         return result.flatten(1)
 
 

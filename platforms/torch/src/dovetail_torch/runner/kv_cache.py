@@ -103,6 +103,7 @@ def _spec(
         head_size=_stored_head_size(backend, layer),
         dtype=limits.kv_cache_dtype,
         sliding_window=layer.sliding_window,
+        chunk_size=_chunk_size(layer, limits),
         scale_bytes=limits.scale_bytes,
     )
     if not layer.value_size:

@@ -69,7 +69,7 @@ class AWQ(Format):
             bits=BITS,
             codes=codes,
             scales=read(f"{module.prefix}scales").T.contiguous(),
-            zeros=_in_order(unpack(read(f"{module.prefix}qzeros"), BITS)).T.contiguous(),
+            zeros=_in_order(unpack(read(f"{module.prefix}qzeros"), BITS)).T.to(torch.int16),
         )
 
 

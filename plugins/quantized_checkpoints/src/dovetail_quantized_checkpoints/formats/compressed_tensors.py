@@ -201,7 +201,7 @@ def _integers(
         return IntegerWeight(
             shape=shape,
             bits=8,
-            codes=lambda rows: weight[rows].to(torch.int16) + 128,
+            codes=lambda rows: weight[rows].view(torch.uint8) ^ 128,
             scales=scales,
             zeros=zeros,
             groups=_groups(module, read, scales.shape[1], num_inputs),
@@ -214,7 +214,7 @@ def _integers(
             "weight_zero_point", (-(-num_outputs * bits // WORD_BITS), scales.shape[1])
         )
         packed = read(f"{module.prefix}weight_zero_point").T.contiguous()
-        zeros = unpack(packed, bits)[:, :num_outputs].T.contiguous()
+        zeros = unpack(packed, bits)[:, :num_outputs].T.to(torch.int16)
     return IntegerWeight(
         shape=shape,
         bits=bits,

@@ -85,9 +85,10 @@ class GPTQ(Format):
         num_outputs, num_inputs = self.shape(module, read)
         words = read(f"{module.prefix}qweight")
         bits = WORD_BITS * words.shape[0] // num_inputs
-        zero_words = read(f"{module.prefix}qzeros").to(torch.int64)
+        zero_words = read(f"{module.prefix}qzeros")
         if self._stores_less:
-            zero_words = zero_words + _ONES[bits]
+            # The sum of unsigned words; a carry beyond the last bit is dropped.
+            zero_words = (zero_words.to(torch.int64) + _ONES[bits]).to(torch.int32)
         scales = read(f"{module.prefix}scales").T.contiguous()
         return IntegerWeight(
             shape=(num_outputs, num_inputs),
@@ -102,8 +103,8 @@ class GPTQ(Format):
 def _zeros(words: torch.Tensor, bits: int) -> torch.Tensor | int:
     """Return the zero points, int16 [O, G], or one number if all of them are the middle code."""
     middle = 1 << bits - 1
-    is_middle = bits in _ONES and bool(((words & 0xFFFFFFFF) == _ONES[bits] * middle).all())
-    return middle if is_middle else unpack(words, bits).T.contiguous()
+    zeros = unpack(words, bits)
+    return middle if bool((zeros == middle).all()) else zeros.T.contiguous().to(torch.int16)
 
 
 def _groups(
