@@ -4,9 +4,10 @@ The weights have the usual distribution for such measurements: bfloat16, normal(
 weights 1, a fixed seed. The generated text is meaningless, but the speed is that of the real model.
 The shapes of `STATE_SHAPES` have the initial weights of transformers instead.
 
-    python bench/checkpoints.py NAME …
+    python bench/checkpoints.py [--gptq] NAME …
 
-writes checkpoints to .bench/NAME, for `cpu_vs.py --model .bench/NAME`.
+writes checkpoints to .bench/NAME, for `cpu_vs.py --model .bench/NAME`. With `--gptq`, linear layers
+have random codes of 4 bits in groups of 128 (.bench/NAME-gptq, 5.6 GB for qwen3-8b-shape).
 """
 
 from __future__ import annotations
@@ -45,6 +46,21 @@ SHAPES = {
         "intermediate_size": 3072,
         "vocab_size": 151936,
         "tie_word_embeddings": True,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+    "qwen3-8b-shape": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 12288,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
         "max_position_embeddings": 40960,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
@@ -122,6 +138,8 @@ STATE_SHAPES = {
     },
 }
 """Models with states instead of attention in some layers."""
+GROUP = 128
+"""Input features with the same scale in GPTQ checkpoints."""
 _COMMON = {"hidden_act": "silu", "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -153,6 +171,61 @@ def make_checkpoint(name: str, folder: Path, num_layers: int = 0) -> Path:
     save_file(tensors, part, metadata={"format": "pt"})
     part.rename(weights)
     return path
+
+
+def make_gptq_checkpoint(name: str, folder: Path) -> Path:
+    """Return the directory of a GPTQ checkpoint of the given shape. Write it if it does not exist.
+
+    Each layer has a shard, so that one layer is in memory at a time.
+    """
+    config, path = dict(SHAPES[name]), folder / f"{name}-gptq"
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    table = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}
+    fields = {**config, **_COMMON, "quantization_config": {**table, "sym": True}}
+    (path / "config.json").write_text(json.dumps(fields, indent=2), encoding="utf-8")
+    shards: dict[str, dict[str, tuple[int, ...]]] = {}
+    for weight, shape in _weights(config).items():
+        parts = weight.split(".")
+        shard = f"layer-{parts[2]}" if parts[1] == "layers" else weight
+        shards.setdefault(f"{shard}.safetensors", {})[weight] = shape
+    generator = torch.Generator().manual_seed(0)
+    files: dict[str, str] = {}
+    for file, weights in shards.items():
+        tensors: dict[str, torch.Tensor] = {}
+        for weight, shape in weights.items():
+            if len(shape) == 2 and ".layers." in weight:
+                prefix = weight.removesuffix("weight")
+                tensors |= _gptq_tensors(prefix, shape, generator)
+            elif len(shape) == 2:
+                values = torch.randn(shape, generator=generator, dtype=torch.bfloat16)
+                tensors[weight] = values.mul_(0.02)
+            else:
+                tensors[weight] = torch.ones(shape, dtype=torch.bfloat16)
+        save_file(tensors, path / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(tensors, file)
+    index.write_text(json.dumps({"weight_map": files}), encoding="utf-8")
+    return path
+
+
+def _gptq_tensors(
+    prefix: str, shape: tuple[int, ...], generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Return random codes of 4 bits, with the zero points of version 1 (8, stored as 7)."""
+    num_outputs, num_inputs = shape
+    codes = torch.randint(
+        -(1 << 31), 1 << 31, (num_inputs // 8, num_outputs), dtype=torch.int32, generator=generator
+    )
+    num_groups = num_inputs // GROUP
+    scales = torch.rand((num_groups, num_outputs), generator=generator).mul_(0.004).add_(0.001)
+    zeros = torch.full((num_groups, num_outputs // 8), 0x77777777, dtype=torch.int32)
+    return {
+        f"{prefix}qweight": codes,
+        f"{prefix}qzeros": zeros,
+        f"{prefix}scales": scales.half(),
+    }
 
 
 def _make_with_transformers(name: str, folder: Path, num_layers: int) -> Path:
@@ -213,5 +286,7 @@ def _mlp(config: dict) -> dict[str, tuple[int, ...]]:
 
 
 if __name__ == "__main__":
-    for shape in sys.argv[1:]:
-        print(make_checkpoint(shape, Path(".bench")))
+    names = [argument for argument in sys.argv[1:] if argument != "--gptq"]
+    make = make_gptq_checkpoint if "--gptq" in sys.argv else make_checkpoint
+    for shape in names:
+        print(make(shape, Path(".bench")))

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from cases import CASES
@@ -150,16 +151,11 @@ def main() -> int:
     checkpoint = _checkpoint(arguments.model)
     starts: dict[str, list[Start]] = {}
     with engines(arguments, checkpoint) as chosen:
-        for number in range(arguments.rounds + 1):
-            for engine in chosen:
-                rows = starts.setdefault(engine.title, [])
-                try:
-                    row = start(engine, checkpoint, arguments.threads)
-                except ChildError as error:
-                    print(f"{engine.title}: {error}")
-                    continue
-                if number:
-                    rows.append(row)
+        for number, engine in product(range(arguments.rounds + 1), chosen):
+            rows = starts.setdefault(engine.title, [])
+            row = start(engine, checkpoint, arguments.threads)
+            if number:
+                rows.append(row)
     report(starts)
     limits = {UNPACKED: arguments.max_ready_s, CACHED: arguments.max_cached_s}
     missed = False

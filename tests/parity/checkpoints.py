@@ -110,14 +110,16 @@ class Checkpoint:
     def windows(self) -> list[int]:
         """The sliding window of each layer, 0 for none, as transformers reads the config.
 
-        A layer with a state needs only the state after the previous token: a window of 2.
+        A layer with a state needs only the state after the previous token: a window of 2. A layer
+        with chunked attention needs as many blocks as one with a window of the size of a chunk.
         """
         config = self.oracle.config
         kinds = getattr(config, "layer_types", None)
         window = getattr(config, "sliding_window", None) or 0
         if kinds is None:
             return [window] * config.num_hidden_layers
-        spans = {"sliding_attention": window, "linear_attention": 2}
+        chunk = getattr(config, "attention_chunk_size", None) or 0
+        spans = {"sliding_attention": window, "chunked_attention": chunk, "linear_attention": 2}
         return [spans.get(kind, 0) for kind in kinds]
 
     @torch.inference_mode()

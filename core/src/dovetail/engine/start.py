@@ -114,14 +114,13 @@ def _start_parts(
         start.enter("platform")
         platform = choose_platform(plugins, requested.parallel.platform)
         start.enter("configuration")
-        config = resolve(requested, platform, plugins)
-        check_options_are_used(config, plugins)
+        config = _resolve(requested, platform, plugins)
         start.enter("parts")
         scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
         executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
         worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
-        _check_options(config, executor_cls, worker_cls, scheduler_cls)
-        rules = load_rules(config, plugins, worker_cls)
+    _check_options(config, executor_cls, worker_cls, scheduler_cls)
+    rules = load_rules(config, plugins, worker_cls)
     start.enter("executor")
     executor = _make_executor(executor_cls, config, platform, plugins, worker_cls)
     start.undo(executor.shutdown)
@@ -168,6 +167,14 @@ def _start_parts(
         plugins=plugins,
         clock=clock,
     )
+
+
+def _resolve(
+    requested: RequestedConfig, platform: Platform, plugins: PluginRegistry
+) -> EngineConfig:
+    config = resolve(requested, platform, plugins)
+    check_options_are_used(config, plugins)
+    return config
 
 
 @contextmanager

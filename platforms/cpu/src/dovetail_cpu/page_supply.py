@@ -78,9 +78,9 @@ class PageSupply:
             self._wake.acquire()
             while done < self._wanted and not self._closing:
                 end = min(self._wanted, done + self._rows_at_once)
-                for address, stride in self._places:
-                    if not _take(address + done * stride, (end - done) * stride):
-                        return
+                parts = ((start + done * size, (end - done) * size) for start, size in self._places)
+                if not all(_take(*part) for part in parts):
+                    return
                 done = end
 
 
