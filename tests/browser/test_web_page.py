@@ -354,6 +354,19 @@ def test_the_live_view_shows_steps_and_can_be_paused(page):
     assert page.run("document.getElementById('pause').textContent") == "Continue"
 
 
+def test_the_live_view_removes_an_error_when_the_server_responds_again(page):
+    trace = {"started_ns": 1, "now_ns": 2, "num_new_tokens": 0, "num_steps": 0, "steps": []}
+    page.run(
+        "window.fetch = async () => window.isReady"
+        f" ? new Response(JSON.stringify({json.dumps(trace)}))"
+        ' : new Response(\'{"error": {"message": "loading"}}\', {status: 503})'
+    )
+    page.run("document.getElementById('tab-live').click()")
+    page.wait("document.getElementById('hint').textContent == 'loading'")
+    page.run("window.isReady = true")
+    page.wait("document.getElementById('hint').textContent.startsWith('No steps yet')")
+
+
 def test_views_can_be_selected_with_the_keyboard(page):
     page.run("document.getElementById('tab-chat').focus()")
     page.press("ArrowRight")

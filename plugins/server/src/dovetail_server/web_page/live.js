@@ -142,8 +142,10 @@ function draw() {
   }
   canvas.dataset.steps = steps.length;
   canvas.dataset.rows = rows.length;
-  if (steps.length && !state.selected)
-    find("hint").textContent = `The last ${steps.length} steps. Point at a step for its details.`;
+  if (state.selected) return;
+  find("hint").textContent = steps.length
+    ? `The last ${steps.length} steps. Point at a step for its details.`
+    : "No steps yet. Send a request.";
 }
 
 function point(event) {
