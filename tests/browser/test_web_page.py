@@ -298,12 +298,7 @@ def test_the_settings_are_sent(page):
     ask(page, "Hello")
     answer(page)
     sent = page.run("window.sent")
-    assert (sent["temperature"], sent["top_p"], sent["seed"], sent["max_tokens"]) == (
-        0.5,
-        0.9,
-        3,
-        512,
-    )
+    assert sent | {"temperature": 0.5, "top_p": 0.9, "seed": 3, "max_tokens": 512} == sent
     assert sent["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello"},

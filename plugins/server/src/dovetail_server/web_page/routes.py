@@ -64,7 +64,7 @@ class StepReader:
                 self._next_s = loop.time() + MIN_READ_PERIOD_S
                 return await self._state.slot.llm.read_steps(after, max_steps)
         except UserError as error:
-            raise APIError(str(error), param="after or max_steps") from None
+            raise APIError(str(error), param="max_steps") from None
         finally:
             self._num_readers -= 1
 
