@@ -58,7 +58,7 @@ def _calibrated(method: str, block_format: str) -> Format:
     )
 
 
-def _option(method: str, **options: str) -> dict[str, Any]:
+def _option(method: str, **options: Any) -> dict[str, Any]:
     return {"quantization": method, "plugin_options": {method: options}}
 
 
@@ -70,10 +70,13 @@ OURS = (
     _ours("q4_k", quantization="q4_k"),
     _ours("q4_k, fallback int8", **_option("q4_k", fallback="int8")),
     _ours("int4", quantization="int4"),
+    _ours("int4, groups of 64", **_option("int4", group_size=64)),
+    _ours("int4, groups of 128", **_option("int4", group_size=128)),
     _ours("int4, head int4", **_option("int4", head="int4")),
-    _calibrated("rtn", "q4_1"),
-    *(_calibrated("gptq", block_format) for block_format in ("int4", "q4_1", "q4_k")),
-    _calibrated("awq", "int4"),
+    _ours("fp8", quantization="fp8"),
+    *(_calibrated("rtn", block_format) for block_format in ("q4_k", "q4_1", "q6_k")),
+    *(_calibrated("gptq", block_format) for block_format in ("int4", "q4_1", "q4_k", "q6_k")),
+    *(_calibrated("awq", block_format) for block_format in ("int4", "q4_1", "q4_k")),
     _ours("KV cache int8", kv_cache_dtype="int8"),
     Format(name="GGUF file", engine="dovetail", model=SOURCE_FILE, options={"dtype": "bfloat16"}),
 )
