@@ -18,6 +18,7 @@ A peer that fails or hangs is reported, and the run continues.
         [--json FILE] [--write-docs FILE] [--quality FILE]
     python bench/cpu_vs.py --results FILE … --write-docs docs/performance.md
 
+`--model FILE.gguf` compares Dovetail and llama.cpp with the blocks of the same file.
 `--quality` names the JSON file of `bench/quality.py`. Then the tables show the KL divergence of
 each format, and a second ratio uses only engines that are accurate enough (`peers/accuracy.py`).
 """
@@ -38,7 +39,7 @@ from peers.machine_facts import machine_facts
 from peers.measures import MEASURES, START_UP
 from peers.page import http_section, performance_page
 from peers.race import ProbeError, Race, RacePlan
-from peers.roster import FORMATS, OURS, find_contenders
+from peers.roster import FORMATS, GGUF_FILE, OURS, find_contenders
 from peers.tables import markdown
 from quality.results import ResultsError
 
@@ -91,7 +92,7 @@ def _race(arguments: argparse.Namespace) -> dict[str, Any]:
 def _plan(arguments: argparse.Namespace, checkpoint: Path) -> RacePlan:
     return RacePlan(
         checkpoint=checkpoint,
-        formats=arguments.formats,
+        formats=(GGUF_FILE,) if checkpoint.is_file() else arguments.formats,
         cases=arguments.cases,
         threads=arguments.threads,
         rounds=arguments.rounds,
@@ -115,7 +116,9 @@ def _checkpoints(named: list[str]) -> list[Path]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", nargs="+", default=[], help="checkpoints; default: created here")
+    parser.add_argument(
+        "--model", nargs="+", default=[], help="directories or GGUF files; default: created here"
+    )
     parser.add_argument("--peers", default="auto", help="auto, or names separated by commas")
     parser.add_argument("--peers-file", help="TOML file with the locations of peers")
     parser.add_argument("--formats", type=_some_of(FORMATS), default=FORMATS)

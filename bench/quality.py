@@ -14,6 +14,11 @@ DOVETAIL_PEER_LLAMACPP_PYTHON and DOVETAIL_PEER_OPENVINO_PYTHON (see peers/READM
 that is absent or fails is reported. Results: DIR/quality.md, quality.json and, with matplotlib,
 quality.png; they are written after each format. `--keep` continues an earlier run of the same
 settings: formats with results in DIR are not measured again.
+
+    python bench/quality.py --fidelity [--model FILE.gguf] [--llamacpp-python PYTHON]
+
+compares the computation with the blocks of the file with llama.cpp and with float32, position by
+position, and writes DIR/fidelity.md and fidelity.json (`quality/fidelity.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +35,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from quality import results
+from quality import fidelity, results
 from quality.formats import EVERY, FLOAT32, OFF_GRID, REFERENCES, WEIGHTS, Format
 from quality.references import SEED
 from quality.run import CHUNK_TOKENS, Run, measure_layers, measure_weights, read_chunks
+from quality.texts import EVALUATION, FIDELITY
 
 QUICK_FORMATS = (FLOAT32, "bf16", "int8", "int4", "q4_k")
 HERE = Path(__file__).resolve().parent
@@ -80,7 +86,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one chunk, off grid, own formats")
     parser.add_argument("--model", default="smollm2", help="a GGUF file or a model's name")
     parser.add_argument("--minilm", type=Path, help="directory of all-MiniLM-L6-v2")
-    parser.add_argument("--chunks", type=int, default=4, help="chunks per text")
+    parser.add_argument("--fidelity", action="store_true", help="one file in two engines")
+    parser.add_argument("--chunks", type=int, help="maximum chunks per text (default: 4, or 12)")
     parser.add_argument("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS))
     parser.add_argument("--formats", nargs="+", help="names of formats (default: all)")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -89,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep", action="store_true", help="keep finished formats of --out")
     parser.add_argument("--out", type=Path, default=HERE.parent / ".bench" / "quality")
     args = parser.parse_args()
+    args.chunks = args.chunks or (12 if args.fidelity else 4)
     if not 1 <= args.chunks <= 64:
         parser.error("--chunks must be between 1 and 64")
     if args.quick:
@@ -108,6 +116,14 @@ def _chosen(args: argparse.Namespace) -> list[Format]:
     return [item for item in EVERY if item.name in names or item.name in REFERENCES]
 
 
+def _compared(run: Run) -> str:
+    """Write and return the comparison of the file in Dovetail and llama.cpp."""
+    rows, absent = fidelity.measure(run.source, run.chunks, run.pythons, run.threads)
+    absent = {**run.absent, **absent}
+    result = {"origin": run.origin, "rows": fidelity.summary(rows), "absent": absent}
+    return fidelity.write(result, run.out)
+
+
 def main() -> None:
     """Measure and write the results."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # deletes intermediate files
@@ -122,11 +138,14 @@ def main() -> None:
             pythons=_pythons(args),
             threads=args.threads,
         )
-        read_chunks(run, args.chunks)
+        read_chunks(run, args.chunks, FIDELITY if args.fidelity else EVALUATION)
         if not run.chunks:
             reasons = "\n".join(f"{name}: {reason}" for name, reason in run.absent.items())
             raise SystemExit(f"no text can be read:\n{reasons}")
         run.origin = _origin(run, args.chunks)
+        if args.fidelity:
+            print(_compared(run))
+            return
         if args.keep:
             kept = results.earlier(args.out, run.origin["settings"])
             run.rows, run.layers = kept.rows, kept.layers

@@ -47,9 +47,9 @@ def write_gguf(model: Path, out: Path) -> None:
 
 
 def quantise(source: Path, out: Path, kind: int) -> None:
-    """Write a quantized copy of a GGUF file."""
+    """Write a copy of a GGUF file in another type, also of quantized tensors."""
     params = native.llama_model_quantize_default_params()
-    params.ftype = kind
+    params.ftype, params.allow_requantize = kind, True
     code = native.llama_model_quantize(str(source).encode(), str(out).encode(), params)
     if code:
         raise RuntimeError(f"llama.cpp could not quantize {source}: code {code}")

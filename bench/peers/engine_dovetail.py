@@ -12,6 +12,7 @@ OPTIONS_OF: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "bfloat16", "quantization": "int4"},
+    "gguf": {"dtype": "bfloat16"},
 }
 """Maps a weight format to engine options."""
 

@@ -4,7 +4,7 @@ The model of a case: first all prompts are computed at the speed of the GEMM pro
 computes one token of every running request; it must read all weights once and the cache of its
 requests, and multiply. A step takes the longer of both times. Attention counts as arithmetic in
 prompts and as reading in decodes. Norms, rotary embedding and sampling take no time in this model.
-Standard library only: weight sizes come from the headers of the files.
+Weight sizes come from the headers of the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ from cases import Case
 BITS_OF = {"bf16": 16.0, "int8": 8.0, "int4": 4.5}
 """Bits per weight; for int4 with one 16-bit scale per 32 weights."""
 
-GEMM_OF = {"bf16": "bf16_gflops", "int8": "int8_gflops", "int4": "int8_gflops"}
+GEMM_OF = {
+    "bf16": "bf16_gflops",
+    "int8": "int8_gflops",
+    "int4": "int8_gflops",
+    "gguf": "int8_gflops",
+}
 """Maps a format to the probe that limits its matrix products."""
 
 CACHE_BYTES = 2
@@ -32,7 +37,7 @@ class ModelShape:
 
     layer_weights, head_weights: numbers of weights, without experts. expert_weights: weights of
     all experts of all layers. expert_share: the share of a layer's experts that a token uses.
-    num_layers: layers with attention.
+    num_layers: layers with attention. file_bits: bits per weight of a GGUF file, or 0.
     """
 
     layer_weights: int
@@ -43,10 +48,36 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_size: int
+    file_bits: float = 0.0
 
     @classmethod
-    def of(cls, folder: Path) -> ModelShape:
-        """Read config.json and the headers of the safetensors files of a model directory."""
+    def of(cls, path: Path) -> ModelShape:
+        """Read the sizes of the matrices of a model directory or a GGUF file."""
+        return cls._of_file(path) if path.is_file() else cls._of_directory(path)
+
+    @classmethod
+    def _of_file(cls, path: Path) -> ModelShape:
+        from dovetail_gguf.model_config import read_config
+        from dovetail_gguf.reader import GGUFFile
+
+        file = GGUFFile(path)
+        config = read_config(file)
+        infos = {name: info for name, info in file.tensors.items() if len(info.shape) > 1}
+        head = infos.get("output.weight", infos["token_embd.weight"])
+        read = [info for name, info in infos.items() if name.startswith("blk.")] + [head]
+        num_weights = sum(math.prod(info.shape) for info in read)
+        return cls(
+            layer_weights=num_weights - math.prod(head.shape),
+            head_weights=math.prod(head.shape),
+            num_layers=config["num_hidden_layers"],
+            num_heads=config["num_attention_heads"],
+            num_kv_heads=config["num_key_value_heads"],
+            head_size=config["head_dim"],
+            file_bits=8 * sum(info.num_bytes for info in read) / num_weights,
+        )
+
+    @classmethod
+    def _of_directory(cls, folder: Path) -> ModelShape:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         shapes: dict[str, list[int]] = {}
         for path in sorted(folder.glob("*.safetensors")):
@@ -82,7 +113,7 @@ class ModelShape:
         """
         share = 1 - (1 - self.expert_share) ** num_tokens
         num_weights = self.layer_weights + self.head_weights + share * self.expert_weights
-        return num_weights * BITS_OF[weights] / 8
+        return num_weights * (self.file_bits or BITS_OF[weights]) / 8
 
     @property
     def token_weights(self) -> float:

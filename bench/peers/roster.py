@@ -30,6 +30,9 @@ from peers.child import first_line_of
 OURS = "dovetail"
 OWN_ADAPTERS = "peers.engine_"
 FORMATS = ("bf16", "int8", "int4")
+GGUF_FILE = "gguf"
+"""The format of a checkpoint that is a GGUF file, in which its tensors have their types."""
+
 FILE_VARIABLE = "DOVETAIL_PEERS"
 """Names the default TOML file; DOVETAIL_PEER_<NAME>_PYTHON and _<FORMAT> override it."""
 
@@ -43,7 +46,8 @@ PACKAGES = {
 """Maps a name to the package that its interpreter needs; the adapter is `engine_<name>.py`."""
 
 AS_THEY_ARE = {
-    OURS: dict.fromkeys(FORMATS, "{checkpoint}"),
+    OURS: dict.fromkeys((*FORMATS, GGUF_FILE), "{checkpoint}"),
+    "llamacpp": {GGUF_FILE: "{checkpoint}"},
     "transformers": {"bf16": "{checkpoint}"},
     "vllm": {"bf16": "{checkpoint}"},
 }

@@ -6,6 +6,8 @@ formats     the formats of Dovetail and of other engines
 run         all formats and layers in turn
 job         one format in one process: figures from the logits of an engine
 figures     perplexity, divergence and most likely tokens from logits
+positions   figures of single positions from logits
+fidelity    one GGUF file in two engines, position by position
 engine_*    one engine each, with its own interpreter
 conversion  the files that other engines read
 layers      errors of single layers of all-MiniLM-L6-v2

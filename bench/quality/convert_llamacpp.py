@@ -3,6 +3,10 @@
     PEER_PYTHON -m quality.convert_llamacpp MODEL_DIR OUT_DIR TYPE
 
 writes OUT_DIR/TYPE.gguf, and OUT_DIR/BF16.gguf if it does not exist.
+
+    PEER_PYTHON -m quality.convert_llamacpp --float32 FILE.gguf OUT.gguf
+
+dequantizes a GGUF file.
 """
 
 from __future__ import annotations
@@ -15,7 +19,10 @@ from peers.convert_llamacpp import quantise, write_gguf
 
 
 def main() -> None:
-    """Convert the checkpoint given on the command line."""
+    """Convert the checkpoint or the file given on the command line."""
+    if sys.argv[1] == "--float32":
+        quantise(Path(sys.argv[2]), Path(sys.argv[3]), native.LLAMA_FTYPE_ALL_F32)
+        return
     model, out, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     plain = out / "BF16.gguf"
     if not plain.exists():

@@ -14,7 +14,7 @@ import torch
 
 from dovetail import LLM, SamplingParams
 from dovetail_torch.runner import model_runner
-from quality.figures import Recorder
+from quality.positions import AnyRecorder
 
 
 class WeightSizes:
@@ -36,7 +36,7 @@ class WeightSizes:
         return num_bytes, num_weights
 
 
-def run(job: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
+def run(job: Mapping[str, Any], recorder: AnyRecorder) -> dict[str, Any]:
     """Compute the logits of all chunks."""
     longest = max(len(ids) for chunks in job["chunks"].values() for ids in chunks)
     settings = {
@@ -68,7 +68,7 @@ def run(job: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
 
 
 def _generate(
-    llm: LLM, chunks_by_text: Mapping[str, Sequence[Sequence[int]]], recorder: Recorder
+    llm: LLM, chunks_by_text: Mapping[str, Sequence[Sequence[int]]], recorder: AnyRecorder
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     for text, chunks in chunks_by_text.items():

@@ -13,10 +13,10 @@ import gguf
 import llama_cpp.llama_cpp as native
 import numpy as np
 
-from quality.figures import Recorder
+from quality.positions import AnyRecorder
 
 
-def run(job: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
+def run(job: Mapping[str, Any], recorder: AnyRecorder) -> dict[str, Any]:
     """Compute the logits of all chunks."""
     quiet = native.llama_log_callback(lambda level, text, data: None)
     native.llama_log_set(quiet, None)

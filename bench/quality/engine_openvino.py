@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import openvino
 
-from quality.figures import Recorder
+from quality.positions import AnyRecorder
 
 
-def run(job: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
+def run(job: Mapping[str, Any], recorder: AnyRecorder) -> dict[str, Any]:
     """Compute the logits of all chunks."""
     path = Path(job["model"]) / "openvino_model.xml"
     core = openvino.Core()

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from quality.figures import Recorder
+from quality.positions import AnyRecorder
 
 
 @torch.inference_mode()
-def run(job: Mapping[str, Any], recorder: Recorder) -> dict[str, Any]:
+def run(job: Mapping[str, Any], recorder: AnyRecorder) -> dict[str, Any]:
     """Compute the logits of all chunks."""
     torch.set_num_threads(job["threads"])
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()

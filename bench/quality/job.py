@@ -3,7 +3,8 @@
     PYTHON -m quality.job JOB.json RESULT.json
 
 A job has the keys engine, model, options, threads, chunks ({text: [token ids, …]}), references
-({name: directory}) and save_to (a directory or null). An engine is a module `quality.engine_<name>`
+({name: directory}) and save_to (a directory or null); or, for figures of each position, the key
+positions instead of the last two. An engine is a module `quality.engine_<name>`
 with a function `run(job, recorder)` that returns additional data, such as versions.
 """
 
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from quality.figures import Recorder
+from quality.positions import PositionRecorder
 
 BENCH = Path(__file__).resolve().parents[1]
 
@@ -31,7 +33,9 @@ class JobError(Exception):
 
 def run_job(job: Mapping[str, Any]) -> dict[str, Any]:
     """Run a job in this process. Return the figures by text, and information on the engine."""
-    recorder = Recorder(job["references"], job["save_to"])
+    recorder = (
+        PositionRecorder() if job.get("positions") else Recorder(job["references"], job["save_to"])
+    )
     engine = importlib.import_module(f"quality.engine_{job['engine']}")
     info: dict[str, Any] = engine.run(job, recorder)
     return {"texts": recorder.result(), **info}

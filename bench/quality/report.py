@@ -32,7 +32,8 @@ def tables(result: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -58,7 +59,7 @@ def _divergence(rows: Rows) -> str:
         ]
         for row in rows
     ]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def _perplexity(rows: Rows) -> str:
@@ -72,7 +73,7 @@ def _perplexity(rows: Rows) -> str:
             change = value / base["texts"][text]["perplexity"] - 1 if base else None
             cells.append(f"{value:.3f} ({_cell(change, '+.2%')})")
         lines.append([row["format"], *cells])
-    return _table(["perplexity (against bf16)", *texts], lines)
+    return table(["perplexity (against bf16)", *texts], lines)
 
 
 def _layers(layers: Mapping[str, Mapping[str, float]]) -> str:
@@ -80,7 +81,7 @@ def _layers(layers: Mapping[str, Mapping[str, float]]) -> str:
     lines = [
         [layer, *(f"{errors[name]:.4f}" for name in formats)] for layer, errors in layers.items()
     ]
-    return _table(["relative error of the output", *formats], lines)
+    return table(["relative error of the output", *formats], lines)
 
 
 def _cell(value: float | None, form: str) -> str:

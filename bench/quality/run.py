@@ -15,7 +15,7 @@ from quality.formats import EVERY, OFF_GRID, REFERENCES, WEIGHTS, Format
 from quality.job import JobError, run_separately
 from quality.layers import format_names, layer_errors
 from quality.references import write_reference
-from quality.texts import EVALUATION, TextError
+from quality.texts import EVALUATION, Text, TextError
 
 CHUNK_TOKENS = 1024
 DEADLINE_S = 1800.0
@@ -57,21 +57,31 @@ class Run:
         return results.write(result, self.out)
 
 
-def read_chunks(run: Run, num_chunks: int) -> None:
-    """Tokenize the texts with the tokenizer of the GGUF file."""
+def read_chunks(run: Run, num_chunks: int, texts: Sequence[Text] = EVALUATION) -> None:
+    """Tokenize texts with the tokenizer of the GGUF file."""
     from dovetail_gguf.tokenizer import GGUFTokenizer
 
     tokenizer = GGUFTokenizer.from_directory(run.source)
-    for text in EVALUATION:
+    run.chunks, absent = read_texts(tokenizer, texts, num_chunks)
+    run.absent |= absent
+    run.texts = {text.domain: text.sources for text in texts if text.domain in run.chunks}
+
+
+def read_texts(
+    tokenizer: Any, texts: Sequence[Text], num_chunks: int
+) -> tuple[dict[str, list[list[int]]], dict[str, str]]:
+    """Return the chunks of each text, and the reason for each text that is absent."""
+    chunks_by_text, absent = {}, {}
+    for text in texts:
         try:
             ids = list(tokenizer.encode(text.excerpt(), add_special_tokens=False))
         except TextError as error:
-            run.absent[text.domain] = str(error)
+            absent[text.domain] = str(error)
             continue
         starts = range(0, min(len(ids), num_chunks * CHUNK_TOKENS), CHUNK_TOKENS)
         chunks = [ids[start : start + CHUNK_TOKENS] for start in starts]
-        run.chunks[text.domain] = [chunk for chunk in chunks if len(chunk) == CHUNK_TOKENS]
-        run.texts[text.domain] = text.sources
+        chunks_by_text[text.domain] = [chunk for chunk in chunks if len(chunk) == CHUNK_TOKENS]
+    return chunks_by_text, absent
 
 
 def measure_weights(run: Run, weights: str, formats: Sequence[Format]) -> None:

@@ -27,7 +27,7 @@ class Text:
 
     read: returns the characters from which the excerpt is cut. start: the marker with which the
     excerpt begins.
-    sha256: the hash of the excerpt in UTF-8.
+    sha256: the hash of the excerpt in UTF-8. num_characters: the maximum length of the excerpt.
     """
 
     domain: str
@@ -35,6 +35,7 @@ class Text:
     read: Callable[[], str]
     sha256: str
     start: str = ""
+    num_characters: int = NUM_CHARACTERS
 
     def excerpt(self) -> str:
         """Return the excerpt. Raises TextError if the text is missing or has a different hash."""
@@ -53,7 +54,7 @@ class Text:
         begin = text.find(self.start)
         if begin < 0:
             raise TextError(f"{self.domain}: {self.sources} does not contain {self.start!r}")
-        return text[begin : begin + NUM_CHARACTERS]
+        return text[begin : begin + self.num_characters]
 
 
 def _read(path: Path) -> bytes:
@@ -164,3 +165,21 @@ CALIBRATION = (
         sha256="bea280ef11636a7a0bb20554360fb2de34b987976efa3e421a83c784d82d971b",
     ),
 )
+
+FIDELITY = (
+    Text(
+        domain="licenses",
+        sources="Debian base-files (GPL-3, LGPL-2.1, GFDL-1.3)",
+        read=_common_licenses("GPL-3", "LGPL-2.1", "GFDL-1.3"),
+        num_characters=96_000,
+        sha256="f718ffed4d9ec409ac14dc764cf44827b7c53d6ff9eb736c5884ac8f1fc00d79",
+    ),
+    Text(
+        domain="source code",
+        sources="pydantic 2.14.3 (main.py, types.py)",
+        read=_package_files("pydantic", "pydantic/main.py", "pydantic/types.py"),
+        num_characters=96_000,
+        sha256="5386f7244e269066c109fc3e7adb5f619ffdae4162da248b593f645e89def5cc",
+    ),
+)
+"""Longer texts for `fidelity`, which compares two engines with the same file."""

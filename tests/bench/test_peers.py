@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from cases import Case
+from gguf import GGMLQuantizationType
+from gguf_files.models import write_model
 from peers.accuracy import Accuracy, read_accuracy
 from peers.child import Child, ChildError
 from peers.limits import MachineLimits, ModelShape, decode_seconds, prompt_seconds
@@ -15,6 +17,9 @@ from peers.page import http_section, performance_page
 from peers.process_tree import CpuTime
 from peers.roster import find_contenders
 from peers.tables import markdown, medians, ratio_to_best, share_of_limit
+from safetensors.numpy import load_file
+
+from end_to_end.checkpoints import make_checkpoint
 
 HERE = str(Path(__file__).parent)
 SHAPE = ModelShape(
@@ -66,6 +71,25 @@ def test_a_token_of_a_model_with_experts_uses_a_share_of_the_weights():
     limits = MachineLimits(read_bytes_s=1e12, flops_s=1e3)
     item = Case(name="one", prompt_lens=(1,), output_lens=(2,))
     assert decode_seconds(item, shape, "bf16", limits) == 2 * (3000 + 500) / 1e3
+
+
+def test_a_step_with_a_gguf_file_reads_the_bytes_of_its_blocks(tmp_path):
+    make_checkpoint(tmp_path, hidden_size=64, intermediate_size=64, head_dim=16)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))
+    file = write_model(tmp_path, tmp_path / "model.gguf", type_=GGMLQuantizationType.Q4_1)
+    read = {
+        name: tensor.shape
+        for name, tensor in load_file(tmp_path / "model.safetensors").items()
+        if tensor.ndim == 2 and (name == "lm_head.weight" or ".layers." in name)
+    }
+    shape = ModelShape.of(file)
+    assert shape.layer_weights + shape.head_weights == sum(map(math.prod, read.values()))
+    assert shape.head_weights == math.prod(read["lm_head.weight"])
+    assert shape.step_bytes("gguf") == sum(map(math.prod, read.values())) * 20 / 32
+    sizes = (shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.head_size)
+    names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+    assert sizes == tuple(config[name] for name in names)
 
 
 def test_the_estimated_minimum_time_is_the_larger_of_memory_time_and_compute_time():

@@ -1,0 +1,26 @@
+"""`bench/first_answer.py` with shell commands instead of the program."""
+
+import first_answer
+import pytest
+from first_answer import Subject
+
+
+def test_the_clock_stops_at_the_answer_to_the_typed_question():
+    script = "read question; sleep 0.2; echo The answer to $question; sleep 60"
+    subject = Subject(
+        title="t", command=["sh", "-c", script], answer=b"The answer", target_s=9.0, typed="why\n"
+    )
+    assert 0.2 <= first_answer.seconds_to_first_answer(subject) < 30
+
+
+def test_the_output_of_a_command_that_ends_without_an_answer_is_in_the_error():
+    subject = Subject(title="t", command=["sh", "-c", "echo failed"], answer=b"x", target_s=9.0)
+    with pytest.raises(RuntimeError, match="t ended without an answer: failed"):
+        first_answer.seconds_to_first_answer(subject)
+
+
+def test_the_median_is_compared_with_the_target(capsys):
+    subject = Subject(title="t", command=[], answer=b"", target_s=2.0)
+    assert first_answer.report(subject, [9.0, 1.0, 2.0])
+    assert not first_answer.report(subject, [2.1, 1.0, 3.0])
+    assert "first answer of `t`: 2.00 s (1.00–9.00)" in capsys.readouterr().out
