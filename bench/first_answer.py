@@ -4,10 +4,11 @@
     python bench/first_answer.py --chat     `dovetail chat` with smollm2 (downloaded before)
     python bench/first_answer.py --clone    `make chat` in a new clone, with empty caches
 
-Method: the command runs on a pseudo-terminal, and the first question is already typed. The clock
-runs from the start of the process to the first token of the answer (demo: to the end of the first
-line with an answer). One run warms the page cache; then the median and spread of five runs are
-printed. `--clone` runs once, and includes cloning, installation and downloads, without pip's cache.
+Method: the command runs on a pseudo-terminal. A question is typed as soon as the command asks for
+it. The clock runs from the start of the process to the first token of the answer (demo: to the end
+of the first line with an answer). One run warms the page cache; then the median and spread of five
+runs are printed. `--clone` runs once, and includes cloning, installation and downloads, without
+pip's cache.
 """
 
 from __future__ import annotations
@@ -27,17 +28,22 @@ from pathlib import Path
 
 NUM_RUNS = 5
 ROOT = Path(__file__).resolve().parents[1]
-QUESTION = "Name the capital of France.\n"
+PROMPT, QUESTION = b"lists the commands.", "Name the capital of France.\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A command to measure. answer: the first bytes of the answer. target_s: the longest time."""
+    """A command to measure.
+
+    prompt: output after which `typed` is typed. answer: the first bytes of the answer. target_s:
+    the longest time.
+    """
 
     title: str
     command: Sequence[str]
     answer: bytes
     target_s: float
+    prompt: bytes = b""
     typed: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,6 +62,7 @@ CHAT = Subject(
     ],
     answer=b"The",
     target_s=2.0,
+    prompt=PROMPT,
     typed=QUESTION,
 )
 
@@ -68,6 +75,7 @@ def clone(folder: Path) -> Subject:
         command=["sh", "-c", steps],
         answer=b"The capital",
         target_s=180.0,
+        prompt=PROMPT,
         typed=QUESTION,
         env={"XDG_CACHE_HOME": str(folder / "cache"), "PIP_NO_CACHE_DIR": "1"},
     )
@@ -85,8 +93,7 @@ def seconds_to_first_answer(subject: Subject) -> float:
         subject.command, stdout=slave, stderr=slave, stdin=slave, env=env, start_new_session=True
     ) as process:
         os.close(slave)
-        os.write(master, subject.typed.encode())
-        seen = b""
+        seen, is_typed = b"", False
         try:
             while subject.answer not in seen:
                 piece = _read(master)
@@ -94,6 +101,9 @@ def seconds_to_first_answer(subject: Subject) -> float:
                     end = seen[-400:].decode(errors="replace")
                     raise RuntimeError(f"{subject.title} ended without an answer: {end}")
                 seen += piece
+                if subject.prompt in seen and not is_typed:
+                    os.write(master, subject.typed.encode())
+                    is_typed = True
             return time.perf_counter() - begin
         finally:
             os.killpg(process.pid, signal.SIGKILL)
@@ -122,6 +132,7 @@ def main() -> int:
     parser.add_argument("--chat", action="store_true", help="measure `dovetail chat`")
     parser.add_argument("--clone", action="store_true", help="measure `make chat` in a new clone")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the command
     if args.clone:
         with tempfile.TemporaryDirectory() as folder:
             subject = clone(Path(folder))

@@ -6,9 +6,14 @@ from first_answer import Subject
 
 
 def test_the_clock_stops_at_the_answer_to_the_typed_question():
-    script = "read question; sleep 0.2; echo The answer to $question; sleep 60"
+    script = "echo Type; read question; sleep 0.2; echo The answer to $question; sleep 60"
     subject = Subject(
-        title="t", command=["sh", "-c", script], answer=b"The answer", target_s=9.0, typed="why\n"
+        title="t",
+        command=["sh", "-c", script],
+        answer=b"The answer",
+        target_s=9.0,
+        prompt=b"Type",
+        typed="why\n",
     )
     assert 0.2 <= first_answer.seconds_to_first_answer(subject) < 30
 
