@@ -4,7 +4,7 @@
     python bench/first_answer.py --chat     `dovetail chat` with smollm2 (downloaded before)
     python bench/first_answer.py --clone    `make chat` in a new clone, with empty caches
 
-Method: the command runs on a pseudo-terminal. A question is typed as soon as the command asks for
+Method: the command runs on a pseudo-terminal. A question is typed as soon as the command waits for
 it. The clock runs from the start of the process to the first token of the answer (demo: to the end
 of the first line with an answer). One run warms the page cache; then the median and spread of five
 runs are printed. `--clone` runs once, and includes cloning, installation and downloads, without
@@ -93,21 +93,26 @@ def seconds_to_first_answer(subject: Subject) -> float:
         subject.command, stdout=slave, stderr=slave, stdin=slave, env=env, start_new_session=True
     ) as process:
         os.close(slave)
-        seen, is_typed = b"", False
         try:
-            while subject.answer not in seen:
-                piece = _read(master)
-                if not piece:
-                    end = seen[-400:].decode(errors="replace")
-                    raise RuntimeError(f"{subject.title} ended without an answer: {end}")
-                seen += piece
-                if subject.prompt in seen and not is_typed:
-                    os.write(master, subject.typed.encode())
-                    is_typed = True
+            _converse(subject, master)
             return time.perf_counter() - begin
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             os.close(master)
+
+
+def _converse(subject: Subject, master: int) -> None:
+    """Read the output up to the answer. Type the question after the prompt."""
+    seen, is_typed = b"", False
+    while subject.answer not in seen:
+        piece = _read(master)
+        if not piece:
+            end = seen[-400:].decode(errors="replace")
+            raise RuntimeError(f"{subject.title} ended without an answer: {end}")
+        seen += piece
+        if subject.prompt in seen and not is_typed:
+            os.write(master, subject.typed.encode())
+            is_typed = True
 
 
 def _read(master: int) -> bytes:

@@ -34,37 +34,39 @@ def measure(
     source: Path, chunks: Mapping[str, Any], pythons: Mapping[str, str], threads: int
 ) -> tuple[dict[str, Texts], dict[str, str]]:
     """Return the figures of each row, and the reason for each row that is absent."""
+    measured: dict[str, Texts] = {}
+    absent: dict[str, str] = {}
+    job = {"threads": threads, "chunks": chunks, "positions": True}
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder, "float32.gguf")
-        rows = (
+        rows: Sequence[tuple[str, str, Path, dict[str, str]]] = (
             (FLOAT32, "dovetail", source, {"dtype": "float32"}),
             (BLOCKS, "dovetail", source, {"dtype": "bfloat16"}),
             (PEER_FLOAT32, "llamacpp", plain, {}),
             (PEER_BLOCKS, "llamacpp", source, {}),
         )
-        measured: dict[str, Texts] = {}
-        absent: dict[str, str] = {}
         for name, engine, model, options in rows:
-            python = pythons.get(engine)
-            if python is None:
-                absent[name] = f"no Python interpreter for {engine} was given"
-                continue
-            job = {
-                "engine": engine,
-                "model": str(model),
-                "options": options,
-                "threads": threads,
-                "chunks": chunks,
-                "positions": True,
-            }
             try:
-                if model == plain:
-                    module = "quality.convert_llamacpp"
-                    run_tool([python, "-m", module, "--float32", str(source), str(plain)], 900.0)
-                measured[name] = run_separately(python, job, DEADLINE_S)["texts"]
+                python = _python(pythons, engine)
+                _dequantize(python, source, model)
+                row = {**job, "engine": engine, "model": str(model), "options": options}
+                measured[name] = run_separately(python, row, DEADLINE_S)["texts"]
             except JobError as error:
                 absent[name] = str(error)
-        return measured, absent
+    return measured, absent
+
+
+def _dequantize(python: str, source: Path, model: Path) -> None:
+    """Write a file with the weights in float32, unless the model is the file itself."""
+    if model != source:
+        module = "quality.convert_llamacpp"
+        run_tool([python, "-m", module, "--float32", str(source), str(model)], DEADLINE_S)
+
+
+def _python(pythons: Mapping[str, str], engine: str) -> str:
+    if engine not in pythons:
+        raise JobError(f"no Python interpreter for {engine} was given")
+    return pythons[engine]
 
 
 def compare(row: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
