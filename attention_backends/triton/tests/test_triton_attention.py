@@ -16,10 +16,11 @@ from dovetail.interfaces.attention import (
     AttentionLayerContext,
     AttentionRequirements,
 )
-from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail.interfaces.kv_cache import FullAttentionSpec, LatentAttentionSpec
 from dovetail_attn_triton import backend, device_facts
 from dovetail_attn_triton.backend import TritonAttentionBackend
 from dovetail_attn_triton.device_facts import DeviceFacts
+from dovetail_attn_triton.latent_tiles import first_features, latent_shape, rest_features
 from dovetail_attn_triton.options import TritonAttentionOptions
 from dovetail_attn_triton.tiles import SharedMemory, attention_shape, padded
 from dovetail_devkit.triton.interpreted import run_interpreted
@@ -27,7 +28,7 @@ from dovetail_ops_triton import availability
 
 CPU = torch.device("cpu")
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-LEAST_CASES = 18
+LEAST_CASES = 28
 
 
 @needs_triton
@@ -162,6 +163,38 @@ def test_the_properties_of_an_amd_device_select_the_smallest_tiles(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "reasons"),
+    [
+        ({"features": {"mla"}, "head_size": 576}, []),
+        ({"features": {"mla"}, "kv_cache_dtype": "fp8_e4m3"}, ["latent attention with a KV cache"]),
+        ({"head_size": 576}, ["head size 576 is supported for latent attention only"]),
+    ],
+    ids=str,
+)
+def test_large_heads_are_supported_for_latent_attention_only(gpu, changes, reasons):
+    gpu(90)
+    changes = changes | {"features": frozenset(changes.get("features", ()))}
+    required = requirements(**changes)
+    assert not TritonAttentionBackend.capabilities.refusals(required)
+    shown = TritonAttentionBackend.refusals(required)
+    assert len(shown) == len(reasons)
+    assert all(reason in text for reason, text in zip(reasons, shown, strict=True))
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "changes", [{"num_kv_heads": 2}, {"sliding_window": 4}, {"soft_cap": 1.0}], ids=str
+)
+def test_latent_attention_with_other_options_is_rejected(changes):
+    values = {"num_heads": 8, "num_kv_heads": 1, "head_size": 576, "value_size": 512} | changes
+    context = AttentionLayerContext(
+        layer_name="layers.3.attn", scale=0.1, dtype=torch.bfloat16, device=CPU, **values
+    )
+    with pytest.raises(ConfigError, match=r"layers\.3\.attn has latent attention with"):
+        TritonAttentionBackend.create_layer(context)
+
+
 def test_missing_triton_is_reported(monkeypatch):
     monkeypatch.setattr(availability, "find_spec", lambda name: None)
     assert not availability.probe().usable
@@ -177,6 +210,10 @@ def test_the_cache_shape_has_as_many_bytes_as_the_kv_cache_spec():
         block_size=32, num_kv_heads=3, head_size=80, dtype="fp8_e4m3", scale_bytes=4
     )
     assert TritonAttentionBackend.kv_cache_shape(7, spec) == (7, 2 * 3 * 32 * 84)
+    spec = LatentAttentionSpec(
+        block_size=32, num_kv_heads=1, head_size=576, dtype="bfloat16", value_size=512
+    )
+    assert TritonAttentionBackend.kv_cache_shape(7, spec) == (7, 1, 32, 576)
 
 
 @needs_triton
@@ -251,3 +288,20 @@ def test_a_tile_contains_all_query_heads_of_a_group(memory, wide, head_size):
             assert tile.rows >= 16 and tile.rows == padded(tile.rows)
             assert shape.tokens_of(tile) >= 1
             assert 128 % tile.positions == 0
+
+
+@pytest.mark.parametrize("memory", SharedMemory)
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_blocks_of_latent_attention_contain_all_heads(memory, wide):
+    for num_heads in (1, 5, 16, 17, 33, 71, 128):
+        shape = latent_shape(num_heads, (576, 512), wide=wide, memory=memory)
+        assert (shape.num_kv_heads - 1) * shape.group < num_heads
+        assert num_heads <= shape.num_kv_heads * shape.group
+        for tile in (shape.short, shape.long):
+            assert tile.rows >= 16 and tile.rows == padded(tile.rows)
+            assert shape.tokens_of(tile) >= 1
+
+
+@pytest.mark.parametrize(("size", "parts"), [(576, (512, 64)), (320, (256, 64)), (96, (64, 32))])
+def test_vectors_are_divided_at_a_power_of_two(size, parts):
+    assert (first_features(size), rest_features(size)) == parts

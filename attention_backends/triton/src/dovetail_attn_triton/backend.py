@@ -15,20 +15,26 @@ import torch
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
     KV_LAYER_SCALES,
+    MLA,
     ROTARY,
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
+    AttentionLayer,
     AttentionLayerContext,
     AttentionRequirements,
 )
-from dovetail.interfaces.kv_cache import DTYPE_BYTES, SCALE_BYTES, FullAttentionSpec
+from dovetail.interfaces.kv_cache import (
+    DTYPE_BYTES,
+    SCALE_BYTES,
+    FullAttentionSpec,
+    LatentAttentionSpec,
+)
 from dovetail_attn_triton.device_facts import device_facts
 from dovetail_attn_triton.options import TritonAttentionOptions
 from dovetail_ops_triton.availability import INTERPRETED, probe
 
 if TYPE_CHECKING:
-    from dovetail_attn_triton.layer import TritonAttentionLayer
     from dovetail_attn_triton.metadata import TritonMetadataBuilder
 
 FP8 = "fp8_e4m3"
@@ -38,6 +44,9 @@ LEAST_CAPABILITY_OF_FP8 = 89
 AMD_ARCHITECTURES = frozenset({"gfx942"})
 """The AMD targets for which the kernels are compiled and their resources checked."""
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
+HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 256})
+LATENT_SIZES = frozenset({320, 576})
+"""Sizes that only vectors of latent attention may have: 256 or 512 features and 64 rotary ones."""
 
 
 class TritonAttentionBackend(AttentionBackend):
@@ -54,7 +63,7 @@ class TritonAttentionBackend(AttentionBackend):
         dtypes=DTYPES,
         device_types=frozenset({"cuda", "xpu"}) | (frozenset({"cpu"}) if INTERPRETED else set()),
         kv_cache_dtypes=DTYPES | FP8_DTYPES,
-        head_sizes=frozenset({32, 64, 80, 96, 112, 128, 160, 192, 256}),
+        head_sizes=HEAD_SIZES | LATENT_SIZES,
         block_size_multiple=16,
         features=frozenset(
             {
@@ -65,6 +74,7 @@ class TritonAttentionBackend(AttentionBackend):
                 "graphs",
                 ROTARY,
                 KV_LAYER_SCALES,
+                MLA,
             }
         ),
     )
@@ -80,6 +90,17 @@ class TritonAttentionBackend(AttentionBackend):
                 f"{requirements.dtype}; the kernels support {requirements.dtype}, "
                 f"{' or '.join(sorted(FP8_DTYPES))}"
             )
+        is_latent = MLA in requirements.features
+        if is_latent and is_fp8:
+            reasons.append(
+                f"latent attention with a KV cache of {requirements.kv_cache_dtype} is not "
+                f"supported; use kv_cache_dtype {requirements.dtype!r}"
+            )
+        if not is_latent and requirements.head_size > max(HEAD_SIZES):
+            reasons.append(
+                f"head size {requirements.head_size} is supported for latent attention only; the "
+                f"largest head size is {max(HEAD_SIZES)}"
+            )
         if requirements.device_type == "xpu" and is_fp8:
             reasons.append(
                 f"a KV cache of {requirements.kv_cache_dtype} is supported on CUDA devices only"
@@ -92,7 +113,12 @@ class TritonAttentionBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, 2, K, B, D]; with scales, [N, elements of a block] with the scales last."""
+        """Return [N, 2, K, B, D]; with scales, [N, elements of a block] with the scales last.
+
+        Return [N, K, B, D] for latent attention, which caches no values.
+        """
+        if isinstance(spec, LatentAttentionSpec):
+            return (num_blocks, spec.num_kv_heads, spec.block_size, spec.head_size)
         if spec.scale_bytes:
             return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
         return (num_blocks, 2, spec.num_kv_heads, spec.block_size, spec.head_size)
@@ -116,8 +142,12 @@ class TritonAttentionBackend(AttentionBackend):
         return TritonMetadataBuilder(context, device_facts(context.device).num_processors)
 
     @staticmethod
-    def create_layer(context: AttentionLayerContext) -> TritonAttentionLayer:
-        """Return the attention layer; raise ConfigError if the heads do not divide evenly."""
+    def create_layer(context: AttentionLayerContext) -> AttentionLayer:
+        """Return the attention layer.
+
+        Raise ConfigError if the heads do not divide evenly, or for unsupported latent attention.
+        """
+        from dovetail_attn_triton.latent_layer import TritonLatentLayer
         from dovetail_attn_triton.layer import TritonAttentionLayer
 
         if context.num_kv_heads < 1 or context.num_heads % context.num_kv_heads:
@@ -128,7 +158,18 @@ class TritonAttentionBackend(AttentionBackend):
                 "num_key_value_heads in config.json"
             )
         options = TritonAttentionOptions(**context.options)
-        return TritonAttentionLayer(context, device_facts(context.device), options.max_splits)
+        facts = device_facts(context.device)
+        if not context.value_size:
+            return TritonAttentionLayer(context, facts, options.max_splits)
+        is_plain = not context.sliding_window and not context.soft_cap and context.sinks is None
+        if context.num_kv_heads != 1 or not is_plain:
+            raise ConfigError(
+                f"{context.layer_name} has latent attention with {context.num_kv_heads} key-value "
+                "heads, a sliding window, a soft cap or sinks; the attention backend 'triton' "
+                "supports latent attention with one key-value head and no such option. Choose "
+                "attention_backend='torch'"
+            )
+        return TritonLatentLayer(context, facts, options.max_splits)
 
 
 def _device_refusals(requirements: AttentionRequirements) -> list[str]:

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from dovetail_attn_triton.attention_kernels import attend, combine
 from dovetail_attn_triton.cache_kernel import write_cache
+from dovetail_attn_triton.latent_kernel_cases import latent_kernel_cases
 from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, LARGEST, WRITE_TILE
 from dovetail_attn_triton.metadata import CHUNK
 from dovetail_attn_triton.options import TritonAttentionOptions
@@ -50,6 +51,7 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         _write(128, _E5M2, of_layer=True),
         _combine(128),
         _list_work(),
+        *latent_kernel_cases(),
     )
 
 

@@ -53,8 +53,8 @@ class AttentionShape:
 
     @property
     def group(self) -> int:
-        """Number of query heads per key-value head."""
-        return self.num_heads // self.num_kv_heads
+        """Number of query heads per key-value head, or per block of heads of latent attention."""
+        return -(-self.num_heads // self.num_kv_heads)
 
     def tokens_of(self, tile: Tile) -> int:
         """Return how many tokens fit into a tile."""

@@ -35,6 +35,7 @@ CASES = [
     case
     for case in standard_cases(TritonAttentionBackend.capabilities)
     if not case.cache_dtype or case.dtype == "bfloat16"  # fp8 with other dtypes has separate tests
+    if not TritonAttentionBackend.refusals(case.requirements(DEVICE.type))
 ]
 
 
