@@ -21,6 +21,10 @@ sys.path.insert(0, str(ROOT / "attention_backends" / "triton" / "tests" / "inter
 import torch  # noqa: E402
 from attention_rows import Rows  # noqa: E402
 
+from dovetail.interfaces.ops import LinearAttentionInputs, StateParts  # noqa: E402
+from dovetail_attn_triton.backend import TritonAttentionBackend  # noqa: E402
+from dovetail_devkit.attention.case import AttentionCase  # noqa: E402
+from dovetail_devkit.attention.rows import AttentionRows  # noqa: E402
 from dovetail_devkit.triton.traffic import Traffic, count_traffic  # noqa: E402
 from dovetail_ops_triton.ops import TritonOps  # noqa: E402
 
@@ -126,6 +130,64 @@ def _best() -> Counted:
     return _op("best_tokens", lambda ops: ops.best_tokens(logits), needed)
 
 
+def _layer_norm() -> Counted:
+    x = torch.zeros(_R, _N, dtype=torch.bfloat16)
+    weight, bias = (torch.ones(_N, dtype=torch.bfloat16) for _ in range(2))
+    needed = _BYTES * (2 * _R * _N + 2 * _N)
+    return _op("layer_norm", lambda ops: ops.layer_norm(x, weight, bias, 1e-6), needed)
+
+
+def _decodes() -> StateParts:
+    blocks_R, ones = torch.arange(_R), (1,) * _R
+    return StateParts(sizes=ones, num_parts=ones, reads_N=blocks_R, writes_N=blocks_R)
+
+
+def _convolution() -> Counted:
+    """Count decodes: each reads and writes the last three inputs."""
+    x, weight = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((_R, _N), (_N, 4)))
+    states = torch.zeros(_R, 3, _N, dtype=torch.bfloat16)
+    needed = _BYTES * (2 * x.numel() + weight.numel() + 2 * states.numel()) + 16 * _R
+    name = f"causal_conv: {_R} decodes"
+    return _op(name, lambda ops: ops.causal_conv(x, weight, None, states, _decodes()), needed)
+
+
+def _linear_attention() -> Counted:
+    """Count decodes with the delta rule: each reads and writes a state per head."""
+    q, k = (torch.zeros(_R, _K, _D, dtype=torch.bfloat16) for _ in range(2))
+    v, decay, beta = torch.zeros(_R, _H, _D, dtype=torch.bfloat16), *torch.zeros(2, _R, _H)
+    inputs = LinearAttentionInputs(q_TGK=q, k_TGK=k, v_THV=v, decay_TH=decay, beta_TH=beta)
+    states = torch.zeros(_R, _H, _D, _D)
+    needed = 8 * states.numel() + _BYTES * (2 * q.numel() + 2 * v.numel()) + 8 * decay.numel()
+    name = f"linear_attention: {_R} decodes"
+    call = lambda ops: ops.linear_attention(inputs, states, _decodes())  # noqa: E731
+    return _op(name, call, needed + 16 * _R)
+
+
+def _latent() -> Counted:
+    """Count decodes of latent attention, with the vectors of DeepSeek V3 and 16 heads."""
+    num_rows, length, heads, size, value_size = 8, 400, 16, 576, 512
+    case = AttentionCase(
+        runs=((length, 1),) * num_rows,
+        dtype="bfloat16",
+        num_heads=heads,
+        num_kv_heads=1,
+        head_size=size,
+        value_size=value_size,
+    )
+    rows = AttentionRows(TritonAttentionBackend, case, torch.device("cpu"))
+    rows.cache.view(torch.uint8).zero_()
+    batch = rows.batch([(row, length, 1) for row in range(num_rows)])
+    metadata = rows.builder.build(batch)
+    q, k = (torch.zeros(num_rows, n, size, dtype=torch.bfloat16) for n in (heads, 1))
+    out = torch.zeros(num_rows, heads, value_size, dtype=torch.bfloat16)
+    with count_traffic() as traffic:
+        rows.layer.forward(q, k, k[..., :value_size], rows.cache, metadata, out)
+    vectors = size * num_rows * (length + 3)  # read all, read and write the new ones
+    needed = _BYTES * (vectors + q.numel() + out.numel())
+    name = f"latent attention: {num_rows} decodes of {length} tokens"
+    return _counted(name, traffic, needed)
+
+
 CALLS: dict[str, Callable[[], Counted]] = {
     "decode": lambda: _attention("attention: 4 decodes of 400 tokens", [400] * 4, 1),
     "split": lambda: _attention("attention: 1 decode of 900 tokens, in splits", [900], 1),
@@ -141,6 +203,10 @@ CALLS: dict[str, Callable[[], Counted]] = {
     "rotary_embedding": _rotary,
     "embedding": _embedding,
     "best_tokens": _best,
+    "layer_norm": _layer_norm,
+    "causal_conv": _convolution,
+    "linear_attention": _linear_attention,
+    "latent": _latent,
 }
 
 

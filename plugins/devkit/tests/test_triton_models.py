@@ -25,7 +25,7 @@ def add(x_ptr, y_ptr, out_ptr, n, REPEATS: tl.constexpr, TILE: tl.constexpr):
     x = tl.load(x_ptr + at, mask=at < n) + tl.load(y_ptr)
     for _ in range(REPEATS - 1):
         x += tl.load(x_ptr + at, mask=at < n)
-    tl.store(out_ptr + at, x, mask=at < n)
+    tl.store(out_ptr + at, x, mask=(at < n) & (n > 0))
 
 @triton.jit
 def square(x_ptr, out_ptr, N: tl.constexpr):

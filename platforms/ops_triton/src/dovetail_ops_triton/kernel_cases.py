@@ -7,9 +7,12 @@ programs that then need the most resources. This module imports Triton.
 from __future__ import annotations
 
 from dovetail_devkit.triton.compiled_kernels import KernelCase
+from dovetail_ops_triton.expert_kernel_cases import expert_kernel_cases
 from dovetail_ops_triton.kernels import best_columns, cuts, drawing, embedding, rotary, silu
 from dovetail_ops_triton.kernels import step_inputs as steps
+from dovetail_ops_triton.kernels.layer_norms import add_layer_norm_kernel, layer_norm_kernel
 from dovetail_ops_triton.kernels.norms import add_rms_norm_kernel, rms_norm_kernel, tile_of
+from dovetail_ops_triton.state_kernel_cases import state_kernel_cases
 
 _STRIDES = {"outer_stride": "i32", "inner_stride": "i32"}
 _ROW = {"row_stride": "i32", "vocab_size": "i32"}
@@ -44,8 +47,11 @@ def kernel_cases() -> tuple[KernelCase, ...]:
             },
             constexprs={"SIZE": 1024, "BLOCK": embedding.BLOCK},
         ),
+        *(_layer_norm(add) for add in (False, True)),
         *_sampling(),
         *_step_inputs(),
+        *expert_kernel_cases(),
+        *state_kernel_cases(),
     )
 
 
@@ -73,6 +79,23 @@ def _add_norm(size: int, dtype: str) -> KernelCase:
         | {"num_rows": "i32", "x_stride": "i32", "residual_stride": "i32", "eps": "fp32"},
         constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together},
         unaligned=frozenset({"num_rows"}),
+        num_warps=num_warps,
+    )
+
+
+def _layer_norm(add: bool) -> KernelCase:
+    """Return a case with a weight and a bias. add: whether a residual is added."""
+    size = 2048
+    block, num_together, num_warps = tile_of(size)
+    names = ["x_ptr", "weight_ptr", "bias_ptr", "y_ptr"] + ["residual_ptr"] * add
+    strides = {"x_stride": "i32", "residual_stride": "i32"}
+    strides = strides if add else {"num_inner": "i32"} | _STRIDES
+    return KernelCase(
+        name=f"{'add_' * add}layer_norm {size}",
+        kernel=add_layer_norm_kernel if add else layer_norm_kernel,
+        types=dict.fromkeys(names, "*bf16") | {"num_rows": "i32", "eps": "fp32"} | strides,
+        constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together},
+        unaligned=frozenset({"num_rows", "num_inner"} & {"num_rows", *strides}),
         num_warps=num_warps,
     )
 

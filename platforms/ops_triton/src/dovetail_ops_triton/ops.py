@@ -1,4 +1,4 @@
-"""The op provider `triton`: small fused operations in Triton kernels.
+"""The op provider `triton`: fused operations in Triton kernels.
 
 It does not depend on a model or a platform. Triton is imported when the ops are created, not with
 this module, so that a missing Triton can be reported.
@@ -12,15 +12,25 @@ from typing import ClassVar
 
 import torch
 
-from dovetail.interfaces.ops import DrawColumns, Ops, StepColumns
+from dovetail.interfaces.ops import (
+    DrawColumns,
+    ExpertRouting,
+    ExpertWeights,
+    LinearAttentionInputs,
+    Ops,
+    RouterWeights,
+    StateParts,
+    StepColumns,
+)
 from dovetail_ops_triton.availability import INTERPRETED
 
 
 class TritonOps(Ops):
     """Computes in float32 on bfloat16, float16 or float32 tensors. Results are contiguous.
 
-    No call waits for the device, or allocates more than its results if features are contiguous;
-    otherwise they are copied first. A row's result is bitwise independent of other rows.
+    No call waits for the device. If features are not contiguous, they are copied first; otherwise a
+    call allocates its results, and more only if its docstring says so. A row's result is bitwise
+    independent of other rows, except for `fused_experts`.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset(("cuda", "xpu") + ("cpu",) * INTERPRETED)
@@ -44,6 +54,30 @@ class TritonOps(Ops):
         """Return (rms_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
         return self._kernels.add_rms_norm(x_TD, residual_TD, weight_D, eps)
 
+    def layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        """Return (x - mean) / sqrt(variance + eps) · weight + bias, a new tensor.
+
+        x may have any leading dimensions.
+        """
+        return self._kernels.layer_norm(x_TD, weight_D, bias_D, eps)
+
+    def add_layer_norm(
+        self,
+        x_TD: torch.Tensor,
+        residual_TD: torch.Tensor,
+        weight_D: torch.Tensor | None,
+        bias_D: torch.Tensor | None,
+        eps: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (layer_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
+        return self._kernels.add_layer_norm(x_TD, residual_TD, weight_D, bias_D, eps)
+
     def rotary_embedding(
         self,
         q_THS: torch.Tensor,
@@ -57,6 +91,48 @@ class TritonOps(Ops):
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
         """Return silu(first half of the last dimension) · second half, a new tensor."""
         return self._kernels.silu_and_mul(x_T2D)
+
+    def select_experts(
+        self, x_TD: torch.Tensor, router: RouterWeights, routing: ExpertRouting
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the experts of each token, int64 [T, K], best first, and their weights, float32.
+
+        Of equal experts, the first is selected. The logits are allocated, too.
+        """
+        return self._kernels.select_experts(x_TD, router, routing)
+
+    def fused_experts(
+        self,
+        x_TD: torch.Tensor,
+        experts_TK: torch.Tensor,
+        weights_TK: torch.Tensor,
+        layer: ExpertWeights,
+    ) -> torch.Tensor:
+        """Return the weighted sum of the outputs of each token's experts, a new tensor [T, D].
+
+        The activations and outputs of all experts are allocated, too.
+        """
+        return self._kernels.fused_experts(x_TD, experts_TK, weights_TK, layer)
+
+    def causal_conv(
+        self,
+        x_TC: torch.Tensor,
+        weight_CW: torch.Tensor,
+        bias_C: torch.Tensor | None,
+        states_BWC: torch.Tensor,
+        parts: StateParts,
+    ) -> torch.Tensor:
+        """Return silu(convolution + bias), a new tensor [T, C], and update the states."""
+        return self._kernels.causal_conv(x_TC, weight_CW, bias_C, states_BWC, parts)
+
+    def linear_attention(
+        self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
+    ) -> torch.Tensor:
+        """Return the outputs of linear attention, a new tensor, and update the states.
+
+        With the delta rule, requests with several tokens need 64 bytes for each token and head.
+        """
+        return self._kernels.linear_attention(inputs, states_BHKV, parts)
 
     def embedding(self, ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
         """Return the rows of the table with these ids, a new tensor."""

@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from dovetail.errors import ContractError
+from dovetail.interfaces.ops import (
+    ExpertRouting,
+    ExpertWeights,
+    LinearAttentionInputs,
+    RouterWeights,
+)
 from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_devkit.ops.experts import expert_sums
+from dovetail_devkit.ops.states import make_parts
 from dovetail_ops_triton.ops import TritonOps
 
 
@@ -64,6 +72,13 @@ def test_empty_inputs_give_empty_outputs(ops):
     assert ops.rms_norm(nothing, weight, 1e-6).shape == (0, 16)
     assert ops.add_rms_norm(nothing, nothing.clone(), weight, 1e-6)[0].shape == (0, 16)
     assert ops.silu_and_mul(nothing).shape == (0, 8)
+    assert ops.layer_norm(nothing, weight, None, 1e-6).shape == (0, 16)
+    assert ops.add_layer_norm(nothing, nothing.clone(), weight, weight, 1e-6)[0].shape == (0, 16)
+    router, routing = RouterWeights(weight_ED=torch.ones(4, 16)), ExpertRouting(top_k=2)
+    experts, weights = ops.select_experts(nothing, router, routing)
+    assert (experts.shape, weights.shape) == ((0, 2), (0, 2))
+    layer = ExpertWeights(gate_up_EGD=torch.ones(4, 6, 16), down_EDI=torch.ones(4, 16, 3))
+    assert ops.fused_experts(nothing, experts, weights, layer).shape == (0, 16)
     ids = torch.empty(0, dtype=torch.int64)
     assert ops.embedding(ids, torch.ones(3, 16)).shape == (0, 16)
     assert ops.best_tokens(nothing).shape == (0,)
@@ -80,6 +95,8 @@ def test_an_unsupported_dtype_is_rejected_with_advice(ops):
         lambda: ops.rms_norm(wide, weight, 1e-6),
         lambda: ops.silu_and_mul(wide),
         lambda: ops.best_tokens(wide),
+        lambda: ops.layer_norm(wide, None, None, 1e-6),
+        lambda: ops.select_experts(wide, RouterWeights(weight_ED=wide), ExpertRouting(top_k=1)),
     ]
     for call in calls:
         with pytest.raises(ContractError, match=r"torch\.float64.*torch\.bfloat16.*'torch'"):
@@ -93,6 +110,79 @@ def test_the_bits_of_a_row_do_not_depend_on_other_rows(ops, dtype):
     alone = slice(4, 5)
     assert torch.equal(ops.rms_norm(x, weight, 1e-6)[alone], ops.rms_norm(x[alone], weight, 1e-6))
     assert torch.equal(ops.silu_and_mul(x)[alone], ops.silu_and_mul(x[alone]))
+    bias = normal(96, dtype=dtype, seed=7)
+    layer_norm = ops.layer_norm(x, weight, bias, 1e-6)
+    assert torch.equal(layer_norm[alone], ops.layer_norm(x[alone], weight, bias, 1e-6))
+    together = ops.add_layer_norm(x, residual.clone(), weight, bias, 1e-6)[0]
+    by_itself = ops.add_layer_norm(x[alone], residual[alone].clone(), weight, bias, 1e-6)[0]
+    assert torch.equal(together[alone], by_itself)
+    router, routing = RouterWeights(weight_ED=normal(20, 96, dtype=dtype)), ExpertRouting(top_k=3)
+    many, one = (ops.select_experts(rows, router, routing) for rows in (x, x[alone]))
+    assert all(torch.equal(a[alone], b) for a, b in zip(many, one, strict=True))
     together = ops.add_rms_norm(x, residual.clone(), weight, 1e-6)[0]
     by_itself = ops.add_rms_norm(x[alone], residual[alone].clone(), weight, 1e-6)[0]
     assert torch.equal(together[alone], by_itself)
+
+
+def test_a_token_with_nan_logits_has_different_valid_experts(ops):
+    x = normal(3, 32)
+    x[1] = torch.nan
+    routing = ExpertRouting(top_k=4, num_groups=4, top_groups=2)
+    experts, weights = ops.select_experts(x, RouterWeights(weight_ED=normal(12, 32)), routing)
+    assert all(len({*row}) == 4 and min(row) >= 0 and max(row) < 12 for row in experts.tolist())
+    assert weights[1].isnan().all() and weights[[0, 2]].isfinite().all()
+
+
+def test_the_first_of_equal_experts_is_selected(ops):
+    router = RouterWeights(weight_ED=torch.zeros(40, 16))
+    experts, weights = ops.select_experts(normal(2, 16), router, ExpertRouting(top_k=3))
+    assert experts.tolist() == [[0, 1, 2]] * 2
+    assert torch.allclose(weights, torch.full((2, 3), 1 / 40))
+
+
+@pytest.mark.parametrize("num_tokens", [3, 90])
+def test_experts_with_many_tokens_have_several_tiles(ops, num_tokens):
+    """All tokens use the last expert and the first one, and the sort needs several blocks."""
+    x, generator = normal(num_tokens, 24, dtype=torch.float16), torch.Generator().manual_seed(1)
+    layer = ExpertWeights(
+        gate_up_EGD=normal(40, 20, 24, dtype=torch.float16) / 4,
+        down_EDI=normal(40, 24, 10, dtype=torch.float16) / 4,
+    )
+    middle = torch.rand(num_tokens, 38, generator=generator).argsort(-1)[:, :14] + 1
+    ends = torch.tensor([[39, 0]]).expand(num_tokens, -1)
+    experts = torch.cat((ends, middle), dim=1)
+    weights = torch.rand(experts.shape, generator=generator)
+    actual = ops.fused_experts(x, experts, weights, layer)
+    expected = expert_sums(x, experts, weights, layer)
+    assert torch.allclose(actual.double(), expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["causal_conv", "linear_attention"])
+def test_states_and_results_of_a_request_do_not_depend_on_other_requests(ops, name):
+    def run(requests, tokens):
+        """Return results and states. Requests without a block of their own begin with zeros."""
+        parts, num_blocks = make_parts(requests, torch.device("cpu"))
+        parts.reads_N.clamp_(max=-1)
+        if name == "causal_conv":
+            states = torch.zeros(num_blocks, 3, 20)
+            out = ops.causal_conv(normal(26, 20)[tokens], normal(20, 4), None, states, parts)
+        else:
+            states = torch.zeros(num_blocks, 2, 16, 8)
+            inputs = LinearAttentionInputs(
+                q_TGK=normal(26, 1, 16)[tokens] / 4,
+                k_TGK=normal(26, 1, 16, seed=2)[tokens] / 4,
+                v_THV=normal(26, 2, 8, seed=3)[tokens],
+                decay_TH=-normal(26, 2, seed=4)[tokens].abs(),
+                beta_TH=normal(26, 2, seed=5)[tokens].sigmoid(),
+            )
+            out = ops.linear_attention(inputs, states, parts)
+        return out, states[parts.writes_N]
+
+    requests = [(20,), (1,), (5,)]
+    together, states = run(requests, slice(0, 26))
+    start = 0
+    for index, request in enumerate(requests):
+        tokens = slice(start, start + sum(request))
+        alone, own = run([request], tokens)
+        assert torch.equal(together[tokens], alone) and torch.equal(states[index], own[0])
+        start = tokens.stop

@@ -4,20 +4,31 @@ This module does not depend on contracts or on the choice of a provider.
 """
 
 from dovetail_ops_triton.kernels.best_columns import find_best
+from dovetail_ops_triton.kernels.convolution import causal_conv
 from dovetail_ops_triton.kernels.drawing import draw_columns
 from dovetail_ops_triton.kernels.embedding import look_up
+from dovetail_ops_triton.kernels.experts import fused_experts
+from dovetail_ops_triton.kernels.layer_norms import add_layer_norm, layer_norm
+from dovetail_ops_triton.kernels.linear_states import linear_attention
 from dovetail_ops_triton.kernels.norms import add_rms_norm, rms_norm
 from dovetail_ops_triton.kernels.rotary import rotate
+from dovetail_ops_triton.kernels.routing import select_experts
 from dovetail_ops_triton.kernels.silu import silu_and_mul
 from dovetail_ops_triton.kernels.step_inputs import prepare_inputs
 
 __all__ = [
+    "add_layer_norm",
     "add_rms_norm",
+    "causal_conv",
     "draw_columns",
     "find_best",
+    "fused_experts",
+    "layer_norm",
+    "linear_attention",
     "look_up",
     "prepare_inputs",
     "rms_norm",
     "rotate",
+    "select_experts",
     "silu_and_mul",
 ]

@@ -90,7 +90,9 @@ def count_traffic() -> Iterator[Traffic]:
 def _seen(ptrs: Any, mask: Any) -> tuple[Any, int]:
     """Return the addresses of the active lanes, and the bytes of an element."""
     size = max(ptrs.get_element_ty().primitive_bitwidth // 8, 1)
-    return ptrs.data[_numpy().broadcast_to(mask.data, ptrs.data.shape)], size
+    # A mask that is a conjunction with a number consists of integers, not of bools.
+    active = _numpy().broadcast_to(mask.data, ptrs.data.shape).astype(bool)
+    return ptrs.data[active], size
 
 
 def _numpy() -> Any:

@@ -1,0 +1,156 @@
+"""The launches of the kernels of operations with states, for compiling them without a GPU.
+
+Sizes are those of Qwen3-Next 80B (delta rule; 16 groups, 32 heads of 128) and of Mamba 2 models
+(heads of 64, keys of 128 or 256). This module imports Triton.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+
+from dovetail_devkit.triton.compiled_kernels import KernelCase
+from dovetail_ops_triton.kernels import convolution as conv
+from dovetail_ops_triton.kernels import linear_states as linear
+from dovetail_ops_triton.kernels.chunk_systems import solve_chunks_kernel
+from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE
+
+NVIDIA = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
+AMD = ("gfx942",)
+PRECISIONS = (("tf32x3", NVIDIA), ("ieee", AMD))
+"""How each target multiplies float32 numbers; see `kernels.targets.precision_of`."""
+
+_BLOCKS = {"states_ptr": "*fp32", "reads_ptr": "*i64", "writes_ptr": "*i64"}
+_LISTS = {"runs_ptr": "*i32", "ends_ptr": "*i32"}
+_UNALIGNED = frozenset({"reads_ptr", "writes_ptr", "singles_ptr", *_LISTS, "chunks_ptr"})
+_COMPUTE = {"*bf16": tl.bfloat16, "*fp32": tl.float32}
+
+
+def state_kernel_cases() -> tuple[KernelCase, ...]:
+    """Return the cases of all kernels of operations with states."""
+    sizes = {
+        "delta rule, heads of 128": linear.kernel_sizes(16, 32, 128, 128),
+        "keys of 128, heads of 64": linear.kernel_sizes(8, 128, 128, 64),
+        "keys of 256, heads of 64": linear.kernel_sizes(1, 32, 256, 64),
+    }
+    names = tuple(sizes)
+    return (
+        *_convolutions(8192, 4, "*bf16"),
+        *(_attend_singles(name, sizes[name], "*bf16") for name in names),
+        *_solve(names[0], sizes[names[0]], "*bf16"),
+        *_solve(names[0], sizes[names[0]], "*fp32"),
+        *(case for name in names for case in _attend_runs(name, sizes[name], "*bf16")),
+        *_attend_runs(names[0], sizes[names[0]], "*fp32"),
+    )
+
+
+def _convolutions(num_channels: int, width: int, dtype: str) -> tuple[KernelCase, ...]:
+    tensors = dict.fromkeys(("x_ptr", "weight_ptr", "states_ptr", "y_ptr"), dtype)
+    strides = dict.fromkeys(("x_stride", "weight_stride", "block_stride"), "i32")
+    sizes = {"CHANNELS": num_channels, "WIDTH": width}
+    kept = sizes | {"KEPT_BLOCK": width, "BLOCK": conv.BLOCK}
+    reads, writes = {"reads_ptr": "*i64"}, {"writes_ptr": "*i64"}
+    what = f"{num_channels}, {width} inputs"
+    return (
+        KernelCase(
+            name=f"causal_conv {what}: decodes",
+            kernel=conv.convolve_singles_kernel,
+            types=tensors | strides | reads | writes,
+            constexprs=kept | {"bias_ptr": None, "singles_ptr": None},
+            unaligned=_UNALIGNED | {"weight_stride"},
+        ),
+        KernelCase(
+            name=f"causal_conv {what}: decodes of a mixed step, bias",
+            kernel=conv.convolve_singles_kernel,
+            types=tensors | strides | reads | writes | {"bias_ptr": dtype, "singles_ptr": "*i32"},
+            constexprs=kept,
+            unaligned=_UNALIGNED | {"weight_stride"},
+        ),
+        KernelCase(
+            name=f"causal_conv {what}: chunks, bias",
+            kernel=conv.convolve_chunks_kernel,
+            types=tensors | strides | reads | {"bias_ptr": dtype, "chunks_ptr": "*i32"},
+            constexprs=sizes | {"LENGTH": CHUNK_SIZE, "BLOCK": conv.CHUNK_BLOCK},
+            unaligned=_UNALIGNED | {"weight_stride"},
+        ),
+        KernelCase(
+            name=f"causal_conv {what}: save states",
+            kernel=conv.save_inputs_kernel,
+            types={
+                key: of
+                for key, of in (tensors | strides | reads | writes | _LISTS).items()
+                if not key.startswith(("weight", "y"))
+            },
+            constexprs=kept,
+            unaligned=_UNALIGNED,
+        ),
+    )
+
+
+def _tensors(dtype: str) -> dict[str, str]:
+    """Return the types of the inputs and results of linear attention, and of their strides."""
+    inner = {"q": "group", "k": "group", "v": "head"}
+    strides = [f"{of}_{which}_stride" for of in inner for which in ("token", inner[of])]
+    return {
+        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), dtype),
+        "decay_ptr": "*fp32",
+        **_BLOCKS,
+        **dict.fromkeys((*strides, "block_stride"), "i32"),
+    }
+
+
+def _attend_singles(what: str, sizes: dict[str, int], dtype: str) -> KernelCase:
+    delta = {"beta_ptr": "*fp32"} if "delta" in what else {}
+    return KernelCase(
+        name=f"linear_attention, {what}: decodes",
+        kernel=linear.attend_singles_kernel,
+        types=_tensors(dtype) | delta,
+        constexprs=sizes | dict.fromkeys({"singles_ptr", "beta_ptr"} - delta.keys()),
+        unaligned=_UNALIGNED,
+    )
+
+
+def _products(dtype: str, precision: str) -> dict[str, Any]:
+    return {"LENGTH": CHUNK_SIZE, "COMPUTE": _COMPUTE[dtype], "PRECISION": precision}
+
+
+def _solve(what: str, sizes: dict[str, int], dtype: str) -> tuple[KernelCase, ...]:
+    own = {key: sizes[key] for key in sizes if not key.startswith("VALUE")}
+    types = {
+        "k_ptr": dtype,
+        **dict.fromkeys(("decay_ptr", "beta_ptr", "solutions_ptr"), "*fp32"),
+        "chunks_ptr": "*i32",
+        **dict.fromkeys(("k_token_stride", "k_group_stride"), "i32"),
+    }
+    return tuple(
+        KernelCase(
+            name=f"linear_attention, {what}: solve chunks, {dtype[1:]}",
+            kernel=solve_chunks_kernel,
+            types=types,
+            constexprs=own | _products(dtype, precision),
+            unaligned=_UNALIGNED,
+            targets=targets,
+        )
+        for precision, targets in PRECISIONS
+    )
+
+
+def _attend_runs(what: str, sizes: dict[str, int], dtype: str) -> tuple[KernelCase, ...]:
+    delta = {"solutions_ptr": "*fp32"} if "delta" in what else {}
+    return tuple(
+        KernelCase(
+            name=f"linear_attention, {what}: prompts, {dtype[1:]}",
+            kernel=linear.attend_runs_kernel,
+            types=_tensors(dtype) | _LISTS | delta,
+            constexprs=sizes
+            | _products(dtype, precision)
+            | {"PIECE": linear.PIECE}
+            | dict.fromkeys({"solutions_ptr"} - delta.keys()),
+            unaligned=_UNALIGNED,
+            num_stages=linear.NUM_STAGES,
+            targets=targets,
+            max_spill_bytes=dict.fromkeys(("sm_80", "sm_89"), 8),
+        )
+        for precision, targets in PRECISIONS
+    )
