@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "attention_backends" / "triton" / "tests" / "inter
 import torch  # noqa: E402
 from attention_rows import Rows  # noqa: E402
 
-from dovetail.interfaces.ops import LinearAttentionInputs, StateParts  # noqa: E402
+from dovetail.interfaces.ops import LatentWeights, LinearAttentionInputs, StateParts  # noqa: E402
 from dovetail_attn_triton.backend import TritonAttentionBackend  # noqa: E402
 from dovetail_devkit.attention.case import AttentionCase  # noqa: E402
 from dovetail_devkit.attention.rows import AttentionRows  # noqa: E402
@@ -154,13 +154,62 @@ def _convolution() -> Counted:
 def _linear_attention() -> Counted:
     """Count decodes with the delta rule: each reads and writes a state per head."""
     q, k = (torch.zeros(_R, _K, _D, dtype=torch.bfloat16) for _ in range(2))
-    v, decay, beta = torch.zeros(_R, _H, _D, dtype=torch.bfloat16), *torch.zeros(2, _R, _H)
-    inputs = LinearAttentionInputs(q_TGK=q, k_TGK=k, v_THV=v, decay_TH=decay, beta_TH=beta)
+    v = torch.zeros(_R, _H, _D, dtype=torch.bfloat16)
+    steps, beta = torch.zeros(2, _R, _H, dtype=torch.bfloat16)
+    inputs = LinearAttentionInputs(
+        q_TGK=q,
+        k_TGK=k,
+        v_THV=v,
+        steps_TH=steps,
+        step_bias_H=torch.zeros(_H),
+        rates_H=torch.zeros(_H),
+        beta_TH=beta,
+        key_eps=1e-6,
+    )
     states = torch.zeros(_R, _H, _D, _D)
-    needed = 8 * states.numel() + _BYTES * (2 * q.numel() + 2 * v.numel()) + 8 * decay.numel()
+    needed = 8 * states.numel() + _BYTES * (2 * q.numel() + v.numel() + 2 * steps.numel())
+    needed += 4 * v.numel() + 8 * _H + 16 * _R
     name = f"linear_attention: {_R} decodes"
     call = lambda ops: ops.linear_attention(inputs, states, _decodes())  # noqa: E731
-    return _op(name, call, needed + 16 * _R)
+    return _op(name, call, needed)
+
+
+def _gated_norm() -> Counted:
+    x, gate = torch.zeros(_R, _H, _D), torch.zeros(_R, _H, _D, dtype=torch.bfloat16)
+    weight = torch.ones(_D, dtype=torch.bfloat16)
+    needed = 4 * x.numel() + _BYTES * (2 * gate.numel() + _D)
+    call = lambda ops: ops.gated_rms_norm(x, gate, weight, 1e-6, norm_first=True)  # noqa: E731
+    return _op("gated_rms_norm", call, needed)
+
+
+def _sigmoid() -> Counted:
+    x, gate = (torch.zeros(_R, _N, dtype=torch.bfloat16) for _ in range(2))
+    return _op("sigmoid_and_mul", lambda ops: ops.sigmoid_and_mul(x, gate), _BYTES * 3 * x.numel())
+
+
+def _shared_expert() -> Counted:
+    y, shared, x = (torch.zeros(_R, _N, dtype=torch.bfloat16) for _ in range(3))
+    gate = torch.zeros(_N, dtype=torch.bfloat16)
+    needed = _BYTES * (4 * y.numel() + _N)
+    call = lambda ops: ops.add_shared_expert(y, shared, x, gate)  # noqa: E731
+    return _op("add_shared_expert, gate", call, needed)
+
+
+def _latent_inputs() -> Counted:
+    """Count the inputs of decodes, with the vectors of DeepSeek V3 and 16 heads."""
+    heads, plain, rank, rotary = 16, 128, 512, 64
+    q = torch.zeros(_R, heads, plain + rotary, dtype=torch.bfloat16)
+    latent = torch.zeros(_R, rank + rotary, dtype=torch.bfloat16)
+    weights = LatentWeights(
+        norm_L=torch.ones(rank, dtype=torch.bfloat16),
+        eps=1e-6,
+        key_HNL=torch.zeros(heads, plain, rank, dtype=torch.bfloat16),
+    )
+    table, positions = torch.zeros(64, rotary), torch.arange(_R)
+    results = _R * (heads + 1) * (rank + rotary)
+    needed = _BYTES * (q.numel() + latent.numel() + rank + weights.key_HNL.numel() + results)
+    call = lambda ops: ops.latent_inputs(q, latent, weights, positions, table)  # noqa: E731
+    return _op(f"latent_inputs: {_R} decodes", call, needed + _R * (4 * rotary + 8))
 
 
 def _latent() -> Counted:
@@ -206,6 +255,10 @@ CALLS: dict[str, Callable[[], Counted]] = {
     "layer_norm": _layer_norm,
     "causal_conv": _convolution,
     "linear_attention": _linear_attention,
+    "gated_rms_norm": _gated_norm,
+    "sigmoid_and_mul": _sigmoid,
+    "add_shared_expert": _shared_expert,
+    "latent_inputs": _latent_inputs,
     "latent": _latent,
 }
 

@@ -77,13 +77,18 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.8"
+    CONTRACT_VERSION: ClassVar[str] = "0.9"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
     """Names of the dtypes for which the result of a row is bitwise independent of other rows.
 
     Only effective if the provider overrides all of `ROUNDED`: torch does not guarantee it.
+    """
+    batch_dependent: ClassVar[frozenset[str]] = frozenset()
+    """Names of the operations without this guarantee, none of which is in `ROUNDED`.
+
+    For example, linear attention whose bits depend on how a prompt is divided into steps.
     """
 
     def __init__(self) -> None:

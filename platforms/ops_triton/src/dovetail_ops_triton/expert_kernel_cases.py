@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import triton.language as tl
-
 from dovetail.interfaces.ops import ExpertRouting
 from dovetail_devkit.triton.compiled_kernels import KernelCase
 from dovetail_ops_triton.kernels import experts, routing
 from dovetail_ops_triton.kernels.targets import AMD_STAGES
-from dovetail_ops_triton.state_kernel_cases import AMD, PRECISIONS
+from dovetail_ops_triton.state_kernel_cases import AMD, COMPUTE, PRECISIONS
 
-_COMPUTE = {"*bf16": tl.bfloat16, "*fp32": tl.float32}
 _LISTS = {"order_ptr": "*i32", "starts_ptr": "*i32"}
 _QWEN = (128, (2048, 768), 8)
 _OSS = (32, (2880, 2880), 4)
@@ -71,7 +68,7 @@ def _logits(dtype: str, num_experts: int, size: int) -> tuple[KernelCase, ...]:
                 "TOKENS": routing.TOKENS,
                 "EXPERTS": routing.EXPERTS,
                 "FEATURES": routing.FEATURES * 2 // width,
-                "COMPUTE": _COMPUTE[dtype],
+                "COMPUTE": COMPUTE[dtype],
                 "PRECISION": precision,
             },
             unaligned=frozenset({"num_tokens"}),
@@ -109,7 +106,7 @@ def _products(
     cases = []
     for precision, targets in PRECISIONS:
         own = experts.expert_constants(tile, num_experts, sizes)
-        own |= {"COMPUTE": _COMPUTE[dtype], "PRECISION": precision}
+        own |= {"COMPUTE": COMPUTE[dtype], "PRECISION": precision}
         own |= dict.fromkeys({"bias_ptr"} - bias.keys())
         clamps = {"TOP_K": top_k, "CLAMPED": bool(bias)}
         stages = min(tile.num_stages, AMD_STAGES) if targets == AMD else tile.num_stages

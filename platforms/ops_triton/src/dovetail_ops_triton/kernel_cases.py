@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dovetail_devkit.triton.compiled_kernels import KernelCase
 from dovetail_ops_triton.expert_kernel_cases import expert_kernel_cases
+from dovetail_ops_triton.gate_kernel_cases import gate_kernel_cases
 from dovetail_ops_triton.kernels import best_columns, cuts, drawing, embedding, rotary, silu
 from dovetail_ops_triton.kernels import step_inputs as steps
 from dovetail_ops_triton.kernels.layer_norms import add_layer_norm_kernel, layer_norm_kernel
@@ -26,6 +27,7 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         _norm("heads of 128", 128, "*bf16"),
         _norm("1024", 1024, "*bf16"),
         _norm("8192, float32", 8192, "*fp32"),
+        _norm("2048, offset", 2048, "*bf16", 1.0),
         _add_norm(4096, "*bf16"),
         _rotary("128", 128, 128),
         _rotary("128, rotary_dim 64", 128, 64),
@@ -51,11 +53,12 @@ def kernel_cases() -> tuple[KernelCase, ...]:
         *_sampling(),
         *_step_inputs(),
         *expert_kernel_cases(),
+        *gate_kernel_cases(),
         *state_kernel_cases(),
     )
 
 
-def _norm(what: str, size: int, dtype: str) -> KernelCase:
+def _norm(what: str, size: int, dtype: str, offset: float = 0.0) -> KernelCase:
     block, num_together, num_warps = tile_of(size)
     return KernelCase(
         name=f"rms_norm {what}",
@@ -63,7 +66,7 @@ def _norm(what: str, size: int, dtype: str) -> KernelCase:
         types={"x_ptr": dtype, "weight_ptr": dtype, "y_ptr": dtype, "eps": "fp32"}
         | {"num_rows": "i32", "num_inner": "i32"}
         | _STRIDES,
-        constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together},
+        constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together, "OFFSET": offset},
         unaligned=frozenset({"num_rows", "num_inner"}),
         num_warps=num_warps,
     )
@@ -77,7 +80,7 @@ def _add_norm(size: int, dtype: str) -> KernelCase:
         kernel=add_rms_norm_kernel,
         types=pointers
         | {"num_rows": "i32", "x_stride": "i32", "residual_stride": "i32", "eps": "fp32"},
-        constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together},
+        constexprs={"SIZE": size, "BLOCK": block, "ROWS": num_together, "OFFSET": 0.0},
         unaligned=frozenset({"num_rows"}),
         num_warps=num_warps,
     )

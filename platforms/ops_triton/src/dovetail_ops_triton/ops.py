@@ -16,6 +16,7 @@ from dovetail.interfaces.ops import (
     DrawColumns,
     ExpertRouting,
     ExpertWeights,
+    LatentWeights,
     LinearAttentionInputs,
     Ops,
     RouterWeights,
@@ -30,11 +31,13 @@ class TritonOps(Ops):
 
     No call waits for the device. If features are not contiguous, they are copied first; otherwise a
     call allocates its results, and more only if its docstring says so. A row's result is bitwise
-    independent of other rows, except for `fused_experts`.
+    independent of other rows, except for `fused_experts`, whose tiles depend on the number of
+    tokens, and `linear_attention`, whose chunks begin with a step.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset(("cuda", "xpu") + ("cpu",) * INTERPRETED)
     batch_invariant: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16", "float32"})
+    batch_dependent: ClassVar[frozenset[str]] = frozenset({"fused_experts", "linear_attention"})
 
     def __init__(self) -> None:
         from dovetail_ops_triton import kernels
@@ -78,6 +81,30 @@ class TritonOps(Ops):
         """Return (layer_norm(x + residual), x + residual). The sum is stored in `residual_TD`."""
         return self._kernels.add_layer_norm(x_TD, residual_TD, weight_D, bias_D, eps)
 
+    def offset_rms_norm(
+        self, x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Return x / sqrt(mean(x²) + eps) · (1 + weight), a new tensor. Any leading dimensions."""
+        return self._kernels.rms_norm(x_TD, weight_D, eps, offset=1.0)
+
+    def add_offset_rms_norm(
+        self, x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the norm of x + residual, and the sum, which is stored in `residual_TD`."""
+        return self._kernels.add_rms_norm(x_TD, residual_TD, weight_D, eps, offset=1.0)
+
+    def gated_rms_norm(
+        self,
+        x_TGI: torch.Tensor,
+        gate_TGI: torch.Tensor,
+        weight_GI: torch.Tensor,
+        eps: float,
+        *,
+        norm_first: bool,
+    ) -> torch.Tensor:
+        """Return the norm of x and its gate, a new tensor [T, G, I]."""
+        return self._kernels.gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
+
     def rotary_embedding(
         self,
         q_THS: torch.Tensor,
@@ -91,6 +118,25 @@ class TritonOps(Ops):
     def silu_and_mul(self, x_T2D: torch.Tensor) -> torch.Tensor:
         """Return silu(first half of the last dimension) · second half, a new tensor."""
         return self._kernels.silu_and_mul(x_T2D)
+
+    def sigmoid_and_mul(self, x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
+        """Return x · sigmoid(gate), a new tensor. Any leading dimensions."""
+        return self._kernels.sigmoid_and_mul(x_TD, gate_TD)
+
+    def latent_inputs(
+        self,
+        q_THF: torch.Tensor,
+        latent_TF: torch.Tensor,
+        weights: LatentWeights,
+        positions_T: torch.Tensor,
+        cos_sin_PR: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries [T, H, L + R] and keys [T, 1, L + R] of latent attention, new tensors."""
+        return self._kernels.latent_inputs(q_THF, latent_TF, weights, positions_T, cos_sin_PR)
+
+    def head_linear(self, x_THI: torch.Tensor, weight_HOI: torch.Tensor) -> torch.Tensor:
+        """Return x · Wᵀ of each head, a new tensor [T, H, O]."""
+        return self._kernels.head_linear(x_THI, weight_HOI)
 
     def select_experts(
         self, x_TD: torch.Tensor, router: RouterWeights, routing: ExpertRouting
@@ -114,6 +160,16 @@ class TritonOps(Ops):
         """
         return self._kernels.fused_experts(x_TD, experts_TK, weights_TK, layer)
 
+    def add_shared_expert(
+        self,
+        y_TD: torch.Tensor,
+        shared_TD: torch.Tensor,
+        x_TD: torch.Tensor,
+        gate_D: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return y + shared, or with a gate y + sigmoid(x · gate) · shared, a new tensor."""
+        return self._kernels.add_shared_expert(y_TD, shared_TD, x_TD, gate_D)
+
     def causal_conv(
         self,
         x_TC: torch.Tensor,
@@ -128,9 +184,10 @@ class TritonOps(Ops):
     def linear_attention(
         self, inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
     ) -> torch.Tensor:
-        """Return the outputs of linear attention, a new tensor, and update the states.
+        """Return the outputs of linear attention, a new float32 tensor, and update the states.
 
-        With the delta rule, requests with several tokens need 64 bytes for each token and head.
+        Requests with several tokens need 80 bytes for each token and head, or 144 with the delta
+        rule.
         """
         return self._kernels.linear_attention(inputs, states_BHKV, parts)
 

@@ -6,14 +6,13 @@ Sizes are those of Qwen3-Next 80B (delta rule; 16 groups, 32 heads of 128) and o
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch
 import triton.language as tl
 
 from dovetail_devkit.triton.compiled_kernels import KernelCase
+from dovetail_ops_triton.kernels import chunk_systems
 from dovetail_ops_triton.kernels import convolution as conv
 from dovetail_ops_triton.kernels import linear_states as linear
-from dovetail_ops_triton.kernels.chunk_systems import solve_chunks_kernel
 from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE
 
 NVIDIA = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -24,7 +23,8 @@ PRECISIONS = (("tf32x3", NVIDIA), ("ieee", AMD))
 _BLOCKS = {"states_ptr": "*fp32", "reads_ptr": "*i64", "writes_ptr": "*i64"}
 _LISTS = {"runs_ptr": "*i32", "ends_ptr": "*i32"}
 _UNALIGNED = frozenset({"reads_ptr", "writes_ptr", "singles_ptr", *_LISTS, "chunks_ptr"})
-_COMPUTE = {"*bf16": tl.bfloat16, "*fp32": tl.float32}
+_DTYPES = {"*bf16": torch.bfloat16, "*fp32": torch.float32}
+COMPUTE = {"*bf16": tl.bfloat16, "*fp32": tl.float32}
 
 
 def state_kernel_cases() -> tuple[KernelCase, ...]:
@@ -38,8 +38,9 @@ def state_kernel_cases() -> tuple[KernelCase, ...]:
     return (
         *_convolutions(8192, 4, "*bf16"),
         *(_attend_singles(name, sizes[name], "*bf16") for name in names),
-        *_solve(names[0], sizes[names[0]], "*bf16"),
-        *_solve(names[0], sizes[names[0]], "*fp32"),
+        *_prepare(names[0], sizes[names[0]], "*bf16"),
+        *_prepare(names[0], sizes[names[0]], "*fp32"),
+        *_prepare(names[2], sizes[names[2]], "*bf16"),
         *(case for name in names for case in _attend_runs(name, sizes[name], "*bf16")),
         *_attend_runs(names[0], sizes[names[0]], "*fp32"),
     )
@@ -89,47 +90,62 @@ def _convolutions(num_channels: int, width: int, dtype: str) -> tuple[KernelCase
 
 
 def _tensors(dtype: str) -> dict[str, str]:
-    """Return the types of the inputs and results of linear attention, and of their strides."""
+    """Return the types of the inputs, states and results of linear attention."""
     inner = {"q": "group", "k": "group", "v": "head"}
     strides = [f"{of}_{which}_stride" for of in inner for which in ("token", inner[of])]
     return {
-        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), dtype),
-        "decay_ptr": "*fp32",
+        **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), dtype),
+        "out_ptr": "*fp32",
         **_BLOCKS,
         **dict.fromkeys((*strides, "block_stride"), "i32"),
     }
 
 
+def _steps(dtype: str) -> dict[str, str]:
+    """Return the types of the step sizes and of what is computed from them."""
+    return {
+        "steps_ptr": dtype,
+        **dict.fromkeys(("step_bias_ptr", "rates_ptr"), "*fp32"),
+        **dict.fromkeys(("steps_stride", "beta_stride"), "i32"),
+        **dict.fromkeys(("step_min", "step_max", "key_eps"), "fp32"),
+    }
+
+
 def _attend_singles(what: str, sizes: dict[str, int], dtype: str) -> KernelCase:
-    delta = {"beta_ptr": "*fp32"} if "delta" in what else {}
+    """Return a case with the delta rule and norms, or with factors on own values, as in Mamba 2."""
+    delta = "delta" in what
+    own = {"beta_ptr": dtype} if delta else {"skip_ptr": "*fp32"}
+    missing = dict.fromkeys({"beta_ptr", "skip_ptr", "singles_ptr"} - own.keys())
     return KernelCase(
         name=f"linear_attention, {what}: decodes",
         kernel=linear.attend_singles_kernel,
-        types=_tensors(dtype) | delta,
-        constexprs=sizes | dict.fromkeys({"singles_ptr", "beta_ptr"} - delta.keys()),
+        types=_tensors(dtype) | _steps(dtype) | own,
+        constexprs=sizes | {"NORMALIZE": delta} | missing,
         unaligned=_UNALIGNED,
     )
 
 
-def _products(dtype: str, precision: str) -> dict[str, Any]:
-    return {"LENGTH": CHUNK_SIZE, "COMPUTE": _COMPUTE[dtype], "PRECISION": precision}
-
-
-def _solve(what: str, sizes: dict[str, int], dtype: str) -> tuple[KernelCase, ...]:
-    own = {key: sizes[key] for key in sizes if not key.startswith("VALUE")}
+def _prepare(what: str, sizes: dict[str, int], dtype: str) -> tuple[KernelCase, ...]:
+    delta = "delta" in what
     types = {
-        "k_ptr": dtype,
-        **dict.fromkeys(("decay_ptr", "beta_ptr", "solutions_ptr"), "*fp32"),
-        "chunks_ptr": "*i32",
-        **dict.fromkeys(("k_token_stride", "k_group_stride"), "i32"),
+        key: of
+        for key, of in (_tensors(dtype) | _steps(dtype)).items()
+        if key.startswith(("q", "k", "step", "rates", "beta"))
     }
+    types |= {"chunks_ptr": "*i32", "prepared_ptr": "*fp32"} | (
+        {"beta_ptr": dtype} if delta else {}
+    )
+    own = {key: sizes[key] for key in ("NUM_HEADS", "REPEATS", "KEY_SIZE")}
+    own |= {"NORMALIZE": delta} | chunk_systems.product_constants(_DTYPES[dtype], "cuda")
+    own |= {"COMPUTE": COMPUTE[dtype]} | ({} if delta else {"beta_ptr": None})
     return tuple(
         KernelCase(
-            name=f"linear_attention, {what}: solve chunks, {dtype[1:]}",
-            kernel=solve_chunks_kernel,
+            name=f"linear_attention, {what}: prepare chunks, {dtype[1:]}",
+            kernel=chunk_systems.prepare_chunks_kernel,
             types=types,
-            constexprs=own | _products(dtype, precision),
+            constexprs=own | {"PRECISION": precision},
             unaligned=_UNALIGNED,
+            num_stages=chunk_systems.NUM_STAGES,
             targets=targets,
         )
         for precision, targets in PRECISIONS
@@ -137,20 +153,20 @@ def _solve(what: str, sizes: dict[str, int], dtype: str) -> tuple[KernelCase, ..
 
 
 def _attend_runs(what: str, sizes: dict[str, int], dtype: str) -> tuple[KernelCase, ...]:
-    delta = {"solutions_ptr": "*fp32"} if "delta" in what else {}
+    delta = "delta" in what
+    types = _tensors(dtype) | _LISTS | {"prepared_ptr": "*fp32"}
+    types |= {} if delta else {"skip_ptr": "*fp32"}
+    own = sizes | {"DELTA": delta, "PIECE": linear.PIECE, "LENGTH": CHUNK_SIZE}
+    own |= {"skip_ptr": None} if delta else {}
     return tuple(
         KernelCase(
             name=f"linear_attention, {what}: prompts, {dtype[1:]}",
             kernel=linear.attend_runs_kernel,
-            types=_tensors(dtype) | _LISTS | delta,
-            constexprs=sizes
-            | _products(dtype, precision)
-            | {"PIECE": linear.PIECE}
-            | dict.fromkeys({"solutions_ptr"} - delta.keys()),
+            types=types,
+            constexprs=own | {"PRECISION": precision},
             unaligned=_UNALIGNED,
             num_stages=linear.NUM_STAGES,
             targets=targets,
-            max_spill_bytes=dict.fromkeys(("sm_80", "sm_89"), 8),
         )
         for precision, targets in PRECISIONS
     )

@@ -2,17 +2,21 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from dovetail.errors import ContractError
 from dovetail.interfaces.ops import (
     ExpertRouting,
     ExpertWeights,
+    LatentWeights,
     LinearAttentionInputs,
     RouterWeights,
 )
 from dovetail_devkit.fakes.ops import FakeOps
 from dovetail_devkit.ops.experts import expert_sums
 from dovetail_devkit.ops.states import make_parts
+from dovetail_ops_triton.kernels.functions import softplus
 from dovetail_ops_triton.ops import TritonOps
 
 
@@ -79,7 +83,16 @@ def test_empty_inputs_give_empty_outputs(ops):
     assert (experts.shape, weights.shape) == ((0, 2), (0, 2))
     layer = ExpertWeights(gate_up_EGD=torch.ones(4, 6, 16), down_EDI=torch.ones(4, 16, 3))
     assert ops.fused_experts(nothing, experts, weights, layer).shape == (0, 16)
+    assert ops.offset_rms_norm(nothing, weight, 1e-6).shape == (0, 16)
+    assert ops.sigmoid_and_mul(nothing, nothing).shape == (0, 16)
+    assert ops.add_shared_expert(nothing, nothing, nothing, weight).shape == (0, 16)
+    heads = nothing.unflatten(1, (2, 8))
+    assert ops.gated_rms_norm(heads, heads, weight[:8], 1e-6, norm_first=True).shape == (0, 2, 8)
+    assert ops.head_linear(heads, torch.ones(2, 5, 8)).shape == (0, 2, 5)
     ids = torch.empty(0, dtype=torch.int64)
+    projections = LatentWeights(norm_L=weight[:6], eps=1e-6, key_HNL=torch.ones(2, 4, 6))
+    queries, keys = ops.latent_inputs(heads, nothing[:, :10], projections, ids, torch.ones(9, 4))
+    assert (queries.shape, keys.shape) == ((0, 2, 10), (0, 1, 10))
     assert ops.embedding(ids, torch.ones(3, 16)).shape == (0, 16)
     assert ops.best_tokens(nothing).shape == (0,)
     q, k = ops.rotary_embedding(
@@ -116,12 +129,75 @@ def test_the_bits_of_a_row_do_not_depend_on_other_rows(ops, dtype):
     together = ops.add_layer_norm(x, residual.clone(), weight, bias, 1e-6)[0]
     by_itself = ops.add_layer_norm(x[alone], residual[alone].clone(), weight, bias, 1e-6)[0]
     assert torch.equal(together[alone], by_itself)
+    norm = ops.offset_rms_norm(x, weight, 1e-6)
+    assert torch.equal(norm[alone], ops.offset_rms_norm(x[alone], weight, 1e-6))
+    gated = ops.sigmoid_and_mul(x, residual)
+    assert torch.equal(gated[alone], ops.sigmoid_and_mul(x[alone], residual[alone]))
+    shared = ops.add_shared_expert(x, residual, x, weight)
+    by_itself = ops.add_shared_expert(x[alone], residual[alone], x[alone], weight)
+    assert torch.equal(shared[alone], by_itself)
+    groups, gates = x.float().unflatten(1, (4, 24)), residual.unflatten(1, (4, 24))
+    gated = ops.gated_rms_norm(groups, gates, weight[:24], 1e-6, norm_first=False)
+    by_itself = ops.gated_rms_norm(groups[alone], gates[alone], weight[:24], 1e-6, norm_first=False)
+    assert torch.equal(gated[alone], by_itself)
     router, routing = RouterWeights(weight_ED=normal(20, 96, dtype=dtype)), ExpertRouting(top_k=3)
     many, one = (ops.select_experts(rows, router, routing) for rows in (x, x[alone]))
     assert all(torch.equal(a[alone], b) for a, b in zip(many, one, strict=True))
     together = ops.add_rms_norm(x, residual.clone(), weight, 1e-6)[0]
     by_itself = ops.add_rms_norm(x[alone], residual[alone].clone(), weight, 1e-6)[0]
     assert torch.equal(together[alone], by_itself)
+
+
+def test_the_bits_of_latent_inputs_do_not_depend_on_other_tokens(ops):
+    """The last token is computed by a second program of the same head."""
+    q, latent = normal(66, 2, 24, dtype=torch.float16), normal(66, 28, dtype=torch.float16, seed=2)
+    weights = LatentWeights(
+        norm_L=normal(20, dtype=torch.float16, seed=3),
+        eps=1e-6,
+        key_HNL=normal(2, 16, 20, dtype=torch.float16, seed=4),
+    )
+    positions, table = torch.arange(66), normal(66, 8, seed=5)
+    together = ops.latent_inputs(q, latent, weights, positions, table)
+    alone = ops.latent_inputs(q[65:], latent[65:], weights, positions[65:], table)
+    expected = FakeOps().latent_inputs(q, latent, weights, positions, table)
+    for actual, own, exact in zip(together, alone, expected, strict=True):
+        assert torch.equal(actual[65:], own)
+        assert torch.allclose(actual, exact, atol=1e-2, rtol=1e-2)
+
+
+@triton.jit
+def softplus_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):
+    lanes = tl.arange(0, SIZE)
+    tl.store(y_ptr + lanes, softplus(tl.load(x_ptr + lanes)))
+
+
+def test_small_step_sizes_have_a_small_relative_error():
+    x = torch.linspace(-40, 40, 1024)
+    actual = torch.zeros(1024)
+    softplus_kernel[(1,)](x, actual, SIZE=1024)
+    assert torch.allclose(actual.double(), x.double().exp().log1p(), rtol=1e-6, atol=0)
+
+
+def test_weak_decays_after_a_strong_one_are_accurate(ops):
+    """Differences of sums from the start of the chunk would have errors of several percent."""
+    steps = torch.full((12, 1), -5.0)
+    steps[2] = 1e6
+    inputs = LinearAttentionInputs(
+        q_TGK=normal(12, 1, 16),
+        k_TGK=normal(12, 1, 16, seed=2),
+        v_THV=normal(12, 1, 16, seed=3),
+        steps_TH=steps,
+        step_bias_H=torch.zeros(1),
+        rates_H=-torch.ones(1),
+        beta_TH=normal(12, 1, seed=4),
+        key_eps=1e-6,
+    )
+    parts, num_blocks = make_parts([(12,)], torch.device("cpu"))
+    own_states, states = (torch.zeros(num_blocks, 1, 16, 16) for _ in range(2))
+    actual = ops.linear_attention(inputs, own_states, parts)
+    expected = FakeOps().linear_attention(inputs, states, parts)
+    assert torch.allclose(actual, expected, atol=2e-6)
+    assert torch.allclose(own_states[parts.writes_N], states[parts.writes_N], atol=2e-6)
 
 
 def test_a_token_with_nan_logits_has_different_valid_experts(ops):
@@ -172,8 +248,11 @@ def test_states_and_results_of_a_request_do_not_depend_on_other_requests(ops, na
                 q_TGK=normal(26, 1, 16)[tokens] / 4,
                 k_TGK=normal(26, 1, 16, seed=2)[tokens] / 4,
                 v_THV=normal(26, 2, 8, seed=3)[tokens],
-                decay_TH=-normal(26, 2, seed=4)[tokens].abs(),
-                beta_TH=normal(26, 2, seed=5)[tokens].sigmoid(),
+                steps_TH=normal(26, 2, seed=4)[tokens],
+                step_bias_H=normal(2, seed=6),
+                rates_H=-normal(2, seed=7).abs(),
+                beta_TH=normal(26, 2, seed=5)[tokens],
+                key_eps=1e-6,
             )
             out = ops.linear_attention(inputs, states, parts)
         return out, states[parts.writes_N]

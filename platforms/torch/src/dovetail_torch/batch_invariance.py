@@ -82,12 +82,12 @@ class BatchInvariance:
         self._without.append(f"norms of states on {ranks.size} ranks")
 
     def _add_operations(self, part: str, ops: type[Ops], operations: Collection[str]) -> None:
-        """Record whether `ops` computes these operations of a part of the model."""
-        missing = sorted(set(operations) - overridden_operations(ops))
+        """Record whether `ops` guarantees these operations of a part of the model."""
+        missing = sorted(set(operations) - (overridden_operations(ops) - ops.batch_dependent))
         if not missing and promises_equal_bits("ops", ops, self._dtype):
             return
         if self._required:
-            lacks = f", which lacks {', '.join(missing)}" if missing else ""
+            lacks = f", which do not guarantee it for {', '.join(missing)}" if missing else ""
             raise ConfigError(
                 f"batch_invariant=True is not supported for models with {part} and the ops "
                 f"{ops.__name__}{lacks}. Choose other ops, or remove batch_invariant."

@@ -8,6 +8,13 @@ from dovetail_ops_triton.kernels.convolution import causal_conv
 from dovetail_ops_triton.kernels.drawing import draw_columns
 from dovetail_ops_triton.kernels.embedding import look_up
 from dovetail_ops_triton.kernels.experts import fused_experts
+from dovetail_ops_triton.kernels.gates import (
+    add_shared_expert,
+    gated_rms_norm,
+    sigmoid_and_mul,
+)
+from dovetail_ops_triton.kernels.head_products import head_linear
+from dovetail_ops_triton.kernels.latent_rows import latent_inputs
 from dovetail_ops_triton.kernels.layer_norms import add_layer_norm, layer_norm
 from dovetail_ops_triton.kernels.linear_states import linear_attention
 from dovetail_ops_triton.kernels.norms import add_rms_norm, rms_norm
@@ -19,10 +26,14 @@ from dovetail_ops_triton.kernels.step_inputs import prepare_inputs
 __all__ = [
     "add_layer_norm",
     "add_rms_norm",
+    "add_shared_expert",
     "causal_conv",
     "draw_columns",
     "find_best",
     "fused_experts",
+    "gated_rms_norm",
+    "head_linear",
+    "latent_inputs",
     "layer_norm",
     "linear_attention",
     "look_up",
@@ -30,5 +41,6 @@ __all__ = [
     "rms_norm",
     "rotate",
     "select_experts",
+    "sigmoid_and_mul",
     "silu_and_mul",
 ]

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
+# ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """Causal convolution of each channel with its last inputs, followed by SiLU, with states.
 
 Singles take one launch, which also saves their states. Other requests take two: the first computes
@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from dovetail.interfaces.ops import StateParts
+from dovetail_ops_triton.kernels.functions import silu
 from dovetail_ops_triton.kernels.row_layout import row_layout
 from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE, StatePlan, plan_states
 
@@ -22,11 +23,6 @@ BLOCK = 256
 
 CHUNK_BLOCK = 128
 """Channels of a program for a chunk."""
-
-
-@triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
 
 
 @triton.jit(do_not_specialize_on_alignment=["reads_ptr", "writes_ptr", "singles_ptr"])
@@ -78,7 +74,7 @@ def convolve_singles_kernel(
         after_KC = tl.where((k_K == WIDTH - 2)[:, None], x_C[None], after_KC)
         tl.debug_barrier()
         tl.store(states_ptr + write * block_stride + places_KC, after_KC, mask=mask_KC)
-    tl.store(y_ptr + token * CHANNELS + c_C, _silu(total_C), mask=is_C)
+    tl.store(y_ptr + token * CHANNELS + c_C, silu(total_C), mask=is_C)
 
 
 @triton.jit(do_not_specialize_on_alignment=["reads_ptr", "chunks_ptr"])
@@ -127,7 +123,7 @@ def convolve_chunks_kernel(
     if bias_ptr is not None:
         total_LC += tl.load(bias_ptr + c_C, mask=is_C, other=0.0).to(tl.float32)[None]
     y_ptrs_LC = y_ptr + (start + l_L)[:, None] * CHANNELS + c_C[None]
-    tl.store(y_ptrs_LC, _silu(total_LC), mask=is_LC)
+    tl.store(y_ptrs_LC, silu(total_LC), mask=is_LC)
 
 
 @triton.jit(do_not_specialize_on_alignment=["reads_ptr", "writes_ptr", "runs_ptr", "ends_ptr"])

@@ -3,9 +3,9 @@
 
 A single reads, updates and writes its state once. Other requests are computed in chunks, in
 sequence: with the sum c of the logarithms of decays up to each token of a chunk, the state after
-token i is exp(c_i)·S + Σ_j exp(c_i - c_j)·k_j·u_jᵀ over j ≤ i. u is v, or with the delta rule the
-solution of a triangular system, whose inverse a launch of its own computes for all chunks at the
-same time. Exponents are never positive. A program has a slice of the values of one head.
+token i is exp(c_i)·S + Σ_j exp(c_i - c_j)·k_j·u_jᵀ over j ≤ i. u is the step size times v, or with
+the delta rule the solution of a triangular system. What does not depend on the state and on values
+is computed by a launch of its own (`chunk_systems`). A program has a slice of the values of a head.
 Sources: Dao and Gu 2024, arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464.
 Dimensions: T tokens, H heads, G groups of heads, K and V features of a key and of a value, L tokens
 of a chunk.
@@ -13,19 +13,18 @@ of a chunk.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
 from dovetail.interfaces.ops import LinearAttentionInputs, StateParts
-from dovetail_ops_triton.kernels.chunk_systems import (
-    between,
-    product_constants,
-    since,
-    solve_chunks,
-)
+from dovetail_ops_triton.kernels.chunk_systems import prepare_chunks, step_sizes
+from dovetail_ops_triton.kernels.functions import sigmoid
 from dovetail_ops_triton.kernels.row_layout import row_layout
-from dovetail_ops_triton.kernels.state_plan import plan_states
+from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE, plan_states
+from dovetail_ops_triton.kernels.targets import precision_of
 
 NUM_STAGES = 1
 PIECE = 16
@@ -46,8 +45,11 @@ def attend_singles_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    decay_ptr,
+    steps_ptr,
+    step_bias_ptr,
+    rates_ptr,
     beta_ptr,  # None: no delta rule
+    skip_ptr,  # None: factors of 0
     states_ptr,
     reads_ptr,
     writes_ptr,
@@ -59,13 +61,19 @@ def attend_singles_kernel(
     k_group_stride,
     v_token_stride,
     v_head_stride,
+    steps_stride,
+    beta_stride,
     block_stride,
+    step_min,
+    step_max,
+    key_eps,
     NUM_HEADS: tl.constexpr,
     REPEATS: tl.constexpr,
     KEY_SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
+    NORMALIZE: tl.constexpr,
 ):
     """Compute VALUE_BLOCK results of one token and head. Grid (singles, heads, value blocks)."""
     single = tl.program_id(0)
@@ -80,36 +88,46 @@ def attend_singles_kernel(
     read = tl.load(reads_ptr + part).to(tl.int64)
     write = tl.load(writes_ptr + part).to(tl.int64)
     k_K = tl.arange(0, KEY_BLOCK)
-    v_V = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
+    f_V = tl.program_id(2) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     is_K = k_K < KEY_SIZE
-    is_V = v_V < VALUE_SIZE
+    is_V = f_V < VALUE_SIZE
     is_KV = is_K[:, None] & is_V[None]
-    places_KV = head * (KEY_SIZE * VALUE_SIZE) + k_K[:, None] * VALUE_SIZE + v_V[None]
+    places_KV = head * (KEY_SIZE * VALUE_SIZE) + k_K[:, None] * VALUE_SIZE + f_V[None]
     state_ptrs_KV = states_ptr + tl.maximum(read, 0) * block_stride + places_KV
     state_KV = tl.load(state_ptrs_KV, mask=is_KV & (read >= 0), other=0.0)
     group = head // REPEATS
     q_ptrs_K = q_ptr + token * q_token_stride + group * q_group_stride + k_K
     k_ptrs_K = k_ptr + token * k_token_stride + group * k_group_stride + k_K
-    v_ptrs_V = v_ptr + token * v_token_stride + head * v_head_stride + v_V
+    v_ptrs_V = v_ptr + token * v_token_stride + head * v_head_stride + f_V
     query_K = tl.load(q_ptrs_K, mask=is_K, other=0.0).to(tl.float32)
     key_K = tl.load(k_ptrs_K, mask=is_K, other=0.0).to(tl.float32)
-    u_V = tl.load(v_ptrs_V, mask=is_V, other=0.0).to(tl.float32)
-    state_KV *= tl.exp(tl.load(decay_ptr + token * NUM_HEADS + head))
+    v_V = tl.load(v_ptrs_V, mask=is_V, other=0.0).to(tl.float32)
+    if NORMALIZE:
+        query_K *= tl.rsqrt((tl.sum(query_K * query_K, 0) + key_eps) * KEY_SIZE)
+        key_K *= tl.rsqrt(tl.sum(key_K * key_K, 0) + key_eps)
+    logit = tl.load(steps_ptr + token * steps_stride + head).to(tl.float32)
+    step = step_sizes(logit + tl.load(step_bias_ptr + head), step_min, step_max)
+    state_KV *= tl.exp(step * tl.load(rates_ptr + head))
     if beta_ptr is not None:
         known_V = tl.sum(key_K[:, None] * state_KV, 0)
-        u_V = tl.load(beta_ptr + token * NUM_HEADS + head) * (u_V - known_V)
+        beta = tl.load(beta_ptr + token * beta_stride + head).to(tl.float32)
+        u_V = sigmoid(beta) * (v_V - known_V)
+    else:
+        u_V = step * v_V
     state_KV += key_K[:, None] * u_V[None]
     out_V = tl.sum(query_K[:, None] * state_KV, 0)
-    out_ptrs_V = out_ptr + (token * NUM_HEADS + head) * VALUE_SIZE + v_V
+    if skip_ptr is not None:
+        out_V += tl.load(skip_ptr + head) * v_V
+    out_ptrs_V = out_ptr + (token * NUM_HEADS + head) * VALUE_SIZE + f_V
     tl.store(out_ptrs_V, out_V, mask=is_V)
     tl.debug_barrier()
     tl.store(states_ptr + write * block_stride + places_KV, state_KV, mask=is_KV)
 
 
 @triton.jit
-def _load(ptr, tokens_L, token_stride, k_K, is_LK):
+def _load(ptr, l_L, token_stride, k_K, is_LK):
     """Return some features of a head's queries or keys, [L, K]."""
-    return tl.load(ptr + tokens_L[:, None] * token_stride + k_K[None], mask=is_LK, other=0.0)
+    return tl.load(ptr + l_L[:, None] * token_stride + k_K[None], mask=is_LK, other=0.0)
 
 
 @triton.jit
@@ -117,7 +135,7 @@ def _multiply(
     state,
     q_ptr,
     k_ptr,
-    tokens_L,
+    l_L,
     q_token_stride,
     k_token_stride,
     is_L,
@@ -127,27 +145,21 @@ def _multiply(
     VALUE_BLOCK: tl.constexpr,
     PIECE: tl.constexpr,
     LENGTH: tl.constexpr,
-    COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return queries · keys, [L, L], and keys (with DELTA) and queries · state, [L, V]."""
-    scores_LL = tl.zeros((LENGTH, LENGTH), dtype=tl.float32)
+    """Return queries · state and, with DELTA, keys · state, [L, V]."""
     known_LV = tl.zeros((LENGTH, VALUE_BLOCK), dtype=tl.float32)
     out_LV = tl.zeros((LENGTH, VALUE_BLOCK), dtype=tl.float32)
     for piece in tl.static_range(KEY_BLOCK // PIECE):
         k_K = piece * PIECE + tl.arange(0, PIECE)
         is_LK = is_L[:, None] & (k_K < KEY_SIZE)[None]
         tl.debug_barrier()
-        query_LK = _load(q_ptr, tokens_L, q_token_stride, k_K, is_LK)
-        key_LK = _load(k_ptr, tokens_L, k_token_stride, k_K, is_LK)
-        key_KL = tl.trans(key_LK.to(COMPUTE))
-        scores_LL = tl.dot(query_LK.to(COMPUTE), key_KL, scores_LL, input_precision=PRECISION)
-        query_LK = query_LK.to(tl.float32)
+        query_LK = _load(q_ptr, l_L, q_token_stride, k_K, is_LK).to(tl.float32)
         out_LV = tl.dot(query_LK, state[piece], out_LV, input_precision=PRECISION)
         if DELTA:
-            key_LK = key_LK.to(tl.float32)
+            key_LK = _load(k_ptr, l_L, k_token_stride, k_K, is_LK).to(tl.float32)
             known_LV = tl.dot(key_LK, state[piece], known_LV, input_precision=PRECISION)
-    return scores_LL, known_LV, out_LV
+    return out_LV, known_LV
 
 
 @triton.jit
@@ -156,7 +168,7 @@ def _update(
     fade,
     u_LV,
     k_ptr,
-    tokens_L,
+    l_L,
     k_token_stride,
     is_L,
     KEY_SIZE: tl.constexpr,
@@ -170,7 +182,7 @@ def _update(
         k_K = piece * PIECE + tl.arange(0, PIECE)
         is_LK = is_L[:, None] & (k_K < KEY_SIZE)[None]
         tl.debug_barrier()
-        key_LK = _load(k_ptr, tokens_L, k_token_stride, k_K, is_LK)
+        key_LK = _load(k_ptr, l_L, k_token_stride, k_K, is_LK)
         key_KL = tl.trans(key_LK.to(tl.float32))
         after += (tl.dot(key_KL, u_LV, state[piece] * fade, input_precision=PRECISION),)
     return after
@@ -183,8 +195,8 @@ def attend_runs_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
-    decay_ptr,
-    solutions_ptr,  # None: no delta rule
+    prepared_ptr,
+    skip_ptr,  # None: factors of 0
     states_ptr,
     reads_ptr,
     writes_ptr,
@@ -204,9 +216,9 @@ def attend_runs_kernel(
     VALUE_SIZE: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
     VALUE_BLOCK: tl.constexpr,
+    DELTA: tl.constexpr,
     PIECE: tl.constexpr,
     LENGTH: tl.constexpr,
-    COMPUTE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Compute VALUE_BLOCK results of one request and head. Grid (requests, heads, value blocks)."""
@@ -230,35 +242,42 @@ def attend_runs_kernel(
     q_ptr += head // REPEATS * q_group_stride
     k_ptr += head // REPEATS * k_group_stride
     v_ptr += head * v_head_stride
+    rows: tl.constexpr = 4 + 2 * LENGTH if DELTA else 4 + LENGTH
+    places_LL = (4 + l_L)[:, None] * LENGTH + l_L[None]
     for p in range(part, end_part):
         end = tl.load(ends_ptr + p)
         for first in range(start, end, LENGTH):
-            tokens_L = l_L.to(tl.int64) + first
-            is_L = tokens_L < end
+            # 32-bit numbers within a chunk: pointers of 64 bits would need too many registers.
+            token = tl.cast(first, tl.int64)
+            key_ptr = k_ptr + token * k_token_stride
+            is_L = l_L < end - first
             is_LV = is_L[:, None] & is_V[None]
-            v_ptrs_LV = v_ptr + tokens_L[:, None] * v_token_stride + v_V[None]
-            u_LV = tl.load(v_ptrs_LV, mask=is_LV, other=0.0).to(tl.float32)
-            sum_L, total = since(decay_ptr + tokens_L * NUM_HEADS + head, is_L)
-            scores_LL, known_LV, out_LV = _multiply(
-                state, q_ptr, k_ptr, tokens_L, q_token_stride, k_token_stride, is_L,
-                solutions_ptr is not None, KEY_SIZE, KEY_BLOCK, VALUE_BLOCK, PIECE, LENGTH,
-                COMPUTE, PRECISION,
+            out_LV, known_LV = _multiply(
+                state, q_ptr + token * q_token_stride, key_ptr, l_L, q_token_stride,
+                k_token_stride, is_L, DELTA, KEY_SIZE, KEY_BLOCK, VALUE_BLOCK, PIECE, LENGTH,
+                PRECISION,
             )  # fmt: skip
-            since_L = tl.exp(sum_L)
-            if solutions_ptr is not None:
-                u_LV -= since_L[:, None] * known_LV
-                solution_ptr = solutions_ptr + (chunk * NUM_HEADS + head) * (LENGTH * LENGTH)
-                solution_LL = tl.load(solution_ptr + l_L[:, None] * LENGTH + l_L[None])
+            factors_ptr = prepared_ptr + (chunk * NUM_HEADS + head) * (rows * LENGTH)
+            out_LV *= tl.load(factors_ptr + l_L)[:, None]
+            v_ptrs_V = v_ptr + token * v_token_stride + v_V
+            v_ptrs_LV = v_ptrs_V[None] + l_L[:, None] * v_token_stride
+            u_LV = tl.load(v_ptrs_LV, mask=is_LV, other=0.0).to(tl.float32)
+            if skip_ptr is not None:
+                out_LV += tl.load(skip_ptr + head) * u_LV
+            if DELTA:
+                u_LV -= tl.load(factors_ptr + LENGTH + l_L)[:, None] * known_LV
+                solution_LL = tl.load(factors_ptr + LENGTH * LENGTH + places_LL)
                 u_LV = tl.dot(solution_LL, u_LV, input_precision=PRECISION)
-            scores_LL *= between(sum_L, LENGTH)
-            out_LV *= since_L[:, None]
+            scores_LL = tl.load(factors_ptr + places_LL)
             out_LV = tl.dot(scores_LL, u_LV, out_LV, input_precision=PRECISION)
-            out_ptrs_LV = out_ptr + (tokens_L[:, None] * NUM_HEADS + head) * VALUE_SIZE + v_V[None]
+            out_ptrs_V = out_ptr + (token * NUM_HEADS + head) * VALUE_SIZE + v_V
+            out_ptrs_LV = out_ptrs_V[None] + l_L[:, None] * (NUM_HEADS * VALUE_SIZE)
             tl.store(out_ptrs_LV, out_LV, mask=is_LV)
-            u_LV *= tl.exp(total - sum_L)[:, None]
+            u_LV *= tl.load(factors_ptr + 2 * LENGTH + l_L)[:, None]
+            decay = tl.load(factors_ptr + 3 * LENGTH)
             state = _update(
-                state, tl.exp(total), u_LV, k_ptr, tokens_L, k_token_stride, is_L,
-                KEY_SIZE, KEY_BLOCK, PIECE, PRECISION,
+                state, decay, u_LV, key_ptr, l_L, k_token_stride, is_L, KEY_SIZE, KEY_BLOCK, PIECE,
+                PRECISION,
             )  # fmt: skip
             chunk += 1
         start = end
@@ -274,40 +293,49 @@ def attend_runs_kernel(
 def linear_attention(
     inputs: LinearAttentionInputs, states_BHKV: torch.Tensor, parts: StateParts
 ) -> torch.Tensor:
-    """Return the outputs, a new contiguous tensor [T, H, V], and update the states.
+    """Return the outputs, a new contiguous float32 tensor [T, H, V], and update the states.
 
-    With the delta rule, requests with several tokens need 64 bytes for each token and head.
+    Requests with several tokens need 80 bytes for each token and head, or 144 with the delta rule.
     """
     q, k, v = (row_layout(x) for x in (inputs.q_TGK, inputs.k_TGK, inputs.v_THV))
-    decay_TH = inputs.decay_TH.contiguous()
-    beta_TH = None if inputs.beta_TH is None else inputs.beta_TH.contiguous()
-    plan = plan_states(parts, decay_TH.device)
+    inputs = replace(inputs, steps_TH=row_layout(inputs.steps_TH).tensor)
+    if inputs.beta_TH is not None:
+        inputs = replace(inputs, beta_TH=row_layout(inputs.beta_TH).tensor)
+    plan = plan_states(parts, states_BHKV.device)
     sizes = kernel_sizes(inputs.q_TGK.shape[1], *states_BHKV.shape[1:])
-    tensors = (q.tensor, k.tensor, v.tensor, decay_TH)
+    norm = {"NORMALIZE": inputs.key_eps > 0}
+    vectors = (q.tensor, k.tensor, v.tensor)
     strides = tuple(
         stride for layout in (q, k, v) for stride in (layout.outer_stride, layout.inner_stride)
     )
-    blocks = (parts.reads_N, parts.writes_N)
-    out_THV = torch.empty(inputs.v_THV.shape, dtype=inputs.v_THV.dtype, device=decay_TH.device)
+    blocks = (states_BHKV, parts.reads_N, parts.writes_N)
+    out_THV = torch.empty(inputs.v_THV.shape, dtype=torch.float32, device=states_BHKV.device)
     heads = (sizes["NUM_HEADS"], triton.cdiv(sizes["VALUE_SIZE"], sizes["VALUE_BLOCK"]))
     if plan.num_singles:
         attend_singles_kernel[(plan.num_singles, *heads)](
-            *tensors,
-            beta_TH,
-            states_BHKV,
+            *vectors,
+            inputs.steps_TH,
+            inputs.step_bias_H,
+            inputs.rates_H,
+            inputs.beta_TH,
+            inputs.skip_H,
             *blocks,
             plan.singles_S2,
             out_THV,
             *strides,
+            inputs.steps_TH.stride(0),
+            0 if inputs.beta_TH is None else inputs.beta_TH.stride(0),
             states_BHKV.stride(0),
+            *inputs.step_limits,
+            inputs.key_eps,
             **sizes,
+            **norm,
         )
     if plan.num_runs:
-        products = product_constants(k.tensor)
         attend_runs_kernel[(plan.num_runs, *heads)](
-            *tensors,
-            solve_chunks(k.tensor, decay_TH, beta_TH, plan, sizes | products),
-            states_BHKV,
+            *vectors,
+            prepare_chunks(inputs, q, k, plan, sizes | norm),
+            inputs.skip_H,
             *blocks,
             plan.runs_R4,
             plan.ends_N,
@@ -315,8 +343,10 @@ def linear_attention(
             *strides,
             states_BHKV.stride(0),
             **sizes,
-            **products,
-            PIECE=min(PIECE, sizes["KEY_BLOCK"]),
+            DELTA=inputs.beta_TH is not None,
+            PIECE=PIECE,
+            LENGTH=CHUNK_SIZE,
+            PRECISION=precision_of(k.tensor.device.type),
             num_stages=NUM_STAGES,
         )
     return out_THV

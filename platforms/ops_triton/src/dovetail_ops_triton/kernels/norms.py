@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""Root mean square norms of rows, with and without a residual.
+"""Root mean square norms of rows, with and without a residual, and with an offset of 1 on weights.
 
 A row is read once and stays in registers. Its sum is computed in an order that does not depend on
 other rows. Source: Zhang and Sennrich 2019, arXiv:1910.07467.
@@ -33,8 +33,12 @@ def rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
-    """Normalize ROWS rows of SIZE features. BLOCK is the next power of two. y is contiguous."""
+    """Normalize ROWS rows of SIZE features. BLOCK is the next power of two. y is contiguous.
+
+    OFFSET: added to the weights.
+    """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
@@ -42,7 +46,7 @@ def rms_norm_kernel(
     x = tl.load(x_ptr + starts[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / SIZE + eps)
-    y = x * scale[:, None] * weight[None, :]
+    y = x * scale[:, None] * (weight + OFFSET)[None, :]
     tl.store(y_ptr + rows[:, None] * SIZE + columns[None, :], y, mask=mask)
 
 
@@ -59,8 +63,9 @@ def add_rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
-    """Add x to the residual, in place, and normalize the sum."""
+    """Add x to the residual, in place, and normalize the sum. OFFSET: added to the weights."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     mask = (rows < num_rows)[:, None] & (columns < SIZE)[None, :]
@@ -74,12 +79,17 @@ def add_rms_norm_kernel(
     x = total.to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=columns < SIZE, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=1) / SIZE + eps)
-    y = x * scale[:, None] * weight[None, :]
+    y = x * scale[:, None] * (weight + OFFSET)[None, :]
     tl.store(y_ptr + rows[:, None] * SIZE + columns[None, :], y, mask=mask)
 
 
-def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return the normalized rows, a new contiguous tensor. X may have any leading dimensions."""
+def rms_norm(
+    x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float, *, offset: float = 0.0
+) -> torch.Tensor:
+    """Return the normalized rows, a new contiguous tensor. x may have any leading dimensions.
+
+    offset: added to the weights.
+    """
     rows, size = row_layout(x_TD), x_TD.shape[-1]
     y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     block, num_together, num_warps = tile_of(size)
@@ -96,17 +106,24 @@ def rms_norm(x_TD: torch.Tensor, weight_D: torch.Tensor, eps: float) -> torch.Te
             SIZE=size,
             BLOCK=block,
             ROWS=num_together,
+            OFFSET=offset,
             num_warps=num_warps,
         )
     return y_TD
 
 
 def add_rms_norm(
-    x_TD: torch.Tensor, residual_TD: torch.Tensor, weight_D: torch.Tensor, eps: float
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weight_D: torch.Tensor,
+    eps: float,
+    *,
+    offset: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the normalized sum x + residual, contiguous, and the sum, stored in `residual_TD`.
 
-    If the residual's rows are not contiguous, the sum is stored in a copy.
+    If the residual's rows are not contiguous, the sum is stored in a copy. offset: added to the
+    weights.
     """
     size = x_TD.shape[-1]
     x = row_layout(x_TD.reshape(-1, size))
@@ -126,6 +143,7 @@ def add_rms_norm(
             SIZE=size,
             BLOCK=block,
             ROWS=num_together,
+            OFFSET=offset,
             num_warps=num_warps,
         )
     return y_TD, residual.tensor.view(residual_TD.shape)

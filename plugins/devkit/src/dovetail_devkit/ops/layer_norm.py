@@ -30,7 +30,7 @@ def layer_norm_cases(
 ) -> Iterator[Case]:
     """Yield the cases of `layer_norm` and `add_layer_norm` that the class overrides."""
     checks = {"layer_norm": _check_norm, "add_layer_norm": _check_add}
-    for name, dtype in product(checks.keys() & overridden_operations(ops_cls), dtypes):
+    for name, dtype in product(sorted(checks.keys() & overridden_operations(ops_cls)), dtypes):
         run = partial(checks[name], ops_cls, device, dtype)
         yield Case(name=f"{name} in {dtype}", run=run)
 

@@ -1,0 +1,33 @@
+"""Operations of a model whose provider does not guarantee equal bits in every batch."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from dovetail.errors import ConfigError
+from dovetail_devkit.fakes.ops import FakeOps
+from dovetail_torch.batch_invariance import BatchInvariance
+
+
+class EqualOps(FakeOps):
+    batch_invariant = frozenset({"float32"})
+
+
+class DependentOps(EqualOps):
+    batch_dependent = frozenset({"linear_attention", "fused_experts"})
+
+
+def test_a_provider_may_exclude_operations_from_its_guarantee():
+    ranks, required = SimpleNamespace(size=1), BatchInvariance("float32", required=True)
+    required.add_states(EqualOps, ranks)
+    required.add_attention(None, [SimpleNamespace(value_size=8)], DependentOps)
+    message = "states and the ops DependentOps, which do not guarantee it for linear_attention"
+    with pytest.raises(ConfigError, match=message):
+        required.add_states(DependentOps, ranks)
+
+
+def test_a_warning_names_the_part_of_the_model(caplog):
+    reported = BatchInvariance("float32", required=False)
+    reported.add_states(DependentOps, SimpleNamespace(size=1))
+    reported.report()
+    assert "states of the model" in caplog.text
