@@ -10,7 +10,7 @@ from dovetail.interfaces.ops import StateParts
 if find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
-from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE, plan_states
+from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE, plan_states
 
 CPU = torch.device("cpu")
 

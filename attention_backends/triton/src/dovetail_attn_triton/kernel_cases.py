@@ -149,18 +149,14 @@ def _spills(
 ) -> dict[str, int]:
     """Return the number of register spills that are allowed.
 
-    The decode tile of fp8 caches spills registers on sm_90, but is the fastest one on an H200. Its
-    prefill tile spills on gfx942, where it was not measured. In the other cases, the assembler uses
-    only 128 registers.
+    The prefill tile of fp8 caches spills registers on gfx942, where it was not measured. On sm_120,
+    the assembler uses only 128 registers for prompts with all options.
     """
-    is_prefill = what.startswith("prefill")
-    if cache and not is_prefill:
-        return {"sm_90": 80, "sm_100": 24, "sm_120": 8}
+    if not what.startswith("prefill"):
+        return {}
     if cache and memory is SharedMemory.SMALL:
         return {"gfx942": 184}
-    if "layer_scales_ptr" in arguments:
-        return {"sm_100": 24} if is_prefill and cache == _E5M2 else {"sm_120": 8}
-    return {"sm_120": 24 if "cap" in arguments and is_prefill else 0}
+    return {"sm_120": 24} if "cap" in arguments else {}
 
 
 def _targets(targets: tuple[str, ...], cache: str) -> tuple[str, ...]:

@@ -86,10 +86,13 @@ Five pipeline stages result in two buffers of keys and values: Triton loads the 
 contains their addresses, as a separate stage before them.
 """
 
-_NARROW_FP8 = {128: Tile(rows=16, positions=32, num_warps=2, num_stages=6)}
+_SHORT_FP8 = {128: Tile(rows=16, positions=32, num_warps=2, num_stages=6)}
 """Tiles of short runs for fp8 caches, where they differ from those of two bytes. On an H200, fewer
 warps read 1.7 times as fast, because each converts more elements per instruction; that was measured
 with tiles of 64 positions, which spill registers."""
+
+_LONG_FP8 = {64: Tile(rows=128, positions=32, num_warps=8, num_stages=5)}
+"""The same for long runs. With 64 positions, e5m2 caches spill registers on sm_100."""
 
 _WIDE = {
     64: (
@@ -123,19 +126,21 @@ def attention_shape(
     num_heads, num_kv_heads, head_size = heads
     table = _WIDE if wide else _NARROW
     size = max(64, padded(head_size))
-    tiles = table[size]
+    short, long = table[size]
+    if is_fp8 and not wide:
+        long = _LONG_FP8.get(size, long)
+        if memory is SharedMemory.LARGE:
+            short = _SHORT_FP8.get(size, short)
     if memory is not SharedMemory.LARGE:
         limit = max(16, table[size][1].positions // 2)
-        tiles = tuple(
-            replace(tile, rows=min(tile.rows, 64), positions=min(tile.positions, limit))
-            for tile in tiles
-        )
-    elif is_fp8 and not wide and size in _NARROW_FP8:
-        tiles = (_NARROW_FP8[size], tiles[1])
+        short = replace(short, positions=min(short.positions, limit))
+        long = replace(long, rows=min(long.rows, 64), positions=max(16, long.positions // 2))
     if memory is SharedMemory.SMALL:
-        tiles = tuple(replace(tile, num_stages=min(tile.num_stages, _FEW_STAGES)) for tile in tiles)
+        short, long = (
+            replace(tile, num_stages=min(tile.num_stages, _FEW_STAGES)) for tile in (short, long)
+        )
     least_rows = padded(num_heads // num_kv_heads)
-    short, long = (replace(tile, rows=max(tile.rows, least_rows)) for tile in tiles)
+    short, long = (replace(tile, rows=max(tile.rows, least_rows)) for tile in (short, long))
     return AttentionShape(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -10,10 +10,10 @@ import torch
 import triton.language as tl
 
 from dovetail_devkit.triton.compiled_kernels import KernelCase
-from dovetail_ops_triton.kernels import chunk_systems
-from dovetail_ops_triton.kernels import convolution as conv
-from dovetail_ops_triton.kernels import linear_states as linear
-from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE
+from dovetail_ops_triton.kernels.states import chunk_systems
+from dovetail_ops_triton.kernels.states import convolution as conv
+from dovetail_ops_triton.kernels.states import linear_states as linear
+from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE
 
 NVIDIA = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 AMD = ("gfx942",)

@@ -4,7 +4,6 @@ This module does not depend on contracts or on the choice of a provider.
 """
 
 from dovetail_ops_triton.kernels.best_columns import find_best
-from dovetail_ops_triton.kernels.convolution import causal_conv
 from dovetail_ops_triton.kernels.drawing import draw_columns
 from dovetail_ops_triton.kernels.embedding import look_up
 from dovetail_ops_triton.kernels.experts import fused_experts
@@ -16,11 +15,12 @@ from dovetail_ops_triton.kernels.gates import (
 from dovetail_ops_triton.kernels.head_products import head_linear
 from dovetail_ops_triton.kernels.latent_rows import latent_inputs
 from dovetail_ops_triton.kernels.layer_norms import add_layer_norm, layer_norm
-from dovetail_ops_triton.kernels.linear_states import linear_attention
 from dovetail_ops_triton.kernels.norms import add_rms_norm, rms_norm
 from dovetail_ops_triton.kernels.rotary import rotate
 from dovetail_ops_triton.kernels.routing import select_experts
 from dovetail_ops_triton.kernels.silu import silu_and_mul
+from dovetail_ops_triton.kernels.states.convolution import causal_conv
+from dovetail_ops_triton.kernels.states.linear_states import linear_attention
 from dovetail_ops_triton.kernels.step_inputs import prepare_inputs
 
 __all__ = [

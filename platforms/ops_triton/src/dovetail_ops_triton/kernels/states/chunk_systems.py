@@ -18,7 +18,7 @@ import triton.language as tl
 from dovetail.interfaces.ops import LinearAttentionInputs
 from dovetail_ops_triton.kernels.functions import sigmoid, softplus
 from dovetail_ops_triton.kernels.row_layout import RowLayout
-from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE, StatePlan
+from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE, StatePlan
 from dovetail_ops_triton.kernels.targets import compute_type, precision_of
 
 PIECE = 64

@@ -16,7 +16,7 @@ import triton.language as tl
 from dovetail.interfaces.ops import StateParts
 from dovetail_ops_triton.kernels.functions import silu
 from dovetail_ops_triton.kernels.row_layout import row_layout
-from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE, StatePlan, plan_states
+from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE, StatePlan, plan_states
 
 BLOCK = 256
 """Channels of a program for singles, and for saved states."""

@@ -20,10 +20,10 @@ import triton
 import triton.language as tl
 
 from dovetail.interfaces.ops import LinearAttentionInputs, StateParts
-from dovetail_ops_triton.kernels.chunk_systems import prepare_chunks, step_sizes
 from dovetail_ops_triton.kernels.functions import sigmoid
 from dovetail_ops_triton.kernels.row_layout import row_layout
-from dovetail_ops_triton.kernels.state_plan import CHUNK_SIZE, plan_states
+from dovetail_ops_triton.kernels.states.chunk_systems import prepare_chunks, step_sizes
+from dovetail_ops_triton.kernels.states.state_plan import CHUNK_SIZE, plan_states
 from dovetail_ops_triton.kernels.targets import precision_of
 
 NUM_STAGES = 1

@@ -1,0 +1,1 @@
+"""Kernels of operations with states, and the functions that launch them."""
