@@ -122,6 +122,7 @@ def _attend_singles(what: str, sizes: dict[str, int], dtype: str) -> KernelCase:
         types=_tensors(dtype) | _steps(dtype) | own,
         constexprs=sizes | {"NORMALIZE": delta} | missing,
         unaligned=_UNALIGNED,
+        max_spill_bytes={"sm_120": 32} if delta else {},
     )
 
 
