@@ -44,7 +44,7 @@ class Sizes:
     """The sizes of the measurements. policies: number of policies for T1; 0 for all."""
 
     policies: int = 0
-    passes: int = 3
+    passes: int = 5
     held_out: int = 40
     requests: int = 150
     repeats: int = 4

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from dovetail_lab.step_times.fitting import (
 from dovetail_lab.step_times.profiling import make_calibration, model_quality
 from dovetail_lab.step_times.references import StepTimeReference
 from dovetail_lab.step_times.roofline import DeviceSheet, ModelSizes, RooflineStepTimes
-from dovetail_lab.step_times.samples import StepSample
+from dovetail_lab.step_times.samples import After, StepSample
 
 TRUE_PS = {
     "step": 900_000_000,
@@ -133,6 +134,30 @@ def cache_effect(rows, context):
     """Return the time of a decode step. Tokens beyond 1500 take 20 times as long."""
     tokens = rows * context
     return 200_000 + 20_000 * rows + 40 * min(tokens, 1500) + 800 * max(0, tokens - 1500)
+
+
+def test_a_decode_step_after_other_requests_or_prompts_has_an_additional_time():
+    steps = []
+    for number, item in enumerate(samples()):
+        after = After(number % 3) if not item.features.num_prefills else After.SAME
+        more = {After.SAME: 0, After.OTHERS: 150_000, After.PROMPTS: 420_000}[after]
+        steps.append(replace(item, after=after, duration_ns=item.duration_ns + more))
+    created = calibration(steps)
+    assert created.switch_ps == pytest.approx((150_000_000, 420_000_000), rel=1e-3)
+    model = CalibratedStepTimes(created)
+    assert model_quality(steps, model).mape < 0.005
+    single, macro = (simulated(created, macro_steps=item) for item in (False, True))
+    assert single.requests == macro.requests and single.end_ns == macro.end_ns
+    without = created.model_copy(update={"switch_ps": (0, 0)})
+    faster = simulated(without, macro_steps=True)
+    assert sum(single.requests.finished_ns) > sum(faster.requests.finished_ns)
+
+
+def simulated(created, *, macro_steps):
+    """Return the result of a workload that is simulated with a calibration."""
+    model = CalibratedStepTimes(created)
+    requests = random_workload(5).requests
+    return Recorded(requests, setup(), model, macro_steps=macro_steps).run(RunLimits())
 
 
 def prefill_samples():
@@ -273,8 +298,8 @@ def test_the_linear_step_times_have_named_constants():
         ("{", "not a calibration file"),
         ("[" * 100_000, "not a calibration file"),
         ("[]", "not a calibration file"),
-        (' {"format": "dovetail-step-times", "version": 2}', "version 2; this lab reads version 3"),
-        (' {"format": "dovetail-step-times", "version": 3}', "model: Field required"),
+        (' {"format": "dovetail-step-times", "version": 3}', "version 3; this lab reads version 4"),
+        (' {"format": "dovetail-step-times", "version": 4}', "model: Field required"),
         (" " * 2_000_000, "larger than"),
     ],
 )

@@ -144,6 +144,10 @@ class NoTimes:
         """Raise AssertionError: the times are measured."""
         raise AssertionError("a step of a real engine has no modelled duration")
 
+    def switch_ns(self, *, after_prompts: bool) -> int:
+        """Return 0: it is a part of the measured times."""
+        return 0
+
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return 0, because the pause between real steps passes in real time."""
         return 0

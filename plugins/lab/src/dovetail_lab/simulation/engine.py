@@ -290,7 +290,7 @@ class SimulatedEngine(StepObserver):
         """Return the ends of at most `num_steps` steps, which start before the next arrival."""
         times = self._step_times.decode_times_ns(len(stretch.rows), sum(stretch.starts), num_steps)
         ends = (times + gap_ns if gap_ns else times).cumsum()
-        ends += self.clock.now_ns() - gap_ns
+        ends += self.clock.now_ns() - gap_ns + self._executor.switch_ns(stretch.rows)
         next_ns = self._arrivals.next_ns
         if next_ns is not None and int(ends[-1]) + gap_ns >= next_ns:
             ends = ends[: 1 + int(np.searchsorted(ends, next_ns - gap_ns))]
@@ -318,7 +318,7 @@ class SimulatedEngine(StepObserver):
         now_ns, end_ns, num_rows = self.clock.now_ns(), int(ends[-1]), len(stretch.rows)
         self.table.skip(stretch.rows, ends)
         self.clock.advance(end_ns - now_ns)
-        self._executor.skip(len(ends), num_rows)
+        self._executor.skip(len(ends), stretch.rows)
         if self.steps is not None:
             num_tokens = len(ends) * num_rows
             self._record(now_ns, end_ns - now_ns, len(ends), num_tokens, num_tokens)

@@ -65,6 +65,10 @@ class SimExecutor(Executor):
         self._clock = clock
         self._observer = observer
         self._free_ns = 0
+        self._switch_ns = step_times.switch_ns(after_prompts=False)
+        self._prompts_switch_ns = step_times.switch_ns(after_prompts=True)
+        self._last_rows = b""
+        self._after_prompts = False
         self.transfers: Transfers | None = None
         self._plan: SchedulerOutput | None = None
 
@@ -91,7 +95,18 @@ class SimExecutor(Executor):
         """Return the end of a step that the device starts at `start_ns`."""
         if not plan.rows:
             return start_ns
-        return start_ns + max(1, self._step_times.step_ns(plan))
+        time_ns = max(1, self._step_times.step_ns(plan))
+        has_prompts = plan.total_num_tokens > len(plan.rows)
+        if not has_prompts:
+            time_ns += self.switch_ns(plan.rows)
+        self._last_rows, self._after_prompts = plan.rows.tobytes(), has_prompts
+        return start_ns + time_ns
+
+    def switch_ns(self, rows: array[int]) -> int:
+        """Return the additional time of the next step, in which these rows decode one token."""
+        if self._after_prompts:
+            return self._prompts_switch_ns
+        return self._switch_ns if rows.tobytes() != self._last_rows else 0
 
     def end(
         self, plan: SchedulerOutput, planned_ns: int, start_ns: int, end_ns: int
@@ -110,10 +125,11 @@ class SimExecutor(Executor):
             kv_transfer=ended,
         )
 
-    def skip(self, num_steps: int, num_rows: int) -> None:
-        """Count steps that were skipped. The clock must have been advanced to their end."""
+    def skip(self, num_steps: int, rows: array[int]) -> None:
+        """Count skipped steps of these rows. The clock must have been advanced to their end."""
         self.num_steps += num_steps
-        self.num_runs += num_steps * num_rows
+        self.num_runs += num_steps * len(rows)
+        self._last_rows, self._after_prompts = rows.tobytes(), False
         self._free_ns = self._clock.now_ns()
 
     def collective_rpc(

@@ -53,6 +53,14 @@ class StepTimeModel(Protocol):
         further step reads `num_requests` more. Each time equals that of `step_ns` for this step.
         """
 
+    def switch_ns(self, *, after_prompts: bool) -> int:
+        """Return the additional time of a step that only decodes, if its requests have changed.
+
+        after_prompts: True if the step before it computed prompts; False if that step decoded
+        tokens of other requests. A step that decodes the same requests as the step before it has no
+        additional time.
+        """
+
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return the host's time from the end of a step to the plan of the next one.
 

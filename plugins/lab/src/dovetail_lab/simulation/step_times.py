@@ -120,6 +120,10 @@ class LinearStepTimes:
         kv_tokens //= _PS_PER_NS
         return np.maximum(1, kv_tokens, out=kv_tokens)
 
+    def switch_ns(self, *, after_prompts: bool) -> int:
+        """Return 0: the constants are means over all steps."""
+        return 0
+
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return 0, because the constants include the host's time."""
         return 0

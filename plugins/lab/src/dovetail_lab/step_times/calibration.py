@@ -14,7 +14,7 @@ from dovetail_lab.step_times.fitting import TERMS
 from dovetail_lab.step_times.machine_info import MachineInfo
 
 FORMAT = "dovetail-step-times"
-VERSION = 3
+VERSION = 4
 _MAX_FILE_BYTES = 2**20
 _MAX_PS = 10**15
 
@@ -65,13 +65,14 @@ class Calibration(_Model):
     """The contents of a calibration file. Times are in picoseconds; see `Fit` for the terms."""
 
     format: Literal["dovetail-step-times"] = FORMAT
-    version: Literal[3] = VERSION
+    version: Literal[4] = VERSION
     model: MeasuredModel
     machine: MachineInfo
     engine: MeasuredEngine
     created: str
     commit: str
     step_ps: dict[str, Picoseconds]
+    switch_ps: tuple[Picoseconds, Picoseconds]
     gap_ps: tuple[Picoseconds, Picoseconds]
     prefill_gap_ps: tuple[Picoseconds, Picoseconds, Picoseconds]
     decode_factors: DecodeKnots

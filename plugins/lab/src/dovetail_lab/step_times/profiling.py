@@ -91,7 +91,9 @@ def run_recorded(
 def model_quality(samples: Sequence[StepSample], model: CalibratedStepTimes) -> Quality:
     """Return the errors of modelled times for measured steps."""
     measured = np.array([item.duration_ns for item in samples], dtype=np.float64)
-    modelled = np.array([model.time_ns(item.features) for item in samples], dtype=np.float64)
+    modelled = np.array(
+        [model.time_ns(item.features, item.after) for item in samples], dtype=np.float64
+    )
     return _quality(measured, modelled)
 
 
@@ -175,6 +177,7 @@ def make_calibration(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=code_commit(),
         step_ps=dict(fit.step_ps),
+        switch_ps=fit.switch_ps,
         gap_ps=fit.gap_ps,
         prefill_gap_ps=fit.prefill_gap_ps,
         decode_factors=fit.decode_factors,

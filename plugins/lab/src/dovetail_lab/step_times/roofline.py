@@ -135,6 +135,10 @@ class RooflineStepTimes:
         times = self._constant_ns + np.maximum(compute_ns, memory_ns)
         return np.clip(times, 1, _MAX_STEP_NS).astype(np.int64)
 
+    def switch_ns(self, *, after_prompts: bool) -> int:
+        """Return 0: the data sheet does not contain it."""
+        return 0
+
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return 0: the constant per step includes the host's time."""
         return 0
