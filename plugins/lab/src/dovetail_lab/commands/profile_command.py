@@ -79,8 +79,11 @@ def print_calibration(calibration: Calibration) -> None:
         (f"per {name.replace('_', ' ')}", f"{value / 1e6:,.3f}")
         for name, value in calibration.step_ps.items()
     ]
+    after_others, after_prompts = calibration.switch_ps
     constant, per_run = calibration.gap_ps
     rows += [
+        ("first decode after other requests", f"{after_others / 1e6:,.3f}"),
+        ("first decode after prompts", f"{after_prompts / 1e6:,.3f}"),
         ("gap after a step", f"{constant / 1e6:,.3f}"),
         ("gap per run", f"{per_run / 1e6:,.3f}"),
     ]
