@@ -144,6 +144,6 @@ def test_a_calibration_of_a_different_version_is_rejected(folder, capsys):
     (folder / "old.json").write_text('{"format": "dovetail-step-times", "version": 0}')
     command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", *SMALL]
     assert main([*command, "--step-times", "old.json"]) == 2
-    assert "version 0; this lab reads version 3" in words(capsys.readouterr().err)
+    assert "version 0; this lab reads version 4" in words(capsys.readouterr().err)
     assert main([*command, "--step-times", "none.json"]) == 2
     assert "there is no calibration 'none.json'" in words(capsys.readouterr().err)
