@@ -129,3 +129,24 @@ def test_embeddings_are_the_hidden_states_of_the_last_tokens(folder):
             hidden_D = model(torch.tensor([prompt])).last_hidden_state[0, -1]
         expected_D = hidden_D / hidden_D.norm()
         assert output.outputs.embedding == pytest.approx(expected_D.tolist(), abs=1e-5)
+
+
+def test_prefixes_that_end_near_a_block_are_continued_in_a_full_cache(folder):
+    """Prompts end before, at and after a block of states, with aborts and preemptions."""
+    base = [(7 * i + i // 13) % 300 for i in range(590)]
+    prompts = [base[:length] for length in (255, 256, 257, 511, 512, 513, 1, 580)]
+    prompts += [[*base[:cut], 5, *base[cut + 1 : cut + 9]] for cut in (255, 256, 257)]
+    with LLM(folder, **OWN | {"enable_prefix_caching": False}) as llm:
+        expected = [tokens_of(llm, [prompt])[0] for prompt in prompts]
+    # Room for one of the longest requests and little more.
+    num_blocks = 4 if "mamba2" in (folder / "config.json").read_text("utf-8") else 48
+    full = {"kv_cache_memory_bytes": None, "num_gpu_blocks_override": num_blocks}
+    with LLM(folder, **OWN | full | {"max_num_batched_tokens": 100}) as llm:
+        engine = llm.llm_engine
+        for number in range(3):
+            engine.add_request(f"gone {number}", base[: 300 + number], GREEDY)
+            for _ in range(number + 1):
+                engine.step()
+            engine.abort_request([f"gone {number}"])
+            assert tokens_of(llm, prompts) == expected
+        assert engine.last_stats.num_preemptions > 0

@@ -103,8 +103,12 @@ class GPTQ(Format):
 def _zeros(words: torch.Tensor, bits: int) -> torch.Tensor | int:
     """Return the zero points, int16 [O, G], or one number if all of them are the middle code."""
     middle = 1 << bits - 1
-    zeros = unpack(words, bits)
-    return middle if bool((zeros == middle).all()) else zeros.T.contiguous().to(torch.int16)
+    if bits in _ONES:
+        # The word of middle codes as a signed number. Most checkpoints have no other.
+        word = _ONES[bits] * middle - (1 << WORD_BITS)
+        if bool((words == word).all()):
+            return middle
+    return unpack(words, bits).T.contiguous().to(torch.int16)
 
 
 def _groups(
