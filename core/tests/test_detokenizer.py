@@ -252,7 +252,7 @@ def test_special_tokens_are_skipped_unless_requested(name, skip):
 
 
 @each_spelling
-def test_a_character_begun_in_the_prompt_belongs_to_the_output(name):
+def test_a_character_that_the_prompt_begins_belongs_to_the_output(name):
     tokenizer = TOKENIZERS[name]
     more = [t for t in range(tokenizer.vocab_size) if tokenizer.decode([t, t]) == "aa"][-1:]
     for text in ("dog你你你é", "é", "dog😀"):

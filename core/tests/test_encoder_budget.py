@@ -128,7 +128,7 @@ def test_requests_with_encoder_inputs_that_can_never_be_encoded_are_rejected(siz
 def test_a_policy_receives_the_reason_for_a_denied_action():
     results = []
 
-    class Asking(Policy):
+    class RunsOneRequest(Policy):
         def plan(self, view):
             for item in (*view.running, *view.waiting):
                 if view.num_uncomputed_tokens(item):
@@ -139,7 +139,7 @@ def test_a_policy_receives_the_reason_for_a_denied_action():
             limits=LIMITS,
             kv_cache=make_kv_cache(num_blocks=20, block_size=4),
             clock=ManualClock(),
-            policy=Asking,
+            policy=RunsOneRequest,
             strict=True,
         )
     )

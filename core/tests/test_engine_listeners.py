@@ -22,31 +22,31 @@ from dovetail_devkit.fakes.worker import FakeWorker
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, seed=1)
 
 
-class Kept:
+class InstanceRecorder:
     """A base class of listeners that records all instances by class."""
 
     made: ClassVar[dict] = {}
 
     def __init__(self, context):
         super().__init__(context)
-        Kept.made.setdefault(type(self), []).append(self)
+        InstanceRecorder.made.setdefault(type(self), []).append(self)
 
 
-class RecordingHooks(Kept, FakeHooks):
+class RecordingHooks(InstanceRecorder, FakeHooks):
     pass
 
 
-class Logged(Kept, FakeStatLogger):
+class Logged(InstanceRecorder, FakeStatLogger):
     pass
 
 
-class Worker(Kept, FakeWorker):
+class Worker(InstanceRecorder, FakeWorker):
     pass
 
 
 @pytest.fixture(params=[False, True], ids=["depth1", "depth2"])
 def make(request, tmp_path):
-    Kept.made = {}
+    InstanceRecorder.made = {}
     created = []
 
     def build(**options):
@@ -68,7 +68,7 @@ def make(request, tmp_path):
 
 
 def notified(cls=RecordingHooks):
-    (listener,) = Kept.made[cls]
+    (listener,) = InstanceRecorder.made[cls]
     return [name for name, _ in listener.calls], listener
 
 
@@ -109,7 +109,7 @@ def test_an_engine_without_listeners_makes_no_extra_calls(make):
 def test_stat_loggers_are_notified_of_each_step_and_are_closed(make):
     with make(stat_loggers=[Logged]) as llm:
         llm.generate(["one", "another"], GREEDY)
-        (listener,) = Kept.made[Logged]
+        (listener,) = InstanceRecorder.made[Logged]
         assert listener.context.start_ns <= listener.steps[0].now_ns
         assert sum(step.num_new_tokens for step in listener.steps) == 12
         ids = [step.scheduler.step_id for step in listener.steps]
@@ -124,7 +124,7 @@ def counts(stats):
 
 def test_statistics_are_current_when_no_request_runs(make):
     with make(stat_loggers=[Logged]) as llm:
-        engine, (listener,) = llm.llm_engine, Kept.made[Logged]
+        engine, (listener,) = llm.llm_engine, InstanceRecorder.made[Logged]
         long = SamplingParams(max_tokens=30, ignore_eos=True)
 
         def check(*counts_expected):
@@ -161,7 +161,7 @@ def test_statistics_are_current_when_no_request_runs(make):
 
 def test_a_step_sent_in_several_messages_is_recorded_once(make):
     with make(stat_loggers=[Logged]) as llm:
-        listeners, (listener,) = llm.llm_engine._listeners, Kept.made[Logged]
+        listeners, (listener,) = llm.llm_engine._listeners, InstanceRecorder.made[Logged]
         llm.generate("say", GREEDY)
         stats, num_steps = llm.llm_engine.last_stats, len(listener.steps)
         ending = Finished(request_id="a", reason=FinishReason.LENGTH)
@@ -181,7 +181,7 @@ def test_tokens_do_not_depend_on_listeners(make):
 
 
 def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
-    class Breaks(RecordingHooks):
+    class FailingHooks(RecordingHooks):
         def on_step(self, step):
             super().on_step(step)
             raise RuntimeError("tired")
@@ -190,7 +190,7 @@ def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
         def record(self, step):
             raise OSError("disk full")
 
-    with make(stat_loggers=[FailingLogger, Logged], hooks=[Breaks, RecordingHooks]) as llm:
+    with make(stat_loggers=[FailingLogger, Logged], hooks=[FailingHooks, RecordingHooks]) as llm:
         with caplog.at_level(logging.WARNING):
             (output,) = llm.generate("say", GREEDY)
         assert len(output.outputs[0].token_ids) == 6
@@ -198,9 +198,9 @@ def test_a_listener_that_raises_is_reported_once_and_disabled(make, caplog):
         assert len(warnings) == 2
         assert "FailingLogger failed and was closed: OSError: disk full" in warnings[0]
         assert "'" in warnings[1] and "failed in on_step: RuntimeError: tired" in warnings[1]
-        (jam,), (well,) = Kept.made[FailingLogger], Kept.made[Logged]
+        (jam,), (well,) = InstanceRecorder.made[FailingLogger], InstanceRecorder.made[Logged]
         assert jam.num_closed == 1 and len(well.steps) >= 6
-        assert [name for name, _ in notified(Breaks)[1].calls].count("on_step") == 1
+        assert [name for name, _ in notified(FailingHooks)[1].calls].count("on_step") == 1
         assert notified()[0].count("on_step") == len(well.steps)
 
 
@@ -239,19 +239,19 @@ def test_an_engine_start_that_a_hook_aborts_is_undone(make):
     with pytest.raises(PluginError, match=r"Rejects' failed in on_engine_start: .*not today"):
         make(hooks=[RecordingHooks, Rejects], stat_loggers=[Logged])
     assert notified()[0] == ["on_engine_start", "on_engine_stop"]
-    assert Kept.made[Logged][0].num_closed == 1
-    assert Kept.made[Worker][0].calls[-1] == "shutdown"
+    assert InstanceRecorder.made[Logged][0].num_closed == 1
+    assert InstanceRecorder.made[Worker][0].calls[-1] == "shutdown"
 
 
 def test_the_error_for_a_listener_that_cannot_be_constructed_names_it(make):
-    class Unmakeable(FakeStatLogger):
+    class ExitsInConstructor(FakeStatLogger):
         def __init__(self, context):
             raise SystemExit("no")
 
-    with pytest.raises(PluginLoadError, match="Unmakeable"):
-        make(stat_loggers=[Logged, Unmakeable])
-    assert Kept.made[Logged][0].num_closed == 1
-    assert Kept.made[Worker][0].calls[-1] == "shutdown"
+    with pytest.raises(PluginLoadError, match="ExitsInConstructor"):
+        make(stat_loggers=[Logged, ExitsInConstructor])
+    assert InstanceRecorder.made[Logged][0].num_closed == 1
+    assert InstanceRecorder.made[Worker][0].calls[-1] == "shutdown"
     for option in ("stat_loggers", "hooks"):
         with pytest.raises(ConfigError, match=rf"{option} \w+ .* twice"):
             make(**{option: [Logged] * 2 if option == "stat_loggers" else [RecordingHooks] * 2})

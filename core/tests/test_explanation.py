@@ -112,7 +112,7 @@ ASK = AttentionRequirements(
 )
 
 
-class World:
+class FakeDistributions:
     """A directory on sys.path with fake distributions."""
 
     def __init__(self, folder, count_as_member):
@@ -154,7 +154,7 @@ class World:
 @pytest.fixture
 def world(tmp_path, monkeypatch, count_as_member):
     monkeypatch.syspath_prepend(str(tmp_path))
-    created = World(tmp_path, count_as_member)
+    created = FakeDistributions(tmp_path, count_as_member)
     yield created
     for name in [name for name in sys.modules if name.startswith(created.parts)]:
         del sys.modules[name]

@@ -27,7 +27,7 @@ from dovetail.plugins.selection import choose_scheduler
 from dovetail_devkit import load_fake
 
 
-class Quiet(Policy):
+class ConstantRankPolicy(Policy):
     def rank(self, request, view):
         return 0
 
@@ -77,26 +77,26 @@ class RaisingOptions(BaseModel):
 class Hostile:
     """A container for hostile classes, because pytest inspects the classes of a module."""
 
-    class ExitsMeta(Quiet, metaclass=Exits):
+    class ExitsMeta(ConstantRankPolicy, metaclass=Exits):
         pass
 
-    class RaisesMeta(Quiet, metaclass=Raises):
+    class RaisesMeta(ConstantRankPolicy, metaclass=Raises):
         pass
 
-    class EqualMeta(Quiet, metaclass=Equal):
+    class EqualMeta(ConstantRankPolicy, metaclass=Equal):
         pass
 
-    class ExitingField(Quiet):
+    class ExitingField(ConstantRankPolicy):
         provides = Descriptor()
 
-    class EndlessField(Quiet):
+    class EndlessField(ConstantRankPolicy):
         provides = (str(item) for item in range(3))
 
-    class WithExitingOptions(Quiet):
+    class WithExitingOptions(ConstantRankPolicy):
         options_model = ExitingOptions
 
 
-class WithRaisingOptions(Quiet):
+class WithRaisingOptions(ConstantRankPolicy):
     options_model = RaisingOptions
 
 
@@ -105,7 +105,9 @@ def test_a_class_that_cannot_be_inspected_raises_a_typed_error_that_names_it(nam
     registry = PluginRegistry()
     with pytest.raises(PluginError, match=name):
         choose_scheduler(registry, f"{__name__}:Hostile.{name}")
-    assert registry.load("policy", Quiet) is Quiet  # the other methods work
+    assert (
+        registry.load("policy", ConstantRankPolicy) is ConstantRankPolicy
+    )  # the other methods work
 
 
 def test_the_error_for_an_options_validator_that_raises_names_the_plugin():
@@ -141,7 +143,7 @@ def test_a_module_that_exits_on_attribute_access_raises_a_load_error(tmp_path, m
 
 @pytest.mark.parametrize("created", [None, 5, "text"])
 def test_a_class_whose_constructor_returns_another_type_is_rejected(created):
-    cls = type("Other", (Quiet,), {"__new__": lambda cls: created})
+    cls = type("Other", (ConstantRankPolicy,), {"__new__": lambda cls: created})
     with pytest.raises(ContractError, match="__new__"):
         construct("policy", cls)
 
@@ -267,22 +269,22 @@ def test_a_plugin_name_with_unprintable_characters_is_rejected():
 # --- batch invariance ------------------------------------------------------------------------
 
 
-class Promising:
+class BatchInvariantAttention:
     capabilities: ClassVar = AttentionCapabilities(
         dtypes=frozenset({"bfloat16"}), features=frozenset({"batch_invariant"})
     )
     batch_invariant: ClassVar = frozenset({"bfloat16"})
 
 
-class Silent:
+class UndeclaredInvarianceAttention:
     capabilities: ClassVar = AttentionCapabilities(dtypes=frozenset({"bfloat16"}))
     batch_invariant: ClassVar = frozenset()
 
 
 @pytest.mark.parametrize("kind", ["attention", "linear_method"])
 def test_batch_invariance_is_declared_per_dtype(kind):
-    assert promises_equal_bits(kind, Promising, "bfloat16") is True
-    assert promises_equal_bits(kind, Promising, "float16") is False
-    assert promises_equal_bits(kind, Promising, "") is None
-    assert promises_equal_bits(kind, Silent, "") is False
-    assert promises_equal_bits("model", Promising, "bfloat16") is None
+    assert promises_equal_bits(kind, BatchInvariantAttention, "bfloat16") is True
+    assert promises_equal_bits(kind, BatchInvariantAttention, "float16") is False
+    assert promises_equal_bits(kind, BatchInvariantAttention, "") is None
+    assert promises_equal_bits(kind, UndeclaredInvarianceAttention, "") is False
+    assert promises_equal_bits("model", BatchInvariantAttention, "bfloat16") is None

@@ -1,7 +1,7 @@
 """The KV-cache manager compared with a simple model of slot contents and prefix hits.
 
 Like a worker, the model writes into each slot the tokens that the slot represents. So a block that
-is shared wrongly, freed too early or found by a wrong hash has wrong content.
+is shared incorrectly, freed too early or found by a wrong hash has wrong content.
 """
 
 from dataclasses import replace

@@ -18,7 +18,7 @@ class Worker(FakeWorker):
     provides = frozenset({"logits_processors"})
 
 
-class Confused(FakeLogitsProcessor):
+class FailingParamsCheck(FakeLogitsProcessor):
     @classmethod
     def check_params(cls, params):
         return params.extra_args["weights"][0]
@@ -64,9 +64,9 @@ def test_an_invalid_parameter_rejects_only_its_own_request(make):
 
 
 def test_a_parameter_check_that_raises_rejects_only_its_own_request(make):
-    llm = make(Confused)
+    llm = make(FailingParamsCheck)
     with pytest.raises(
-        RequestError, match="'Confused' failed to check extra_args: KeyError"
+        RequestError, match="'FailingParamsCheck' failed to check extra_args: KeyError"
     ) as caught:
         llm.generate("a", ask())
     assert caught.value.parameter == "extra_args"

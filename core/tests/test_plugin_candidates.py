@@ -202,10 +202,10 @@ def test_plugins_loaded_before_the_platform_are_checked_against_the_platform(plu
 
 
 def test_a_class_without_a_manifest_can_declare_its_needs():
-    class NeedsWings(Policy):
+    class RequiresUnknownCapability(Policy):
         needs = frozenset({"wings"})
 
     registry = PluginRegistry(distributions=[])
     registry.bind_platform(FakePlatform())
     with pytest.raises(PluginError, match="needs wings"):
-        registry.load("policy", NeedsWings)
+        registry.load("policy", RequiresUnknownCapability)

@@ -143,23 +143,27 @@ def test_a_duck_typed_class_must_define_the_attributes_that_a_subclass_inherits(
 
 
 def test_a_class_without_init_does_not_accept_the_context() -> None:
-    class Bare:
+    class ConstructorWithoutContext:
         def load(self, model: Any) -> int: ...
 
-    assert problems("weight_loader", Bare) == ["__init__: the method does not take 'context'"]
+    assert problems("weight_loader", ConstructorWithoutContext) == [
+        "__init__: the method does not take 'context'"
+    ]
 
 
 def test_a_method_inherited_from_a_protocol_does_not_implement_the_contract() -> None:
     from dovetail.interfaces import Model
 
-    class Half(Model):
-        architectures: ClassVar[tuple[str, ...]] = ("Half",)
+    class ModelWithoutLogits(Model):
+        architectures: ClassVar[tuple[str, ...]] = ("ModelWithoutLogits",)
 
         def __init__(self, context: Any) -> None: ...
 
         def forward(self, input_ids_T: Any, positions_T: Any, attention: Any) -> Any: ...
 
-    assert problems("model", Half) == ["method compute_logits(self, hidden_SD) is missing"]
+    assert problems("model", ModelWithoutLogits) == [
+        "method compute_logits(self, hidden_SD) is missing"
+    ]
 
 
 def test_abstract_methods_are_reported() -> None:
@@ -295,11 +299,11 @@ def test_properties_can_be_attributes_but_not_methods() -> None:
 def test_the_contract_of_a_capability_does_not_specify_the_constructor() -> None:
     """`typing` adds a constructor to a Protocol. This constructor is not part of the contract."""
 
-    class Sleeper:
+    class SleepModeWorker:
         def __init__(self, context: Any) -> None: ...
 
         def sleep(self, level: int) -> None: ...
 
         def wake_up(self, tags: tuple[str, ...] = ()) -> None: ...
 
-    check_claims("worker", Sleeper, frozenset({"sleep"}))
+    check_claims("worker", SleepModeWorker, frozenset({"sleep"}))

@@ -177,7 +177,7 @@ def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
     from dovetail.interfaces import ConfigPatch
     from dovetail_devkit.fakes.platform import FakePlatform
 
-    class Wishing(FakePlatform):
+    class PlatformWithDefaults(FakePlatform):
         def defaults(self, config):
             changes = {
                 "cache.gpu_memory_utilization": (0.5, "memory is shared"),
@@ -186,7 +186,7 @@ def test_config_changes_of_a_platform_are_logged_with_name_and_reason(start):
             }
             return ConfigPatch(changes=changes)
 
-    message = {c.field: c for c in start(platform=Wishing).llm_engine.config.explain()}
+    message = {c.field: c for c in start(platform=PlatformWithDefaults).llm_engine.config.explain()}
     change = message["cache.gpu_memory_utilization"]
     assert (change.before, change.after) == (None, 0.5)
     assert change.reason == "platform fake: memory is shared"

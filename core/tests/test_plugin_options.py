@@ -165,22 +165,24 @@ def test_a_class_can_declare_its_options_model():
     class Options(BaseModel):
         depth: int = 1
 
-    class Mine(Policy):
+    class PolicyWithOptions(Policy):
         options_model = Options
 
-    name = Mine.__qualname__
+    name = PolicyWithOptions.__qualname__
     registry = PluginRegistry(distributions=[], options={name: {"depth": 4}})
-    assert registry.options_of("policy", registry.load("policy", Mine)) == {"depth": 4}
+    assert registry.options_of("policy", registry.load("policy", PolicyWithOptions)) == {"depth": 4}
     registry = PluginRegistry(distributions=[], options={name: {"death": 4}})
-    assert "Did you mean 'depth'?" in rejection(registry, Mine)
+    assert "Did you mean 'depth'?" in rejection(registry, PolicyWithOptions)
 
 
 def test_without_an_options_model_options_are_passed_by_the_context_only():
-    class Mine(Policy):
+    class PolicyWithOptions(Policy):
         pass
 
-    registry = PluginRegistry(distributions=[], options={Mine.__qualname__: {"depth": 4}})
-    assert "takes no options" in rejection(registry, Mine)
+    registry = PluginRegistry(
+        distributions=[], options={PolicyWithOptions.__qualname__: {"depth": 4}}
+    )
+    assert "takes no options" in rejection(registry, PolicyWithOptions)
 
     from dovetail.scheduling import Scheduler
 

@@ -88,7 +88,7 @@ def action(*names_and_actions):
     return script
 
 
-def acting(*actions):
+def script_of(*actions):
     def script(view):
         return (item for item in actions)
 
@@ -281,12 +281,12 @@ def foreign(name="x"):
 
 
 ILLEGAL = {
-    "no tuple": acting("run a"),
-    "a short tuple": acting((0, None)),
+    "no tuple": script_of("run a"),
+    "a short tuple": script_of((0, None)),
     "no kind": action(("a", lambda item: (9, item, 0, 0, False))),
-    "no request": acting(Run(None)),
-    "unknown": acting(Run(foreign())),
-    "foreign": acting(Run(foreign("a"))),
+    "no request": script_of(Run(None)),
+    "unknown": script_of(Run(foreign())),
+    "foreign": script_of(Run(foreign("a"))),
     "granted twice": action(("a", Run), ("a", Run)),
     "admitted twice": action(("c", Run), ("c", Run)),
     "held after its grant": action(("a", Run), ("a", Hold)),
@@ -331,11 +331,11 @@ def test_an_illegal_action_is_denied_and_counted_without_strict_mode(steer, scri
 @pytest.mark.parametrize(
     ("setting", "script", "idle"),
     [
-        ({"running": "a"}, acting(), 1),
-        ({"waiting": "a"}, acting(), 1),
+        ({"running": "a"}, script_of(), 1),
+        ({"waiting": "a"}, script_of(), 1),
         ({"running": "a"}, action(("a", Hold)), 1),
-        ({}, acting(), 0),
-        ({"running": "a"}, acting(CONTINUE), 0),
+        ({}, script_of(), 0),
+        ({"running": "a"}, script_of(CONTINUE), 0),
     ],
 )
 def test_a_step_that_schedules_no_request_is_counted_as_idle(steer, setting, script, idle, caplog):
@@ -350,8 +350,8 @@ def test_a_step_that_schedules_no_request_is_counted_as_idle(steer, setting, scr
 
 def test_a_step_in_which_no_request_could_run_is_not_idle(steer):
     driver = steer(running="a", waiting="b", max_tokens=2, max_num_seqs=1)
-    driver.plan_by(acting(CONTINUE))
-    driver.plan_by(acting())  # a's last token is in flight, and b has no batch slot
+    driver.plan_by(script_of(CONTINUE))
+    driver.plan_by(script_of())  # a's last token is in flight, and b has no batch slot
     driver.settle()
     assert driver.stats.num_idle_steps == 0
 
@@ -359,7 +359,7 @@ def test_a_step_in_which_no_request_could_run_is_not_idle(steer):
 def test_idle_steps_of_a_non_work_conserving_policy_are_allowed(steer, caplog):
     driver = steer(running="a")
     driver.policy.work_conserving = False
-    driver.plan_by(acting())
+    driver.plan_by(script_of())
     driver.settle()
     assert driver.stats.num_idle_steps == 0 and not caplog.records
 

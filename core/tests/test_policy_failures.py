@@ -144,7 +144,7 @@ class NoGenerator(Policy):
         return [CONTINUE]
 
 
-class Endless(Policy):
+class EndlessPolicy(Policy):
     def plan(self, view):
         while True:
             yield CONTINUE
@@ -159,7 +159,7 @@ class UnorderedNow(Unordered):
     static_rank = False
 
 
-class NamesNobody(Policy):
+class NamesNoVictim(Policy):
     def victim(self, running, view):
         return None
 
@@ -168,10 +168,10 @@ class NamesNobody(Policy):
     ("cls", "error"),
     [
         (NoGenerator, AttributeError),
-        (Endless, PolicyError),
+        (EndlessPolicy, PolicyError),
         (Unordered, TypeError),
         (UnorderedNow, TypeError),
-        (NamesNobody, PolicyError),
+        (NamesNoVictim, PolicyError),
     ],
 )
 def test_an_invalid_policy_is_counted_as_a_policy_failure(drive, alone, cls, error):

@@ -141,13 +141,13 @@ def test_a_step_with_many_prefix_hits_admits_other_requests_later(drive, monkeyp
 def test_a_long_prompt_is_hashed_in_slices_and_does_not_delay_other_requests(
     drive, alone, monkeypatch, preempts
 ):
-    class Eager(Policy):
+    class PreemptingPolicy(Policy):
         pass
 
-    Eager.preempts = preempts
+    PreemptingPolicy.preempts = preempts
     for name, maximum in (("MAX_BLOCKS_HASHED", 50), ("MIN_BLOCKS_HASHED", 5)):
         monkeypatch.setattr(f"dovetail.scheduling.prefix_sharing.{name}", maximum)
-    driver = drive(**BIG, policy=Eager, max_num_batched_tokens=4096)
+    driver = drive(**BIG, policy=PreemptingPolicy, max_num_batched_tokens=4096)
     driver.add("long", SHARED, max_tokens=1)
     other = driver.add("other", 33, max_tokens=2)
     assert [list(driver.step()) for _ in range(3)] == [["other"], ["other"], ["long"]]

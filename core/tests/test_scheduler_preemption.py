@@ -350,7 +350,7 @@ def test_the_policy_in_the_context_overrides_the_policy_of_a_scheduler_subclass(
 def test_a_policy_can_read_the_scheduler_state_and_the_clock(drive):
     seen = {}
 
-    class Looking(Policy):
+    class RecordsView(Policy):
         def on_granted(self, request, num_tokens, view):
             seen.update(
                 now=view.now_ns,
@@ -360,7 +360,7 @@ def test_a_policy_can_read_the_scheduler_state_and_the_clock(drive):
                 cached=view.num_cached_tokens(request),
             )
 
-    driver = drive(policy=Looking, max_num_seqs=1, num_blocks=10)
+    driver = drive(policy=RecordsView, max_num_seqs=1, num_blocks=10)
     driver.clock.advance(77)
     driver.add("a", 9)
     driver.add("b", 9)

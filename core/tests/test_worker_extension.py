@@ -119,7 +119,7 @@ class Slotted:
         return self._kept
 
 
-class Duck:
+class WorkerWithoutBase:
     """A worker that does not inherit from WorkerBase and has a slot."""
 
     __slots__ = ("_place",)
@@ -164,13 +164,13 @@ def test_all_conflicting_names_of_an_extension_are_reported_together():
 
 def test_names_of_the_worker_contract_are_always_reserved():
     with pytest.raises(ContractError, match=r"execute_model is also a member of .*WorkerBase"):
-        extend_worker(Duck, with_member("execute_model", lambda self: None))
-    assert extend_worker(Duck, Counts)().init_device() == "mine"
+        extend_worker(WorkerWithoutBase, with_member("execute_model", lambda self: None))
+    assert extend_worker(WorkerWithoutBase, Counts)().init_device() == "mine"
 
 
 def test_an_extension_with_an_incompatible_class_layout_is_rejected():
     with pytest.raises(ContractError, match="plain class, without bases, slots or a metaclass"):
-        extend_worker(Duck, Slotted)
+        extend_worker(WorkerWithoutBase, Slotted)
 
 
 def test_an_abstract_extension_or_a_worker_is_rejected_as_extension(start):

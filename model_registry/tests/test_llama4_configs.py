@@ -83,7 +83,7 @@ def test_layers_with_rotary_positions_have_chunks_unless_layer_types_states_othe
     assert chunks(layer_types=full, attention_chunk_size=None) == [0] * 4
 
 
-def test_layers_have_experts_or_a_dense_mlp_of_its_own_size():
+def test_layers_have_experts_or_a_dense_mlp_with_its_own_size():
     def kinds(**changes):
         return [type(layer.mlp) for layer in make_model(**changes).model.layers]
 

@@ -115,7 +115,7 @@ def contracts_to_raise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     for module, lines in changes(old, new).items():
         if all(f"(none)  ->  {OPTIONAL}" in line for line in lines):
             continue  # an optional method does not make an existing plugin invalid
-        for contract in sorted(_governing(module, old, new)):
+        for contract in sorted(_changed_contracts(module, old, new)):
             version = new["versions"][contract]
             if old["versions"].get(contract) == version:
                 sentences.append(
@@ -124,7 +124,7 @@ def contracts_to_raise(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def _governing(module: str, old: dict[str, Any], new: dict[str, Any]) -> set[str]:
+def _changed_contracts(module: str, old: dict[str, Any], new: dict[str, Any]) -> set[str]:
     """Return the contracts that need a new version because `module` has changed."""
     if module not in new["modules"]:
         return set()

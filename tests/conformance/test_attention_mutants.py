@@ -26,7 +26,9 @@ NARROW = replace(
 )
 
 
-def claiming(*features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, **claims):
+def backend_with_capabilities(
+    *features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, **claims
+):
     """Return a backend that declares more features than it has."""
 
     class Backend(FakeAttentionBackend):
@@ -43,7 +45,7 @@ def claiming(*features, builder=FakeAttentionBuilder, layer=FakeAttentionLayer, 
     return Backend
 
 
-def remembering(key_of):
+def reuse_metadata_by_key(key_of):
     """Return a builder that reuses the metadata of a batch with the same key."""
 
     class Builder(FakeAttentionBuilder):
@@ -119,40 +121,51 @@ INT8 = frozenset({"float32", "int8"})
 
 MUTANTS = {
     "reuses metadata of equal query lengths": (
-        claiming(builder=remembering(lambda batch: tuple(batch.query_lens))),
+        backend_with_capabilities(
+            builder=reuse_metadata_by_key(lambda batch: tuple(batch.query_lens))
+        ),
         r"The step is 'build \d'",
     ),
     "reuses metadata of equal lengths": (
-        claiming(builder=remembering(lengths_of)),
+        backend_with_capabilities(builder=reuse_metadata_by_key(lengths_of)),
         "The step is 'other blocks'",
     ),
     "reuses metadata of the same tensor": (
-        claiming(builder=remembering(lambda batch: batch.block_table_RM.data_ptr())),
+        backend_with_capabilities(
+            builder=reuse_metadata_by_key(lambda batch: batch.block_table_RM.data_ptr())
+        ),
         "'one builder serves many steps'",
     ),
     "one metadata object for all builders": (
-        claiming(builder=SharedByAll),
+        backend_with_capabilities(builder=SharedByAll),
         "'two groups have separate builders'",
     ),
     "results depend on other rows": (
-        claiming("batch_invariant", layer=RoundsByNumberOfRows),
+        backend_with_capabilities("batch_invariant", layer=RoundsByNumberOfRows),
         "batch_invariant is claimed, but .* All rows ran in one step",
     ),
     "results depend on chunks": (
-        claiming("batch_invariant", layer=RoundsByNumberOfTokens),
+        backend_with_capabilities("batch_invariant", layer=RoundsByNumberOfTokens),
         "batch_invariant is claimed, but .* The last token of each row ran in a separate step",
     ),
     "no shape for an int8 cache": (
-        claiming(kv_cache_dtypes=INT8),
+        backend_with_capabilities(kv_cache_dtypes=INT8),
         r"kv_cache_shape returns .* bytes with int8",
     ),
     "casts to int8 without scales": (
-        type("Cast", (PagesOfInt8, claiming(kv_cache_dtypes=INT8, layer=CastsToInt8)), {}),
+        type(
+            "Cast",
+            (PagesOfInt8, backend_with_capabilities(kv_cache_dtypes=INT8, layer=CastsToInt8)),
+            {},
+        ),
         "attention is wrong: .* cache of int8",
     ),
-    "has no advance": (claiming("supports_advance"), r"the builder has no advance\(\)"),
+    "has no advance": (
+        backend_with_capabilities("supports_advance"),
+        r"the builder has no advance\(\)",
+    ),
     "does not support padded pages": (
-        claiming("padded_pages"),
+        backend_with_capabilities("padded_pages"),
         "padded_pages is claimed, but blocks are not the first dimension",
     ),
 }
@@ -193,16 +206,16 @@ class AdvancesNothing(AdvancesByBuilding):
 
 
 def test_the_result_of_advance_is_compared_with_a_new_build():
-    run(claiming("supports_advance", builder=AdvancesByBuilding))
+    run(backend_with_capabilities("supports_advance", builder=AdvancesByBuilding))
     with pytest.raises(AssertionError, match=r"advance\(\) was called 1 times after"):
-        run(claiming("supports_advance", builder=AdvancesNothing))
+        run(backend_with_capabilities("supports_advance", builder=AdvancesNothing))
 
 
 def test_a_declared_feature_without_a_test_case_is_reported():
-    cases = {case.name: case for case in attention_cases(claiming("cascade"), CPU)}
+    cases = {case.name: case for case in attention_cases(backend_with_capabilities("cascade"), CPU)}
     with pytest.raises(SkipCase, match="no case for the feature 'cascade'"):
         cases["the feature cascade"].run()
 
 
 def test_a_correct_backend_with_few_features_passes():
-    check_attention(claiming(), CPU)
+    check_attention(backend_with_capabilities(), CPU)

@@ -37,7 +37,7 @@ class Fickle(Policy):
         return Fickle.calls
 
 
-class Forgetful(Scheduler):
+class ReturnsNoAborts(Scheduler):
     """Reports no aborted request."""
 
     def abort_requests(self, request_ids):
@@ -131,7 +131,7 @@ def test_torch_plugins_pass_the_conformance_kit_and_the_k_option_selects_cases(k
 def test_each_fault_of_a_faulty_plugin_fails_its_check(kit, wrong_parts):
     laws = {
         "policy:wrong_parts:Fickle": r"two calls of rank for \w+ return \d+ and \d+",
-        "scheduler:wrong_parts:Forgetful": "abort_requests returns",
+        "scheduler:wrong_parts:ReturnsNoAborts": "abort_requests returns",
         "platform:wrong_parts:NeverSaysWhy": "must give a reason",
         "policy:wrong_parts:Impolite": "requires 'mood'",
     }

@@ -65,7 +65,7 @@ class HidesFailures(FakeWorkerSide):
         super().end(order, [])
 
 
-class SpoilsOthers(FakeWorkerSide):
+class WritesUnrelatedBlocks(FakeWorkerSide):
     """Writes to an unrelated block when a load fails."""
 
     def end(self, order, missing):
@@ -156,7 +156,7 @@ MUTANTS = [
     StoresTooEarly,
     LoadsTooLate,
     HidesFailures,
-    SpoilsOthers,
+    WritesUnrelatedBlocks,
     BlamesTooMany,
     EndsTwice,
     PromisesEarly,

@@ -22,7 +22,7 @@ from dovetail_devkit.worker.sampling import SAMPLING_CHECKS
 OFF = SamplingParams()
 
 
-def ignoring(name):
+def worker_ignoring_parameters(name):
     """Return a sampler that ignores the `name` parameter."""
 
     class Ignores(FakeSampler):
@@ -162,27 +162,27 @@ MUTANTS = [
     (SameNoiseEachStep, "each step must get new noise"),
     (SameNoiseForAllSeeds, "the worker ignores the temperature or the seed"),
     (NoiseFromTheJoin, "if it is resumed at this point"),
-    (ignoring("top_k"), "top_k=1"),
+    (worker_ignoring_parameters("top_k"), "top_k=1"),
     (OneMoreOfTopK, "top_k=1"),
-    (ignoring("top_p"), "top_p=1e-6"),
+    (worker_ignoring_parameters("top_p"), "top_p=1e-6"),
     (TopPIsGreedy, "top_p=0.0258 must keep 2 to 3"),
-    (ignoring("min_p"), "min_p=1"),
-    (ignoring("frequency_penalty"), "frequency_penalty from -2 to 2"),
-    (ignoring("presence_penalty"), "presence_penalty=-2 must change"),
-    (ignoring("repetition_penalty"), "repetition_penalty=0.01 must favor"),
+    (worker_ignoring_parameters("min_p"), "min_p=1"),
+    (worker_ignoring_parameters("frequency_penalty"), "frequency_penalty from -2 to 2"),
+    (worker_ignoring_parameters("presence_penalty"), "presence_penalty=-2 must change"),
+    (worker_ignoring_parameters("repetition_penalty"), "repetition_penalty=0.01 must favor"),
     (PenalizesThePrompt, "must not count tokens of the prompt"),
     (FrequencyIsPresence, "frequency_penalty from -2 to 2|presence_penalty=-2 must change"),
     (PresenceCounts, "presence_penalty=-2 must change"),
     (RepetitionOfTheOutputOnly, "must favor tokens of the prompt"),
     (RepetitionOfThePromptOnly, "frequency_penalty from -2 to 2"),
     (PenalizesSinceTheJoin, "must be counted equally"),
-    (ignoring("logit_bias"), "logit_bias="),
-    (ignoring("allowed_token_ids"), "allowed_token_ids="),
+    (worker_ignoring_parameters("logit_bias"), "logit_bias="),
+    (worker_ignoring_parameters("allowed_token_ids"), "allowed_token_ids="),
     (NoBadWords, "bad_words: the worker samples the bad word"),
     (LastTokensAreBadWords, "with tokens of the prompt|bad_words: with the bad word"),
     (PromptIsOutput, "bad_words: a bad word must not begin with tokens of the prompt"),
     (JoinIsPrompt, "frequency_penalty from -2 to 2"),
-    (ignoring("min_tokens"), "min_tokens=2: the first two tokens"),
+    (worker_ignoring_parameters("min_tokens"), "min_tokens=2: the first two tokens"),
     (BansStopTokensForever, "the second token may be a stop token"),
     (FirstRequestForAll, "the sampling parameters of other rows change the token of a greedy row"),
 ]
@@ -219,7 +219,9 @@ def test_a_faulty_sampler_is_detected(sampler, rule, context):
 
 @pytest.mark.parametrize("field", SAMPLING_CAPABILITIES)
 def test_undeclared_capabilities_of_a_worker_are_not_checked(field, context):
-    check_with(ignoring(field), context, FULL_SAMPLING - {SAMPLING_CAPABILITIES[field]})
+    check_with(
+        worker_ignoring_parameters(field), context, FULL_SAMPLING - {SAMPLING_CAPABILITIES[field]}
+    )
 
 
 def test_every_field_of_sampling_params_is_handled_and_tested():

@@ -89,7 +89,7 @@ def planning(**columns):
     return Mutant
 
 
-def telling(**columns):
+def scheduler_with_columns(**columns):
     """Return a scheduler that changes columns of its outputs."""
 
     class Mutant(FakeScheduler):
@@ -101,13 +101,17 @@ def telling(**columns):
 
 
 TYPE_MUTANTS = {
-    "EngineCoreOutputs.token_ids is list": telling(token_ids=lambda o: list(o.token_ids)),
-    "EngineCoreOutputs.num_new_tokens .*array\\('q'\\)": telling(
+    "EngineCoreOutputs.token_ids is list": scheduler_with_columns(
+        token_ids=lambda o: list(o.token_ids)
+    ),
+    "EngineCoreOutputs.num_new_tokens .*array\\('q'\\)": scheduler_with_columns(
         num_new_tokens=lambda o: array("q", o.num_new_tokens)
     ),
-    "EngineCoreOutputs.request_ids is tuple": telling(request_ids=lambda o: (*o.request_ids,)),
-    "EngineCoreOutputs.finished is list": telling(finished=lambda o: [*o.finished]),
-    "EngineCoreOutputs.num_cached_tokens .* str to float": telling(
+    "EngineCoreOutputs.request_ids is tuple": scheduler_with_columns(
+        request_ids=lambda o: (*o.request_ids,)
+    ),
+    "EngineCoreOutputs.finished is list": scheduler_with_columns(finished=lambda o: [*o.finished]),
+    "EngineCoreOutputs.num_cached_tokens .* str to float": scheduler_with_columns(
         num_cached_tokens=lambda o: {name: 0.0 for name in o.request_ids}
     ),
     "SchedulerOutput.rows is list": planning(rows=lambda p: list(p.rows)),

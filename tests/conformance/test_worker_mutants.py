@@ -18,13 +18,13 @@ from dovetail_devkit.rows.state import mix
 from dovetail_devkit.suites.worker import check_worker
 
 
-class Lenient(RowModel):
+class UncheckedRowModel(RowModel):
     """A correct row model without checks."""
 
     strict = False
 
 
-class StaleTokens(Lenient):
+class StaleTokens(UncheckedRowModel):
     """Keeps the tokens of a row's previous request in addition to those of the new request."""
 
     def leave(self, row):
@@ -39,7 +39,7 @@ class StaleTokens(Lenient):
             new.contents[-1] = mix(new.contents[-1], token)
 
 
-class StaleBlocks(Lenient):
+class StaleBlocks(UncheckedRowModel):
     """Appends a new request's blocks to those of the previous request."""
 
     def join(self, request):
@@ -56,7 +56,7 @@ class StaleBlocks(Lenient):
         return mix(super().read(row, end), len(blocks) > end)
 
 
-class SamplesEverywhere(Lenient):
+class SamplesEverywhere(UncheckedRowModel):
     """Samples a token for every scheduled request, even if the plan does not."""
 
     def sample(self, grammar=None):
@@ -66,7 +66,7 @@ class SamplesEverywhere(Lenient):
         return super().sample(grammar)
 
 
-class SeesNeighbours(Lenient):
+class SeesNeighbours(UncheckedRowModel):
     """Lets tokens attend to other requests of the step."""
 
     def read(self, row, end):
@@ -75,7 +75,7 @@ class SeesNeighbours(Lenient):
         return own + sum(others)
 
 
-class SeesThePieceOnly(Lenient):
+class SeesThePieceOnly(UncheckedRowModel):
     """Attends only to the current chunk."""
 
     def write(self, row, start, count, samples):
@@ -87,7 +87,7 @@ class SeesThePieceOnly(Lenient):
         return own - super().read(row, self.start) if self.start else own
 
 
-class BlocksInOrder(Lenient):
+class BlocksInOrder(UncheckedRowModel):
     """Assumes that a row's blocks are contiguous."""
 
     def read(self, row, end):
@@ -99,7 +99,7 @@ class BlocksInOrder(Lenient):
         return attended
 
 
-class ForgetsItsTokens(Lenient):
+class ForgetsItsTokens(UncheckedRowModel):
     """Continues with another token than the one it returned."""
 
     def sample(self, grammar=None):
@@ -110,7 +110,7 @@ class ForgetsItsTokens(Lenient):
         return replace(result, token_ids=report)
 
 
-class PromptIsAll(Lenient):
+class PromptIsAll(UncheckedRowModel):
     """Treats the generated tokens of a resumed request as a part of the prompt."""
 
     def join(self, request):
@@ -118,7 +118,7 @@ class PromptIsAll(Lenient):
         super().join(replace(request, token_ids=kept + request.token_ids[len(kept) :][::-1]))
 
 
-class OneSeed(Lenient):
+class OneSeed(UncheckedRowModel):
     """Uses one random stream for all requests."""
 
     drawn = 0
@@ -128,14 +128,14 @@ class OneSeed(Lenient):
         return super().choose(row, attended + self.drawn, allowed)
 
 
-class NoGrammar(Lenient):
+class NoGrammar(UncheckedRowModel):
     """Ignores the bit masks of grammars."""
 
     def choose(self, row, attended, allowed):
         return super().choose(row, attended, None)
 
 
-class GrammarOnTheFirstRun(Lenient):
+class GrammarOnTheFirstRun(UncheckedRowModel):
     """Applies bit masks to the first rows instead of the constrained rows."""
 
     def sample(self, grammar=None):
@@ -144,7 +144,7 @@ class GrammarOnTheFirstRun(Lenient):
         return super().sample(grammar)
 
 
-class OtherOrder(Lenient):
+class OtherOrder(UncheckedRowModel):
     """Returns tokens in the order of the rows instead of the order of the plan."""
 
     def sample(self, grammar=None):
@@ -155,7 +155,7 @@ class OtherOrder(Lenient):
         return replace(result, token_ids=array("i", [token for _, token in by_row]))
 
 
-class LateLogprobs(Lenient):
+class LateLogprobs(UncheckedRowModel):
     """Returns prompt log-probabilities one position late."""
 
     def sample(self, grammar=None):
@@ -164,14 +164,14 @@ class LateLogprobs(Lenient):
         return replace(result, prompt_logprobs=late)
 
 
-class IgnoresThePrompt(Lenient):
+class IgnoresThePrompt(UncheckedRowModel):
     """Ignores the prompt's tokens and uses only its length."""
 
     def join(self, request):
         super().join(replace(request, token_ids=array("i", [1] * len(request.token_ids))))
 
 
-class WrongStep(Lenient):
+class WrongStep(UncheckedRowModel):
     """Returns the step id of the previous step."""
 
     def sample(self, grammar=None):
@@ -201,7 +201,7 @@ MODELS = [
 class ChangesPlans(FakeWorker):
     """Modifies the plan that it executes."""
 
-    row_model_cls = Lenient
+    row_model_cls = UncheckedRowModel
 
     def execute_model(self, plan):
         super().execute_model(plan)
@@ -226,7 +226,7 @@ def context(tmp_path):
 
 
 def test_a_correct_worker_without_internal_checks_passes(context):
-    check_worker(on_rows_of(Lenient), context)
+    check_worker(on_rows_of(UncheckedRowModel), context)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -245,7 +245,7 @@ def test_a_faulty_worker_is_detected(mutant, context):
 class AppendsAtRead(LateFakeWorker):
     """Appends sampled tokens only when the result is read."""
 
-    row_model_cls = Lenient
+    row_model_cls = UncheckedRowModel
 
     def sample_tokens(self, grammar=None):
         late = super().sample_tokens(grammar)

@@ -122,7 +122,7 @@ def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]
     by_name: dict[str, list[str]] = {}
     for path in sorted(tests.glob("test_*.py")):
         tree = ast.parse(path.read_text("utf-8"))
-        killed = _killed(tree)
+        killed = _mutants_by_guarantee(tree)
         for node in tree.body:
             if not isinstance(node, ast.FunctionDef):
                 continue
@@ -133,7 +133,7 @@ def _guarantees(name: str, names: list[str], tests: Path) -> dict[str, list[str]
     return by_name
 
 
-def _killed(tree: ast.Module) -> dict[str, list[str]]:
+def _mutants_by_guarantee(tree: ast.Module) -> dict[str, list[str]]:
     """Return a map of guarantee to mutants, from the module's table MUTANTS."""
     killed: dict[str, list[str]] = {}
     for node in tree.body:

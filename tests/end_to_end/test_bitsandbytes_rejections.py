@@ -24,7 +24,7 @@ def quantized(*, nested=False):
     return tensors
 
 
-def stating(**fields):
+def change_fields(**fields):
     """Return a change of the JSON of the weight. A value of None removes the field."""
 
     def change(tensors):
@@ -49,18 +49,18 @@ DAMAGED = {
     "deep JSON": (raw(b"[" * 9000), "is not valid JSON"),
     "long JSON": (raw(b" " * 20000), "20000 bytes of JSON"),
     "a list": (raw(b"[1]"), "is not a JSON object"),
-    "no shape": (stating(shape=None), "states shape None"),
-    "negative shape": (stating(shape=[-64, 96]), "states shape"),
-    "shape of floats": (stating(shape=[64.0, 96]), "states shape"),
-    "large shape": (stating(shape=[2**31, 2**31]), "states shape"),
-    "shape that lies": (stating(shape=[64, 2**20]), "has 3072 bytes for the shape"),
-    "block size 0": (stating(blocksize=0), "states blocksize 0"),
-    "negative block size": (stating(blocksize=-64), "states blocksize -64"),
-    "block size of a bool": (stating(blocksize=True), "states blocksize True"),
-    "other block size": (stating(blocksize=128), r"absmax has the shape \[96\]"),
-    "other type": (stating(quant_type="fp4"), "states quant_type"),
-    "unknown dtype": (stating(dtype="float64"), "states dtype"),
-    "dtype of a list": (stating(dtype=["float32"]), "states dtype"),
+    "no shape": (change_fields(shape=None), "states shape None"),
+    "negative shape": (change_fields(shape=[-64, 96]), "states shape"),
+    "shape of floats": (change_fields(shape=[64.0, 96]), "states shape"),
+    "large shape": (change_fields(shape=[2**31, 2**31]), "states shape"),
+    "shape that lies": (change_fields(shape=[64, 2**20]), "has 3072 bytes for the shape"),
+    "block size 0": (change_fields(blocksize=0), "states blocksize 0"),
+    "negative block size": (change_fields(blocksize=-64), "states blocksize -64"),
+    "block size of a bool": (change_fields(blocksize=True), "states blocksize True"),
+    "other block size": (change_fields(blocksize=128), r"absmax has the shape \[96\]"),
+    "other type": (change_fields(quant_type="fp4"), "states quant_type"),
+    "unknown dtype": (change_fields(dtype="float64"), "states dtype"),
+    "dtype of a list": (change_fields(dtype=["float32"]), "states dtype"),
     "codes": (with_tensor("weight", torch.zeros(7, 1, dtype=torch.uint8)), "has 7 bytes"),
     "dtype of codes": (with_tensor("weight", torch.zeros(64, 96, dtype=torch.int32)), "dtype I32"),
     "maxima": (with_tensor("weight.absmax", torch.zeros(96, dtype=torch.uint8)), "dtype U8"),
@@ -69,10 +69,10 @@ DAMAGED = {
     "no maxima": (lambda tensors: tensors.pop("weight.absmax"), "absmax is missing"),
 }
 NESTED = {
-    "block size": (stating(nested_blocksize=0), "states nested_blocksize 0"),
-    "no block size": (stating(nested_blocksize=None), "states nested_blocksize None"),
-    "offset": (stating(nested_offset="1"), "states nested_offset"),
-    "infinite offset": (stating(nested_offset=float("inf")), "states nested_offset"),
+    "block size": (change_fields(nested_blocksize=0), "states nested_blocksize 0"),
+    "no block size": (change_fields(nested_blocksize=None), "states nested_blocksize None"),
+    "offset": (change_fields(nested_offset="1"), "states nested_offset"),
+    "infinite offset": (change_fields(nested_offset=float("inf")), "states nested_offset"),
     "maxima": (with_tensor("weight.nested_absmax", torch.zeros(2)), "nested_absmax has the shape"),
     "table": (
         lambda tensors: tensors.pop("weight.nested_quant_map"),

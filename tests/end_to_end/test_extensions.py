@@ -26,22 +26,22 @@ class Renames:
         raise AssertionError("never called")
 
 
-class Life:
+class LifeCycleHooks:
     """Hooks that record their calls."""
 
     events: list[str] = []  # noqa: RUF012  # one test reads it
 
     def __init__(self, context):
-        Life.events = []
+        LifeCycleHooks.events = []
 
     def on_engine_start(self, config):
-        Life.events.append(config.model.architecture)
+        LifeCycleHooks.events.append(config.model.architecture)
 
     def on_step(self, step):
-        Life.events.append("step")
+        LifeCycleHooks.events.append("step")
 
     def on_engine_stop(self):
-        Life.events.append("stop")
+        LifeCycleHooks.events.append("stop")
 
 
 def greedy(**extra_args):
@@ -121,12 +121,12 @@ def test_the_jsonl_stat_logger_writes_statistics(model_dir, settings, tmp_path):
 
 
 def test_worker_extensions_and_hooks_are_called(model_dir, settings):
-    with LLM(model_dir, worker_extension_cls=Weights, hooks=[Life], **settings) as llm:
+    with LLM(model_dir, worker_extension_cls=Weights, hooks=[LifeCycleHooks], **settings) as llm:
         (count,) = llm.llm_engine.collective_rpc("count_parameters")
         assert count > 10_000
         llm.generate(PROMPT, greedy())
-    assert Life.events[0] == "LlamaForCausalLM" and Life.events[-1] == "stop"
-    assert Life.events.count("step") >= 48
+    assert LifeCycleHooks.events[0] == "LlamaForCausalLM" and LifeCycleHooks.events[-1] == "stop"
+    assert LifeCycleHooks.events.count("step") >= 48
     with pytest.raises(ContractError, match="load_model is also a member of"):
         LLM(model_dir, worker_extension_cls=Renames, **settings)
 
@@ -138,7 +138,7 @@ def test_all_extensions_together_change_no_token(model_dir, settings, llm):
         logits_processors=["no_repeat_ngram"],
         io_processor="jsonl",
         stat_loggers=["jsonl"],
-        hooks=[Life],
+        hooks=[LifeCycleHooks],
         worker_extension_cls=Weights,
         plugin_options={"jsonl": {"interval_s": 1000}},
         **settings,

@@ -161,7 +161,7 @@ def test_blocks_that_the_connector_has_deleted_are_recomputed(checkpoint):
     check_tokens(checkpoint, first | second, runs)
 
 
-class SpoilingSide(FakeWorkerSide):
+class PartialFailureSide(FakeWorkerSide):
     """A worker side that writes NaN to half of the blocks to load, and reports a failure."""
 
     num_failed = 0
@@ -173,29 +173,29 @@ class SpoilingSide(FakeWorkerSide):
             cache_NP[bad] = 255  # NaN in every floating-point type
         self._report["done"].remove(order["number"])
         self._report["failed"][order["number"]] = bad
-        SpoilingSide.num_failed += 1
+        PartialFailureSide.num_failed += 1
 
 
-class SpoilingConnector(FakeKVConnector):
+class FailingLoadConnector(FakeKVConnector):
     """A connector that stores every block and fails every load."""
 
     @staticmethod
     def create_worker_side(context):
-        return SpoilingSide()
+        return PartialFailureSide()
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_blocks_of_failed_loads_are_recomputed(checkpoint, ahead):
     prompt_ids = prompts()
-    SpoilingSide.num_failed = 0
-    with engine(checkpoint, SpoilingConnector, async_scheduling=ahead) as llm:
+    PartialFailureSide.num_failed = 0
+    with engine(checkpoint, FailingLoadConnector, async_scheduling=ahead) as llm:
         first = generate(llm, prompt_ids)
         runs = recorded(llm)
         assert llm.reset_prefix_cache()
         outputs = llm.generate(prompt_ids, GREEDY, use_tqdm=False)
         assert llm.reset_prefix_cache(), "blocks are left in use"
     check_tokens(checkpoint, first, runs)
-    assert SpoilingSide.num_failed == sum(whole_blocks(length) > 0 for length in PROMPT_LENS)
+    assert PartialFailureSide.num_failed == sum(whole_blocks(length) > 0 for length in PROMPT_LENS)
     for output in outputs:
         check_greedy(checkpoint, output.prompt_token_ids, output.outputs[0].token_ids)
 

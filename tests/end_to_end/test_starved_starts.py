@@ -86,7 +86,7 @@ def in_namespace(mounts):
     return [*NAMESPACE, "sh", "-e", "-c", f'{mounts}; exec "$@"', "sh"]
 
 
-def keeping(folder):
+def packed_cache_options(folder):
     """Return the options of an engine that caches packed weights in `folder`."""
     worker = {"packed_cache": str(folder), "packed_cache_min_mib": 0}
     return OPTIONS | {"dtype": "bfloat16", "plugin_options": {"worker:cpu": worker}}
@@ -112,8 +112,8 @@ def outcomes(model_dir, tmp_path_factory):
             *rooms,
             job("threads", model_dir, threads, address_space=200 * MIB),
             job("descriptors", model_dir, OPTIONS, open_files=0),
-            job("file size", model_dir, keeping(full / "packed"), file_size=4096),
-            job("a file in its place", model_dir, keeping(taken)),
+            job("file size", model_dir, packed_cache_options(full / "packed"), file_size=4096),
+            job("a file in its place", model_dir, packed_cache_options(taken)),
             job("ring", model_dir, OPTIONS, ring=MIB, file_size=4096),
         ]
     )
@@ -131,8 +131,8 @@ def namespace_outcomes(model_dir, tmp_path_factory):
     return run_jobs(
         [
             job("plain", model_dir, OPTIONS, imports=True),
-            job("full", model_dir, keeping(full / "packed")),
-            job("closed", model_dir, keeping(closed / "packed")),
+            job("full", model_dir, packed_cache_options(full / "packed")),
+            job("closed", model_dir, packed_cache_options(closed / "packed")),
             job("ring", model_dir, OPTIONS, ring=MIB),
             job("processes", model_dir, IN_PROCESSES),
         ],

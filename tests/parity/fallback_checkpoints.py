@@ -95,7 +95,7 @@ REJECTED: Mapping[str, Mapping[str, Any]] = {
     "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": 64},
     "xglm": {"d_model": 64, "num_layers": 2, "attention_heads": 4, "ffn_dim": 72},
 }
-"""Architectures that would be computed wrongly."""
+"""Architectures that would be computed incorrectly."""
 
 
 def make_config(model_type: str, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class RecordedRun:
 
 
 @dataclass(frozen=True)
-class Unnarrowed:
+class AllTokensContext:
     """An attention context that selects all tokens, so that the model returns all hidden states."""
 
     attention: AttentionContext
@@ -83,11 +83,11 @@ class Recording(TorchWorker):
         ) -> torch.Tensor:
             self._logits_SV = None
             if self._has_states:  # a second pass would read the states that the first one wrote
-                self._hidden_TD = forward(input_ids_T, positions_T, Unnarrowed(attention))
+                self._hidden_TD = forward(input_ids_T, positions_T, AllTokensContext(attention))
                 return self._hidden_TD
             self._hidden_TD = hidden = forward(input_ids_T, positions_T, attention)
             if len(hidden) != len(input_ids_T):  # keys and values are written as before
-                self._hidden_TD = forward(input_ids_T, positions_T, Unnarrowed(attention))
+                self._hidden_TD = forward(input_ids_T, positions_T, AllTokensContext(attention))
             return hidden
 
         def listen_to_head(hidden_SD: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ TEMPLATES = (
 
 
 @dataclass
-class Lie:
+class WrongLengthValue:
     """A value written with a wrong length. count: the written length, or None for the correct
     length."""
 
@@ -83,7 +83,7 @@ class Parts:
 
 
 def _text(value: Any) -> bytes:
-    lie = value if isinstance(value, Lie) else Lie(value)
+    lie = value if isinstance(value, WrongLengthValue) else WrongLengthValue(value)
     content = lie.value if isinstance(lie.value, bytes) else lie.value.encode()
     return struct.pack("<Q", len(content) if lie.count is None else lie.count) + content
 
@@ -93,7 +93,7 @@ def _value(kind: int, value: Any) -> bytes:
         return _text(value)
     if kind != ARRAY:
         return struct.pack(_FORMS.get(kind, "<I"), value)
-    lie = value if isinstance(value, Lie) else Lie(value)
+    lie = value if isinstance(value, WrongLengthValue) else WrongLengthValue(value)
     inner, items = lie.value
     count = len(items) if lie.count is None else lie.count
     return struct.pack("<IQ", inner, count) + b"".join(_value(inner, item) for item in items)
@@ -274,9 +274,9 @@ def _damage_size(random: Random, parts: Parts) -> None:
             parts.metadata[key] = (ARRAY, (inner, items[: random.randrange(len(items))]))
         else:
             other = random.choice((U8, U32, U64, F32, ARRAY, 77))
-            parts.metadata[key] = (ARRAY, Lie((other, []), count=random.choice(LARGE)))
+            parts.metadata[key] = (ARRAY, WrongLengthValue((other, []), count=random.choice(LARGE)))
         return
-    parts.metadata[key] = (kind, Lie(value, count=random.choice(LARGE)))
+    parts.metadata[key] = (kind, WrongLengthValue(value, count=random.choice(LARGE)))
 
 
 def _damage_tensor(random: Random, parts: Parts) -> None:

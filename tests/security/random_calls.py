@@ -64,7 +64,7 @@ class HostileFloat(float):
     __hash__ = None
 
 
-class LyingList(list):
+class WrongLengthList(list):
     def __len__(self):
         return 1
 
@@ -149,7 +149,7 @@ BROKEN_VALUES = (
     lambda: [HostileText("text")],
     lambda: HostileFloat(0.5),
     lambda: RaisingDict(a=1),
-    lambda: LyingList([5] * 5000),
+    lambda: WrongLengthList([5] * 5000),
     lambda: EndlessList([5]),
 )
 odd = st.one_of(st.sampled_from(ODD_VALUES), st.sampled_from(BROKEN_VALUES))

@@ -24,7 +24,7 @@ KINDS = ("in process", "engine process", "async")
 VALID = {"prompt": "a valid request", "params": SamplingParams(max_tokens=6, seed=3)}
 
 
-class LyingList(list):
+class WrongLengthList(list):
     """A list that reports the length 1, but has many items."""
 
     def __len__(self):
@@ -46,7 +46,7 @@ class RaisingList(list):
         raise OSError("no items")
 
 
-class Unshowable:
+class RaisesInRepr:
     def __repr__(self):
         raise OSError("no words")
 
@@ -73,7 +73,7 @@ HOSTILE_ARGUMENTS = {
     "id of 70 MB": ("request_id", {"request_id": HUGE}),
     "id above the limit": ("request_id", {"request_id": "x" * 1025}),
     "id that is bytes": ("request_id", {"request_id": b"a"}),
-    "id that cannot be shown": ("request_id", {"request_id": Unshowable()}),
+    "id that cannot be shown": ("request_id", {"request_id": RaisesInRepr()}),
     "salt with a surrogate": ("cache_salt", {"cache_salt": SURROGATE}),
     "salt of 70 MB": ("cache_salt", {"cache_salt": HUGE}),
     "salt that is None": ("cache_salt", {"cache_salt": None}),
@@ -83,21 +83,21 @@ HOSTILE_ARGUMENTS = {
     "priority nan": ("priority", {"priority": math.nan}),
     "output kind as text": ("output_kind", {"output_kind": "delta"}),
     "params as a mapping": ("params", {"params": {"n": 1}}),
-    "params that cannot be shown": ("params", {"params": Unshowable()}),
+    "params that cannot be shown": ("params", {"params": RaisesInRepr()}),
 }
 HOSTILE_PROMPTS = {
     "surrogate": ("prompt", f"a{SURROGATE}b"),
     "10 MB": ("prompt", "word " * 2_000_000),
     "range of a billion": ("prompt", range(5, 10**9)),
     "endless iterator": ("prompt", endless()),
-    "list with a wrong length": ("prompt", LyingList([5] * (MAX_MODEL_LEN + 1))),
+    "list with a wrong length": ("prompt", WrongLengthList([5] * (MAX_MODEL_LEN + 1))),
     "list that raises": ("prompt", RaisingList([5])),
     "set of ids": ("prompt", {5, 6}),
     "bytes": ("prompt", b"abc"),
     "memory": ("prompt", memoryview(b"abc")),
     "ids of 5,000 digits": ("prompt", [5, 10**5000]),
     "ids nan": ("prompt", [math.nan]),
-    "object without a repr": ("prompt", [Unshowable()]),
+    "object without a repr": ("prompt", [RaisesInRepr()]),
     "mapping that raises": ("prompt", RaisingMapping(prompt="a")),
     "mapping with odd keys": ("prompt", {5: "a"}),
     "prompt text that is not text, with ids": ("prompt", {"prompt": 5, "prompt_token_ids": [5]}),
@@ -118,7 +118,7 @@ HOSTILE_PARAMS = {
     "bad word with a surrogate": ("bad_words", {"bad_words": [f"a{SURROGATE}"]}),
     "bad word of 6 MB": ("bad_words", {"bad_words": ["x" * 6_000_000]}),
     "too many bad words": ("bad_words", {"bad_words": ["a"] * 4097}),
-    "bad words with a wrong length": ("bad_words", {"bad_words": LyingList(["a"] * 5000)}),
+    "bad words with a wrong length": ("bad_words", {"bad_words": WrongLengthList(["a"] * 5000)}),
     "ten million stop ids": ("stop_token_ids", {"stop_token_ids": LONG_LIST}),
     "ten million allowed ids": ("allowed_token_ids", {"allowed_token_ids": LONG_LIST}),
     "stop ids that raise": ("stop_token_ids", {"stop_token_ids": RaisingList([1])}),
@@ -131,7 +131,7 @@ HOSTILE_PARAMS = {
     "extra args with a surrogate": ("extra_args", {"extra_args": {"a": [SURROGATE]}}),
     "extra args of 65 bits": ("extra_args", {"extra_args": {"a": 2**64}}),
     "extra args nested a thousand deep": ("extra_args", {"extra_args": {"a": nested(1000)}}),
-    "extra args with an object": ("extra_args", {"extra_args": {"a": Unshowable()}}),
+    "extra args with an object": ("extra_args", {"extra_args": {"a": RaisesInRepr()}}),
     "extra args with a number as key": ("extra_args", {"extra_args": {5: "a"}}),
     "extra args that raise": ("extra_args", {"extra_args": RaisingMapping(a=1)}),
     "bool that is text": ("ignore_eos", {"ignore_eos": "yes"}),
@@ -254,7 +254,7 @@ def llm(request, tmp_path_factory):
         (itertools.repeat("again"), "prompts"),
         (["again"] * 1001, "prompts"),
         (RaisingList(["a"]), "prompts"),
-        (LyingList(["a"] * 2000), "prompts"),
+        (WrongLengthList(["a"] * 2000), "prompts"),
         ({"a", "b"}, "prompt"),
         (b"bytes", "prompt"),
         (5, "prompt"),
@@ -310,7 +310,7 @@ USER = {"role": "user", "content": "hello"}
         ("messages", {"messages": [USER] * 5000}),
         ("messages", {"messages": [{"role": "user", "content": HUGE}]}),
         ("messages", {"messages": [{"role": "user", "content": SURROGATE}]}),
-        ("messages", {"messages": [{"role": "user", "content": Unshowable()}]}),
+        ("messages", {"messages": [{"role": "user", "content": RaisesInRepr()}]}),
         ("messages", {"messages": [{"role": 5, "content": "a"}]}),
         ("messages", {"messages": [{"content": "a"}]}),
         ("messages", {"messages": RaisingList([USER])}),
@@ -320,7 +320,7 @@ USER = {"role": "user", "content": "hello"}
         ("chat_template_kwargs", {"messages": [USER], "chat_template_kwargs": {"messages": []}}),
         (
             "chat_template_kwargs",
-            {"messages": [USER], "chat_template_kwargs": {"a": Unshowable()}},
+            {"messages": [USER], "chat_template_kwargs": {"a": RaisesInRepr()}},
         ),
         ("add_generation_prompt", {"messages": [USER], "add_generation_prompt": "yes"}),
     ],

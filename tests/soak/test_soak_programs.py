@@ -69,7 +69,7 @@ def count_the_drafts_of_others(record, plan, output):
     return step_result
 
 
-def shed_one_too_many(manager, request):
+def release_one_block_too_many(manager, request):
     advance(manager, request)
     for group, _ in manager._shedding:
         index, table = request.num_dropped_blocks[group], request.blocks[group]
@@ -91,7 +91,7 @@ FAULTS = {
     "leaks a block": (KVCacheManager, "free", leak_the_last_block),
     "loses a request": (HeapQueue, "defer", lose_every_third),
     "uses stale draft counts": (scheduler, "process_result", count_the_drafts_of_others),
-    "frees a block inside the window": (KVCacheManager, "advance", shed_one_too_many),
+    "frees a block inside the window": (KVCacheManager, "advance", release_one_block_too_many),
     "leaves a stale prefix hash": (BlockPool, "allocate", forget_that_it_is_cached),
 }
 

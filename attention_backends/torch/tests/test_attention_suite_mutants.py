@@ -306,11 +306,11 @@ class RejectsItsClaim(FakeAttentionBackend):
 class RejectsNothing(FakeAttentionBackend):
     """Declares support for every capability."""
 
-    class Obliging(AttentionCapabilities):
+    class AcceptsAllRequirements(AttentionCapabilities):
         def refusals(self, requirements):
             return []
 
-    capabilities = Obliging(dtypes=frozenset({"float32"}))
+    capabilities = AcceptsAllRequirements(dtypes=frozenset({"float32"}))
 
 
 MUTANTS = {

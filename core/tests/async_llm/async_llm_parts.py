@@ -14,7 +14,7 @@ from dovetail.scheduling import Scheduler
 from dovetail_devkit.fakes.worker import FakeWorker
 
 
-class Paced(FakeWorker):
+class ControlledStepWorker(FakeWorker):
     """A worker that reads its step time and its fault from the model's config.json."""
 
     def execute_model(self, plan):

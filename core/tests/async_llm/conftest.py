@@ -14,7 +14,11 @@ from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
 HERE = Path(__file__).parent
-CONFIG = {"architectures": ["Paced"], "vocab_size": 259, "max_position_embeddings": 512}
+CONFIG = {
+    "architectures": ["ControlledStepWorker"],
+    "vocab_size": 259,
+    "max_position_embeddings": 512,
+}
 
 
 class Bench:
@@ -35,7 +39,7 @@ class Bench:
         return {
             "model": self.folder,
             "platform": FakePlatform,
-            "worker_cls": self.parts.Paced,
+            "worker_cls": self.parts.ControlledStepWorker,
             "scheduler_cls": Scheduler,
             "tokenizer_mode": ByteTokenizer,
             "max_num_seqs": 8,

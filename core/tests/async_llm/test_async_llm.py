@@ -226,7 +226,10 @@ def test_collective_rpc_returns_the_results_of_the_workers(bench, llm):
     with pytest.raises(UserError, match="scope='most' is not a valid pause scope"):
         bench.run(llm.pause("most"))
     assert llm.max_model_len == 512 and llm.supported_tasks == ("generate",)
-    assert llm.config.model.architecture == "Paced" and llm.tokenizer.decode([65]) == "A"
+    assert (
+        llm.config.model.architecture == "ControlledStepWorker"
+        and llm.tokenizer.decode([65]) == "A"
+    )
     assert llm.default_sampling_params() == SamplingParams()
 
 
@@ -253,7 +256,7 @@ def test_listeners_are_notified_of_steps_and_rejections(bench):
 def test_the_error_for_a_model_that_does_not_support_text_generation_lists_its_tasks(bench):
     starting = bench.start(worker_config={"tasks": ["embed"]})
     with pytest.raises(
-        UserError, match="Paced does not support text generation; it supports: embed"
+        UserError, match="ControlledStepWorker does not support text generation; it supports: embed"
     ):
         starting.generate("say")
     starting.shutdown()

@@ -42,33 +42,35 @@ def tokens_of(outputs):
 
 
 @pytest.fixture
-def paced(bench):
+def start_slow_engine(bench):
     return bench.start(worker_config={"step_s": 0.002})
 
 
-def test_a_ready_output_sink_takes_all_outputs_except_the_last(bench, paced):
+def test_a_ready_output_sink_takes_all_outputs_except_the_last(bench, start_slow_engine):
     sink = Sink()
-    (last,) = bench.run(collect(paced, sink))
+    (last,) = bench.run(collect(start_slow_engine, sink))
     assert last.finished
     assert not any(output.finished for output in sink.taken)
-    assert tokens_of([*sink.taken, last]) == tokens_of(bench.run(collect(paced)))
+    assert tokens_of([*sink.taken, last]) == tokens_of(bench.run(collect(start_slow_engine)))
 
 
-def test_a_reader_gets_all_outputs_if_its_output_sink_is_not_ready(bench, paced):
+def test_a_reader_gets_all_outputs_if_its_output_sink_is_not_ready(bench, start_slow_engine):
     sink = Sink(ready=False)
-    outputs = bench.run(collect(paced, sink))
+    outputs = bench.run(collect(start_slow_engine, sink))
     assert not sink.taken
     assert len(tokens_of(outputs)) == NUM_TOKENS
 
 
-def test_an_output_sink_takes_no_output_before_the_previous_output_is_processed(bench, paced):
+def test_an_output_sink_takes_no_output_before_the_previous_output_is_processed(
+    bench, start_slow_engine
+):
     sink = Sink(ready=False)
 
     async def read():
-        stream = paced.generate_to(sink, "a", PARAMS)
+        stream = start_slow_engine.generate_to(sink, "a", PARAMS)
         first = await anext(stream)
         sink.ready = True
-        while paced.num_unfinished:
+        while start_slow_engine.num_unfinished:
             await asyncio.sleep(0.01)
         assert not sink.taken
         return [first, *[output async for output in stream]]
@@ -76,11 +78,11 @@ def test_an_output_sink_takes_no_output_before_the_previous_output_is_processed(
     assert len(tokens_of(bench.run(read()))) == NUM_TOKENS
 
 
-def test_an_error_of_an_output_sink_ends_only_its_own_request(bench, paced):
+def test_an_error_of_an_output_sink_ends_only_its_own_request(bench, start_slow_engine):
     async def read():
-        other = asyncio.create_task(collect(paced))
+        other = asyncio.create_task(collect(start_slow_engine))
         with pytest.raises(UserError, match="the sink of the request failed"):
-            await collect(paced, Sink(error=RuntimeError("full")))
+            await collect(start_slow_engine, Sink(error=RuntimeError("full")))
         return await other
 
     assert len(tokens_of(bench.run(read()))) == NUM_TOKENS

@@ -57,7 +57,7 @@ class ControlledWorker(FakeWorker):
         return self
 
 
-class Tight(ControlledWorker):
+class SmallMessageWorker(ControlledWorker):
     """A worker that limits messages of the engine process to 6 KiB."""
 
     def load_model(self):
@@ -73,7 +73,7 @@ class SmallBufferWorker(ControlledWorker):
         outgoing.MAX_KEPT_BYTES = 16384
 
 
-class Sleepy(ControlledWorker):
+class SleepModeWorker(ControlledWorker):
     """A worker that provides "sleep" and records its calls."""
 
     provides = ControlledWorker.provides | {"sleep"}
@@ -89,7 +89,7 @@ class Sleepy(ControlledWorker):
         return list(self.sleep_calls)
 
 
-class Dozy(Sleepy):
+class FailsFirstWakeUp(SleepModeWorker):
     """A worker whose first attempt to wake up fails."""
 
     def wake_up(self, tags=()):
@@ -98,7 +98,7 @@ class Dozy(Sleepy):
             raise CapacityError("3 GiB are missing.")
 
 
-class Asking(ControlledWorker):
+class UnappliedProcessorsWorker(ControlledWorker):
     """A worker that declares support for logits processors but does not apply them."""
 
     provides = ControlledWorker.provides | {"logits_processors"}

@@ -56,14 +56,14 @@ def config(model, **options):
     return args.create_engine_config()
 
 
-class Having:
+class EngineOwner:
     """The owner of an engine. `busy` adds a long request. `serve` runs a request to its end."""
 
     def __init__(self, model):
         self.engine = self.make(model)
 
 
-class OverProcess(Having):
+class OverProcess(EngineOwner):
     def options(self):
         return {"engine_process": True}
 
@@ -91,7 +91,7 @@ class WithWorkers(OverProcess):
         return {"engine_process": False, "executor_backend": "multiproc"}
 
 
-class Client(Having):
+class Client(EngineOwner):
     def make(self, model):
         return make_client(config(model), "sync")
 
@@ -119,7 +119,7 @@ class SupervisedWorkers(Client):
         )
 
 
-class AsyncClient(Having):
+class AsyncClient(EngineOwner):
     def make(self, model):
         return make_client(config(model), "async")
 
@@ -144,7 +144,7 @@ class AsyncSupervised(AsyncClient):
         return make_client(config(model), "async", rules=SupervisionRules())
 
 
-class AsyncFrontEnd(Having):
+class AsyncFrontEnd(EngineOwner):
     def make(self, model):
         args = EngineArgs(model=model, **PARTS, tokenizer_mode=ByteTokenizer)
         return AsyncLLM.from_engine_args(args, rules=SupervisionRules())
@@ -185,7 +185,7 @@ def plainly(having):
     having.engine = None
 
 
-class Knot:
+class ReferenceCycle:
     """An object in a reference cycle. Its finalizer uses the engine."""
 
     def __del__(self):
@@ -193,7 +193,7 @@ class Knot:
 
 
 def in_a_cycle(having):
-    knot = Knot()
+    knot = ReferenceCycle()
     knot.itself, knot.engine = knot, having.engine
     having.engine.knot = knot
     having.engine = None

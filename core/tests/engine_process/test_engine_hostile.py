@@ -109,13 +109,13 @@ def num_rejected(contents):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_malformed_messages_do_not_affect_requests(client_of, traffic, tmp_path, ahead):
-    class Bomb:
+    class RaisesOnPickle:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "fired"),)
 
     rng = Random(traffic.SEED)
     valid = valid_messages(traffic)
-    offered = with_pickles(traffic, pickle.dumps(Bomb()))
+    offered = with_pickles(traffic, pickle.dumps(RaisesOnPickle()))
     while len(offered) < NUM_MESSAGES // 2:
         is_random = rng.random() < 0.3
         offered.append(rng.randbytes(50) if is_random else mutated(rng, rng.choice(valid)))

@@ -12,7 +12,9 @@ from dovetail.interfaces import PauseScope
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_a_sleeping_engine_runs_no_request_until_it_wakes_up(client_of, parts, traffic, kind):
-    client = client_of(kind, options={"worker_cls": parts.Sleepy, "enable_sleep_mode": True})
+    client = client_of(
+        kind, options={"worker_cls": parts.SleepModeWorker, "enable_sleep_mode": True}
+    )
     client.add_request(traffic.request("a", max_tokens=400))
     assert client.get_outputs(5) is not None
     with pytest.raises(UserError, match="Some requests are unfinished"):
@@ -48,7 +50,7 @@ def test_the_error_for_a_worker_without_sleep_names_the_worker(client_of, kind):
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_sleep_needs_an_engine_with_sleep_mode(client_of, parts, kind):
-    client = client_of(kind, options={"worker_cls": parts.Sleepy})
+    client = client_of(kind, options={"worker_cls": parts.SleepModeWorker})
     with pytest.raises(UserError, match="set enable_sleep_mode=True"):
         client.sleep()
     assert client.paused is None
@@ -56,7 +58,9 @@ def test_sleep_needs_an_engine_with_sleep_mode(client_of, parts, kind):
 
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_an_engine_stays_asleep_after_a_failed_wake_up(client_of, parts, traffic, kind):
-    client = client_of(kind, options={"worker_cls": parts.Dozy, "enable_sleep_mode": True})
+    client = client_of(
+        kind, options={"worker_cls": parts.FailsFirstWakeUp, "enable_sleep_mode": True}
+    )
     client.sleep()
     with pytest.raises(CapacityError, match="3 GiB are missing"):
         client.wake_up()
@@ -71,7 +75,9 @@ def test_an_engine_stays_asleep_after_a_failed_wake_up(client_of, parts, traffic
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("tags", ["weights", ("gpu",), (1,), [["weights"]], 7])
 def test_invalid_sleep_tags_are_rejected(client_of, parts, tags):
-    client = client_of("inproc", options={"worker_cls": parts.Sleepy, "enable_sleep_mode": True})
+    client = client_of(
+        "inproc", options={"worker_cls": parts.SleepModeWorker, "enable_sleep_mode": True}
+    )
     client.sleep()
     with pytest.raises(UserError, match="tags="):
         client.wake_up(tags)

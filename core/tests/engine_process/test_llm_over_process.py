@@ -49,7 +49,7 @@ def make(request, parts, tmp_path, monkeypatch):
                 str(tmp_path),
                 engine_process=request.param,
                 platform=FakePlatform,
-                worker_cls=parts.Asking,
+                worker_cls=parts.UnappliedProcessorsWorker,
                 scheduler_cls=Scheduler,
                 tokenizer_mode=ByteTokenizer,
                 logits_processors=(FakeLogitsProcessor,),

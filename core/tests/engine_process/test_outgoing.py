@@ -139,7 +139,7 @@ def test_requests_continue_if_their_outputs_exceed_the_message_limit(
         *traffic.random_requests(),
     ]
     collected = []
-    for kind, worker in (("inproc", parts.ControlledWorker), ("sync", parts.Tight)):
+    for kind, worker in (("inproc", parts.ControlledWorker), ("sync", parts.SmallMessageWorker)):
         config = engine_config(async_scheduling=kind == "sync")
         changed = config.model_copy(
             update={

@@ -9,10 +9,10 @@ from array import array
 
 from dovetail.errors import CapacityError, PeerLostError
 from dovetail.transport.ndarray import NDArray
-from dovetail_devkit.executor.workers import ObedientWorker
+from dovetail_devkit.executor.workers import CallOrderWorker
 
 
-class FaultyWorker(ObedientWorker):
+class FaultyWorker(CallOrderWorker):
     """A worker with a fault at startup or in step 1. Its options `start` and `step` select it.
 
     Both options list one fault per rank: "hangs", "is slow", "exits", "exits late", "raises",

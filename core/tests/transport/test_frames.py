@@ -133,7 +133,7 @@ def test_step_results_round_trip(num_runs):
         assert decode_result(encode_result(result)) == result
 
 
-def spoiled(rng, frame):
+def corrupt_frame(rng, frame):
     """Return the frame with bytes changed, removed or added, or fully random."""
     kind = rng.randrange(4)
     if kind == 0:
@@ -158,7 +158,7 @@ def test_a_corrupted_frame_is_rejected_or_decodes_to_valid_data(encoded, decode)
     num_rejected = 0
     for _ in range(3000):
         try:
-            decode(spoiled(rng, frame))
+            decode(corrupt_frame(rng, frame))
         except MessageError:
             num_rejected += 1
     assert num_rejected > 1500

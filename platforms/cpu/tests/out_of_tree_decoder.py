@@ -24,11 +24,11 @@ from dovetail_torch.layers import (
 )
 
 
-class Stranger(nn.Module):
+class CustomNormsLayer(nn.Module):
     """A decoder layer with one weight for both norms, followed by a linear layer with a bias."""
 
     CONTRACT, CONTRACT_VERSION = "model", Model.CONTRACT_VERSION
-    architectures = ("Stranger",)
+    architectures = ("CustomNormsLayer",)
 
     def __init__(self, context):
         super().__init__()
@@ -62,19 +62,19 @@ class Stranger(nn.Module):
         return self.head(hidden_SD)
 
 
-class Torn(Stranger):
+class MixedOpsLayer(CustomNormsLayer):
     """A decoder layer that runs one torch operation between native operations."""
 
-    architectures = ("Torn",)
+    architectures = ("MixedOpsLayer",)
 
     def between(self, x_TD):
         return x_TD * 0.5
 
 
-class Stale(Stranger):
+class HiddenCopyLayer(CustomNormsLayer):
     """A decoder layer that copies data through memory unknown to torch."""
 
-    architectures = ("Stale",)
+    architectures = ("HiddenCopyLayer",)
 
     def between(self, x_TD):
         return torch.from_numpy(x_TD.view(torch.int16).numpy().copy()).view(torch.bfloat16)

@@ -36,7 +36,7 @@ PER_STEP = {
         "embedding": 1,
         "argmax": 1,
     },
-    "Stranger": {
+    "CustomNormsLayer": {
         "linear_bf16": 6,
         "rms_norm": 1,
         "add_rms_norm": 2,
@@ -105,7 +105,7 @@ def forbid(*_, **__):
 def hf_overrides_for(path):
     """Return the `hf_overrides` for a class of out_of_tree_decoder.py, or None otherwise."""
     (name,) = json.loads((path / "config.json").read_text())["architectures"]
-    if name != "Stranger":
+    if name != "CustomNormsLayer":
         return None
     return {"architectures": [f"{Path(__file__).with_name('out_of_tree_decoder.py')}:{name}"]}
 

@@ -25,7 +25,7 @@ class MoreOptions(CPUWorkerOptions):
     colour: str = "red"
 
 
-class More(CPUWorker):
+class WorkerWithMoreOptions(CPUWorker):
     """A worker with one additional option."""
 
     options_model: ClassVar[type[BaseModel]] = MoreOptions
@@ -59,7 +59,7 @@ def start(model, worker_cls, options):
     ).shutdown()
 
 
-@pytest.mark.parametrize("worker_cls", ["cpu", Plain, More])
+@pytest.mark.parametrize("worker_cls", ["cpu", Plain, WorkerWithMoreOptions])
 @pytest.mark.parametrize(
     ("options", "report"),
     [
@@ -80,7 +80,11 @@ def test_the_error_for_an_invalid_option_names_worker_and_option(
 
 @pytest.mark.parametrize(
     ("worker_cls", "options"),
-    [(Plain, {"packed_cache": "off"}), (More, {"colour": "blue"}), (Own, {"speed": 3})],
+    [
+        (Plain, {"packed_cache": "off"}),
+        (WorkerWithMoreOptions, {"colour": "blue"}),
+        (Own, {"speed": 3}),
+    ],
 )
 def test_subclasses_accept_their_own_options(model, worker_cls, options):
     start(model, worker_cls, options)

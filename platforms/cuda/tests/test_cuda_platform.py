@@ -35,10 +35,10 @@ def with_cards(*cards, visible=None):
 
 
 def platform_on(machine):
-    class Here(CUDAPlatform):
+    class PlatformOnMachine(CUDAPlatform):
         look = staticmethod(lambda: machine)
 
-    return Here
+    return PlatformOnMachine
 
 
 def test_the_platform_meets_its_contract_with_and_without_devices():

@@ -225,13 +225,13 @@ def engine(library, tmp_path):
         def virtual_memory(self):
             return CUDAVirtualMemory(0, library=library, wrap=on_device)
 
-    class OnStandIn(on_fake_device(CUDAPlatform, MACHINE)):
+    class PlatformWithRuntime(on_fake_device(CUDAPlatform, MACHINE)):
         def runtime(self):
             return Runtime()
 
     llm = LLM(
         str(write_tiny_llama(tmp_path)),
-        platform=OnStandIn,
+        platform=PlatformWithRuntime,
         worker_cls=type("Watched", (StrictSteps, CUDAWorker), {}),
         attention_backend=GraphAttentionBackend,
         ops="torch",

@@ -22,7 +22,7 @@ class AddsKeys:
 
 
 class SmallModel(nn.Module):
-    """One attention layer between two products. factor: a number that torch guards."""
+    """One attention layer between two matrix products. factor: a number that torch guards."""
 
     def __init__(self):
         super().__init__()

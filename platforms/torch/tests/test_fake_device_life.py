@@ -77,7 +77,7 @@ def test_torch_reports_the_free_memory_if_the_driver_does_not(monkeypatch):
     del x
 
 
-class Hungry(NoWaitAttentionBackend):
+class LargeWorkspaceBackend(NoWaitAttentionBackend):
     """An attention backend whose builder has a workspace of 40 MiB."""
 
     @staticmethod
@@ -89,7 +89,7 @@ class Hungry(NoWaitAttentionBackend):
 
 def test_the_workspace_of_the_attention_backend_is_not_available_for_the_cache(checkpoint):
     left = []
-    for backend in (NoWaitAttentionBackend, Hungry):
+    for backend in (NoWaitAttentionBackend, LargeWorkspaceBackend):
         worker = FakeDeviceWorker(context_of(checkpoint, attention_backend=backend))
         worker.init_device()
         worker.load_model()
@@ -107,7 +107,7 @@ class Waiting(FakeDeviceWorker):
             torch.zeros(1, device=NAME).item()
 
 
-class Forgetful(AcceleratorQueues):
+class FreesCopySourcesEarly(AcceleratorQueues):
     """A faulty device that frees the sources of copies too early."""
 
     def fetch(self, sources, targets):
@@ -132,7 +132,7 @@ class Unordered(AcceleratorQueues):
         return self.record()
 
 
-class Deaf:
+class IgnoresEventWaits:
     """An event whose `wait` does nothing."""
 
     def query(self):
@@ -147,14 +147,14 @@ class ReadingEarly(AcceleratorQueues):
 
     def fetch(self, sources, targets):
         super().fetch(sources, targets)
-        return Deaf()
+        return IgnoresEventWaits()
 
 
 class NeverWaiting(ReadingEarly):
     """A faulty device that reports all work as complete immediately."""
 
     def record(self):
-        return Deaf()
+        return IgnoresEventWaits()
 
 
 def run_steps(worker_cls, context):
@@ -196,7 +196,7 @@ def test_a_hidden_wait_in_a_step_is_detected(checkpoint):
         run_steps(Waiting, context_of(checkpoint))
 
 
-@pytest.mark.parametrize("queues_cls", [Forgetful, Overwriting, Unordered])
+@pytest.mark.parametrize("queues_cls", [FreesCopySourcesEarly, Overwriting, Unordered])
 def test_a_write_to_memory_in_flight_is_detected(queues_cls, checkpoint, monkeypatch):
     with pytest.raises(FlightError):
         planted(checkpoint, monkeypatch, queues_cls)

@@ -100,13 +100,13 @@ def new_sampler(*requests, processors):
     return sampler
 
 
-def falling(num_rows=1):
+def descending_logits(num_rows=1):
     """Return logits that order the tokens by id: token 0 is the most likely, then token 1."""
     return torch.arange(VOCAB, 0, -1, dtype=torch.float32).repeat(num_rows, 1)
 
 
 def sample(sampler, *rows, dtype=torch.float32):
-    return sampler.sample(falling(len(rows)).to(dtype), list(rows)).token_ids.tolist()
+    return sampler.sample(descending_logits(len(rows)).to(dtype), list(rows)).token_ids.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -162,7 +162,7 @@ def test_logits_processors_run_after_penalties_and_before_the_temperature():
     )
     sample(new_sampler(request, processors=[processor]), 0)
     (logits,) = processor.seen[0].tolist()
-    best = falling()[0].tolist()
+    best = descending_logits()[0].tolist()
     assert [index for index, value in enumerate(logits) if value != -torch.inf] == [1, 2, 6]
     assert (logits[1], logits[2], logits[6]) == (best[1] / 2, best[2] + 3, best[6])
 
@@ -191,9 +191,9 @@ def test_the_logits_that_a_processor_returns_are_used():
 
 def test_reading_the_distribution_applies_processors_and_changes_no_state():
     sampler = new_sampler(new_request(temperature=1.0), processors=[Watched()])
-    probs = sampler.distribution(falling(), [0])
+    probs = sampler.distribution(descending_logits(), [0])
     assert probs[0, 4] == 1.0
-    assert torch.equal(sampler.distribution(falling(), [0]), probs)
+    assert torch.equal(sampler.distribution(descending_logits(), [0]), probs)
     assert sample(sampler, 0) == [4]
 
 

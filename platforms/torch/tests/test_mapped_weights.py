@@ -32,7 +32,7 @@ SHAPES = {
 }
 
 
-class Borrowing(TorchLinearMethod):
+class MappedLinearMethod(TorchLinearMethod):
     """A linear method that accepts mapped weights."""
 
     def create(self, layer: nn.Module, shape: LinearShape) -> None:
@@ -98,7 +98,7 @@ def load(path, model, weights):
 
 def test_layers_that_use_file_mappings_get_each_part_as_a_mapping(tmp_path):
     weights = make_weights()
-    model = load(tmp_path, Model(Borrowing()), weights)
+    model = load(tmp_path, Model(MappedLinearMethod()), weights)
     assert torch.equal(model.mlp.borrowed[0], weights["gate_proj.weight"])
     assert torch.equal(model.mlp.borrowed[1], weights["up_proj.weight"])
     assert torch.equal(model.lm_head.borrowed[0], weights["lm_head.weight"])
@@ -113,21 +113,21 @@ def test_layers_without_mappings_and_weights_that_are_cast_get_copies(tmp_path):
     weights = make_weights()
     model = load(tmp_path, Model(), weights)
     assert not model.mlp.borrowed and torch.equal(model.lm_head.weight, weights["lm_head.weight"])
-    cast = load(tmp_path, Model(Borrowing()), make_weights(dtype=torch.float16))
+    cast = load(tmp_path, Model(MappedLinearMethod()), make_weights(dtype=torch.float16))
     assert not cast.mlp.borrowed and not cast.embed.is_mapped
     assert not cast.mlp.weight.isnan().any()
 
 
 def test_a_mapped_embedding_is_also_the_weight_of_a_tied_lm_head(tmp_path):
     weights = make_weights(tied=True)
-    model = load(tmp_path, Model(Borrowing(), tied=True), weights)
+    model = load(tmp_path, Model(MappedLinearMethod(), tied=True), weights)
     assert model.lm_head.weight is model.embed.weight
     assert torch.equal(model.lm_head.weight, weights["embed.weight"])
 
 
 def test_a_mapped_weight_outlives_its_file(tmp_path):
     weights = make_weights()
-    model = load(tmp_path, Model(Borrowing()), weights)
+    model = load(tmp_path, Model(MappedLinearMethod()), weights)
     (tmp_path / "model.safetensors").unlink()
     with torch.inference_mode():
         model.embed.weight[0, 0] = 7  # a private mapping: the file does not change
@@ -165,10 +165,10 @@ def test_the_error_for_weights_with_nan_or_infinity_contains_their_names(tmp_pat
 def test_weights_that_the_linear_method_checks_are_not_checked_twice(tmp_path):
     weights = make_weights()
     weights["up_proj.weight"][0, 0] = float("nan")
-    check_finite(load(tmp_path, Model(Borrowing()), weights))
+    check_finite(load(tmp_path, Model(MappedLinearMethod()), weights))
     weights["norm.weight"][0] = float("nan")
     with pytest.raises(WeightError, match=r"norm\.weight"):
-        check_finite(load(tmp_path, Model(Borrowing()), weights))
+        check_finite(load(tmp_path, Model(MappedLinearMethod()), weights))
 
 
 def test_the_loader_returns_a_fingerprint_of_its_weights(tmp_path):

@@ -40,7 +40,7 @@ class Runtime:
         return ProcessRanks(gloo(store, rank, size, options), rank=rank, size=size)
 
 
-class Somewhere(Platform):
+class CollectivesPlatform(Platform):
     info = PlatformInfo(name="somewhere", device_type="cpu")
     can = frozenset({"dtype.float32", "collectives"})
 
@@ -58,7 +58,7 @@ class Somewhere(Platform):
         return Runtime()
 
 
-class Alone(Somewhere):
+class PlatformWithoutCollectives(CollectivesPlatform):
     can = frozenset({"dtype.float32"})
 
 
@@ -72,7 +72,7 @@ def model_dir(tmp_path):
 @pytest.fixture
 def make_context(model_dir):
     def make(rank, size, *, platform=None, rendezvous=None, **options):
-        platform = platform or Somewhere()
+        platform = platform or CollectivesPlatform()
         options = {"tensor_parallel_size": size} | options
         return WorkerContext(
             config=make_config(model_dir, platform, **options).worker_config(),
@@ -220,7 +220,10 @@ def test_a_number_of_workers_other_than_tensor_parallel_size_is_rejected(make_co
         ({"rendezvous": ""}, "rendezvous '' is neither a file:// URL"),
         ({"rendezvous": "sftp://a/b"}, "rendezvous 'sftp://a/b' is neither a file:// URL"),
         ({"rendezvous": "file:///no/such/store"}, "in an existing directory"),
-        ({"platform": Alone()}, "platform 'somewhere' does not declare 'collectives'"),
+        (
+            {"platform": PlatformWithoutCollectives()},
+            "platform 'somewhere' does not declare 'collectives'",
+        ),
     ],
 )
 def test_invalid_rank_contexts_are_rejected_without_waiting_for_other_ranks(

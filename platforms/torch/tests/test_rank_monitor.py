@@ -122,7 +122,7 @@ def test_ranks_with_a_device_group_are_monitored(peer, monkeypatch):
     """`join_nccl` with a substitute for torch's process group, which needs a device."""
     created = []
 
-    class Stand(Group):
+    class RecordedGroup(Group):
         class Options:
             _timeout = None
 
@@ -130,7 +130,7 @@ def test_ranks_with_a_device_group_are_monitored(peer, monkeypatch):
             super().__init__()
             created.append((self, options._timeout))
 
-    monkeypatch.setattr(distributed, "ProcessGroupNCCL", Stand, raising=False)
+    monkeypatch.setattr(distributed, "ProcessGroupNCCL", RecordedGroup, raising=False)
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
     store, patience = distributed.HashStore(), timedelta(seconds=7)
     identity = f"import os; print(os.readlink('/proc/self/ns/pid'), {peer.pid})"

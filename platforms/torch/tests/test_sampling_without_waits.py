@@ -30,7 +30,7 @@ SETTINGS = [
 ]
 
 
-class NobodyAsks(TorchDispatchMode):
+class RejectsHostReads(TorchDispatchMode):
     """Raises an error for operations that return a value or a shape to the host."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -71,7 +71,7 @@ def test_tokens_are_the_same_without_blocking_calls(at_once, monkeypatch):
         logits_SV = 2 * torch.randn(len(rows), V, generator=generator)
         logits_SV[0, 1::2] = logits_SV[0, ::2]  # many logits are equal
         expected = plain.sample(logits_SV.clone(), rows)
-        with NobodyAsks():
+        with RejectsHostReads():
             actual = other.sample(logits_SV.clone(), rows)
         assert torch.equal(actual.token_ids, expected.token_ids)
         assert actual.logprobs == expected.logprobs
@@ -79,7 +79,7 @@ def test_tokens_are_the_same_without_blocking_calls(at_once, monkeypatch):
 
 def test_a_blocking_call_is_detected():
     logits_SV = torch.randn(1, V, generator=torch.Generator().manual_seed(1))
-    with pytest.raises(AssertionError, match="wait"), NobodyAsks():
+    with pytest.raises(AssertionError, match="wait"), RejectsHostReads():
         new_sampler().sample(logits_SV, [1])
 
 

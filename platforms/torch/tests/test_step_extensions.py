@@ -124,17 +124,17 @@ def test_changed_hidden_states_change_only_the_logits_of_their_requests(play):
 
 
 def test_step_extensions_run_in_the_configured_order(play):
-    class Doubles(FakeStepExtension):
+    class DoublesLogits(FakeStepExtension):
         def logits(self, rows, logits_RV):
             return logits_RV * 2
 
-    class Sees(Watched):
+    class RecordsMaxLogit(Watched):
         def logits(self, rows, logits_RV):
             self.best = float(logits_RV.max())
             return logits_RV
 
-    sees = Sees()
-    steps, model = play(Doubles(CONTEXT), sees)
+    sees = RecordsMaxLogit()
+    steps, model = play(DoublesLogits(CONTEXT), sees)
     steps.join(0, PROMPT, [7, 2, 5], **ASK).run((0, 0, 6, True))
     assert sees.best == pytest.approx(2 * float(model.logits(PROMPT).max()))
 

@@ -116,7 +116,7 @@ class Capped(Tiny):
     soft_cap, sliding_window = 5.0, 3
 
 
-class Sinking(Tiny):
+class SinkModel(Tiny):
     """A model with an attention sink."""
 
     def __init__(self, context):
@@ -143,7 +143,7 @@ class Registry(PluginRegistry):
         return super().resolve(kind, reference)
 
     def load(self, kind, reference):
-        here = {"Tiny": Tiny, "Capped": Capped, "Sinking": Sinking}
+        here = {"Tiny": Tiny, "Capped": Capped, "SinkModel": SinkModel}
         return here[reference] if kind == "model" else super().load(kind, reference)
 
 
@@ -335,7 +335,7 @@ def test_attention_sinks_are_required_of_the_backend_and_passed_to_its_layer(
     refusals = classmethod(lambda cls, requirements: all_requirements.append(requirements) or ())
     monkeypatch.setattr(FakeAttentionBackend, "refusals", refusals)
     monkeypatch.setattr(FakeAttentionBackend, "create_layer", staticmethod(create_layer))
-    write_config(model_dir, architectures=["Sinking"])
+    write_config(model_dir, architectures=["SinkModel"])
     worker, _ = loaded()
     start(worker)
     assert all_requirements[0].features == {"sinks"}

@@ -1,4 +1,4 @@
-"""`dovetail bench serve`: loads, measured times, and servers that respond wrongly."""
+"""`dovetail bench serve`: loads, measured times, and servers with invalid responses."""
 
 import asyncio
 import itertools

@@ -172,14 +172,14 @@ def test_writing_columns_is_rejected_with_the_name_of_the_weight():
 
 
 def test_a_loader_that_unties_weights_is_rejected_with_the_name_of_the_weight():
-    class UntyingLoader(Loader):
+    class SeparateHeadLoader(Loader):
         def load(self, model):
             weight = torch.empty_like(model.lm_head.weight)
             model.lm_head.weight = nn.Parameter(weight, requires_grad=False)
             return super().load(model)
 
     with pytest.raises(WeightError, match=r"weight lm_head\.weight is tied to another one"):
-        recorded(UntyingLoader(filled()), tied=True)
+        recorded(SeparateHeadLoader(filled()), tied=True)
 
 
 def test_mappings_that_cannot_be_inverted_are_rejected():

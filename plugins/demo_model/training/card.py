@@ -77,7 +77,7 @@ speculative decoding.
 
 The answers are sampled greedily in transformers, with the saved bfloat16 weights. Each task has
 {asked} different questions (seed {seed}) that are not in the training data in any wording. An
-answer counts as right only if the program that checks the task accepts it and the model ended it.
+answer counts as correct only if the program that checks the task accepts it and the model ended it.
 
 {table}
 {agreement}
@@ -95,7 +95,7 @@ The result, in a message with the role `tool`, is in `<tool_response>`; then the
 it. The model knows five functions under several names: add, multiply, weekday, weather and person.
 It reads the names of functions and parameters from the signatures. The questions offer a needed
 function and up to two others. About 30 % of the results are deliberately wrong, so that they can
-only be copied. A question counts as right only if call and answer are right.
+only be copied. A question counts as correct only if the call and the answer are correct.
 
 {tools_table}
 

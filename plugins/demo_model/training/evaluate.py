@@ -1,9 +1,9 @@
 """Measure the accuracy of a saved model for each task, with greedy sampling in transformers.
 
-Contract: loads the directory through the public API of transformers. An answer counts as right only
-if the task's checker accepts it and the model ended it. A question with functions counts as right
-only if the call (name and arguments) and the answer from its result are right. The script does not
-depend on the training scripts.
+Contract: loads the directory through the public API of transformers. An answer counts as correct
+only if the task's checker accepts it and the model ended it. A question with functions counts
+as correct only if the call (name and arguments) and the answer from its result are correct. The
+script does not depend on the training scripts.
 
 Usage: python evaluate.py FOLDER [--per-task 200] [--show 3] [--draft FOLDER]
 """
@@ -66,7 +66,7 @@ class Answerer:
 
     def answer(self, prompts: list[str]) -> list[tuple[str, bool]]:
         """Return (text, whether the model ended it) for each question."""
-        return self.complete([self.render(_asked(prompt)) for prompt in prompts])
+        return self.complete([self.render(_user_message(prompt)) for prompt in prompts])
 
     def complete(self, texts: list[str]) -> list[tuple[str, bool]]:
         """Return (text, whether the model ended it) for each rendered chat, in order."""
@@ -93,7 +93,7 @@ class Answerer:
         return list(zip(decoded, ended, strict=True))
 
 
-def _asked(prompt: str) -> list[dict[str, Any]]:
+def _user_message(prompt: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": prompt}]
 
 
@@ -118,14 +118,16 @@ def evaluate_tools(folder: Path, per_task: int) -> dict[str, TaskResult]:
     for name in TOOL_TASKS:
         questions = held_out_tool_questions(name, per_task, HELD_OUT_SEED)
         first = answerer.complete(
-            [answerer.render(_asked(q.turn.prompt), q.tools) for q in questions]
+            [answerer.render(_user_message(q.turn.prompt), q.tools) for q in questions]
         )
         graded = [
             _graded(question, text, ended)
             for question, (text, ended) in zip(questions, first, strict=True)
         ]
         called = [i for i, question in enumerate(questions) if question.turn.name and graded[i][-1]]
-        chats = [answerer.render(_called(questions[i]), questions[i].tools) for i in called]
+        chats = [
+            answerer.render(_messages_with_call(questions[i]), questions[i].tools) for i in called
+        ]
         for i, (text, ended) in zip(called, answerer.complete(chats), strict=True):
             right = ended and questions[i].check_answer(text)
             graded[i] = (questions[i].turn.prompt, text, ended, right)
@@ -142,12 +144,12 @@ def _graded(question: ToolQuestion, text: str, ended: bool) -> _Graded:
     return question.turn.prompt, text, ended, ended and check(text)
 
 
-def _called(question: ToolQuestion) -> list[dict[str, Any]]:
+def _messages_with_call(question: ToolQuestion) -> list[dict[str, Any]]:
     """Return the messages up to the result of the right call."""
     turn = question.turn
     call = {"type": "function", "function": {"name": turn.name, "arguments": turn.arguments}}
     return [
-        *_asked(turn.prompt),
+        *_user_message(turn.prompt),
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": turn.result},
     ]
@@ -174,7 +176,7 @@ def agreement(folder: Path, draft: Path, per_task: int) -> float:
     for task in TASKS.values():
         prompts = [prompt for prompt, _ in held_out_set(task, per_task, HELD_OUT_SEED)]
         for prompt, (text, _) in zip(prompts, main.answer(prompts), strict=True):
-            head = main.render(_asked(prompt))
+            head = main.render(_user_message(prompt))
             start = len(main.tokenizer(head, add_special_tokens=False).input_ids)
             full = head + text + main.tokenizer.eos_token
             ids = main.tokenizer(full, return_tensors="pt", add_special_tokens=False).input_ids

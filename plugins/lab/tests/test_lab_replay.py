@@ -26,14 +26,14 @@ def recorded(path, name):
     policy."""
     scheduler_cls, policy_cls = choose_scheduler(PluginRegistry(), name)
 
-    class Made:
+    class RecordingSchedulerFactory:
         provides = frozenset({"encoder"})
 
         def __new__(cls, context):
             recorder = DecisionRecorder(path, scheduler_cls, context)
             return RecordedScheduler(scheduler_cls(recorder.context), recorder)
 
-    return Made, policy_cls
+    return RecordingSchedulerFactory, policy_cls
 
 
 def record(path, name, seed):

@@ -323,7 +323,7 @@ def test_a_download_waits_for_the_lock_of_another_download(write_wheel, make, no
     assert make().find(TINY) is not None
 
 
-class HalfWheel(SimpleHTTPRequestHandler):
+class PartialWheelHub(SimpleHTTPRequestHandler):
     """Serves half of each wheel and then waits, until `complete` is set."""
 
     complete = threading.Event()
@@ -345,14 +345,14 @@ class HalfWheel(SimpleHTTPRequestHandler):
 @pytest.fixture
 def slow_index(wheels, monkeypatch):
     """A package index on loopback that stalls in the middle of a wheel."""
-    HalfWheel.complete = threading.Event()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(HalfWheel, directory=wheels))
+    PartialWheelHub.complete = threading.Event()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(PartialWheelHub, directory=wheels))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    yield HalfWheel.complete
-    HalfWheel.complete.set()
+    yield PartialWheelHub.complete
+    PartialWheelHub.complete.set()
     server.shutdown()
     server.server_close()
     thread.join()

@@ -151,7 +151,7 @@ def run_server(*options):
 
 
 @pytest.fixture(autouse=True)
-def unblocked():
+def check_event_loops():
     """Check that a test has blocked no event loop of a running server."""
     yield
     for server in _servers:

@@ -61,7 +61,7 @@ def engine_of(server):
     return max(others, key=num_threads_of)
 
 
-class Held:
+class OpenStream:
     """A streamed request. port: the port of the client's end.
 
     request_id: the id of its response.
@@ -99,7 +99,7 @@ def held_by_all(server):
     held, owners = [], set()
     while len(held) < 8 or len(owners) < NUM_PROCESSES:
         assert len(held) < 100
-        held.append(Held(server))
+        held.append(OpenStream(server))
         owners.add(wait_until(lambda: held[-1].server_of(server)))
     return held
 
@@ -109,7 +109,7 @@ def wait_until_all_serve(server):
     answered = set()
 
     def ask():
-        first = Held(server)
+        first = OpenStream(server)
         answered.add(wait_until(lambda: first.server_of(server)))
         return first.read() and len(answered & api_processes(server)) == NUM_PROCESSES
 
@@ -162,7 +162,7 @@ def test_every_api_process_shows_the_metrics_of_all_api_processes(shared):
 
 def test_a_killed_api_process_ends_only_its_own_requests_and_is_restarted(shared):
     pause(shared)
-    held = [Held(shared) for _ in range(12)]
+    held = [OpenStream(shared) for _ in range(12)]
     owners = [wait_until(lambda item=item: item.server_of(shared)) for item in held]
     before = api_processes(shared)
     killed = owners[0]
@@ -185,12 +185,12 @@ def test_an_api_process_that_is_killed_under_load_is_replaced_in_time(serving, n
     with serving(*OPTIONS, "--api-processes", str(NUM_PROCESSES)) as server:
         server.wait_until_ready()
         for _ in range(10):
-            running = [Held(server, max_tokens=400) for _ in range(16)]
+            running = [OpenStream(server, max_tokens=400) for _ in range(16)]
             owners = [wait_until(lambda item=item: item.server_of(server)) for item in running]
             start_s = time.monotonic()
             os.kill(owners[0], signal.SIGKILL)
             with ThreadPoolExecutor(len(running)) as pool:
-                contents = list(pool.map(Held.read, running))
+                contents = list(pool.map(OpenStream.read, running))
             for owner, content in zip(owners, contents, strict=True):
                 assert owner == owners[0] or content.endswith(b"data: [DONE]\n\n")
             wait_until(lambda: len(api_processes(server)) == NUM_PROCESSES)
@@ -308,7 +308,7 @@ def test_api_processes_attach_to_a_restarted_engine(shared):
     wait_until(lambda: all(shared.get("/ready").status == 200 for _ in range(20)))
     before = api_processes(shared)
     pause(shared)
-    held = [Held(shared) for _ in range(6)]
+    held = [OpenStream(shared) for _ in range(6)]
     for item in held:
         wait_until(lambda item=item: item.server_of(shared))
     wait_until(lambda: load_of(shared)["num_waiting"] >= 6)
@@ -339,7 +339,7 @@ def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(servi
 
 def test_sigterm_drains_all_api_processes(shared):
     pause(shared)
-    held = [Held(shared) for _ in range(12)]
+    held = [OpenStream(shared) for _ in range(12)]
     for item in held:
         wait_until(lambda item=item: item.server_of(shared))
     wait_until(lambda: load_of(shared)["num_waiting"] >= 12)
@@ -356,7 +356,7 @@ def test_no_process_remains_after_the_main_process_is_killed(serving):
     with serving(*OPTIONS, "--api-processes", str(NUM_PROCESSES)) as server:
         server.wait_until_ready()
         pause(server)
-        held = [Held(server) for _ in range(4)]
+        held = [OpenStream(server) for _ in range(4)]
         for item in held:
             wait_until(lambda item=item: item.server_of(server))
         processes = children_of(server.process.pid)

@@ -1,6 +1,6 @@
 """No request blocks the event loop, not even the largest requests and requests at each limit.
 
-The fixture `unblocked` of this directory checks this after every other test, too.
+The fixture `check_event_loops` of this directory checks this after every other test, too.
 """
 
 import asyncio

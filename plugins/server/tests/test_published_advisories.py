@@ -159,7 +159,7 @@ def canary(templated):
 
 
 @pytest.fixture
-def unharmed(templated, canary):
+def server_still_works(templated, canary):
     processes = children_of(templated.process.pid)
     yield templated
     assert templated.get("/ready").status == 200
@@ -169,81 +169,81 @@ def unharmed(templated, canary):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_request_of_an_advisory_is_rejected(unharmed, name):
+def test_the_request_of_an_advisory_is_rejected(server_still_works, name):
     path, body = REFUSED[name]
-    reply = unharmed.post(path, body)
+    reply = server_still_works.post(path, body)
     assert 400 <= reply.status < 500, reply.content
     assert reply.error["code"] and reply.error["message"]
     assert not PRIVATE.search(reply.content)
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_valid_requests_from_security_advisories_are_served(unharmed, name):
+def test_valid_requests_from_security_advisories_are_served(server_still_works, name):
     path, body = ACCEPTED[name]
-    reply = unharmed.post(path, body)
+    reply = server_still_works.post(path, body)
     assert reply.status == 200, reply.content
     assert not PRIVATE.search(reply.content)
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/v1/embeddings", "/pooling"])
-def test_a_pickle_in_a_body_is_not_opened(unharmed, path, tmp_path):
+def test_a_pickle_in_a_body_is_not_opened(server_still_works, path, tmp_path):
     trace = tmp_path / "trace"
     opened = pickle.dumps(TouchesFile(str(trace)))
     for kind in ("application/json", "application/octet-stream", "application/x-pickle"):
-        reply = unharmed.send("POST", path, opened, {"Content-Type": kind})
+        reply = server_still_works.send("POST", path, opened, {"Content-Type": kind})
         assert 400 <= reply.status < 500
     assert not trace.exists()
 
 
 @pytest.mark.parametrize("size", [64 << 10, 1 << 20])
-def test_very_long_headers_are_rejected(unharmed, size):
+def test_very_long_headers_are_rejected(server_still_works, size):
     """Covers CVE-2025-48956: a very long header must not use much memory."""
     try:
-        reply = unharmed.get("/version", **{"X-Long": "a" * size})
+        reply = server_still_works.get("/version", **{"X-Long": "a" * size})
     except (ConnectionError, http.client.HTTPException):
         return  # the server closed the connection before it had read everything
     assert reply.status == 431
 
 
-def test_the_engine_does_not_use_the_request_ids_of_clients(unharmed):
+def test_the_engine_does_not_use_the_request_ids_of_clients(server_still_works):
     """Covers CVE-2026-105755 and CVE-2026-112266: the engine does not use ids of clients."""
     kwargs = {"X-Request-Id": "same"}
-    first = unharmed.post(*prompt(prompt="Anna and Ben"), **kwargs)
-    second = unharmed.post(*prompt(prompt="Ben and Anna"), **kwargs)
+    first = server_still_works.post(*prompt(prompt="Anna and Ben"), **kwargs)
+    second = server_still_works.post(*prompt(prompt="Ben and Anna"), **kwargs)
     assert first.status == second.status == 200
     assert first.json["id"] != second.json["id"]
     assert first.headers["x-request-id"] == second.headers["x-request-id"] == "same"
 
 
-def test_a_stream_with_an_error_contains_no_private_information(unharmed):
+def test_a_stream_with_an_error_contains_no_private_information(server_still_works):
     """Covers CVE-2026-22778 and CVE-2026-54236: errors that contain private information."""
     for text in ("\x00", "\u202e", "a" * 5000, "/etc/passwd", "0x7fffdeadbeef00"):
-        reply = unharmed.post(*prompt(model=text))
+        reply = server_still_works.post(*prompt(model=text))
         assert reply.status == 404 and not PRIVATE.search(reply.content.replace(b"/etc", b""))
 
 
 @pytest.mark.parametrize("path", ["/invocations", "/update_weights", "/collective_rpc", "/pause"])
-def test_admin_operations_are_not_available_to_clients(unharmed, path):
+def test_admin_operations_are_not_available_to_clients(server_still_works, path):
     """Covers CVE-2026-48746 and CVE-2023-48022: operator routes that clients can call."""
     for form in (path, f"{path}/", f"/v1{path}", f"/live{path}", f"//{path}", f"/live/..{path}"):
-        assert unharmed.post(form, {}).status in (404, 405)
+        assert server_still_works.post(form, {}).status in (404, 405)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example"])
-def test_a_request_with_a_foreign_host_header_is_rejected(unharmed, host):
+def test_a_request_with_a_foreign_host_header_is_rejected(server_still_works, host):
     """Covers CVE-2025-62593: a web page whose host name resolves to this machine."""
-    assert unharmed.get("/v1/models", Host=host).status == 403
+    assert server_still_works.get("/v1/models", Host=host).status == 403
 
 
-def test_only_the_port_of_the_server_is_open(unharmed):
+def test_only_the_port_of_the_server_is_open(server_still_works):
     """Covers CVE-2025-30202 and CVE-2025-32444: engine sockets that listen on a network."""
     listening = set()
-    for pid in (unharmed.process.pid, *children_of(unharmed.process.pid)):
+    for pid in (server_still_works.process.pid, *children_of(server_still_works.process.pid)):
         listening |= tcp_listeners_of(pid)
-    assert listening == {f"0100007F:{unharmed.port:04X}"}
+    assert listening == {f"0100007F:{server_still_works.port:04X}"}
 
 
-def test_a_hostile_request_does_not_change_a_concurrent_request(unharmed, canary):
+def test_a_hostile_request_does_not_change_a_concurrent_request(server_still_works, canary):
     """Covers CVE-2026-93989 and GHSA-fpch: masks and penalties affect only their own request."""
     connections = []
     for fields in (
@@ -251,12 +251,14 @@ def test_a_hostile_request_does_not_change_a_concurrent_request(unharmed, canary
         {"allowed_token_ids": [5]},
         {"logit_bias": {"9": -100}},
     ):
-        first = http.client.HTTPConnection(unharmed.host, unharmed.port, timeout=60)
+        first = http.client.HTTPConnection(
+            server_still_works.host, server_still_works.port, timeout=60
+        )
         body = json.dumps(CANARY | fields | {"max_tokens": 32, "ignore_eos": True})
         first.request("POST", COMPLETIONS, body, {"Content-Type": "application/json"})
         connections.append(first)
     for _ in range(5):
-        assert unharmed.complete(**CANARY).json["choices"] == canary
+        assert server_still_works.complete(**CANARY).json["choices"] == canary
     for first in connections:
         assert first.getresponse().status == 200
         first.close()

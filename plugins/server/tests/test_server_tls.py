@@ -47,7 +47,7 @@ def encrypted(serving, files):
         yield running.wait_until_ready()
 
 
-def trusting(files):
+def client_tls_settings(files):
     """Return the TLS settings of a client that trusts the server's certificate and has its own."""
     context = ssl.create_default_context(cafile=files[0])
     context.load_cert_chain(files[2], files[3])
@@ -69,7 +69,7 @@ def ask(server, context, body=None):
 
 
 def test_requests_over_https_are_served(encrypted, files):
-    context = trusting(files)
+    context = client_tls_settings(files)
     assert ask(encrypted, context)[0] == 200
     status, content = ask(encrypted, context, BODY)
     assert status == 200 and json.loads(content)["usage"]["completion_tokens"] == 4
@@ -79,24 +79,24 @@ def test_requests_over_https_are_served(encrypted, files):
 
 
 def test_a_large_request_over_https_is_served(encrypted, files):
-    status, content = ask(encrypted, trusting(files), BODY | {"user": "a" * 2_000_000})
+    status, content = ask(encrypted, client_tls_settings(files), BODY | {"user": "a" * 2_000_000})
     assert status == 400 and json.loads(content)["error"]["param"] == "user"
 
 
 def test_a_client_without_a_certificate_is_rejected(encrypted, files):
     with pytest.raises((ssl.SSLError, ConnectionError, http.client.HTTPException)):
         ask(encrypted, ssl.create_default_context(cafile=files[0]))
-    assert ask(encrypted, trusting(files))[0] == 200
+    assert ask(encrypted, client_tls_settings(files))[0] == 200
 
 
 def test_a_request_without_tls_is_not_served(encrypted, files):
     with pytest.raises((http.client.HTTPException, ConnectionError)):
         encrypted.get("/version")
-    assert ask(encrypted, trusting(files))[0] == 200
+    assert ask(encrypted, client_tls_settings(files))[0] == 200
 
 
 def test_old_versions_of_tls_are_rejected(encrypted, files):
-    context = trusting(files)
+    context = client_tls_settings(files)
     with pytest.warns(DeprecationWarning):
         context.minimum_version = ssl.TLSVersion.TLSv1_1
         context.maximum_version = ssl.TLSVersion.TLSv1_1

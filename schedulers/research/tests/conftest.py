@@ -102,7 +102,7 @@ class World:
 
 
 @dataclass(slots=True)
-class Fate:
+class JobTimes:
     """The simulated times of a job: its first admission and each of its output tokens."""
 
     job: Job
@@ -168,7 +168,7 @@ class Simulation:
                 strict=True,
             )
         )
-        self.fates = {job.name: Fate(job) for job in jobs}
+        self.fates = {job.name: JobTimes(job) for job in jobs}
         self.steps, self.stats = [], None
         self._coming = sorted(jobs, key=lambda job: job.arrival_ns)[::-1]
         self._rows, self._num_arrived = {}, 0

@@ -78,7 +78,7 @@ def prefill_first_a_prompt_above_the_token_budget_is_split(policy, lab):
     assert lab.play(policy, jobs, budget=100)["huge"].finished
 
 
-def stalled(policy, lab, **world):
+def run_with_long_prompts(policy, lab, **world):
     decodes = [lab.Job(name=f"d{n}", prompt=12, output=120) for n in range(6)]
     prompts = [
         lab.Job(name=f"p{n}", prompt=700, output=3, arrival_ns=(200 + 150 * n) * lab.MS)
@@ -89,7 +89,7 @@ def stalled(policy, lab, **world):
 
 
 def sarathi_every_step_contains_all_decodes(policy, lab):
-    game, _ = stalled(policy, lab)
+    game, _ = run_with_long_prompts(policy, lab)
     start = set()
     for step in game.steps:
         assert start & step.before <= set(step.decodes())
@@ -97,20 +97,20 @@ def sarathi_every_step_contains_all_decodes(policy, lab):
 
 
 def sarathi_the_option_chunk_limits_the_time_between_tokens(policy, lab):
-    game, fates = stalled(policy, lab)
+    game, fates = run_with_long_prompts(policy, lab)
     maximum = game.world.cost(TAU - len(fates), len(fates))
     assert max(fate.max_gap_ns for fate in fates) == maximum
 
 
 def sarathi_a_step_with_a_partial_prompt_has_exactly_chunk_tokens(policy, lab):
-    game, _ = stalled(policy, lab)
+    game, _ = run_with_long_prompts(policy, lab)
     cut = [step for step in game.steps if any(not samples for *_, samples in step.runs)]
     assert len(cut) > 30
     assert {sum(tokens for _, _, tokens, _ in step.runs) for step in cut} == {TAU}
 
 
 def sarathi_all_requests_finish_without_chunked_prefill(policy, lab):
-    game, _ = stalled(policy, lab, chunked=False)
+    game, _ = run_with_long_prompts(policy, lab, chunked=False)
     assert all(fate.finished for fate in game.fates.values())
 
 

@@ -119,7 +119,7 @@ def lpm_the_waiting_time_of_a_request_with_a_rare_prefix_is_limited(policy, lab)
     assert 1_500 * lab.MS < waited_ns < 2_500 * lab.MS
 
 
-def owed(job, num_cached=0):
+def service_of(job, num_cached=0):
     return len(job.prompt) - num_cached + OUTPUT_WEIGHT * job.output
 
 
@@ -138,7 +138,7 @@ def dlpm_the_service_of_tenants_differs_by_at_most_a_quantum(policy, lab):
         assert game["a1"].num_cached == 160  # for every job of the tenant except the first
 
         def paid(job, game=game):
-            return owed(job, game[job.name].num_cached)
+            return service_of(job, game[job.name].num_cached)
 
         dearest = max(paid(job) for job in (*cached, *fresh))
         assert quantum / 2 < gap(game, cost=paid) <= quantum + dearest

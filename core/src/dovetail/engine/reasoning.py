@@ -51,7 +51,7 @@ class ReasoningMatcher:
 
     @property
     def in_answer(self) -> bool:
-        """Whether the answer has begun."""
+        """Whether the answer has started."""
         return self._phase is Phase.ANSWER
 
     def accept(self, token_ids: Sequence[int]) -> int:

@@ -66,7 +66,7 @@ class ExpertLayers:
 class AppliesExperts(Protocol):
     """Capability "experts": the method computes all experts of a layer in one call.
 
-    For other methods, each expert is a linear layer of its own, which is slower.
+    For other methods, each expert is a separate linear layer, which is slower.
     """
 
     def apply_experts(

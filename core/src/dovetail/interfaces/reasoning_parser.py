@@ -37,8 +37,8 @@ class ReasoningDelta:
 class ReasoningMarkers:
     """The markers around the reasoning of a completion.
 
-    end: ends the reasoning. start: begins it in the output; "" if the prompt has begun it. answer:
-    what the model writes between `end` and the answer.
+    end: ends the reasoning. start: begins it in the output; "" if the prompt already contains it.
+    answer: what the model writes between `end` and the answer.
     """
 
     end: str

@@ -226,7 +226,7 @@ class SchedulerInterface(ABC):
 
     Pooling. A request with `pooling_params` runs like one with a single output token, but its
     prompt may have `max_model_len` tokens. It ends with the step whose result has its
-    `ModelRunnerOutput.pooled`, which the scheduler passes on.
+    `ModelRunnerOutput.pooled`, which the scheduler forwards.
 
     Gates. A request is scheduled when all of its admission gates (`dovetail.interfaces.admission`)
     have let it pass. A held request does not delay others. If a gate fails a request, it ends with

@@ -119,7 +119,7 @@ class TokenGate(nn.Module):
 
 
 def sparse_mlp(options: ExpertOptions) -> Callable[[ModelContext, str, DecoderShape], SparseMLP]:
-    """Return a maker of `SparseMLP` for `DecoderShape.mlp`."""
+    """Return a factory for `SparseMLP` for `DecoderShape.mlp`."""
     return lambda context, name, shape: SparseMLP(context, name, shape, options)
 
 

@@ -31,7 +31,7 @@ from dovetail_torch.layers import (
 )
 
 _EPS = 1e-6
-"""Of the norms of latent vectors, which do not read the epsilon of config.json."""
+"""Epsilon of the norms of latent vectors, which ignore the epsilon in config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class LatentHeads(nn.Module):
 
 
 def latent_attention(options: LatentOptions) -> MakeAttention:
-    """Return a maker of `LatentSelfAttention` for `DecoderShape.make_attention`."""
+    """Return a factory for `LatentSelfAttention` for `DecoderShape.make_attention`."""
 
     def make(
         context: ModelContext,

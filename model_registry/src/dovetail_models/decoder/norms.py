@@ -22,39 +22,39 @@ MakeHeadNorm = Callable[[ModelContext, Shard, int], nn.Module]
 
 
 def rms_norm(eps: float) -> MakeNorm:
-    """Return a maker of `RMSNorm`."""
+    """Return a factory for `RMSNorm`."""
     return lambda context, size: RMSNorm(context, size, eps)
 
 
 def offset_rms_norm(eps: float) -> MakeNorm:
-    """Return a maker of `OffsetRMSNorm`."""
+    """Return a factory for `OffsetRMSNorm`."""
     return lambda context, size: OffsetRMSNorm(context, size, eps)
 
 
 def layer_norm(eps: float, *, has_weight: bool = True, has_bias: bool = True) -> MakeNorm:
-    """Return a maker of `LayerNorm`."""
+    """Return a factory for `LayerNorm`."""
     return lambda context, size: LayerNorm(
         context, size, eps, has_weight=has_weight, has_bias=has_bias
     )
 
 
 def norm_of_each_head(norm: MakeNorm) -> MakeHeadNorm:
-    """Return a maker of one norm for all heads, which it normalizes separately."""
+    """Return a factory for one norm of all heads that normalizes each head separately."""
     return lambda context, _, head_size: norm(context, head_size)
 
 
 def norm_of_all_heads(eps: float) -> MakeHeadNorm:
-    """Return a maker of `AllHeadsRMSNorm`."""
+    """Return a factory for `AllHeadsRMSNorm`."""
     return lambda context, features, _: AllHeadsRMSNorm(context, features, eps)
 
 
 def norm_with_weights_of_heads(eps: float) -> MakeHeadNorm:
-    """Return a maker of `HeadWeightsNorm`."""
+    """Return a factory for `HeadWeightsNorm`."""
     return lambda context, features, head_size: HeadWeightsNorm(context, features, head_size, eps)
 
 
 def norms_by_head(eps: float) -> MakeHeadNorm:
-    """Return a maker of `HeadNorms`."""
+    """Return a factory for `HeadNorms`."""
     return lambda context, features, head_size: HeadNorms(context, features, head_size, eps)
 
 
@@ -106,7 +106,7 @@ class HeadWeightsNorm(nn.Module):
 
 
 class HeadNorms(nn.Module):
-    """Layer norm of each head without a bias; every head is a module of its own, `norms.N`.
+    """Layer norm of each head without a bias; every head is a separate module, `norms.N`.
 
     elsewhere: names of the parameters of other ranks.
     """

@@ -88,9 +88,10 @@ class DecoderShape:
     windows: the sliding window of each layer in tokens, including the current one; 0 for full
     attention. ropes: the rotary positions of each layer, None for none. norm: makes a norm of a
     number of features. activation: its name in `ACTIVATIONS`. block, mlp: classes of a layer's
-    parts; None for the defaults, `PreNormBlock` and `GatedMLP`. mlps: the makers of each layer's
-    MLP instead of `mlp`, if they differ; () if not. make_attention: makes the attention of a layer;
-    None for `SelfAttention`. mappings: names and layouts of weights that config.json defines.
+    parts; None for the defaults, `PreNormBlock` and `GatedMLP`. mlps: the factory for each
+    layer's MLP instead of `mlp`, if they differ; () if not. make_attention: makes the attention of
+    a layer; None for `SelfAttention`. mappings: names and layouts of weights that config.json
+    defines.
     num_experts: of a layer; 0 for none.
     embedding_scale: factor on the embeddings. logit_scale: factor on the logits. logit_cap: c in
     c·tanh(logit / c), 0 for none. branch_scale: factor on the output of attention and of the MLP.

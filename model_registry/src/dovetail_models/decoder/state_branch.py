@@ -38,7 +38,7 @@ RATES: Mapping[str, Callable[[torch.Tensor], None]] = {"A_log": _to_rates}
 
 
 class StateBranch(AttentionBranch):
-    """The base of the layers with states. attn: the layer's state."""
+    """The base class of layers with states. attn: the layer's state."""
 
     attn: StateLayer
 

@@ -44,8 +44,8 @@ class _Member:
 class StepExtensions:
     """Calls the extensions in order, as their contract specifies.
 
-    rows: rows that use any extension. logits_rows, hidden_rows: rows that take part in an
-    extension with a hook on logits, or on hidden states. errors: messages by failed row.
+    rows: rows that use any extension. logits_rows, hidden_rows: rows that use an extension
+    with a hook on logits, or on hidden states. errors: messages by failed row.
     """
 
     def __init__(self, extensions: Mapping[str, StepExtension], upload: Upload) -> None:
@@ -88,7 +88,7 @@ class StepExtensions:
 
         first_R: each request's first token.
         """
-        for member, own in self._taking_part("before_forward", plan.rows):
+        for member, own in self._extensions_with_hook("before_forward", plan.rows):
             self._call(member, "before_forward", own, partial(_prepare, member, plan, first_R))
 
     @torch.inference_mode()
@@ -96,7 +96,7 @@ class StepExtensions:
         self, plan: SchedulerOutput, first_R: np.ndarray, hidden_TD: torch.Tensor
     ) -> torch.Tensor:
         """Return the hidden states of all tokens after all extensions."""
-        for member, own in self._taking_part("hidden_states", plan.rows):
+        for member, own in self._extensions_with_hook("hidden_states", plan.rows):
             hook = partial(self._hidden_states_of, member, plan, first_R, hidden_TD)
             changes = [item for item in self._call(member, "hidden_states", own, hook) if item]
             hidden_TD = hidden_TD.clone() if changes else hidden_TD
@@ -108,7 +108,7 @@ class StepExtensions:
     def logits(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Change float32 logits in place and return them. rows: the rows that sample, in order."""
         place_of = {row: index for index, row in enumerate(rows)}
-        for member, own in self._taking_part("logits", rows):
+        for member, own in self._extensions_with_hook("logits", rows):
             hook = partial(self._logits_of, member, logits_SV, place_of)
             for index_R, new_RV in self._call(member, "logits", own, hook):
                 logits_SV.index_copy_(0, index_R, new_RV)
@@ -118,7 +118,7 @@ class StepExtensions:
     def after_sampling(self, rows: Sequence[int], token_ids_S: torch.Tensor) -> None:
         """Pass the sampled tokens to the extensions. rows: the rows that sample, in order."""
         place_of = {row: index for index, row in enumerate(rows)}
-        for member, own in self._taking_part("after_sampling", rows):
+        for member, own in self._extensions_with_hook("after_sampling", rows):
             hook = partial(self._tokens_of, member, token_ids_S, place_of)
             self._call(member, "after_sampling", own, hook)
 
@@ -127,7 +127,9 @@ class StepExtensions:
         errors = self.errors
         return {run: errors[row] for run, row in enumerate(plan.rows) if row in errors}
 
-    def _taking_part(self, hook: str, rows: Sequence[int]) -> Iterator[tuple[_Member, list[int]]]:
+    def _extensions_with_hook(
+        self, hook: str, rows: Sequence[int]
+    ) -> Iterator[tuple[_Member, list[int]]]:
         """Yield each extension that overrides the hook, with the rows among `rows` that use it."""
         for member in self._members:
             if hook in member.hooks and member.rows:

@@ -20,7 +20,7 @@ from dovetail_torch.progress_bar import progress_bar
 
 _OPTION = "--out"
 _SPARE_BYTES = 16 << 20
-"""For the tokenizer and the headers."""
+"""Reserved for the tokenizer and the headers."""
 
 
 @dataclass(frozen=True, kw_only=True)

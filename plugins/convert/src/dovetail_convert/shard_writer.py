@@ -151,7 +151,7 @@ class ShardWriter:
 def _divide(
     tensors: Sequence[PlannedTensor], max_shard_bytes: int
 ) -> Iterable[list[PlannedTensor]]:
-    """Yield the tensors of each file. A tensor that is too large has a file of its own."""
+    """Yield the tensors of each file. A tensor that is too large is in a separate file."""
     shard: list[PlannedTensor] = []
     num_bytes = 0
     for tensor in tensors:

@@ -57,7 +57,7 @@ def print_architectures(*, as_json: bool) -> None:
     if has_fallback(registry):
         print_line(
             "Other decoder models that the library transformers supports run through it. A check "
-            "when the model is loaded rejects those that would be computed wrongly."
+            "when the model is loaded rejects those that would be computed incorrectly."
         )
 
 

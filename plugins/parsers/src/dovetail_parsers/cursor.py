@@ -157,7 +157,7 @@ class Cursor:
         yield from self._nested(emit, depth=1)
 
     def rest(self, emit: Emit) -> Steps[None]:
-        """Pass on everything that follows."""
+        """Forward everything that follows."""
         while (yield from self.peek()):
             self._pass_on(len(self._text), emit)
 

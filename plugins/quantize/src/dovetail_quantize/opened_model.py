@@ -22,7 +22,7 @@ class ModelAccess:
     shared: ClassVar[list[nn.Module]] = []
 
     def share_model(self) -> None:
-        """Append the model to `shared`."""
+        """Append the model to the list `shared`."""
         self.shared.append(self._model)
 
 

@@ -55,7 +55,7 @@ class TransformersForCausalLM(nn.Module):
         """Create the model with uninitialized weights.
 
         Raises ModelError, naming the field or the class, for an architecture that transformers
-        does not have or that would be computed wrongly.
+        does not have or that would be computed incorrectly.
         """
         super().__init__()
         if context.linear_method.error:

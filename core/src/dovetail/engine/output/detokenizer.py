@@ -238,7 +238,7 @@ class WindowDetokenizer:
         return text
 
     def _push_unsettled(self, text: str) -> str:
-        """Return the text before the tail of U+FFFD. Of a long tail, keep only its end."""
+        """Return the text before the tail of U+FFFD. If the tail is long, keep only its end."""
         num_tail = len(text) - len(text.rstrip(REPLACEMENT))
         broken = len(self._ids) - self._settled > MAX_UNSETTLED_TOKENS
         num_held = min(num_tail, MAX_HELD_CHARS) if broken else num_tail

@@ -123,7 +123,7 @@ class RequestStreamer:
         await self._abort(self._settle(request_ids, error))
 
     def close(self, error: DovetailError) -> None:
-        """Stop reading, and raise `error` in all waiting readers. From any thread."""
+        """Stop reading, and raise `error` in all waiting readers. May be called from any thread."""
         loop = None if self._reader is None else self._reader.get_loop()
         if loop is None or loop is _running_loop() or not loop.is_running():
             self._close(error)

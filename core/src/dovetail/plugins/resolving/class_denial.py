@@ -1,7 +1,7 @@
 """Applies the user's rules to the class that a reference names.
 
 A rule cannot be evaded by another name for the same class: a module that re-exports it, another
-entry point, a path to its file, the class object itself, or a subclass without code of its own. The
+entry point, a path to its file, the class object itself, or a subclass without its own code. The
 check runs once for each loaded class if rules exist.
 """
 

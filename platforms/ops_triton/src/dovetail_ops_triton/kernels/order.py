@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 
 MINIMUM = tl.constexpr(-(2**31))
-"""An integer image that is lower than that of every number."""
+"""An integer key that is lower than the key of every number."""
 LOWEST = tl.constexpr(-(2**63))
 """A sort key that is lower than the sort key of every column."""
 NAN = tl.constexpr(2**31 - 2)
-"""The integer image of NaN: greater than that of all numbers, but not the greatest int32."""
+"""The integer key of NaN: greater than the key of every number, but not the greatest int32."""
 
 
 @triton.jit

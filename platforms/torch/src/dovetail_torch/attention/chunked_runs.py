@@ -1,4 +1,4 @@
-"""Chunked attention with any backend: the requests of a step are divided at the borders of chunks.
+"""Chunked attention with any backend: a step's requests are divided at the boundaries of chunks.
 
 A token sees only its own chunk (`ChunkedAttention`). The tokens of a request in one chunk are
 passed to the backend as a separate, shorter request: its block table is the part of the request's
@@ -71,7 +71,7 @@ class ChunkedLayer(AttentionLayer):
 
 
 class ChunkedBuilder(AttentionMetadataBuilder):
-    """Divides each step's requests at the borders of chunks, for a backend's builder."""
+    """Divides each step's requests at the boundaries of chunks, for a backend's builder."""
 
     def __init__(
         self, backend: type[AttentionBackend], context: AttentionGroupContext, chunk_size: int
@@ -107,8 +107,9 @@ class ChunkedBuilder(AttentionMetadataBuilder):
 
 
 def divide_runs(batch: AttentionBatch, chunk_size: int, block_size: int) -> AttentionBatch:
-    """Return `batch` with its requests divided at the borders of chunks. The order of tokens stays.
+    """Return `batch` with its requests divided at the boundaries of chunks.
 
+    The order of the tokens does not change.
     chunk_size: tokens; a multiple of `block_size`. Requests without tokens may be omitted.
     """
     counts_R = np.asarray(batch.query_lens, np.int64)

@@ -211,7 +211,7 @@ class _OnceTraced:
 
 
 def _own_code(function: Forward) -> Forward:
-    """Return a copy of a function with a code object of its own.
+    """Return a copy of a function with a separate code object.
 
     torch keeps compiled code by code object, at most 8 variants: engines must not share one.
     """

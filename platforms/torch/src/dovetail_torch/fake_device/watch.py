@@ -33,7 +33,7 @@ class FlightError(RuntimeError):
 
 
 class Watch:
-    """Findings since the last `forget`. Called from any thread.
+    """Findings since the last `forget`. May be called from any thread.
 
     synchronisations: number of hidden waits, by code line and operation. waits: number of explicit
     waits for an event. faults: messages of all faults, whether raised or not.

@@ -136,7 +136,7 @@ class ChunkedAttention(Attention):
     """Attention within chunks: a token sees the previous tokens of its own chunk, and itself.
 
     Position p is in chunk p // chunk_size. Blocks of earlier chunks are freed. The runner divides
-    the runs of a step at the borders of chunks, so every attention backend can compute such a
+    the runs of a step at the boundaries of chunks, so every attention backend can compute such a
     layer.
     Source: the reference code of Llama 4 (Meta 2025).
     """

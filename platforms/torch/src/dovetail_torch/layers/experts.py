@@ -2,7 +2,7 @@
 
 A router selects some experts for each token; the layer returns the weighted sum of their outputs.
 The weights of all experts are stacked in two linear layers if the linear method computes them in
-one call (capability "experts"); otherwise each expert has linear layers of its own. The names in
+one call (capability "experts"); otherwise each expert has separate linear layers. The names in
 checkpoints are the same: `experts.N.gate_proj`, `up_proj` and `down_proj`.
 Several ranks divide the intermediate features of every expert.
 Source: Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961.

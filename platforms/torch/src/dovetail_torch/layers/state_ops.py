@@ -1,7 +1,7 @@
 """The operations of layers with states: convolution, linear attention, and gated norms, with torch.
 
-They are the reference for fused providers, and do not wait for an asynchronous device: the borders
-of parts are known on the host, and the blocks only on the device.
+They are the reference for fused providers, and do not wait for an asynchronous device: the
+boundaries of parts are known on the host, and the blocks only on the device.
 Dimensions: T tokens, N parts, R requests, B blocks, C channels, W kernel size, H heads, G groups of
 heads, K and V features of a key and of a value, L tokens of a chunk.
 """

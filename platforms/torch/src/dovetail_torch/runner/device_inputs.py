@@ -1,6 +1,6 @@
 """Convert a plan to the tensors of one step on an asynchronous device.
 
-The host packs the few values of a step (rows, first positions, borders; new requests and new
+The host packs the few values of a step (rows, first positions, boundaries; new requests and new
 blocks; numbers for sampling) and sends them in one copy; everything else is computed on the device
 from the rows stored there. Does not depend on the model or the sampler.
 Dimensions: T tokens of the step, R scheduled requests, S of them sample, M blocks of the longest

@@ -107,7 +107,7 @@ class ModelRunner:
 
     @property
     def cache_pages(self) -> tuple[torch.Tensor, ...]:
-        """The cache's memory, one uint8 [N, P] tensor per buffer, where row b is block b. Or ()."""
+        """The cache's memory, one uint8 [N, P] tensor per buffer, where row b is block b, or ()."""
         return self._attention.buffers.pages_NP
 
     def execute_model(self, plan: SchedulerOutput) -> None:

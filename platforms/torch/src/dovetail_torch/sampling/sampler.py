@@ -190,7 +190,7 @@ class Sampler:
             best_R = self._best_tokens(batch.greedy.select(logits_SV))
             probs_SV[batch.greedy.index_R, best_R] = 1.0
         if batch.unranked is not None:
-            weights_RV = exponentiate(_tempered(logits_SV, batch.unranked))
+            weights_RV = exponentiate(_apply_temperature(logits_SV, batch.unranked))
             probs_SV[batch.unranked.index_R] = weights_RV / weights_RV.sum(-1, keepdim=True)
         for index_R, nuclei in self._nuclei(logits_SV, batch):
             probs_RK = (nuclei.weights_RK / nuclei.weights_RK.sum(-1, keepdim=True)).float()
@@ -248,7 +248,7 @@ class Sampler:
         for index_R, nuclei in self._nuclei(logits_SV, batch):
             token_ids_S[index_R] = nuclei.draw(uniform_S1[index_R])
         if batch.unranked is not None:
-            weights_RV = exponentiate(_tempered(logits_SV, batch.unranked))
+            weights_RV = exponentiate(_apply_temperature(logits_SV, batch.unranked))
             token_ids_S[batch.unranked.index_R] = draw(
                 weights_RV, batch.unranked.select(uniform_S1)
             )
@@ -259,11 +259,11 @@ class Sampler:
     ) -> Iterator[tuple[torch.Tensor, Nuclei]]:
         """Yield the tokens that top-k and top-p keep, with the indices of the rows in the batch."""
         if batch.ranked is not None:
-            for nuclei in cut(_tempered(logits_SV, batch.ranked), batch.ranked.cuts):
+            for nuclei in cut(_apply_temperature(logits_SV, batch.ranked), batch.ranked.cuts):
                 yield batch.ranked.index_R[nuclei.index_R], nuclei
 
 
-def _tempered(logits_SV: torch.Tensor, group: RandomGroup) -> torch.Tensor:
+def _apply_temperature(logits_SV: torch.Tensor, group: RandomGroup) -> torch.Tensor:
     """Return the group's logits after temperature and min-p. May change the given logits."""
     logits_RV = group.select(logits_SV).div_(group.temperature_R1)
     if group.has_min_p:

@@ -33,10 +33,12 @@ def page(report: LoadReport) -> str:
     with chart_style("load"):
         if len(report.points) > 1:
             caption = "Each dot is one run. Lines connect runs in the order of their load."
-            sections.append(_charted("Load sweep", [(_draw_sweep(report), caption)]))
-        sections.append(_charted("Latencies", [(_draw_distributions(report), _DISTRIBUTIONS)]))
+            sections.append(_chart_section("Load sweep", [(_draw_sweep(report), caption)]))
         sections.append(
-            _charted("Over time", [(_draw_time(item), item.label) for item in report.points])
+            _chart_section("Latencies", [(_draw_distributions(report), _DISTRIBUTIONS)])
+        )
+        sections.append(
+            _chart_section("Over time", [(_draw_time(item), item.label) for item in report.points])
         )
     details = json.dumps({**report.case, "slo_ms": report.objectives}, indent=1)
     sections.append(Section(title="Method", paragraphs=_METHOD, details=[("The options", details)]))
@@ -57,7 +59,7 @@ _METHOD = [
 ]
 
 
-def _charted(title: str, figures: list[tuple[Figure, str]]) -> Section:
+def _chart_section(title: str, figures: list[tuple[Figure, str]]) -> Section:
     charts = [(inline_svg(figure, "load"), caption) for figure, caption in figures]
     return Section(title=title, charts=charts)
 

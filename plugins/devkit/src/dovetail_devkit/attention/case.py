@@ -186,9 +186,9 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
         cases += [replace(case, alibi=True) for case in cases[-1:] for _ in alibi]
         if ROTARY in capabilities.features:
             together = replace(cases[-1], block_size=max(block_sizes))
-            cases += [_turning(together), _turning(base, 2)]
-            cases += [_turning(replace(base, runs=runs)) for runs in shapes.values()]
-            cases += [_turning(replace(base, head_size=size)) for size in head_sizes[1:]]
+            cases += [_with_rotation(together), _with_rotation(base, 2)]
+            cases += [_with_rotation(replace(base, runs=runs)) for runs in shapes.values()]
+            cases += [_with_rotation(replace(base, head_size=size)) for size in head_sizes[1:]]
         if "padded_pages" in capabilities.features:
             cases += [replace(base, padding=64), replace(base, padding=192, runs=shapes["decodes"])]
         if MLA in capabilities.features:
@@ -246,14 +246,14 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
         if "sliding_window" in capabilities.features:
             cases.append(replace(base, sliding_window=5))
         if ROTARY in capabilities.features:
-            cases.append(_turning(base))
+            cases.append(_with_rotation(base))
         if KV_LAYER_SCALES in capabilities.features and cache_dtype in LARGEST:
             scaled = replace(base, has_layer_scales=True)
             cases += [replace(scaled, runs=shapes[name]) for name in ("mixed", "decodes")]
     return cases
 
 
-def _turning(case: AttentionCase, part: int = 1) -> AttentionCase:
+def _with_rotation(case: AttentionCase, part: int = 1) -> AttentionCase:
     """Return `case` with heads that the layer rotates. part: 1 / part of a head is rotated."""
     return replace(case, rotary_dim=case.head_size // part // 2 * 2)
 

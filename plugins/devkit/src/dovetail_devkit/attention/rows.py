@@ -74,7 +74,7 @@ class AttentionRows:
         ]
         self.want = [
             reference_attention(
-                *self._turned(qkv),
+                *self._rotated_parts(qkv),
                 scale=case.scale,
                 sliding_window=case.sliding_window,
                 soft_cap=case.soft_cap,
@@ -171,7 +171,7 @@ class AttentionRows:
         q, k, v = qkv.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         return q, k, v
 
-    def _turned(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _rotated_parts(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v of a request's positions, as attention reads them.
 
         Float64 if rotated.

@@ -12,7 +12,7 @@ from dovetail.interfaces.kv_connector import KVOutcome
 from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
 from dovetail_devkit.contexts import make_executor_context, write_fake_config
-from dovetail_devkit.executor.workers import MovingWorker, moving_answer
+from dovetail_devkit.executor.workers import MovingWorker, connector_data_of
 from dovetail_devkit.expectation import checking, expect
 from dovetail_devkit.fakes.kv_connector import FakeSchedulerSide
 
@@ -72,7 +72,7 @@ def _check_answers(executor: Executor, plans: Sequence[SchedulerOutput]) -> None
 
 
 def _check_answer(output: ModelRunnerOutput) -> None:
-    right = [(rank, moving_answer(rank, output.step_id)) for rank in range(NUM_RANKS)]
+    right = [(rank, connector_data_of(rank, output.step_id)) for rank in range(NUM_RANKS)]
     side = _Recorder()
     if output.kv_transfer:
         RankedSide(side, NUM_RANKS).update(output.kv_transfer)

@@ -21,7 +21,7 @@ REQUESTED = "requested failure"
 SLOW_S = 0.05
 
 
-class ObedientWorker(FakeWorker):
+class CallOrderWorker(FakeWorker):
     """A worker that checks the order of calls and has operations for `collective_rpc`."""
 
     def __init__(self, context: WorkerContext) -> None:
@@ -82,7 +82,7 @@ class ObedientWorker(FakeWorker):
         return "done"
 
 
-class MovingWorker(ObedientWorker):
+class MovingWorker(CallOrderWorker):
     """A worker that returns KV-connector data, in a different step on each rank."""
 
     provides = frozenset({"kv_connector"})
@@ -90,15 +90,15 @@ class MovingWorker(ObedientWorker):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> ModelRunnerOutput:
         """Sample, and report the finished transfers."""
         output = super().sample_tokens(grammar)
-        return replace(output, kv_transfer=moving_answer(self._context.rank, output.step_id))
+        return replace(output, kv_transfer=connector_data_of(self._context.rank, output.step_id))
 
 
-def moving_answer(rank: int, step_id: int) -> bytes:
+def connector_data_of(rank: int, step_id: int) -> bytes:
     """Return the KV-connector data that a rank returns in a step, or b"" for none."""
     return f"rank {rank}, step {step_id}".encode() if (step_id + rank) % 3 else b""
 
 
-class FailingWorker(ObedientWorker):
+class FailingWorker(CallOrderWorker):
     """A worker that fails when it executes step 2."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
@@ -108,7 +108,7 @@ class FailingWorker(ObedientWorker):
         super().execute_model(plan)
 
 
-class LateWorker(ObedientWorker):
+class LateWorker(CallOrderWorker):
     """A worker that returns a handle for each step, as for an asynchronous device."""
 
     provides = frozenset({"async_output"})
@@ -133,7 +133,7 @@ class LateFailingWorker(LateWorker):
         return late
 
 
-class UnloadableWorker(ObedientWorker):
+class UnloadableWorker(CallOrderWorker):
     """A worker that cannot load its model."""
 
     def load_model(self) -> None:
@@ -141,7 +141,7 @@ class UnloadableWorker(ObedientWorker):
         raise ModelError(f"{REQUESTED} of load_model")
 
 
-class SlowWorker(ObedientWorker):
+class SlowWorker(CallOrderWorker):
     """A worker that executes each plan slowly, and then records its end."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
@@ -159,6 +159,6 @@ def read_log(model_dir: Path) -> list[str]:
     return file.read_text(encoding="utf-8").split() if file.exists() else []
 
 
-def count_calls(worker: ObedientWorker, offset: int) -> int:
+def count_calls(worker: CallOrderWorker, offset: int) -> int:
     """Return the number of calls of a worker plus `offset`. An operation for `collective_rpc`."""
     return len(worker.recorded_calls()) + offset

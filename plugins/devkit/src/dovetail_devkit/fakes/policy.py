@@ -21,7 +21,7 @@ class FakePolicy(Policy):
         return -request.num_prompt_tokens
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the request with the shortest prompt. Of equal prompts, the newest."""
+        """Return the request with the shortest prompt. Among equal prompts, take the newest."""
         return min(running, key=lambda item: (item.num_prompt_tokens, -item.sequence))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:

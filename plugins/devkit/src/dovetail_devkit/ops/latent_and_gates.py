@@ -52,7 +52,7 @@ def latent_and_gate_cases(
 
 
 class _Maker:
-    """Creates random tensors. Each one has a seed of its own."""
+    """Creates random tensors. Each one has a separate seed."""
 
     def __init__(self, dtype: str, device: torch.device) -> None:
         self._dtype, self._device, self._seed = dtype, device, 0

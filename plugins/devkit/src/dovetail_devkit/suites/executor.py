@@ -27,10 +27,10 @@ from dovetail_devkit.executor.ranks import check_transfers
 from dovetail_devkit.executor.workers import (
     REQUESTED,
     SLOW_S,
+    CallOrderWorker,
     FailingWorker,
     LateFailingWorker,
     LateWorker,
-    ObedientWorker,
     SlowWorker,
     UnloadableWorker,
     count_calls,
@@ -73,19 +73,19 @@ def executor_cases(executor_cls: type[Executor]) -> Iterator[Case]:
     for ahead in (False, True):
         steps = 2 if ahead else 1
         for name, check in _CHECKS.items():
-            worker_cls = FailingWorker if check is _check_failure else ObedientWorker
+            worker_cls = FailingWorker if check is _check_failure else CallOrderWorker
             run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
             yield Case(name=f"{name}, concurrent steps: {steps}", run=run)
         for name, (worker_cls, check) in _LATE_CHECKS.items():
             run = partial(_check_with, executor_cls, worker_cls, check, ahead=ahead)
             yield Case(name=f"{name}, concurrent steps: {steps}", run=run)
-    run = partial(_check_with, executor_cls, ObedientWorker, _check_timeout, ahead=True)
+    run = partial(_check_with, executor_cls, CallOrderWorker, _check_timeout, ahead=True)
     yield Case(name="timeout, concurrent steps: 2", run=run)
 
 
 def _check_with(
     executor_cls: type[Executor],
-    worker_cls: type[ObedientWorker],
+    worker_cls: type[CallOrderWorker],
     check: Callable[[Executor], None],
     *,
     ahead: bool,
@@ -144,7 +144,7 @@ def _check_ranks(executor_cls: type[Executor]) -> None:
     with checking("two workers"), TemporaryDirectory() as folder:
         model_dir = write_fake_config(Path(folder))
         executor = executor_cls(
-            make_executor_context(model_dir, ObedientWorker, tensor_parallel_size=2)
+            make_executor_context(model_dir, CallOrderWorker, tensor_parallel_size=2)
         )
         try:
             _check_steps(executor)
@@ -392,7 +392,7 @@ _CHECKS: Mapping[str, Callable[[Executor], None]] = {
     "shutdown": _check_shutdown,
 }
 
-_LATE_CHECKS: Mapping[str, tuple[type[ObedientWorker], Callable[[Executor], None]]] = {
+_LATE_CHECKS: Mapping[str, tuple[type[CallOrderWorker], Callable[[Executor], None]]] = {
     "workers that return handles are supported": (LateWorker, _check_steps),
     "an error of a result is raised": (LateFailingWorker, _check_failure),
 }

@@ -52,7 +52,7 @@ def check_grammar(
     for form, text in examples.items():
         spec = GrammarSpec(form=form, text=text, stop_token_ids=frozenset({end or 0}))
         for seed in range(NUM_WALKS):
-            _Walk(backend, spec, tokenizer.vocab_size, Random(seed)).run()
+            _RandomText(backend, spec, tokenizer.vocab_size, Random(seed)).run()
     _check_rejection(backend, end or 0)
 
 
@@ -65,7 +65,7 @@ def _check_rejection(backend: GrammarBackend, end: int) -> None:
     expect(False, "compile must raise RequestError for a form that is not in `forms`")
 
 
-class _Walk:
+class _RandomText:
     """Generates a text with one matcher, from random allowed tokens."""
 
     def __init__(

@@ -56,7 +56,7 @@ def check_step_extension(
     for params in (asking, SamplingParams()):
         expect(extension_cls.check_params(params) is None, "check_params must return None")
     _check_join(extension_cls(context), asking)
-    _Play(extension_cls, context, asking).run()
+    _RowComparison(extension_cls, context, asking).run()
 
 
 def _new_request(
@@ -91,7 +91,7 @@ def _check_join(extension: StepExtension, asking: SamplingParams) -> None:
     extension.leave(0)
 
 
-class _Play:
+class _RowComparison:
     """Runs several rows in one instance, and compares each row with a new instance."""
 
     def __init__(

@@ -50,7 +50,7 @@ def draw_distributions(results: Results, engine: str, load: float) -> Figure | N
     for axis, (name, label) in zip(axes, _DISTRIBUTIONS.items(), strict=True):
         for policy, series in pooled.items():
             values = series[name]
-            xs, ys = _thinned(values)
+            xs, ys = _distribution_points(values)
             axis.step(
                 xs,
                 ys,
@@ -175,7 +175,7 @@ def _pooled(results: Results, engine: str, policy: str, load: float) -> dict[str
     return {name: sorted(values) for name, values in pooled.items()}
 
 
-def _thinned(values: Sequence[float]) -> tuple[list[float], list[float]]:
+def _distribution_points(values: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return at most `MAX_POINTS` points of a cumulative distribution, without censored values."""
     count = len(values)
     stride = max(1, count // MAX_POINTS)

@@ -140,7 +140,7 @@ def nonnegative_least_squares(matrix: Matrix, target: Vector) -> Vector:
 
 
 def _fit_gaps(matrix: Matrix, gaps: Vector) -> Sequence[int]:
-    """Return the time of each column of `matrix`. The sum of the gaps is kept."""
+    """Return the time of each column of `matrix`. The sum of the gaps does not change."""
     if not len(gaps):
         return [0] * matrix.shape[1]
     ends = np.quantile(gaps, 0.99)

@@ -84,17 +84,17 @@ def local_config(model: str) -> dict[str, Any] | None:
             path = find_model(model, PluginRegistry(), fetch=False)
         if path is not None and (path / CONFIG).is_file():
             return dict(read_json_object(path / CONFIG, max_bytes=MAX_BYTES[CONFIG]))
-        return thawed(ModelDirectory.open(path).config) if path else None
+        return to_plain_containers(ModelDirectory.open(path).config) if path else None
     except (DovetailError, OSError):
         return None
 
 
-def thawed(value: Any) -> Any:
+def to_plain_containers(value: Any) -> Any:
     """Return a frozen configuration as plain dictionaries and lists."""
     if hasattr(value, "items"):
-        return {str(name): thawed(part) for name, part in value.items()}
+        return {str(name): to_plain_containers(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [thawed(part) for part in value]
+        return [to_plain_containers(part) for part in value]
     return value
 
 
