@@ -47,11 +47,10 @@ def test_the_option_and_the_configuration_field_of_a_plugin_kind_exist(kind: Kin
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_each_plugin_kind_has_a_contract_a_suite_and_a_fake(kind: Kind) -> None:
+def test_each_plugin_kind_has_a_contract_a_suite_a_fake_and_a_template(kind: Kind) -> None:
     assert kind.name == _load(kind.contract).CONTRACT
-    if not kind.is_sketch:
-        assert callable(_load(kind.suite_path)) and isinstance(_load(kind.fake_path), type)
-    assert not kind.is_sketch or kind.name not in BLUEPRINTS
+    assert callable(_load(kind.suite_path)) and isinstance(_load(kind.fake_path), type)
+    assert any(kind.name in blueprint.entry_points for blueprint in BLUEPRINTS.values())
     assert all(KINDS[other].field == kind.field for other in kind.also_accepts)
 
 
@@ -63,5 +62,4 @@ def test_the_page_on_plugins_lists_every_plugin_kind() -> None:
         f"{f'`{kind.option}`' if kind.option else OTHER_CHOICES[kind.name]} | "
         f"{kind.cardinality} | {', '.join(kind.roles)} |"
         for kind in KINDS.values()
-        if kind.roles and not kind.is_sketch
     ]

@@ -161,6 +161,7 @@ def _model_format(subject: type[Any], folder: Path) -> Wants:
 
 
 SUBJECTS: dict[str, Callable[[type[Any], Path], Wants]] = {
+    "admission": _nothing,
     "attention": _device,
     "compile_backend": _host,
     "executor": _nothing,

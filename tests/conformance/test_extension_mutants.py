@@ -1,6 +1,8 @@
 """The suites of engine extensions detect faulty extensions: each mutant has one fault."""
 
+import re
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,9 @@ from dovetail.interfaces import (
     ReasoningMarkers,
     ToolDelta,
 )
+from dovetail.request import RequestStatus
 from dovetail_devkit import load_suite
+from dovetail_devkit.fakes.admission import FakeAdmissionGate
 from dovetail_devkit.fakes.grammar import FakeGrammar, FakeMatcher
 from dovetail_devkit.fakes.hooks import FakeHooks
 from dovetail_devkit.fakes.io_processor import FakeIOProcessor
@@ -309,7 +313,46 @@ class HasOtherMarkers(FakeReasoningParser):
         return ReasoningMarkers(start="<because>", end="</because>")
 
 
+class ReturnsReadyRequestsTwice(FakeAdmissionGate):
+    def take_ready(self):
+        ready = super().take_ready()
+        self._last, last = ready, getattr(self, "_last", [])
+        return [*ready, *last]
+
+
+class IgnoresForget(FakeAdmissionGate):
+    def forget(self, request_id):
+        pass
+
+
+class NeverAdmits(FakeAdmissionGate):
+    def take_ready(self):
+        return []
+
+
+class BlocksInHolds(FakeAdmissionGate):
+    def holds(self, request):
+        time.sleep(0.06)
+        return super().holds(request)
+
+
+class FailsWithoutAMessage(FakeAdmissionGate):
+    def take_ready(self):
+        for request_id in tuple(self.held):
+            self.fail(request_id, "")
+        return []
+
+
+class HoldsWithARunningStatus(FakeAdmissionGate):
+    status = RequestStatus.RUNNING
+
+
 MUTANTS = [
+    ("admission", ReturnsReadyRequestsTwice, "each held request must be returned once"),
+    ("admission", IgnoresForget, "not after forget()"),
+    ("admission", BlocksInHolds, "must not block the scheduler"),
+    ("admission", FailsWithoutAMessage, "expected a text for the user"),
+    ("admission", HoldsWithARunningStatus, "is not a status of held requests"),
     ("tool_parser", WaitsForTheWholeCall, "its arguments as they follow"),
     ("tool_parser", CallsUnknownFunctions, "a call of a function that is not offered"),
     ("tool_parser", DropsMarkersInContent, "example must contain one call"),
@@ -359,9 +402,14 @@ MUTANTS = [
 ]
 
 
+def test_a_gate_that_never_admits_a_request_is_detected():
+    with pytest.raises(AssertionError, match=r"still holds 8 requests after 0\.2 s"):
+        load_suite("admission")(NeverAdmits, limit_s=0.2)
+
+
 @pytest.mark.parametrize(("kind", "mutant", "law"), MUTANTS)
 def test_a_faulty_extension_is_detected(kind, mutant, law):
     on_device = ("logits_processor", "step_extension")
     arguments = (torch.device("cpu"),) if kind in on_device else ()
-    with pytest.raises(AssertionError, match=law.replace("(", r"\(")):
+    with pytest.raises(AssertionError, match=re.escape(law)):
         load_suite(kind)(mutant, *arguments)

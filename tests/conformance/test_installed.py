@@ -28,7 +28,7 @@ def installed(*, for_devices):
 INSTALLED, FOR_DEVICES = installed(for_devices=False), installed(for_devices=True)
 
 
-@pytest.mark.sampled(12)  # `make soak` and `make wheels` run more of them
+@pytest.mark.sampled(24)  # `make soak` and `make wheels` run more of them
 @pytest.mark.parametrize(("kind", "reference"), INSTALLED)
 def test_an_installed_plugin_meets_its_contract(kind, reference, tmp_path):
     check(kind, REGISTRY.load(kind, reference), tmp_path)
@@ -42,7 +42,7 @@ def test_a_plugin_with_a_device_requirement_meets_its_contract_on_that_device(
     check(kind, REGISTRY.load(kind, reference), tmp_path)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("kind", FAKES)
 def test_a_fake_meets_its_contract(kind, tmp_path):
     loaded = REGISTRY.load(kind, load_fake(kind))
@@ -50,11 +50,7 @@ def test_a_fake_meets_its_contract(kind, tmp_path):
 
 
 def test_every_kind_has_a_suite_and_a_fake():
-    """A kind with a preliminary contract has no suite and no plugin, so that it may change."""
-    settled = {name for name, kind in KINDS.items() if not kind.is_sketch}
-    assert set(SUITES) == set(FAKES) == set(SUBJECTS) == settled
-    built_on = {param.values[0] for param in (*INSTALLED, *FOR_DEVICES)}
-    assert built_on <= settled, "a plugin implements a sketched kind: give it a suite and a fake"
+    assert set(SUITES) == set(FAKES) == set(SUBJECTS) == set(KINDS)
 
 
 def test_at_least_one_plugin_of_each_main_kind_is_installed():

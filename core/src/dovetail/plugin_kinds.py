@@ -48,14 +48,15 @@ class Kind:
         prevents it.
     takes_context: whether the constructor takes a context, which includes the options; otherwise
         it takes the keyword `options`. declares: class attributes that are frozensets of names.
-    fake: class of the kind's fake in `dovetail_devkit.fakes.<name>`; "" for a draft contract. A
-        kind with a fake has the `dovetail_devkit.suites.<name>:check_<name>` suite.
+    fake: class of the kind's fake in `dovetail_devkit.fakes.<name>`. The kind also has the suite
+        `dovetail_devkit.suites.<name>:check_<name>`.
     distribution: a distribution that provides plugins of this kind.
     """
 
     name: str
     interface: str
     summary: str
+    fake: str
     field: str = ""
     has_option: bool = True
     other_options: tuple[str, ...] = ()
@@ -66,7 +67,6 @@ class Kind:
     is_automatic: bool = False
     takes_context: bool = True
     declares: tuple[str, ...] = ()
-    fake: str = ""
     distribution: str = ""
 
     @property
@@ -85,19 +85,14 @@ class Kind:
         return self.field.rpartition(".")[2] if self.has_option else ""
 
     @property
-    def is_sketch(self) -> bool:
-        """Whether the contract is a draft: it has no suite, and the first plugin may change it."""
-        return not self.fake
-
-    @property
     def suite_path(self) -> str:
-        """The kind's conformance suite as "module:function", or "" for a draft contract."""
-        return "" if self.is_sketch else f"dovetail_devkit.suites.{self.name}:check_{self.name}"
+        """The kind's conformance suite as "module:function"."""
+        return f"dovetail_devkit.suites.{self.name}:check_{self.name}"
 
     @property
     def fake_path(self) -> str:
-        """The kind's fake as "module:Class", or "" for a draft contract."""
-        return "" if self.is_sketch else f"dovetail_devkit.fakes.{self.name}:{self.fake}"
+        """The kind's fake as "module:Class"."""
+        return f"dovetail_devkit.fakes.{self.name}:{self.fake}"
 
     @property
     def option_text(self) -> str:
@@ -258,6 +253,7 @@ _ROWS = (
         field="extensions.admission_gates",
         cardinality=Cardinality.MANY,
         roles=(ENGINE,),
+        fake="FakeAdmissionGate",
     ),
     Kind(
         name="io_processor",
@@ -324,11 +320,6 @@ _ROWS = (
         roles=(FRONTEND,),
         fake="FakeHTTPRoutes",
         distribution="dovetail-server",
-    ),
-    Kind(
-        name="proposer",
-        interface="Proposer",
-        summary="proposes draft tokens",
     ),
     Kind(
         name="tool_parser",

@@ -11,15 +11,13 @@ from typing import NoReturn
 _ATTENTION = {"AttentionAsk": "AttentionRequirements", "Rotation": "RotaryArgs"}
 _POLICY = {"Displace": "PreemptAndAdmit", "Wish": "Action", "WishKind": "ActionKind"}
 _GRAMMAR = {"GrammarAsk": "GrammarSpec"}
-_PROPOSER = {"ProposalAsk": "ProposerInput"}
 _REQUEST = {"Pace": "SharedStepCounter", "STANDING": "STATIC_COUNTER"}
 
 RETIRED_IMPORTS: Mapping[str, Mapping[str, str]] = {
-    "dovetail.interfaces": _ATTENTION | _POLICY | _GRAMMAR | _PROPOSER,
+    "dovetail.interfaces": _ATTENTION | _POLICY | _GRAMMAR,
     "dovetail.interfaces.attention": _ATTENTION,
     "dovetail.interfaces.grammar": _GRAMMAR,
     "dovetail.interfaces.policy": _POLICY,
-    "dovetail.interfaces.proposer": _PROPOSER,
     "dovetail.request": _REQUEST,
 }
 """Maps each module to its renamed names: old name to new name."""

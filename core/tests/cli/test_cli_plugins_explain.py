@@ -52,9 +52,10 @@ def test_a_plugin_kind_without_a_usable_plugin_is_an_error(capsys):
     assert "There is no ops plugin 'nobody'" in output
 
 
-def test_explain_reports_a_plugin_kind_that_the_engine_does_not_use(capsys):
-    assert main(["plugins", "explain", "proposer"]) == 0
-    assert "no part of the engine uses plugins of this kind yet" in capsys.readouterr().out
+@pytest.mark.parametrize("kind", ["model_source", "model_format"])
+def test_explain_names_the_option_that_selects_a_kind_without_its_own_option(kind, capsys):
+    assert main(["plugins", "explain", kind]) == 0
+    assert "the option model selects plugins of this kind" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ def test_the_out_option_sets_the_directory(tmp_path, capsys):
     ("arguments", "output"),
     [
         (["polcy", "mine"], "Did you mean 'policy'"),
-        (["proposer", "mine"], "dovetail.interfaces.proposer"),
         (["policy", "no-name"], "letters"),
     ],
 )

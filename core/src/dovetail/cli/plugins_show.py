@@ -62,13 +62,12 @@ def show(
 def _described(details: PluginDetails) -> list[tuple[str, str]]:
     about, entry = details.description, details.description.entry
     distribution = f"{about.distribution} {about.version}".strip() or "none (named by its class)"
-    sketch = "; the contract is a draft and may still change" if details.is_sketch else ""
     rows = [
         ("plugin", f"{about.kind}:{about.name}"),
         ("class", about.target),
         ("distribution", distribution + (" (first-party)" if about.first_party else "")),
         ("source", str(details.source or "unknown; use --load to import the plugin")),
-        ("contract", f"{details.contract} {details.core_version}{sketch}"),
+        ("contract", f"{details.contract} {details.core_version}"),
         ("manifest", "dovetail.toml" if about.in_manifest else "none; default values apply"),
         ("api", _api_text(details)),
         ("provides", _listed(entry.provides)),

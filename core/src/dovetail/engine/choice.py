@@ -88,9 +88,14 @@ def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) 
 
 def _why(kind: str, config: AnyConfig) -> str:
     """Return why the configuration names these plugins of a kind."""
-    path, named = get_kind(kind).field, named_plugins(kind, config)
+    row, named = get_kind(kind), named_plugins(kind, config)
+    path = row.field
     if not path:
-        return "no part of the engine uses plugins of this kind yet"
+        return (
+            "the option model selects plugins of this kind"
+            if row.roles
+            else "no part of the engine uses plugins of this kind yet"
+        )
     if kind == "model":
         return "config.json names its architecture"
     if kind == "tokenizer" and config.model.skip_tokenizer_init:

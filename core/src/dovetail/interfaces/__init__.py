@@ -88,7 +88,6 @@ from dovetail.interfaces.policy import (
     Run,
     SchedulerView,
 )
-from dovetail.interfaces.proposer import Drafts, Proposer, ProposerContext, ProposerInput
 from dovetail.interfaces.reasoning_parser import (
     ReasoningDelta,
     ReasoningMarkers,
@@ -163,7 +162,6 @@ __all__ = [
     "ConfigPatch",
     "Denied",
     "Depth",
-    "Drafts",
     "EngineCoreOutputs",
     "Evict",
     "Executor",
@@ -228,9 +226,6 @@ __all__ = [
     "PreemptAndAdmit",
     "Probe",
     "Profiles",
-    "Proposer",
-    "ProposerContext",
-    "ProposerInput",
     "ProvidesModel",
     "RankGroup",
     "Ready",

@@ -46,7 +46,6 @@ class PluginDetails:
 
     description: Description
     contract: str
-    is_sketch: bool
     core_version: str
     fits: bool
     denied: str
@@ -102,7 +101,6 @@ def collect_plugin_details(registry: PluginRegistry, kind: str, reference: str) 
     return PluginDetails(
         description=about,
         contract=get_kind(kind).contract,
-        is_sketch=get_kind(kind).is_sketch,
         core_version=version,
         fits=_fits(about),
         denied=denied,

@@ -24,10 +24,10 @@ from dovetail.plugin_kinds import KINDS
 
 __all__ = ["FAKES", "SUITES", "load_fake", "load_suite"]
 
-SUITES: Mapping[str, str] = {kind.name: kind.suite_path for kind in KINDS.values() if kind.fake}
+SUITES: Mapping[str, str] = {kind.name: kind.suite_path for kind in KINDS.values()}
 """The suite of each kind of plugin, as "module:function"."""
 
-FAKES: Mapping[str, str] = {kind.name: kind.fake_path for kind in KINDS.values() if kind.fake}
+FAKES: Mapping[str, str] = {kind.name: kind.fake_path for kind in KINDS.values()}
 """The fake of each kind of plugin, as "module:class"."""
 
 

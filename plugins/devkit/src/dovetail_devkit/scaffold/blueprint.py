@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dovetail.errors import PluginError, nearest
-from dovetail.plugin_kinds import KINDS, get_kind
 
 COMMAND = "command"
 """The kind for commands of the command line. A command has an entry point but no contract."""
@@ -42,6 +41,14 @@ class Blueprint:
 
 BLUEPRINTS: Mapping[str, Blueprint] = MappingProxyType(
     {
+        "admission": Blueprint(
+            summary="An admission gate for Dovetail that admits one request in ten milliseconds.",
+            suffix="Gate",
+            modules=("gate",),
+            entry_points={"admission": "gate:{cls}"},
+            use='`LLM(model=…, admission_gates=("{name}",))`',
+            test=_TEST,
+        ),
         "attention": Blueprint(
             summary="Dense paged attention for Dovetail, in ordinary torch code.",
             suffix="AttentionBackend",
@@ -274,11 +281,6 @@ def get_blueprint(kind: str) -> Blueprint:
     blueprint = BLUEPRINTS.get(kind)
     if blueprint is not None:
         return blueprint
-    if kind in KINDS:
-        raise PluginError(
-            f"The kind {kind!r} has no template. Kinds with a template: {', '.join(BLUEPRINTS)}.\n"
-            f"The contract of {kind!r} is in {get_kind(kind).contract.partition(':')[0]}."
-        )
     raise PluginError(
         f"The plugin kind {kind!r} does not exist.{nearest(kind, BLUEPRINTS)} "
         f"Kinds with a template: {', '.join(BLUEPRINTS)}."
