@@ -249,7 +249,7 @@ def selected(registry, kind, criteria):
         return str(error)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(60))
 def test_the_explained_plugin_is_selected_and_each_rejection_has_a_reason(world, seed):
     rng = random.Random(seed)

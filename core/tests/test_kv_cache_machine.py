@@ -272,7 +272,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.cache.num_cached == len(self.names)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kv_cache_manager_agrees_with_a_simple_reference_model(shape):
     machine = type("Machine", (CacheMachine,), {"specs": SHAPES[shape]})

@@ -99,7 +99,7 @@ BACKENDS = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("backend", "message"), BACKENDS)
 def test_a_faulty_compile_backend_is_detected(backend, message):
     with pytest.raises(AssertionError, match=message):
@@ -166,7 +166,7 @@ PASSES = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("graph_pass", "message"), PASSES)
 def test_a_faulty_graph_pass_is_detected(graph_pass: type[GraphPass], message):
     with pytest.raises(AssertionError, match=message):

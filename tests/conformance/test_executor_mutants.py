@@ -263,7 +263,7 @@ MUTANTS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_faulty_executor_is_detected(mutant):
     with pytest.raises(AssertionError):

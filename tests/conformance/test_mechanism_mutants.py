@@ -55,7 +55,7 @@ PREFIX_MISTAKES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("mistake", PREFIX_MISTAKES)
 def test_the_suite_detects_a_faulty_prefix_cache(mistake, monkeypatch):
     check_prefixes(Scheduler)

@@ -266,7 +266,7 @@ def test_a_faulty_policy_is_detected(mutant):
     expect_rule_first(actual.value)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", [ShortestFirst, Planning, SeededOrder])
 def test_a_correct_policy_passes(policy):
     check_policy(policy, num_programs=8)

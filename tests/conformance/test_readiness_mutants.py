@@ -140,7 +140,7 @@ def test_the_correct_scheduler_passes():
     play_all()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_faulty_scheduler_is_detected(mistake, monkeypatch):
     monkeypatch.setattr(*MISTAKES[mistake])

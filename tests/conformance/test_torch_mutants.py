@@ -355,7 +355,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("kind", "mutant"), [(kind, mutant) for kind, actual in MUTANTS.items() for mutant in actual]
 )

@@ -49,7 +49,7 @@ def test_a_client_reports_a_rejected_key(client, url):
     assert "401" in done.stdout + done.stderr
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_client_reports_a_server_that_has_exited(client):
     done = client(f"http://127.0.0.1:{free_port()}/v1", KEY)
     assert done.returncode == 1

@@ -27,7 +27,7 @@ EXPECTED = {
 """The expected output of each example, in order."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs_without_arguments(example, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))

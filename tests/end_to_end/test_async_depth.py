@@ -67,7 +67,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
 def test_planning_one_step_ahead_changes_no_token(model_dir, llm, options, changes):
     prompts, params = mixed(7, llm.get_tokenizer())

@@ -78,7 +78,7 @@ def num_traced():
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_compiled_engine_generates_the_tokens_of_an_eager_one_without_compiling_in_steps(
     checkpoint, expected, level
@@ -107,7 +107,7 @@ def test_equal_pieces_are_compiled_once_and_listed_sizes_separately(checkpoint, 
     assert report["num_shared"] == 3 * (NUM_LAYERS - 2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", LEVELS[1:])
 def test_passes_and_a_backend_by_qualified_name_are_used(checkpoint, expected, level):
     before = FakeGraphPass.num_applied, FakeCompileBackend.num_compiled
@@ -271,7 +271,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize(("fault", "error", "message"), FAULTS)
 def test_a_faulty_backend_or_pass_is_an_error_that_names_the_option(
     checkpoint, fault, error, message

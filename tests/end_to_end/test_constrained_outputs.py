@@ -43,7 +43,7 @@ def params(**grammar):
     return SamplingParams(max_tokens=LENGTH, seed=5, structured_outputs=expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_outputs_are_valid_and_unconstrained_requests_of_the_batch_do_not_change(engine):
     free = SamplingParams(max_tokens=20, temperature=0.8, seed=2)
     (alone,) = engine.generate(PROMPT, free)

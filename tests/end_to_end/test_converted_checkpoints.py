@@ -143,7 +143,7 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_a_quantized_checkpoint_is_converted_to_its_dequantized_weights(name, plain, tmp_path):
     quantized, values = write(plain, tmp_path, FORMATS[name])
     converted = convert(quantized, tmp_path)

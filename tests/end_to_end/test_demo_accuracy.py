@@ -110,7 +110,7 @@ def usable_attention() -> list[str]:
 PARTS = list(product(installed("scheduler"), usable_attention()))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("scheduler", "attention"), PARTS)
 def test_the_engine_is_as_accurate_as_transformers(scheduler, attention, note):
     compare(PER_TASK, note, scheduler, attention)

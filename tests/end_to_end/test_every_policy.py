@@ -73,7 +73,7 @@ def expected():
     return generate("fcfs")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fcfs"])
 def test_the_outputs_do_not_depend_on_the_policy(policy, expected):
     assert generate(policy)[0] == expected[0]

@@ -126,7 +126,7 @@ def engine_choice(model, options):
     return next(item.name for item in chosen if item.kind == "attention")
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_explanation_names_the_backend_that_the_engine_selects(name, write):
     model, seen = write(name), set()

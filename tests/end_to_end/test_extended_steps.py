@@ -64,7 +64,7 @@ def test_a_step_extension_changes_only_requests_with_its_argument(llm, extended)
             assert changed == before
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("hook", ["join", "before_forward", "hidden_states", "after_sampling"])
 def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
     plain = tokens_of(llm.generate(PROMPTS, greedy()))

@@ -74,7 +74,7 @@ def test_the_tokens_of_a_constrained_request_do_not_depend_on_its_batch(constrai
     assert tokens_of(constrained.generate(PROMPTS, mates))[0] == alone
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("where", FAIL_IN)
 def test_an_error_in_a_grammar_ends_only_the_request_of_this_grammar(llm, constrained, where):
     expected = tokens_of(llm.generate(PROMPTS, [plain(i) for i in range(9)]))

@@ -109,7 +109,7 @@ CASES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("connector", "changes"), CASES.values(), ids=CASES.keys())
 def test_blocks_are_loaded_from_the_connector_after_a_cache_reset(checkpoint, connector, changes):
     prompt_ids = prompts()
@@ -238,7 +238,7 @@ def ranked(connector, *marks, **changes):
 UNEVEN = "dovetail_devkit.harnesses.uneven_connector:UnevenConnector"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
 @pytest.mark.parametrize(
     ("connector", "changes"),

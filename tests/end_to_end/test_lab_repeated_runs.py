@@ -83,7 +83,7 @@ def run_twice(engine, source, setup, folder):
 CASES = [*product(POLICIES, SOURCES, NUM_BLOCKS, (True, False))]
 
 
-@pytest.mark.sampled(120)
+@pytest.mark.sampled(240)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("policy", "source", "blocks", "caching"), CASES)
 def test_the_simulator_repeats_a_run_of_the_engine_byte_for_byte(

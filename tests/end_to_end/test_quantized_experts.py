@@ -33,7 +33,7 @@ def plain(tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["gptq_8_bits", "fp8_blocks"])
 def test_quantized_experts_give_the_outputs_of_their_dequantized_weights(name, plain, tmp_path):
     written = FORMATS[name]

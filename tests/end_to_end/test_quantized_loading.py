@@ -36,7 +36,7 @@ def plain(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_a_quantized_checkpoint_gives_the_outputs_of_its_dequantized_weights(name, plain, tmp_path):
     quantized, values = write(plain, tmp_path, FORMATS[name])
     tokens, rows, loader = outputs(quantized)
@@ -61,7 +61,7 @@ NATIVE = {
 
 
 @pytest.mark.parametrize("name", NATIVE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_symmetric_integers_run_in_the_native_kernels_without_rounding(
     name, plain, tmp_path, monkeypatch
 ):

@@ -80,7 +80,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_damaged_checkpoint_is_rejected_with_the_name_of_the_tensor(name, plain, tmp_path):
     quantized, _ = write(plain, tmp_path, gptq(act_order=True))
     rejected(quantized, *DAMAGED[name])
@@ -202,7 +202,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_an_unsupported_configuration_is_rejected_with_its_field(name, plain, tmp_path):
     config, match = UNSUPPORTED[name]
     quantized, _ = write(plain, tmp_path, gptq())

@@ -81,7 +81,7 @@ def backend(model):
     return LLGuidance(GrammarContext(tokenizer=tokenizer, vocab_size=tokenizer.vocab_size))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_option_or_the_chat_template_chooses_the_parsers(model):
     name, _, parsers = model
     chosen = [item.name if item is not None else "" for item in (parsers.tools, parsers.reasoning)]
@@ -153,7 +153,7 @@ def test_random_allowed_tokens_give_a_valid_call(model, backend):
     assert num_ended
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["llama2", "gemma3", "smollm2"])
 def test_a_schema_with_strings_is_compiled_for_other_vocabularies(name):
     """SentencePiece vocabularies have two tokens for some characters and add spaces."""

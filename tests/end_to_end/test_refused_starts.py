@@ -282,7 +282,7 @@ def test_an_engine_starts_after_all_failed_starts(model_dir):
         assert llm.generate("x", SamplingParams(max_tokens=1))[0].outputs[0].token_ids
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

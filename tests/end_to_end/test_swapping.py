@@ -129,7 +129,7 @@ def test_the_default_plugins_are_used_by_default(model_dir, options, parts, defa
     assert not parts.CALLS
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("form", ["loose_parts:{}", "loose_parts.{}", "class"])
 @pytest.mark.parametrize("field", SWAPS)
 def test_a_replacement_plugin_is_used_in_all_code_paths(

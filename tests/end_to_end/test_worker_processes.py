@@ -56,7 +56,7 @@ def expected(llm):
     return answers(llm)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "changes",
     [{}, {"async_scheduling": True}, {"async_scheduling": True, "engine_process": True}],

@@ -19,7 +19,7 @@ from suite import Outcomes, commit, recorded, run_tests
 from table import Feature, read_features
 from wiring_trial import WiringFault, read_faults, try_faults
 
-SAMPLED = 4
+SAMPLED = 6
 """`make features` tries one in this number of faults."""
 
 

@@ -72,7 +72,7 @@ def test_every_mutant_has_one_changed_line_and_compiles(mutants):
         assert sum(a != b for a, b in zip(lines, mutated, strict=True)) == 1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("path", [target.path for target in TARGETS])
 def test_a_target_exists_and_has_mutants(path):
     assert len(make_mutants((ROOT / path).read_text("utf-8"))) >= 20

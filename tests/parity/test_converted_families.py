@@ -50,13 +50,13 @@ def largest_difference(name: str, folder: Path, kind: GGMLQuantizationType) -> f
     return float((actual - expected).abs().max())
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_a_family_in_a_converted_gguf_file_agrees_with_transformers(name, tmp_path):
     assert largest_difference(name, tmp_path, GGMLQuantizationType.F32) <= TOLERANCE
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", ("gptneox", "phi3", *EXPERT_CONVERSIONS))
 def test_converted_blocks_agree_with_transformers_on_dequantized_weights(name, tmp_path):
     kind = GGMLQuantizationType.MXFP4 if name == "gpt-oss" else GGMLQuantizationType.Q8_0

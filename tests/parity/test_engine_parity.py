@@ -212,7 +212,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(name, run_config, budget, id=label, marks=marks)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize(
     ("checkpoint", "run_config", "budget"), list(cases()), indirect=["checkpoint"]
 )

@@ -160,7 +160,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(name, label, id=f"{name}; {label}")
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(80)
 @pytest.mark.parametrize(("checkpoint", "label"), list(cases()), indirect=["checkpoint"])
 def test_a_model_family_agrees_with_transformers(
     checkpoint: Checkpoint, label: str, record_property

@@ -72,7 +72,7 @@ def largest_difference(name: str, folder: Path, type_: GGMLQuantizationType) -> 
     return float((torch.tensor(rows) - expected_TV[:-1]).abs().max())
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_a_family_in_a_gguf_file_agrees_with_transformers(name, tmp_path, record_property):
     difference = largest_difference(name, tmp_path, GGMLQuantizationType.F32)
@@ -85,7 +85,7 @@ def test_fused_weights_of_quantized_blocks_agree_with_transformers(name, tmp_pat
     assert largest_difference(name, tmp_path, GGMLQuantizationType.Q8_0) <= BLOCK_TOLERANCE
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", EXPERT_CONVERSIONS)
 def test_quantized_experts_agree_with_transformers_on_dequantized_weights(name, tmp_path):
     kind = GGMLQuantizationType.MXFP4 if name == "gpt-oss" else GGMLQuantizationType.Q8_0

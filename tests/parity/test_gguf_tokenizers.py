@@ -67,7 +67,7 @@ def texts_for(name):
     return [text for text in all_texts() if PRE[name] is not None or SPACE not in text]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.soak if name in LARGE else ()) for name in PRE],

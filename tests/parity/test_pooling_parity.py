@@ -150,7 +150,7 @@ def test_embeddings_of_a_decoder_agree_for_whole_and_chunked_prompts(tmp_path, p
     assert len(each[0].outputs.data) == len(prompts[2])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CLASSIFIERS + DECODER_CLASSIFIERS)
 @pytest.mark.parametrize("num_labels", [1, 3])
 def test_classification_outputs_and_scores_agree_with_transformers(tmp_path, name, num_labels):

@@ -127,7 +127,7 @@ def forced_logits(checkpoint: Checkpoint, ran: RunResult) -> dict[tuple[int, ...
     }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), CASES, indirect=["checkpoint"])
 def test_several_ranks_agree_with_one_rank(
     checkpoint: Checkpoint, num_ranks: int, record_property
@@ -167,7 +167,7 @@ def divergence(ran: RunResult, checkpoint: Checkpoint) -> tuple[float, float]:
     return torch.cat(divergences).mean().item(), torch.cat(equal).float().mean().item()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("checkpoint", "num_ranks"), BF16_CASES, indirect=["checkpoint"])
 def test_bfloat16_ranks_are_as_close_to_float32_as_one_rank(
     checkpoint: Checkpoint, num_ranks: int, note: Callable[[str], None]

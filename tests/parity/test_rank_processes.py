@@ -59,7 +59,7 @@ def prompt_logprobs(folder: Path, **options: Any) -> torch.Tensor:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @native
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_native_ranks_are_as_close_to_float32_as_one_rank(

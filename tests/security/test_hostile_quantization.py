@@ -50,7 +50,7 @@ def weight(name):
     return FORMATS[name].quantize((64, 96), torch.Generator().manual_seed(3))[0]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", FORMATS)
 def test_hostile_values_of_fields_give_typed_errors(name):
     written, tensors = FORMATS[name], weight(name)
@@ -61,7 +61,7 @@ def test_hostile_values_of_fields_give_typed_errors(name):
             check(replace(written, config=replaced(written.config, path, value)), tensors)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", FORMATS)
 def test_hostile_tensors_give_typed_errors(name):
     written, tensors = FORMATS[name], weight(name)

@@ -96,7 +96,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_soak_run_detects_a_planted_fault(fault, monkeypatch):
     monkeypatch.setattr(*FAULTS[fault])

@@ -33,10 +33,23 @@ def find_wheels(folder):
     return {path.name.partition("-")[0].replace("_", "-"): path for path in folder.glob("*.whl")}
 
 
+BUILD = """
+import os, sys
+from hatchling.build import build_wheel
+for member in sys.argv[2:]:
+    os.chdir(member)
+    build_wheel(sys.argv[1])
+"""
+
+
 def build_wheels(folder):
+    """Build the wheels with their build backends. pip would start three processes for each."""
+    native = [member for member in members() if (member / "setup.py").is_file()]
+    plain = [member for member in members() if member not in native]
     options = ("--no-deps", "--no-build-isolation", "--wheel-dir", folder)
-    halves = members()[::2], members()[1::2]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda some: run(*PIP, "wheel", "-q", *some, *options), halves))
+        compiled = pool.submit(run, *PIP, "wheel", "-q", *native, *options)
+        run(sys.executable, "-c", BUILD, folder, *plain)
+        compiled.result()
     run(sys.executable, ROOT / "platforms/cpu_kernels/manylinux.py", folder)
     return find_wheels(folder)

@@ -73,7 +73,7 @@ def trials(request, wheels, tmp_path_factory):
         yield {entry: pool.submit(kit_report, entry, wheels, folders[entry]) for entry in members}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("member", [pytest.param(item, id=relative(item)) for item in members()])
 def test_a_wheel_with_only_its_dependencies_passes_the_conformance_kit(member, trials):
     output = trials[member].result()

@@ -173,7 +173,7 @@ def layer_context(case, **changes):
 
 
 @needs_library
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_backend_passes_the_conformance_suite(level, num_threads):
     native.set_num_threads(num_threads)
@@ -181,7 +181,7 @@ def test_backend_passes_the_conformance_suite(level, num_threads):
 
 
 @needs_library
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_batches_are_computed_correctly(level, seed):
     rng = random.Random(seed)
@@ -225,7 +225,7 @@ SHAPE_NAMES = ["grouped", "not grouped", "window", "capped", "latent", "sinks"]
 
 
 @needs_library
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES, ids=SHAPE_NAMES)
 def test_the_attention_output_of_a_request_is_bitwise_equal_in_any_batch(level, shape, dtype):
@@ -273,7 +273,7 @@ OWN_LEVELS = [
 
 
 @needs_library
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("level", OWN_LEVELS, ids=lambda n: native.LEVELS[n], indirect=True)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize(("shape", "counts"), SPLIT_SHAPES.values(), ids=SPLIT_SHAPES)

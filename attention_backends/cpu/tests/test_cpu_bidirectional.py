@@ -87,7 +87,7 @@ def test_the_kernel_passes_the_case_of_the_conformance_suite(level, num_threads)
     check_bidirectional(CPUAttentionBackend, case, CPU)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_prompts_are_computed_correctly(level, seed):
     rng = random.Random(seed)

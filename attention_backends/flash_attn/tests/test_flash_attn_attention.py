@@ -27,7 +27,7 @@ MIN_CASES = {"vllm": 200, "fa3": 85, "flash_attn": 30, "torch": 25}
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("provider", NAMES)
 def test_a_provider_passes_its_tests_with_reference_kernels(provider):
     """Runs the contract suite, the limits, and this commit's sample of the error matrix."""

@@ -19,7 +19,7 @@ def test_kernel_compile_cases_have_unique_names():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize(
     ("case", "target"),
     [pytest.param(case, to, id=f"{case.name}, {to}") for case in CASES for to in case.targets],

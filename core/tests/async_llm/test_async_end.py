@@ -70,7 +70,7 @@ def nothing_left(bench, monkeypatch, tmp_path_factory):
     assert open_resources() == before
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(NUM_KILLS))
 def test_all_callers_are_notified_when_the_engine_is_killed(bench, nothing_left, number):
     starting = bench.start(worker_config={"step_s": 0.01})
@@ -227,7 +227,7 @@ def test_a_failed_start_leaves_no_processes_or_files(bench, nothing_left):
         bench.start(stat_loggers=(bench.parts.FailingStatLogger,))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])
 def test_the_error_names_a_killed_idle_worker_within_a_second(bench, used):
     llm = bench.start(executor_backend="multiproc")

@@ -32,7 +32,7 @@ def named_facts(info):
     return info.config.model_dump_json(), info.model_info, info.max_model_len
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_all_kinds_of_engine_clients_return_the_same_outputs(client_of, ahead, traffic):
     requests = [
@@ -120,7 +120,7 @@ def test_engine_calls_return_their_results(client_of, kind, traffic):
     assert client.reset_prefix_cache()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_an_aborted_request_gets_no_more_outputs(client_of, kind, traffic):
     """An id can be reused immediately. No token of the first request reaches the second."""

@@ -112,7 +112,7 @@ def test_a_failed_step_ends_the_engine_and_the_error_contains_a_digest_of_the_pl
         client.get_outputs()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("num_rounds", PARENTS)
 def test_no_process_or_file_is_left_when_the_parent_is_killed(

@@ -106,7 +106,7 @@ def num_rejected(contents):
     return count
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_malformed_messages_do_not_affect_requests(client_of, traffic, tmp_path, ahead):
     class RaisesOnPickle:

@@ -72,7 +72,7 @@ def test_an_engine_stays_asleep_after_a_failed_wake_up(client_of, parts, traffic
     assert len(traffic.Answers().collect_until(client, "a")[0]["a"]) == 3
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("tags", ["weights", ("gpu",), (1,), [["weights"]], 7])
 def test_invalid_sleep_tags_are_rejected(client_of, parts, tags):
     client = client_of(

@@ -52,13 +52,13 @@ def observed(process):
     return result["observed"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_an_engine_is_shut_down_when_its_last_reference_is_dropped(run, kind):
     assert observed(run(kind, "drop")) < 5
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("what", ["leave", "leave_in_a_cycle", "leave_by_an_error"])
 @kinds("OverProcess")
 def test_an_open_engine_does_not_delay_the_exit_of_its_process(run, kind, what):
@@ -67,7 +67,7 @@ def test_an_open_engine_does_not_delay_the_exit_of_its_process(run, kind, what):
     assert "Traceback" not in process.stderr
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers", "AsyncFrontEnd"])
 def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, kind):
     """Use the engine in an exit hook, and in a finalizer that runs after the engine's finalizer."""
@@ -77,7 +77,7 @@ def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, ki
     assert observed(run(kind, "use_in_a_finalizer")) == ["EngineDeadError"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
     result = observed(run(kind, "fork"))
@@ -86,7 +86,7 @@ def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
     assert result["served"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers"])
 def test_an_engine_exits_with_its_owner_even_if_a_forked_child_still_runs(run, traffic, kind):
     process = run(kind, "outlive")

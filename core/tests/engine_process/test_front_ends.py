@@ -126,7 +126,7 @@ def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of
         assert len(serve(first, traffic, traffic.request(name, max_tokens=3))[0][name]) == 3
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, traffic, parts, how):
     owner = client_of("sync", step_s=0.005, async_scheduling=True)

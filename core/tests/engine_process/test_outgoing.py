@@ -154,7 +154,7 @@ def test_requests_continue_if_their_outputs_exceed_the_message_limit(
     assert len(collected[1][2]["prompt"][1]) == 89
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_an_engine_waits_for_a_front_end_that_does_not_read(client_of, traffic, ahead):
     client = client_of("sync", async_scheduling=ahead)

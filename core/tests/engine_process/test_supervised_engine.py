@@ -83,7 +83,7 @@ def test_receive_reports_the_requests_of_an_engine_that_failed_before_the_call(
     assert [end.request_id for end in outputs.finished] == ["standard"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 @pytest.mark.parametrize("num_rounds", ROUNDS)
 def test_a_restarted_engine_gives_the_same_outputs(supervised, traffic, num_rounds, victim):
@@ -200,7 +200,7 @@ def test_a_request_that_ran_with_a_crashing_request_is_served_eventually(supervi
     assert served >= 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "victim"),
     [
@@ -285,7 +285,7 @@ def test_an_engine_that_always_crashes_is_not_restarted_and_reports_the_reason(
     client.abort_requests(["a"])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, traffic, victim):
     rules = None if victim == "worker" else SupervisionRules(max_silence_s=1.2)
@@ -300,7 +300,7 @@ def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, tr
     assert client.num_restarts == 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, traffic, victim):
     rules = SupervisionRules(max_silence_s=0.6, kill_silence_s=1.2, first_delay_s=0.05)
@@ -331,7 +331,7 @@ def test_a_long_step_is_reported_as_a_stall_only_above_the_limit(supervised, tra
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seconds", [60, 600])
 def test_full_load_and_long_steps_are_not_reported_as_stalls(supervised, traffic, seconds):
     client = supervised(executor="multiproc", step_s=6)

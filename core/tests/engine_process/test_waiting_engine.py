@@ -50,7 +50,7 @@ def watch(client):
     return num_news
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("blocker", "ahead"), [("gate", False), ("load", True)])
 def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, blocker, ahead):
     client = waiting(blocker, ahead=ahead)
@@ -62,7 +62,7 @@ def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, blocker, ah
     assert client.progress.num_steps - steps <= 200 * (WATCH_S + 1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("blocker", ["gate", "load"])
 def test_a_waiting_request_delays_no_other_request_and_can_be_aborted(waiting, traffic, blocker):
     client = waiting(blocker)

@@ -28,7 +28,7 @@ def reported(*resolutions):
     return describe_plugins(SimpleNamespace(resolutions=resolutions))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "case", list(executor_cases(MultiprocExecutor)), ids=lambda case: case.name
 )

@@ -50,7 +50,7 @@ def wait_until(actual, timeout_s):
     return actual()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, victim):
     executor = make(2, config={"async_scheduling": True}, step=["hangs", "hangs"])
@@ -75,7 +75,7 @@ def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, v
     assert wait_until(lambda: not any(map(is_running, pids)), NOTICE_S)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_error_of_a_failed_step_is_raised_even_if_the_other_worker_hangs(make, rank):
     ways = ["hangs", "hangs"]  # as if the worker waited for its peer
@@ -144,7 +144,7 @@ def test_a_step_that_exceeds_its_deadline_ends_the_engine(make):
     assert wait_until(lambda: not any(map(is_running, pids)), NOTICE_S)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [
@@ -222,7 +222,7 @@ def test_workers_end_when_their_executor_is_garbage_collected(make, parts, tmp_p
     assert executor_ref() is None and not is_running(pid)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
     write_fake_config(tmp_path)
@@ -242,7 +242,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
     assert wait_until(lambda: not Path(folder).exists(), 5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", ["os.pidfd_open", "subprocess.Popen"])
 def test_the_first_worker_is_ended_if_the_second_cannot_start(make, monkeypatch, what):
     module, name = {"os": os, "subprocess": subprocess}[what.partition(".")[0]], what.split(".")[1]

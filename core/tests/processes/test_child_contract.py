@@ -27,7 +27,7 @@ def wait_until(actual, timeout_s=NOTICE_S):
     return actual()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @every_kind
 def test_a_stopped_child_sends_no_heartbeat_and_the_signal_of_a_killed_child_is_reported(
     kinds, clean, model_dir, name
@@ -51,7 +51,7 @@ def test_a_stopped_child_sends_no_heartbeat_and_the_signal_of_a_killed_child_is_
     assert child.is_closed and kinds.running_children() == others
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @every_kind
 @pytest.mark.parametrize(
     ("how", "message"),
@@ -69,7 +69,7 @@ def test_the_error_for_a_child_process_that_fails_at_startup_names_the_cause(
         kind(model_dir, **kwargs)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @every_kind
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_a_child_ends_when_its_parent_is_killed(model_dir, tmp_path_factory, name, stopped):

@@ -111,7 +111,7 @@ if native.status().available:
 
 
 @needs_affinity
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("first", ["", "import torch"])
 @pytest.mark.parametrize("variable", BINDINGS)
 def test_binding_by_openmp_does_not_reduce_the_default_to_one_thread(variable, first):

@@ -62,7 +62,7 @@ def test_portable_kernels_are_used_only_if_the_user_selects_them(monkeypatch):
     assert probe_fast().usable
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(not probe_any().usable, reason="native kernels are not usable")
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("attention", "torch")])
 def test_explain_says_that_a_library_of_a_different_version_was_rejected(tmp_path, kind, instead):

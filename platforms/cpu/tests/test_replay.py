@@ -68,7 +68,7 @@ def answers(path, num_threads=2, **options):
     return [(out.outputs[0].token_ids, out.outputs[0].logprobs) for out in outputs], counts
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", [*OURS, "CustomNormsLayer"])
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_replays_give_the_same_bits_as_eager_steps(architecture, num_threads, write_bf16, caplog):

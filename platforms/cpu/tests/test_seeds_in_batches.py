@@ -76,7 +76,7 @@ def answers(llm):
     return together, alone
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("head_size", [10, 20, 36, 72, 64])
 def test_seeds_are_reproducible_with_any_head_size(make_checkpoint, head_size, caplog):
     with start(make_checkpoint(head_size), batch_invariant=True) as llm:

@@ -131,7 +131,7 @@ def assert_near(y, reference):
     assert error < TOLERANCE[y.dtype], error
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("kind", "group"), KINDS)
 def test_linear_layers_of_every_shape_equal_the_reference(level, kind, group):
     for N, K in SHAPES:

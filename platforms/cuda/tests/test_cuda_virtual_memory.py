@@ -276,7 +276,7 @@ def test_a_cuda_engine_generates_the_same_tokens_after_sleep(engine, library, le
     assert after[0] == before[0] and after[1] > before[1] > 0
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_stays_asleep_if_the_memory_is_taken_and_can_wake_up_later(
     engine, library, level

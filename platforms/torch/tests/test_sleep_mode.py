@@ -75,7 +75,7 @@ class Packing(LinearMethod):
         return nn.functional.linear(x_TI, layer.packed_IO)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("linear_method", ["torch", Packing], ids=["torch", "packing"])
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("tied", [False, True])
@@ -117,7 +117,7 @@ def test_an_engine_with_async_scheduling_sleeps_between_calls(checkpoint):
     DEVICE.check()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("linear_method", ["torch", Packing], ids=["torch", "packing"])
 def test_weights_that_cannot_be_reloaded_leave_the_engine_asleep(checkpoint, linear_method):
     file = checkpoint / "model.safetensors"
@@ -133,7 +133,7 @@ def test_weights_that_cannot_be_reloaded_leave_the_engine_asleep(checkpoint, lin
         assert tokens(llm) == expected
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "error", [MemoryError("cannot pin"), RuntimeError("CUDA error: out of memory")]
 )

@@ -64,7 +64,7 @@ def expected(checkpoint):
     return generate(checkpoint, enforce_eager=True)[0]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("mode", ["full_and_piecewise", "full", "piecewise"])
 def test_replayed_steps_generate_the_same_tokens_as_eager_steps(checkpoint, expected, mode, ahead):
@@ -75,7 +75,7 @@ def test_replayed_steps_generate_the_same_tokens_as_eager_steps(checkpoint, expe
     DEVICE.check()
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("mode", ["full", "piecewise"])
 @pytest.mark.parametrize("level", ["as_is", "once", "piecewise"])
 def test_graphs_capture_compiled_code(checkpoint, expected, level, mode):
@@ -153,7 +153,7 @@ def test_the_attention_for_graphs_meets_its_contract():
     check_attention(GraphAttentionBackend, torch.device("cpu"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("builder", [Outdated, Frozen, NoWaitBuilder])
 def test_the_suite_rejects_faulty_metadata_for_graphs(builder):
     class Mutant(GraphAttentionBackend):

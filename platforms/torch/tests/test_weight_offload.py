@@ -86,7 +86,7 @@ class Packing(LinearMethod):
         return nn.functional.linear(x_TI, layer.packed_IO)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("num_layers", [3, 4, 5, NUM_LAYERS])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_tokens_are_equal_and_the_host_never_waits(checkpoint, num_layers, ahead):

@@ -80,9 +80,7 @@ def test_plugins_of_different_kinds_may_have_the_same_name():
     assert name_plugin("attention", "uniproc").name == "uniproc"
 
 
-def test_the_error_for_a_kind_without_a_template_names_its_contract():
-    with pytest.raises(PluginError, match=r"dovetail\.interfaces\.proposer"):
-        get_blueprint("proposer")
+def test_the_error_for_an_unknown_kind_names_a_similar_kind():
     with pytest.raises(PluginError, match="Did you mean 'scheduler'"):
         get_blueprint("shceduler")
     with pytest.raises(PluginNotFoundError):
@@ -203,7 +201,7 @@ def check_installed(packages, kinds, folder, *selection):
 QUICK = ("-k", "not float16")
 
 
-@pytest.mark.sampled(30)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - {COMMAND}))
 def test_a_new_plugin_passes_its_suite_and_its_tests(packages, tmp_path, kind):
     threads = check_installed(packages, [kind], tmp_path, *QUICK)

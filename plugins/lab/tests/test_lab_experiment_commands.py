@@ -120,7 +120,7 @@ def test_flags_replace_fields_of_the_file(folder, capsys):
     assert output["setup"]["step_times"] == "linear:decode_ps=0"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

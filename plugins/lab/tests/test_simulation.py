@@ -17,7 +17,7 @@ POLICIES = (
 )  # fmt: skip
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("num_blocks", [130, 600])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("policy", POLICIES)

@@ -149,7 +149,7 @@ def test_a_member_with_a_wrong_size_is_rejected(write_wheel, tmp_path):
     assert "damaged" in rejection(path, tmp_path / "out")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("seed", range(400))
 def test_damaged_wheels_raise_model_errors_in_bounded_time(write_wheel, tmp_path, seed):
     path = write_wheel({"a/one.gguf": GGUF, "a/other.txt": b"text"})

@@ -368,7 +368,7 @@ def test_no_process_remains_after_the_main_process_is_killed(serving):
             server.get("/live")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("count", ["1", "2"])
 @pytest.mark.parametrize(
     ("option", "value"), [("--http-routes", "absent"), ("--kv-cache-memory-bytes", "1")]

@@ -97,7 +97,7 @@ def large(path):
     return fields
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", PATHS)
 def test_the_largest_requests_do_not_block_the_event_loop(server, path):
     start = {"prompt": "Anna"} if path in PATHS[::2] else {"messages": [{"role": "user"}]}

@@ -26,7 +26,7 @@ def sleepy(serving):
         yield running.wait_until_ready()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_server_generates_the_same_text_after_sleep(sleepy, level):
     expected = sleepy.complete(prompt="reverse: fox, two").json["choices"][0]["text"]

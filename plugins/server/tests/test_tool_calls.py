@@ -90,7 +90,7 @@ def check_calls(choice):
     return calls
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("temperature", [0, 1.5])
 @pytest.mark.parametrize("tool_choice", ["required", NAMED], ids=["required", "named"])
 def test_a_forced_tool_call_is_valid_with_and_without_streaming(

@@ -39,7 +39,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_backend_passes_the_conformance_suite_in_the_triton_interpreter(case):
     check_case(TritonAttentionBackend, case, DEVICE)
@@ -49,7 +49,7 @@ def test_unsupported_requirements_are_rejected():
     check_rejections(TritonAttentionBackend, DEVICE)
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_batches_are_computed_correctly(seed):
     rng = random.Random(seed)
@@ -77,7 +77,7 @@ def test_attention_is_correct_for_any_number_of_heads_per_group(num_heads):
     check_case(TritonAttentionBackend, case, DEVICE)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("window", [0, 400])
 def test_a_long_context_is_split_if_the_batch_is_small(window):
     rows = Rows([901, 140], window=window)
@@ -181,7 +181,7 @@ def test_requests_without_scheduled_tokens_are_skipped():
     rows.layer.forward(q, k, v, rows.cache, rows.builder.build(batch), torch.empty_like(q))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("rotary_dim", [64, 20])
 @pytest.mark.parametrize("cache_dtype", ["", FP8])
 def test_fused_rotation_equals_a_separate_rotation(cache_dtype, rotary_dim):
