@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,9 +16,7 @@ from dovetail.interfaces import (
     ReasoningMarkers,
     ToolDelta,
 )
-from dovetail.request import RequestStatus
 from dovetail_devkit import load_suite
-from dovetail_devkit.fakes.admission import FakeAdmissionGate
 from dovetail_devkit.fakes.grammar import FakeGrammar, FakeMatcher
 from dovetail_devkit.fakes.hooks import FakeHooks
 from dovetail_devkit.fakes.io_processor import FakeIOProcessor
@@ -313,46 +310,7 @@ class HasOtherMarkers(FakeReasoningParser):
         return ReasoningMarkers(start="<because>", end="</because>")
 
 
-class ReturnsReadyRequestsTwice(FakeAdmissionGate):
-    def take_ready(self):
-        ready = super().take_ready()
-        self._last, last = ready, getattr(self, "_last", [])
-        return [*ready, *last]
-
-
-class IgnoresForget(FakeAdmissionGate):
-    def forget(self, request_id):
-        pass
-
-
-class NeverAdmits(FakeAdmissionGate):
-    def take_ready(self):
-        return []
-
-
-class BlocksInHolds(FakeAdmissionGate):
-    def holds(self, request):
-        time.sleep(0.06)
-        return super().holds(request)
-
-
-class FailsWithoutAMessage(FakeAdmissionGate):
-    def take_ready(self):
-        for request_id in tuple(self.held):
-            self.fail(request_id, "")
-        return []
-
-
-class HoldsWithARunningStatus(FakeAdmissionGate):
-    status = RequestStatus.RUNNING
-
-
 MUTANTS = [
-    ("admission", ReturnsReadyRequestsTwice, "each held request must be returned once"),
-    ("admission", IgnoresForget, "not after forget()"),
-    ("admission", BlocksInHolds, "must not block the scheduler"),
-    ("admission", FailsWithoutAMessage, "expected a text for the user"),
-    ("admission", HoldsWithARunningStatus, "is not a status of held requests"),
     ("tool_parser", WaitsForTheWholeCall, "its arguments as they follow"),
     ("tool_parser", CallsUnknownFunctions, "a call of a function that is not offered"),
     ("tool_parser", DropsMarkersInContent, "example must contain one call"),
@@ -400,11 +358,6 @@ MUTANTS = [
     ("worker_extension", OverridesAWorkerMethod, "load_model is also a member of"),
     ("worker_extension", HasNoPublicMethod, "must have a public method"),
 ]
-
-
-def test_a_gate_that_never_admits_a_request_is_detected():
-    with pytest.raises(AssertionError, match=r"still holds 8 requests after 0\.2 s"):
-        load_suite("admission")(NeverAdmits, limit_s=0.2)
 
 
 @pytest.mark.parametrize(("kind", "mutant", "law"), MUTANTS)

@@ -113,8 +113,7 @@ class ReasoningParams:
     """How the reasoning before an answer begins and ends. Frozen, and checked at construction.
 
     end: the text that ends it, such as "</think>". start: the text that begins it in the output; ""
-    if the prompt already contains it. Without this text the output is an answer from its first
-    token.
+    if the prompt contains it. Without this text the output is an answer from its first token.
     budget: maximum number of reasoning tokens, after which `end` is forced; None for no limit.
     Raises RequestError, naming the field.
     """
