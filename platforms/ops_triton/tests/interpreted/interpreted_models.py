@@ -1,8 +1,10 @@
-"""Models with states in the interpreter: their operations are computed by these kernels."""
+"""Models in the interpreter: operations of states and of latent attention use these kernels."""
 
 import pytest
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Mamba2Config,
     Mamba2ForCausalLM,
     Qwen3NextConfig,
@@ -30,6 +32,24 @@ NEXT = {
     "linear_value_head_dim": 16,
     "layer_types": ["linear_attention", "full_attention"],
 }
+DEEPSEEK = {
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+    "max_position_embeddings": 512,
+}
+LATENT = {"latent_inputs", "head_linear", "select_experts", "fused_experts", "add_shared_expert"}
 STATES = {"causal_conv", "linear_attention", "gated_rms_norm", "look_up"}
 MIXED = {"sigmoid_and_mul", "add_shared_expert", "select_experts", "fused_experts", "rotate"}
 
@@ -55,13 +75,12 @@ def called(monkeypatch):
     ("create", "expected"),
     [
         (lambda: Mamba2ForCausalLM(Mamba2Config(**COMMON | MAMBA2)), STATES | {"add_rms_norm"}),
+        (lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**COMMON | DEEPSEEK)), LATENT),
         (lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**COMMON | NEXT)), STATES | MIXED),
     ],
-    ids=["mamba2", "qwen3_next"],
+    ids=["mamba2", "deepseek_v3", "qwen3_next"],
 )
-def test_a_model_with_states_has_the_same_tokens_with_triton_and_torch(
-    create, expected, called, tmp_path
-):
+def test_a_model_has_the_same_tokens_with_triton_and_torch(create, expected, called, tmp_path):
     torch.manual_seed(1)
     create().save_pretrained(tmp_path)
     answers = []
