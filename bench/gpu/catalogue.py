@@ -25,6 +25,7 @@ DEVICE_PLUGINS = (
     "attention:flash_attn",
     "attention:flashinfer",
     "ops:triton",
+    "ops:flashinfer",
     "platform:rocm",
     "worker:rocm",
     "platform:xpu",

@@ -45,7 +45,7 @@ class DeviceParts:
 def _accelerator(name: str) -> DeviceParts:
     kernels = ("attention:triton", "attention:torch", "ops:triton", "ops:torch")
     if name == "cuda":
-        kernels = ("attention:flash_attn", "attention:flashinfer", *kernels)
+        kernels = ("attention:flash_attn", "attention:flashinfer", "ops:flashinfer", *kernels)
     return DeviceParts(
         device_type="cuda" if name == "rocm" else name,
         platform=name,

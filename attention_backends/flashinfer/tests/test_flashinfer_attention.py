@@ -16,14 +16,14 @@ from pydantic import ValidationError
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import AttentionLayerContext, AttentionRequirements
 from dovetail.interfaces.kv_cache import FullAttentionSpec
-from dovetail_attn_flashinfer import availability, backend
+from dovetail_attn_flashinfer import availability, backend, device_checks
 from dovetail_attn_flashinfer.backend import FlashInferAttentionBackend
 from dovetail_attn_flashinfer.device_facts import DeviceFacts, device_facts, select_kernels
 from dovetail_attn_flashinfer.options import FlashInferAttentionOptions
 
 CPU = torch.device("cpu")
 PATCHED = Path(__file__).parent / "patched"
-LEAST_CASES = 150
+LEAST_CASES = 230
 NOT_INSTALLED = "FlashInfer is not installed: pip install --no-deps flashinfer-python==0.7.2.post1"
 needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason=NOT_INSTALLED)
 
@@ -87,7 +87,7 @@ def version_of(monkeypatch):
         monkeypatch.setattr(availability, "version", lambda name: text)
 
     pretend("0.7.2.post1")
-    monkeypatch.setattr(backend, "has_kernels", lambda: True)
+    monkeypatch.setattr(availability, "has_kernels", lambda: True)
     return pretend
 
 
@@ -99,7 +99,7 @@ def gpu(monkeypatch, version_of):
         facts = DeviceFacts(capability=capability, num_processors=100)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(backend, "device_facts", lambda device: facts)
+        monkeypatch.setattr(device_checks, "device_facts", lambda device: facts)
 
     return pretend
 
@@ -110,16 +110,13 @@ def gpu(monkeypatch, version_of):
         ({"device_type": "cpu"}, "device cpu is not supported; supported: cuda"),
         ({"device_type": "xpu"}, "device xpu is not supported; supported: cuda"),
         (
-            {"dtype": "float32", "kv_cache_dtype": "float32"},
+            {"dtype": "float32"},
             "dtype float32 is not supported; supported: bfloat16, float16",
         ),
         (
-            {"kv_cache_dtype": "float16"},
-            "KV cache dtype float16 is not supported; supported: bfloat16",
-        ),
-        (
-            {"kv_cache_dtype": "fp8_e5m2"},
-            "KV cache dtype fp8_e5m2 is not supported; supported: bfloat16",
+            {"kv_cache_dtype": "int8"},
+            "KV cache dtype int8 is not supported; supported: bfloat16, float16, fp8_e4m3, "
+            "fp8_e5m2",
         ),
         ({"head_size": 512}, "head size 512 is not supported; supported: 64, 128, 256"),
         ({"head_size": 16}, "head size 16 is not supported; supported: 64, 128, 256"),
@@ -141,14 +138,31 @@ def test_heads_of_unsupported_sizes_are_padded(head_size, stored):
     assert FlashInferAttentionBackend.capabilities.stored_head_size(head_size) == stored
 
 
-@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
-def test_caches_with_per_token_scales_are_rejected(gpu, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [("fp8_e4m3", "kv_cache_scales='layer'"), ("int8", "kv_cache_dtype='auto'")],
+)
+def test_caches_with_per_token_scales_are_rejected(gpu, dtype, advice):
     gpu(100)
-    expected = requirements(kv_cache_dtype=dtype)
-    (reason,) = FlashInferAttentionBackend.refusals(expected)
+    (reason,) = FlashInferAttentionBackend.refusals(requirements(kv_cache_dtype=dtype))
     assert f"KV caches of {dtype} have a scale for each token and head" in reason
-    assert "attention_backend='triton'" in reason
-    assert FlashInferAttentionBackend.capabilities.refusals(expected)
+    assert f"set {advice}, or choose attention_backend='triton'" in reason
+
+
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_fp8_caches_with_per_layer_scales_are_accepted(gpu, dtype):
+    gpu(90)
+    expected = requirements(kv_cache_dtype=dtype, features=frozenset({"kv_layer_scales"}))
+    assert not FlashInferAttentionBackend.refusals(expected)
+    assert not FlashInferAttentionBackend.capabilities.refusals(expected)
+
+
+def test_a_16_bit_cache_of_another_dtype_is_rejected(gpu):
+    gpu(90)
+    (reason,) = FlashInferAttentionBackend.refusals(requirements(kv_cache_dtype="float16"))
+    assert reason == (
+        "a KV cache of float16 is not supported for dtype bfloat16; set kv_cache_dtype='auto'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,7 +202,7 @@ def test_heads_that_do_not_divide_evenly_are_rejected(gpu):
 
 def test_a_missing_compiler_is_reported(gpu, monkeypatch):
     gpu(90)
-    monkeypatch.setattr(backend, "has_kernels", lambda: False)
+    monkeypatch.setattr(availability, "has_kernels", lambda: False)
     (reason,) = FlashInferAttentionBackend.refusals(requirements())
     assert "no CUDA compiler was found" in reason and "flashinfer-jit-cache" in reason
 
@@ -250,7 +264,7 @@ def test_the_cache_has_the_same_shape_as_in_the_triton_backend():
 
 
 @pytest.mark.parametrize(
-    ("dtype", "scale_bytes"), [("fp8_e4m3", 4), ("fp8_e4m3", 0), ("float32", 0), ("bfloat16", 4)]
+    ("dtype", "scale_bytes"), [("fp8_e4m3", 4), ("int8", 0), ("float32", 0), ("bfloat16", 4)]
 )
 def test_unsupported_caches_raise_an_error(dtype, scale_bytes):
     spec = FullAttentionSpec(

@@ -216,7 +216,7 @@ _ROWS = (
         roles=(WORKER,),
         is_probed=True,
         takes_context=False,
-        declares=("device_types", "batch_invariant"),
+        declares=("device_types", "dtypes", "batch_invariant"),
         fake="FakeOps",
     ),
     Kind(

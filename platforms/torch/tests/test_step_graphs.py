@@ -18,6 +18,7 @@ from dovetail_torch.fake_device.attention import (
     NoWaitBuilder,
 )
 from dovetail_torch.fake_device.platform import FakeDevicePlatform
+from dovetail_torch.fake_device.virtual_memory import FakeVirtualMemory
 from dovetail_torch.fake_device.worker import FakeDeviceWorker
 from dovetail_torch.graphs.plan import GraphOptions, graph_sizes
 
@@ -187,6 +188,9 @@ def test_a_graph_repeats_operations_in_the_memory_of_its_capture(device):
         lambda x: x.copy_(torch.ones(3)),
         lambda x: torch.ones(3, device=x.device).cpu(),
         lambda x: DEVICE.flights.pinned_zeros(8),
+        lambda x: DEVICE.timeline.default.synchronize(),
+        lambda x: DEVICE.timeline.default.record_event().synchronize(),
+        lambda x: FakeVirtualMemory().reserve(1 << 14).map(),
     ],
 )
 def test_operations_that_a_graph_cannot_repeat_fail_during_a_capture(device, action):
@@ -196,6 +200,71 @@ def test_operations_that_a_graph_cannot_repeat_fail_during_a_capture(device, act
         graphs.begin()
         action(x)
     assert DEVICE.watch.capturing is None
+
+
+def captured(operation):
+    """Return a graph of one operation."""
+    graphs = AcceleratorGraphs(install())
+    with graphs.capturing():
+        graphs.begin()
+        operation()
+        return graphs.end()
+
+
+def test_a_graph_must_not_use_memory_that_was_freed_after_its_capture(device):
+    """A device would read whatever is at the address of the tensor now."""
+    total, inputs = torch.zeros(3, device=device), [torch.ones(3, device=device)]
+    graph = captured(lambda: total.add_(inputs[0]))
+    graph.replay()
+    inputs.clear()
+    with pytest.raises(FlightError, match="uses device memory that was freed after its capture"):
+        graph.replay()
+
+
+def test_a_graph_keeps_the_memory_that_its_capture_has_allocated(device):
+    total, step = torch.zeros(3, device=device), torch.ones(3, device=device)
+
+    def double():
+        doubled = step * 2  # freed at the end of the capture
+        total.add_(doubled)
+
+    graph = captured(double)
+    for _ in range(2):
+        graph.replay()
+    assert total.tolist() == [4, 4, 4]
+
+
+def test_an_input_at_a_new_address_is_not_read(device):
+    """A graph reads the address of the capture, so a new tensor has no effect."""
+    step, total = torch.ones(3, device=device), torch.zeros(3, device=device)
+    kept = step
+    graph = captured(lambda: total.add_(step))
+    step = torch.full((3,), 7.0, device=device)
+    graph.replay()
+    assert total.tolist() == [1, 1, 1] and step.tolist() == [7, 7, 7] and kept.tolist() == [1, 1, 1]
+
+
+class Forgetful(GraphBuilder):
+    """Attends with lengths in memory that is freed after the capture."""
+
+    def build_for_graph(self, batch):
+        metadata = super().build_for_graph(batch)
+        return replace(metadata, batch=replace(batch, slot_mapping_T=batch.slot_mapping_T.clone()))
+
+    def update_for_replay(self, metadata, batch):
+        super().update_for_replay(metadata, batch)
+        object.__setattr__(metadata, "batch", batch)
+
+
+def test_metadata_at_a_new_address_is_detected_in_an_engine(checkpoint):
+    class Mutant(GraphAttentionBackend):
+        @staticmethod
+        def create_builder(context):
+            return Forgetful()
+
+    with pytest.raises(Exception, match="uses device memory that was freed after its capture"):
+        generate(checkpoint, Mutant, graph_mode="full")
+    DEVICE.watch.forget()
 
 
 def test_sizes_of_graphs_are_dense_for_small_steps():

@@ -40,6 +40,23 @@ def probe() -> Probe:
     return Probe(usable=True)
 
 
+def probe_ops() -> Probe:
+    """Return whether FlashInfer and its kernels, or a compiler for them, are installed."""
+    reasons = (*probe().reasons, *compiler_reasons())
+    return Probe(usable=not reasons, reasons=reasons)
+
+
+def compiler_reasons() -> tuple[str, ...]:
+    """Return why FlashInfer would find neither kernels nor a compiler for them, or ()."""
+    if has_kernels():
+        return ()
+    package = COMPILED_KERNELS.replace("_", "-")
+    return (
+        "FlashInfer compiles its kernels, but no CUDA compiler was found: install the CUDA toolkit "
+        f"and set CUDA_HOME, or install {package}",
+    )
+
+
 def _unusable(reason: str) -> Probe:
     return Probe(usable=False, reasons=(reason,))
 

@@ -14,6 +14,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.attention import (
+    KV_LAYER_SCALES,
     AttentionBackend,
     AttentionCapabilities,
     AttentionGroupContext,
@@ -21,52 +22,52 @@ from dovetail.interfaces.attention import (
     AttentionRequirements,
 )
 from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec
-from dovetail_attn_flashinfer.availability import COMPILED_KERNELS, has_kernels, probe
+from dovetail_attn_flashinfer.availability import probe
+from dovetail_attn_flashinfer.device_checks import build_reasons, device_reasons, is_rocm
 from dovetail_attn_flashinfer.device_facts import device_facts
 
 if TYPE_CHECKING:
     from dovetail_attn_flashinfer.builder import FlashInferMetadataBuilder
     from dovetail_attn_flashinfer.layer import FlashInferAttentionLayer
 
-LEAST_CAPABILITY = 80
+INSTEAD = "attention_backend='torch'"
 DTYPES = frozenset({"bfloat16", "float16"})
+FP8_DTYPES = frozenset({"fp8_e4m3", "fp8_e5m2"})
 
 
 class FlashInferAttentionBackend(AttentionBackend):
     """Paged attention with FlashInfer: prompts, chunks and decodes in any mixture.
 
-    The cache has the dtype of the model. Its shape is that of the `triton` backend.
+    The cache has the dtype of the model, or is fp8 with two scales for each layer. Its shape is
+    that of the `triton` backend.
     """
 
     name: ClassVar[str] = "flashinfer"
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities(
         dtypes=DTYPES,
         device_types=frozenset({"cuda"}),
+        kv_cache_dtypes=DTYPES | FP8_DTYPES,
         head_sizes=frozenset({64, 128, 256}),
         block_size_multiple=16,
-        features=frozenset({"sliding_window", "soft_cap", "sinks", "padded_pages", "graphs"}),
+        features=frozenset(
+            {"sliding_window", "soft_cap", "sinks", "padded_pages", "graphs", KV_LAYER_SCALES}
+        ),
     )
 
     @classmethod
     def refusals(cls, requirements: AttentionRequirements) -> Sequence[str]:
         """Return why FlashInfer or the device cannot be used, or ()."""
-        reasons = list(probe().reasons)
-        if requirements.kv_cache_dtype in SCALE_BYTES:
-            reasons.append(
-                f"KV caches of {requirements.kv_cache_dtype} have a scale for each token and head, "
-                "but the kernels support one scale per tensor; set kv_cache_dtype='auto', or "
-                "choose attention_backend='triton'"
-            )
+        reasons = [*probe().reasons, *_cache_refusals(requirements)]
         if requirements.num_heads % requirements.num_kv_heads:
             reasons.append(
                 f"{requirements.num_heads} query heads are not a multiple of "
                 f"{requirements.num_kv_heads} key-value heads"
             )
         if requirements.device_type == "cuda":
-            is_rocm = _is_rocm(requirements.architecture)
-            reasons += _build_refusals(is_rocm=is_rocm)
-            if not is_rocm and (requirements.architecture or torch.cuda.is_available()):
-                reasons += _device_refusals(requirements.architecture)
+            rocm = is_rocm(requirements.architecture)
+            reasons += build_reasons(rocm=rocm, backend=INSTEAD)
+            if not rocm and (requirements.architecture or torch.cuda.is_available()):
+                reasons += device_reasons(requirements.architecture, backend=INSTEAD)
         return reasons
 
     @staticmethod
@@ -97,11 +98,12 @@ class FlashInferAttentionBackend(AttentionBackend):
 
 def check_cache(spec: FullAttentionSpec) -> None:
     """Raise ConfigError unless the kernels can read a cache of `spec`."""
-    if spec.dtype not in DTYPES or spec.scale_bytes:
+    if spec.dtype not in DTYPES | FP8_DTYPES or spec.scale_bytes:
         raise ConfigError(
             f"the attention backend 'flashinfer' cannot use a KV cache of {spec.dtype} with "
-            f"scale_bytes={spec.scale_bytes}; it supports {' and '.join(sorted(DTYPES))} without "
-            "scales. Set kv_cache_dtype='auto'"
+            f"scale_bytes={spec.scale_bytes}; it supports "
+            f"{', '.join(sorted(DTYPES | FP8_DTYPES))} without per-token scales. Set "
+            "kv_cache_dtype='auto'"
         )
 
 
@@ -116,40 +118,18 @@ def check_heads(context: AttentionLayerContext) -> None:
         )
 
 
-def _is_rocm(architecture: str) -> bool:
-    """Return whether the assumed device, or this torch build, is AMD's."""
-    return not architecture.startswith("sm_") if architecture else torch.version.hip is not None
-
-
-def _build_refusals(*, is_rocm: bool) -> list[str]:
-    """Return the reasons why this torch build or this machine has no usable kernels."""
-    reasons = []
-    if is_rocm:
-        reasons.append(
-            "torch is built for ROCm, which the kernels do not support; install a torch build for "
-            "CUDA, or choose attention_backend='torch'"
-        )
-    if not has_kernels():
-        package = COMPILED_KERNELS.replace("_", "-")
-        reasons.append(
-            "FlashInfer compiles its kernels, but no CUDA compiler was found: install the CUDA "
-            f"toolkit and set CUDA_HOME, or install {package}"
-        )
-    return reasons
-
-
-def _device_refusals(architecture: str) -> list[str]:
-    """Return the reasons why a GPU is not supported.
-
-    architecture: "" for the GPU of this process.
-    """
-    if architecture:
-        capability = int(architecture.removeprefix("sm_"))
-    else:
-        capability = device_facts(torch.device("cuda", torch.cuda.current_device())).capability
-    if capability >= LEAST_CAPABILITY:
-        return []
-    return [
-        f"the GPU has compute capability {capability / 10}; the kernels need "
-        f"{LEAST_CAPABILITY / 10} (Ampere) or newer. Choose attention_backend='torch'"
-    ]
+def _cache_refusals(requirements: AttentionRequirements) -> list[str]:
+    """Return the reasons why the kernels cannot read a cache of this dtype."""
+    dtype = requirements.kv_cache_dtype
+    if dtype in SCALE_BYTES and KV_LAYER_SCALES not in requirements.features:
+        advice = "kv_cache_scales='layer'" if dtype in FP8_DTYPES else "kv_cache_dtype='auto'"
+        return [
+            f"KV caches of {dtype} have a scale for each token and head, but the kernels support "
+            f"one scale per tensor; set {advice}, or choose attention_backend='triton'"
+        ]
+    if dtype in DTYPES and dtype != requirements.dtype:
+        return [
+            f"a KV cache of {dtype} is not supported for dtype {requirements.dtype}; set "
+            "kv_cache_dtype='auto'"
+        ]
+    return []

@@ -13,6 +13,7 @@ from dovetail.interfaces.attention import (
     AttentionGroupContext,
     AttentionMetadataBuilder,
 )
+from dovetail_attn_flashinfer.cache_dtype import FP8_TYPES
 from dovetail_attn_flashinfer.device_facts import DeviceFacts, select_kernels
 from dovetail_attn_flashinfer.graphs import GraphMetadata
 from dovetail_attn_flashinfer.metadata import FlashInferMetadata, GroupKernels
@@ -32,7 +33,9 @@ class FlashInferMetadataBuilder(AttentionMetadataBuilder):
     def __init__(self, context: AttentionGroupContext, device: DeviceFacts) -> None:
         options = FlashInferAttentionOptions.model_validate(dict(context.options))
         spec = context.spec
-        selected = select_kernels(device, options.kernels, spec.block_size)
+        selected = select_kernels(
+            device, options.kernels, spec.block_size, is_fp8=spec.dtype in FP8_TYPES
+        )
         workspace = self._workspace(context, options.workspace_mib << 20)
         trtllm = None
         if selected.block_tables:

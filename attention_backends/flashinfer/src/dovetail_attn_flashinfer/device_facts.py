@@ -65,14 +65,24 @@ def device_facts(device: torch.device) -> DeviceFacts:
     )
 
 
-def select_kernels(facts: DeviceFacts, requested: str, block_size: int) -> Kernels:
+def select_kernels(
+    facts: DeviceFacts, requested: str, block_size: int, *, is_fp8: bool = False
+) -> Kernels:
     """Return the kernels for a device; raise ConfigError if they do not support it.
 
     requested: the `kernels` option. "auto" falls back to the wrappers if trtllm-gen does not
-    support the block size.
+    support the block size. is_fp8: whether the cache is fp8. FA3 and trtllm-gen would need queries
+    of fp8, so FA2 computes all layers, which converts keys and values.
     """
     shown = f"the GPU has compute capability {facts.capability / 10}"
     has_trtllm = facts.capability in TRTLLM_CAPABILITIES
+    if is_fp8:
+        if requested in ("fa3", "trtllm-gen"):
+            raise ConfigError(
+                f"the option kernels={requested!r} does not support fp8 caches with queries of 16 "
+                "bits; set kernels='auto', or kv_cache_dtype='auto'"
+            )
+        return Kernels(prefill="fa2", block_tables=False)
     if requested == "fa3" and facts.capability != FA3_CAPABILITY:
         raise ConfigError(
             f"the option kernels='fa3' needs compute capability 9.0, but {shown}; set "

@@ -10,16 +10,24 @@ import torch
 
 from dovetail.errors import ContractError
 from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext, RotaryArgs
+from dovetail_attn_flashinfer.cache_dtype import FP8_TYPES, as_bytes, to_fp8
 from dovetail_attn_flashinfer.metadata import StepMetadata, StepPlan
 from dovetail_attn_flashinfer.shape import LayerShape
 
 
 class FlashInferAttentionLayer(AttentionLayer):
-    """Attention of one layer over a cache of shape [N, 2, K, B, D]."""
+    """Attention of one layer over a cache of shape [N, 2, K, B, D].
+
+    With an fp8 cache, the scale of keys multiplies the queries, and the scale of values the result.
+    FlashInfer's arguments for scales are numbers on the host, which a graph would not update when
+    weights are reloaded.
+    """
 
     def __init__(self, context: AttentionLayerContext) -> None:
         self._context = context
         self._kv_cache: torch.Tensor | None = None
+        self._fp8: torch.dtype | None = None
+        self._kv_scales: torch.Tensor | None = None
         self._shape = LayerShape(
             num_heads=context.num_heads,
             scale=context.scale,
@@ -49,8 +57,13 @@ class FlashInferAttentionLayer(AttentionLayer):
             self._bind(kv_cache, metadata)
         if not q_THD.shape[0]:
             return
-        plan = metadata.plan(self._shape)
+        plan, scales = metadata.plan(self._shape), self._kv_scales
+        if self._fp8 is not None:
+            k_scale, v_scale = (None, None) if scales is None else scales
+            k_TKD, v_TKD = to_fp8(k_TKD, k_scale, self._fp8), to_fp8(v_TKD, v_scale, self._fp8)
         self._write(k_TKD, v_TKD, kv_cache, metadata, plan)
+        if scales is not None:
+            q_THD = q_THD * scales[0]
         if q_THD.stride(-1) != 1:
             q_THD = q_THD.contiguous()
         # The FA2 and trtllm-gen kernels ignore the strides of the result.
@@ -59,11 +72,13 @@ class FlashInferAttentionLayer(AttentionLayer):
             result_THD = torch.empty_like(out_THD, memory_format=torch.contiguous_format)
         for launch in plan.launches:
             launch(q_THD, kv_cache, self._context.sinks, result_THD)
+        if scales is not None:
+            result_THD.mul_(scales[1])
         if result_THD is not out_THD:
             out_THD.copy_(result_THD)
 
     def _bind(self, kv_cache: torch.Tensor, metadata: StepMetadata) -> None:
-        """Check the layer's cache, which is never replaced."""
+        """Check the layer's cache, which is never replaced, and find its scales."""
         context, spec = self._context, metadata.spec
         own = (context.sliding_window, context.num_kv_heads, context.head_size)
         group = (spec.sliding_window, spec.num_kv_heads, spec.head_size)
@@ -73,6 +88,8 @@ class FlashInferAttentionLayer(AttentionLayer):
                 f"KV-cache group has {group}; put layers with different values into different "
                 "groups"
             )
+        self._fp8 = FP8_TYPES.get(spec.dtype)
+        self._kv_scales = None if self._fp8 is None else context.kv_scales
         self._kv_cache = kv_cache
 
     def _write(
@@ -91,10 +108,10 @@ class FlashInferAttentionLayer(AttentionLayer):
         a position for each token, and page lists that start at position 0, which the lists of a
         sliding window do not.
         """
-        keys_NKBD, values_NKBD = kv_cache.unbind(1)
+        keys_NKBD, values_NKBD = as_bytes(kv_cache).unbind(1)
         blocks_T, offsets_T = metadata.slots
-        keys_NKBD[blocks_T, :, offsets_T] = k_TKD
-        values_NKBD[blocks_T, :, offsets_T] = v_TKD
+        keys_NKBD[blocks_T, :, offsets_T] = as_bytes(k_TKD)
+        values_NKBD[blocks_T, :, offsets_T] = as_bytes(v_TKD)
         if plan.unused_slots is not None:
             blocks_S, offsets_S = plan.unused_slots
             values_NKBD[blocks_S, :, offsets_S] = self._zero

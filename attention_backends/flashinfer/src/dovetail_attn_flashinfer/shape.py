@@ -19,7 +19,7 @@ contain all tokens of the step, and out is contiguous."""
 class LayerShape:
     """The properties of a layer that its KV-cache group does not determine.
 
-    dtype: the dtype of queries, cache and results. has_sinks: whether the layer has attention
+    dtype: the dtype of queries and results. has_sinks: whether the layer has attention
     sinks.
     """
 

@@ -19,6 +19,7 @@ import torch
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.kv_cache import FullAttentionSpec
+from dovetail_attn_flashinfer.cache_dtype import cache_type
 from dovetail_attn_flashinfer.layout import PageLists, Part
 from dovetail_attn_flashinfer.shape import Launch, LayerShape
 
@@ -32,9 +33,9 @@ about 40 KiB."""
 
 LN_2 = log(2)
 
-_sink_head_sizes: dict[tuple[object, ...], int] = {}
-"""Head size of each sink kernel of this process. FlashInfer's names of sink kernels do not contain
-the head size, so a second head size would load the kernel of the first."""
+_sink_kernels: dict[tuple[object, ...], tuple[int, torch.dtype]] = {}
+"""Head size and dtype of the cache of each sink kernel of this process. FlashInfer's names of sink
+kernels do not contain them, so a second head size or dtype would load the kernel of the first."""
 
 
 class SinkMode(Enum):
@@ -175,6 +176,7 @@ class WrapperPool:
         self, spec: FullAttentionSpec, workspace: torch.Tensor, *, prefill: str, pdl: bool
     ) -> None:
         self._spec = spec
+        self._cache_dtype = cache_type(spec)
         self._workspace = workspace
         self._prefill = prefill
         self._pdl = pdl
@@ -217,8 +219,9 @@ class WrapperPool:
         if shape.soft_cap:
             return SinkMode.RESCALED
         kernel = (shape.dtype, self._window_left >= 0, self._kernels(part.is_decode))
-        head_size = _sink_head_sizes.setdefault(kernel, self._spec.head_size)
-        return SinkMode.IN_KERNEL if head_size == self._spec.head_size else SinkMode.RESCALED
+        own = (self._spec.head_size, self._cache_dtype)
+        is_loaded = _sink_kernels.setdefault(kernel, own) == own
+        return SinkMode.IN_KERNEL if is_loaded else SinkMode.RESCALED
 
     def _create(self, key: WrapperKey, graph: GraphSize | None) -> PlannedWrapper:
         # Not inference tensors: a later step may run outside of inference mode.
@@ -241,7 +244,7 @@ class WrapperPool:
                 LAYOUT,
                 backend=kernels,
                 q_data_type=key.shape.dtype,
-                kv_data_type=key.shape.dtype,
+                kv_data_type=self._cache_dtype,
                 head_dim_qk=size,
                 head_dim_vo=size,
                 window_left=self._window_left,
@@ -269,7 +272,7 @@ class WrapperPool:
             "logits_soft_cap": shape.soft_cap,
             "sm_scale": shape.scale,
             "q_data_type": shape.dtype,
-            "kv_data_type": shape.dtype,
+            "kv_data_type": self._cache_dtype,
             "o_data_type": shape.dtype,
             "non_blocking": True,
         }

@@ -10,6 +10,7 @@ import torch
 from cpu_backends import BACKENDS, BlackwellOnCpu, OnCpu
 
 from dovetail_devkit import load_suite
+from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.suites.attention import attention_cases
 
 CPU = torch.device("cpu")
@@ -32,6 +33,12 @@ def test_the_suite_rejects_a_backend_that_does_not_update_graphs(backend):
     cases = [item for item in attention_cases(Outdated, CPU) if item.name.startswith("graphs")]
     assert cases
     reasons = "attention is wrong|changed the cache of earlier tokens|from the plan"
+    num_rejected = 0
     for case in cases:
-        with pytest.raises((AssertionError, ValueError), match=reasons):
-            case.run()
+        try:
+            with pytest.raises((AssertionError, ValueError), match=reasons):
+                case.run()
+            num_rejected += 1
+        except SkipCase:  # a cache that the backend does not support
+            continue
+    assert num_rejected >= 6

@@ -21,6 +21,7 @@ from dovetail.interfaces.attention import (
 )
 from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_attn_flashinfer import wrappers
+from dovetail_attn_flashinfer.cache_dtype import FP8_TYPES
 from dovetail_attn_flashinfer.wrappers import PlannedWrapper
 from dovetail_devkit.attention.reference import reference_attention
 
@@ -33,7 +34,7 @@ RUNS = ((2 * B, 1), (B, 1), (3, B + 2), (0, 5))  # (context, queries): decodes f
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
     """Discard the state that a new process would not have: launches and loaded sink kernels."""
-    monkeypatch.setattr(wrappers, "_sink_head_sizes", {})
+    monkeypatch.setattr(wrappers, "_sink_kernels", {})
     reference_kernels.loaded_variants.clear()
     calls.clear()
 
@@ -211,11 +212,83 @@ def test_a_second_head_size_does_not_load_the_sink_kernel_of_the_first():
 
 
 def test_the_sink_kernel_of_flashinfer_cannot_have_two_head_sizes_in_one_process():
-    """If this fails, `_sink_head_sizes` is not needed any more."""
+    """If this fails, `_sink_kernels` need not contain head sizes any more."""
     attended(Step(), sinks=torch.zeros(H))
-    wrappers._sink_head_sizes.clear()
+    wrappers._sink_kernels.clear()
     with pytest.raises(ValueError, match="is loaded with different sizes"):
         attended(Step(spec=replace(SPEC, head_size=128)), head_size=128, sinks=torch.zeros(H))
+
+
+def test_a_second_cache_dtype_does_not_load_the_sink_kernel_of_the_first():
+    sinks = torch.linspace(-1, 2, H)
+    attended(Step(), sinks=sinks)
+    calls.clear()
+    step, context = fp8_step(sinks=sinks)
+    step.attend(OnCpu.create_layer(context), step.builder().build(step.batch()))
+    assert not any(x["module"].extra for _, x in calls)
+
+
+def test_the_sink_kernel_of_flashinfer_cannot_have_two_cache_dtypes_in_one_process():
+    """If this fails, `_sink_kernels` need not contain cache dtypes any more."""
+    attended(Step(), sinks=torch.zeros(H))
+    wrappers._sink_kernels.clear()
+    step, context = fp8_step(sinks=torch.zeros(H))
+    with pytest.raises(ValueError, match="is loaded with different sizes"):
+        step.attend(OnCpu.create_layer(context), step.builder().build(step.batch()))
+
+
+def fp8_step(dtype="fp8_e4m3", runs=((0, 1), (0, 1), (0, B + 2)), **changes):
+    """Return prompts for an fp8 cache, and a layer context with scales."""
+    step = Step(runs, replace(SPEC, dtype=dtype))
+    step.cache = torch.full(step.cache.shape, 0xFF, dtype=torch.uint8).view(FP8_TYPES[dtype])
+    return step, layer_context(kv_scales=torch.tensor([0.5, 0.25]), **changes)
+
+
+@pytest.mark.parametrize("dtype", FP8_TYPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp8_caches_use_fa2_on_every_device(backend, dtype):
+    step, context = fp8_step(dtype)
+    step.attend(backend.create_layer(context), step.builder(backend).build(step.batch()))
+    assert [name for name, _ in calls] == ["plan fa2", "plan fa2", "run fa2", "run fa2"]
+    assert {x["module"].module.cache_dtype for _, x in calls} == {FP8_TYPES[dtype]}
+
+
+@pytest.mark.parametrize(
+    ("backend", "kernels"), [(HopperOnCpu, "fa3"), (BlackwellOnCpu, "trtllm-gen")]
+)
+def test_kernels_that_need_fp8_queries_are_rejected_for_an_fp8_cache(backend, kernels):
+    with pytest.raises(ConfigError, match=f"kernels='{kernels}' does not support fp8 caches"):
+        fp8_step()[0].builder(backend, kernels=kernels)
+
+
+@pytest.mark.parametrize("dtype", FP8_TYPES)
+def test_large_values_are_clamped_and_scales_are_applied(dtype):
+    step, context = fp8_step(dtype, runs=((0, 3),))
+    step.qkv[0][1] *= 1e6
+    step.attend(OnCpu.create_layer(context), step.builder().build(step.batch()))
+    kinds = zip(
+        step.cache[1].unbind(0), step.qkv[0].split([H, K, K], 1)[1:], (0.5, 0.25), strict=True
+    )
+    largest = torch.finfo(FP8_TYPES[dtype]).max
+    for kept, x, scale in kinds:
+        expected = (x.float() / scale).clamp(-largest, largest).to(FP8_TYPES[dtype])
+        assert torch.equal(kept[:, :3].float(), expected.transpose(0, 1).float())
+        assert kept[:, 1].float().abs().max() == largest
+
+
+def test_new_scales_are_effective_in_the_next_step():
+    """Weights may be reloaded after a graph was captured, so scales are read on the device."""
+    step, context = fp8_step(runs=((0, 1),))
+    layer, builder = OnCpu.create_layer(context), step.builder()
+    metadata = builder.build_for_graph(step.batch())
+    first = step.attend(layer, metadata)
+    context.kv_scales.mul_(2)
+    builder.update_for_replay(metadata, step.batch())
+    second = step.attend(layer, metadata)
+    values = step.qkv[0][:, H + K :].repeat_interleave(H // K, 1)
+    for out, scale in ((first, 0.25), (second, 0.5)):
+        kept = (values / scale).to(torch.float8_e4m3fn).bfloat16() * scale
+        assert torch.allclose(out, kept, rtol=0.01)
 
 
 def test_sinks_may_be_loaded_after_the_layer_is_created():

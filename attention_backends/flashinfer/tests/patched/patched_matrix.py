@@ -7,6 +7,7 @@ test_flashinfer_attention.py starts these tests in a separate process.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -15,7 +16,9 @@ import torch
 from cpu_backends import BACKENDS
 
 from dovetail_attn_flashinfer import wrappers
-from dovetail_devkit.attention.case import AttentionCase
+from dovetail_attn_flashinfer.cache_dtype import FP8_TYPES
+from dovetail_devkit.attention import rows
+from dovetail_devkit.attention.case import LARGEST, LIMITS, AttentionCase
 from dovetail_devkit.attention.rows import AttentionRows
 
 B = 16
@@ -45,7 +48,7 @@ NUM_SAMPLED = 48
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch):
     """Discard the loaded sink kernels, so that each case may have a different head size."""
-    monkeypatch.setattr(wrappers, "_sink_head_sizes", {})
+    monkeypatch.setattr(wrappers, "_sink_kernels", {})
     reference_kernels.loaded_variants.clear()
 
 
@@ -69,6 +72,42 @@ def named(values):
 @pytest.mark.sampled(NUM_SAMPLED)
 @pytest.mark.parametrize(("backend", "case"), [named(values) for values in MATRIX])
 def test_the_error_is_at_most_twice_the_rounding_error_of_the_exact_result(backend, case):
+    check_case(backend, case)
+
+
+@pytest.fixture
+def rounded_inputs(monkeypatch, case):
+    """Round keys and values of the reference to fp8, and scaled queries to the model's dtype."""
+    reference = rows.reference_attention
+    scales = torch.tensor([limit / LARGEST[case.cache_dtype] for limit in LIMITS])
+
+    def rounded(q, k, v, **kwargs):
+        q = (q * scales[0]).double() / scales[0].double()
+        pairs = zip((k, v), scales, strict=True)
+        return reference(q, *(through_fp8(x, s, case.cache_dtype) for x, s in pairs), **kwargs)
+
+    monkeypatch.setattr(rows, "reference_attention", rounded)
+
+
+def through_fp8(x, scale, dtype):
+    quotients = (x.float() / scale).clamp(-LARGEST[dtype], LARGEST[dtype])
+    return quotients.to(FP8_TYPES[dtype]).double() * scale.double()
+
+
+def fp8_cases():
+    for values, dtype in product(MATRIX, FP8_TYPES):
+        backend, case = named(values).values
+        scaled = replace(case, cache_dtype=dtype, has_layer_scales=True)
+        yield pytest.param(backend, scaled, id=f"{backend.__name__}, {scaled}")
+
+
+@pytest.mark.sampled(NUM_SAMPLED)
+@pytest.mark.parametrize(("backend", "case"), list(fp8_cases()))
+def test_the_error_with_an_fp8_cache_is_within_the_same_limit(rounded_inputs, backend, case):
+    check_case(backend, case)
+
+
+def check_case(backend, case):
     tests = AttentionRows(backend, case, torch.device("cpu"))
     contexts = [(row, 0, context) for row, (context, _) in enumerate(case.runs) if context]
     runs = [(row, context, n) for row, (context, n) in enumerate(case.runs)]

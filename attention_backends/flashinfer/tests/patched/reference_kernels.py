@@ -82,11 +82,17 @@ def check_tensors(run: SimpleNamespace, module: SimpleNamespace) -> None:
     """Check dtypes, shapes, strides and alignment of a launch."""
     k, v = run.paged_k_cache, run.paged_v_cache
     require(k.stride() == v.stride(), "keys and values have different strides")
-    for name, tensor in (("q", run.q), ("k", k), ("v", v), ("o", run.o)):
-        require(tensor.dtype == module.dtype, f"{name} is {tensor.dtype}, not {module.dtype}")
+    tensors = (("q", run.q, module.dtype), ("o", run.o, module.dtype))
+    for name, tensor, dtype in (
+        *tensors,
+        ("k", k, module.cache_dtype),
+        ("v", v, module.cache_dtype),
+    ):
+        require(tensor.dtype == dtype, f"{name} is {tensor.dtype}, not {dtype}")
         require(tensor.shape[-1] == module.head_size, f"{name} has heads of {tensor.shape[-1]}")
         require(tensor.stride(-1) == 1, f"the last stride of {name} is not 1")
-        strides = [tensor.data_ptr(), *(2 * s for s in tensor.stride()[:-1])]
+        size = tensor.element_size()
+        strides = [tensor.data_ptr(), *(size * s for s in tensor.stride()[:-1])]
         require(not any(x % ALIGNMENT for x in strides), f"{name} is not aligned")
     require(module.head_size in HEAD_SIZES, f"head size {module.head_size}")
     require(module.backend == "fa3" or run.o.is_contiguous(), "o is strided")
@@ -97,6 +103,8 @@ def check_tensors(run: SimpleNamespace, module: SimpleNamespace) -> None:
     if run.maybe_lse is not None:
         require(run.maybe_lse.is_contiguous(), "lse is strided")
 
+
+FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 IGNORED = (
     "maybe_custom_mask",
@@ -112,7 +120,7 @@ IGNORED = (
     "value_block_scales",
     "skip_softmax_threshold_scale_factor",
 )
-"""Arguments that FA2 and FA3 ignore for causal attention over a cache of 16 bits."""
+"""Arguments that FA2 and FA3 ignore for causal attention with queries of 16 bits."""
 
 
 NUMBER_BYTES = 8
@@ -173,10 +181,15 @@ class WrapperModule:
 
     def __init__(self, backend: str, dtypes, head_sizes, *, window: bool, cap: bool, extra=()):
         require(backend in PLAN_NAMES, f"unknown kernels {backend!r}")
-        require(len({*dtypes}) == 1, f"queries, cache and results have the dtypes {dtypes}")
-        require(dtypes[0] in (torch.bfloat16, torch.float16), f"dtype {dtypes[0]}")
+        dtype, cache_dtype, out_dtype = dtypes
+        require(dtype == out_dtype, f"queries and results have the dtypes {dtypes}")
+        require(dtype in (torch.bfloat16, torch.float16), f"dtype {dtype}")
+        other = cache_dtype in FP8_TYPES and backend == "fa2"
+        require(cache_dtype == dtype or other, f"{backend} with a cache of {cache_dtype}")
         require(len({*head_sizes}) == 1, f"head sizes {head_sizes}")
-        self.module = SimpleNamespace(backend=backend, dtype=dtypes[0], head_size=head_sizes[0])
+        self.module = SimpleNamespace(
+            backend=backend, dtype=dtype, cache_dtype=cache_dtype, head_size=head_sizes[0]
+        )
         self.window, self.cap, self.extra = window, cap, tuple(extra)
 
     def plan(self, *args):
@@ -230,7 +243,7 @@ class WrapperModule:
             require(rule.causal or num_queries == 1, "a run of several tokens without a mask")
             require(num_queries <= length, "more queries than keys")
             keys, values = (
-                cache[pages].transpose(1, 2).flatten(0, 1)[:length]
+                taken(cache, pages).transpose(1, 2).flatten(0, 1)[:length]
                 for cache in (run.paged_k_cache, run.paged_v_cache)
             )
             out, lse = attend(run.q[tokens], keys, values, rule)
@@ -271,6 +284,13 @@ class WrapperModule:
         require(run.maybe_lse is None, "the logsumexp of this variant contains the sinks")
         require(run.mask_mode == utils.MaskMode.CAUSAL.value, "the mask is not causal")
         return run, Rule(scale=run.sm_scale, window_left=run.window_left, sinks_H=run.sink)
+
+
+def taken(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Return the pages of a cache. torch does not index all dtypes."""
+    if cache.dtype not in FP8_TYPES:
+        return cache[pages]
+    return cache.view(torch.uint8)[pages].view(cache.dtype)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import reference_kernels
+import reference_ops
 
 FIXTURE = Path(__file__).with_name("signatures.json")
 
@@ -26,6 +27,12 @@ FUNCTIONS = (
     "flashinfer.attention:BatchAttentionWithAttentionSinkWrapper.__init__",
     "flashinfer.decode:trtllm_batch_decode_with_kv_cache",
     "flashinfer.prefill:trtllm_batch_context_with_kv_cache",
+    "flashinfer.norm:rmsnorm",
+    "flashinfer.norm:gemma_rmsnorm",
+    "flashinfer.norm:fused_add_rmsnorm",
+    "flashinfer.norm:gemma_fused_add_rmsnorm",
+    "flashinfer.rope:apply_rope_with_cos_sin_cache",
+    "flashinfer.activation:silu_and_mul",
     "flashinfer.utils:get_trtllm_gen_multi_ctas_kv_counter_bytes",
 )
 
@@ -44,6 +51,7 @@ def current() -> dict[str, list[str]]:
     native = {
         **{f"plan of {kernels}": names for kernels, names in reference_kernels.PLAN_NAMES.items()},
         **{f"trtllm-gen {kind}": names for kind, names in reference_kernels.TABLE_NAMES.items()},
+        **{f"operation {name}": names for name, names in reference_ops.OP_NAMES.items()},
         "paged_run": reference_kernels.RUN_NAMES,
         "paged_run of a variant": reference_kernels.JIT_RUN_NAMES,
     }

@@ -77,9 +77,11 @@ class Ops:
     """
 
     CONTRACT: ClassVar[str] = "ops"
-    CONTRACT_VERSION: ClassVar[str] = "0.9"
+    CONTRACT_VERSION: ClassVar[str] = "0.10"
     device_types: ClassVar[frozenset[str]] = frozenset()
     """Supported device types; empty for any."""
+    dtypes: ClassVar[frozenset[str]] = frozenset()
+    """Names of the supported dtypes of a model; empty for any."""
     batch_invariant: ClassVar[frozenset[str]] = frozenset()
     """Names of the dtypes for which the result of a row is bitwise independent of other rows.
 

@@ -370,7 +370,8 @@ class TorchWorker(WorkerBase):
     def _make_provider(self, kind: str, reference: str | type) -> Any:
         """Select and create a linear method or op provider for the model's layers."""
         plugins = self._context.plugins
-        cls = choose(plugins, self._context.platform, kind, reference)
+        dtype = self._context.config.model.dtype if kind == "ops" else ""
+        cls = choose(plugins, self._context.platform, kind, reference, dtype=dtype)
         check_device(kind, cls, self._device)
         self._invariance.add(kind, cls)
         provider = construct(kind, cls, options=plugins.options_of(kind, cls))

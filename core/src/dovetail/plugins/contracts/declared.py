@@ -81,6 +81,19 @@ def device_problem(kind: str, cls: type[Any], device_type: str) -> str:
     return f"it supports {', '.join(sorted(types))}, but the platform's device is {device_type}"
 
 
+def dtype_problem(kind: str, cls: type[Any], dtype: str) -> str:
+    """Return why a class does not support models of `dtype`, or "" if it does.
+
+    dtype: a name such as "bfloat16"; "" if unknown.
+    """
+    types: frozenset[str] = frozenset()
+    if "dtypes" in get_kind(kind).declares:
+        types = cls.dtypes
+    if not types or not dtype or dtype in types:
+        return ""
+    return f"it supports {', '.join(sorted(types))}, but the dtype of the model is {dtype}"
+
+
 def promises_equal_bits(kind: str, cls: type[Any], dtype: str) -> bool | None:
     """Return whether `cls` declares batch invariance for models of `dtype`.
 

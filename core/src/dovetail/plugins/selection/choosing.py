@@ -60,13 +60,19 @@ def choose_platform(registry: PluginRegistry, reference: str | type) -> Platform
 
 
 def choose(
-    registry: PluginRegistry, platform: Platform, kind: str, reference: str | type
+    registry: PluginRegistry,
+    platform: Platform,
+    kind: str,
+    reference: str | type,
+    *,
+    dtype: str = "",
 ) -> type[Any]:
     """Return the class of the requested or automatically selected plugin for `platform`.
 
-    Raises the errors of `select`.
+    dtype: the name of the model's dtype; "" if it does not matter. Raises the errors of `select`.
     """
-    cls = select(registry, kind, Criteria(references=(reference,), platform=platform)).cls
+    criteria = Criteria(references=(reference,), platform=platform, dtype=dtype)
+    cls = select(registry, kind, criteria).cls
     assert cls is not None
     return cls
 

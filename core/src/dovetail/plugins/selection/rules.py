@@ -22,7 +22,12 @@ from dovetail.plugin_kinds import get_kind
 from dovetail.plugins.admission import check_probe, probe_failure
 from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import call_plugin as ask_plugin
-from dovetail.plugins.contracts.declared import device_problem, missing_promise, promises_equal_bits
+from dovetail.plugins.contracts.declared import (
+    device_problem,
+    dtype_problem,
+    missing_promise,
+    promises_equal_bits,
+)
 from dovetail.plugins.platform_results import check_info
 from dovetail.plugins.registry import PluginRegistry
 from dovetail.plugins.selection.verdict import ABLE, OUT, Criteria, Verdict
@@ -111,6 +116,10 @@ def _device(subject: _Subject) -> Probe:
     return _unless(device_problem(subject.kind, subject.load(), device_type))
 
 
+def _dtype(subject: _Subject) -> Probe:
+    return _unless(dtype_problem(subject.kind, subject.load(), subject.criteria.dtype))
+
+
 def _provides(subject: _Subject) -> Probe:
     required = subject.criteria.provides
     missing = required - declared_ids(subject.load(), "provides") if required else frozenset()
@@ -154,6 +163,7 @@ _RULES: Mapping[str, Callable[[_Subject], Probe]] = MappingProxyType(
         "contract": _contract,
         "automatic": _waits_to_be_named,
         "device": _device,
+        "dtype": _dtype,
         "provides": _provides,
         "requirements": _requirements,
         "class_probe": _class_probe,

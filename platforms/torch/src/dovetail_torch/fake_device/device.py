@@ -69,6 +69,7 @@ class FakeDevice:
         self.flights.settle(self.timeline)
 
     def _wait(self) -> None:
+        self.watch.reject_in_capture("a wait for an event or a stream")
         self.watch.waits += 1
 
 

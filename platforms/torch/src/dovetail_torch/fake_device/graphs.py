@@ -3,11 +3,14 @@
 As on a device, a recorded operation is not executed: its results contain NaN, or 0 for integers,
 until the first replay. Waits, allocations of pinned memory and copies between the host and the
 device raise FlightError during a capture, because a replay would not repeat them. A replay reads
-and writes the memory of the capture, whatever tensors the host uses now.
+and writes the memory of the capture, whatever tensors the host uses now. Memory that was allocated
+before the capture must still be allocated then: a device would have given its address to another
+tensor.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,23 +18,29 @@ from typing import Any
 import torch
 
 from dovetail_torch.fake_device.device import DEVICE
+from dovetail_torch.fake_device.memory import Piece
+
+Account = Callable[[Sequence[Piece], Sequence[Piece]], object]
+"""Records reads and writes of pieces of device memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Operation:
     """One recorded operation on host tensors. made: its new tensors.
 
-    account: records its accesses.
+    read, written: the device memory that it reads and writes. account: records these accesses.
     """
 
     func: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     made: Sequence[torch.Tensor]
-    account: Callable[[], object]
+    read: Sequence[_Address]
+    written: Sequence[_Address]
+    account: Account
 
     def repeat(self) -> None:
-        self.account()
+        self.account([at.piece() for at in self.read], [at.piece() for at in self.written])
         result = self.func(*self.args, **self.kwargs)
         known = _storages((self.args, self.kwargs))
         new = [
@@ -39,6 +48,27 @@ class _Operation:
         ]
         for own, new_tensor in zip(self.made, new, strict=True):
             own.copy_(new_tensor)
+
+
+class _Address:
+    """The address of a piece of memory in a graph.
+
+    The graph keeps memory that was allocated during captures, and no other memory.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._kept = piece if piece.is_pooled else None
+        self._piece = weakref.ref(piece)
+
+    def piece(self) -> Piece:
+        """Return the piece. A fault if it was freed."""
+        piece = self._piece()
+        if piece is None:
+            DEVICE.watch.fault(
+                "a graph uses device memory that was freed after its capture; keep the tensors "
+                "that a captured operation uses as long as the graph."
+            )
+        return piece
 
 
 class FakeGraph:
@@ -72,11 +102,13 @@ class FakeGraph:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         written: Sequence[torch.Tensor],
-        account: Callable[[], object],
+        pieces: tuple[Sequence[Piece], Sequence[Piece]],
+        account: Account,
     ) -> Any:
         """Record an operation on host tensors, and return its result without its values.
 
-        written: the tensors among the arguments that it writes to; they do not change now.
+        written: the tensors among the arguments that it writes to; they do not change now. pieces:
+        the device memory that it reads and that it writes.
         """
         clones = {id(item): item.clone() for item in written}
         result = func(*_replaced(args, clones), **_replaced(kwargs, clones))
@@ -88,8 +120,17 @@ class FakeGraph:
         for item in created:
             item.fill_(torch.nan if item.is_floating_point() else 0)
         if created or written:
+            read_at, written_at = (list(map(_Address, group)) for group in pieces)
             self._operations.append(
-                _Operation(func=func, args=args, kwargs=kwargs, made=created, account=account)
+                _Operation(
+                    func=func,
+                    args=args,
+                    kwargs=kwargs,
+                    made=created,
+                    read=read_at,
+                    written=written_at,
+                    account=account,
+                )
             )
         return result
 

@@ -22,16 +22,27 @@ class Piece:
     """A piece of device memory, shared by tensors that are views of it. Freed with the last view.
 
     owner: the stream on which it was allocated, which may reuse it. is_mapped: whether it has
-    memory; only regions of virtual memory may have none.
+    memory; only regions of virtual memory may have none. is_pooled: whether it was allocated during
+    a capture, from the memory of graphs, which is kept after the tensor is freed.
     """
 
-    __slots__ = ("is_mapped", "memory", "num_bytes", "owner", "reads", "written")
+    __slots__ = (
+        "__weakref__",
+        "is_mapped",
+        "is_pooled",
+        "memory",
+        "num_bytes",
+        "owner",
+        "reads",
+        "written",
+    )
 
     def __init__(self, memory: Memory, num_bytes: int, owner: Stream) -> None:
         self.memory = memory
         self.num_bytes = num_bytes
         self.owner = owner
         self.is_mapped = True
+        self.is_pooled = False
         self.written: Place | None = None
         self.reads: dict[int, Place] = {}
 
@@ -96,7 +107,9 @@ class Memory:
             self._allocated_bytes += num_bytes
             self.peak_bytes = max(self.peak_bytes, self._allocated_bytes)
             self.reserved_bytes = max(self.reserved_bytes, self._allocated_bytes)
-            return Piece(self, num_bytes, self._timeline.current)
+            piece = Piece(self, num_bytes, self._timeline.current)
+            piece.is_pooled = self._watch.capturing is not None
+            return piece
 
     def give_back(self, piece: Piece) -> None:
         """Free a piece. Record a fault if a stream other than its owner still uses it."""

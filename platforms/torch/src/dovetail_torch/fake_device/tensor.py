@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -248,9 +248,9 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
         account(lowering.seen, written_here)
         result = func(*host_args, **host_kwargs)
     else:
-        use = partial(account, lowering.seen, written_here)
+        pieces = pieces_of(lowering.seen), pieces_of(written_here)
         hosts = [item.host for item in written_here]
-        result = graph.record(func, host_args, host_kwargs, hosts, use)
+        result = graph.record(func, host_args, host_kwargs, hosts, pieces, account_pieces)
     for item in targets:
         if isinstance(item, FakeDeviceTensor) and item.host.shape != item.shape:
             raise RuntimeError(
@@ -265,14 +265,24 @@ def _compute(func: Any, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, A
 
 def account(read: Sequence[FakeDeviceTensor], written: Sequence[FakeDeviceTensor]) -> Place:
     """Add an operation on these tensors to the current stream. Raise FlightError for a race."""
+    return account_pieces(pieces_of(read), pieces_of(written))
+
+
+def pieces_of(tensors: Sequence[FakeDeviceTensor]) -> list[Piece]:
+    """Return the device memory of tensors, which have memory."""
+    return [item.piece for item in tensors if item.piece is not None]
+
+
+def account_pieces(read: Sequence[Piece], written: Sequence[Piece]) -> Place:
+    """Add an operation to the current stream. Raise FlightError for a race."""
     timeline, memory = DEVICE.timeline, DEVICE.memory
     with timeline.lock:
         stream = timeline.current
         moment = stream.give()
-        for item in read:
-            memory.read(item.piece, stream, moment)
-        for item in written:
-            memory.write(item.piece, stream, moment)
+        for piece in read:
+            memory.read(piece, stream, moment)
+        for piece in written:
+            memory.write(piece, stream, moment)
     return moment
 
 
@@ -349,8 +359,8 @@ def copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False)
             target.host.copy_(source.host)
         else:
             hosts = (target.host, source.host)
-            use = partial(account, (source,), (target,))
-            graph.record(torch.Tensor.copy_, hosts, {}, hosts[:1], use)
+            pieces = pieces_of((source,)), pieces_of((target,))
+            graph.record(torch.Tensor.copy_, hosts, {}, hosts[:1], pieces, account_pieces)
     elif isinstance(target, FakeDeviceTensor):
         _upload(target, source, non_blocking)
     else:

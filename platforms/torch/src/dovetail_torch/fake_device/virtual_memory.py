@@ -31,6 +31,7 @@ class FakeRegion:
 
     def map(self) -> None:
         """Allocate the memory. Raise CapacityError if the device has too little."""
+        DEVICE.watch.reject_in_capture("a change of mapped memory")
         if self._piece.is_mapped:
             DEVICE.watch.fault("a region was mapped twice.")
         if DEVICE.memory.free_bytes < self.num_bytes:
@@ -43,6 +44,7 @@ class FakeRegion:
 
     def unmap(self) -> None:
         """Return the memory to the device. A fault if the device may still use it."""
+        DEVICE.watch.reject_in_capture("a change of mapped memory")
         if not self._piece.is_mapped:
             DEVICE.watch.fault("a region was unmapped twice.")
         for use, moment in self._piece.uses():
