@@ -103,12 +103,12 @@ SECTIONS = (
     SectionSpec(
         name="machine",
         question="Which hardware does the machine have, and which packages are installed?",
-        deadline_s=40,
+        deadline_s=35,
     ),
     SectionSpec(
         name="probes",
         question="Which bandwidth and compute rate do torch's operations reach?",
-        deadline_s=20,
+        deadline_s=15,
         figures=(
             FigureSpec(name="copy_gb_s", what="copy bandwidth (reads and writes)", unit="GB/s"),
             FigureSpec(name="read_gb_s", what="read bandwidth", unit="GB/s"),
@@ -139,7 +139,7 @@ SECTIONS = (
     SectionSpec(
         name="demo",
         question="How accurate is the demo model?",
-        deadline_s=40,
+        deadline_s=35,
         figures=(FigureSpec(name="right", what="correct answers", unit="%", at_least=95),),
     ),
     SectionSpec(
@@ -172,7 +172,7 @@ SECTIONS = (
     SectionSpec(
         name="sleep",
         question="Are tokens equal after sleep, and is the memory free meanwhile?",
-        deadline_s=30,
+        deadline_s=25,
         on_cpu=False,
         figures=(
             FigureSpec(
@@ -186,6 +186,18 @@ SECTIONS = (
             ),
         ),
         accepted=_NEEDS_DEVICE,
+    ),
+    SectionSpec(
+        name="offload",
+        question="Are tokens equal with weights in host memory?",
+        deadline_s=20,
+        on_cpu=False,
+        figures=(
+            FigureSpec(
+                name="equal", what="share of requests with equal tokens", unit="%", at_least=100
+            ),
+            FigureSpec(name="ratio", what="speed of one request, relative to no offload", unit="%"),
+        ),
     ),
     SectionSpec(
         name="fp8_cache",

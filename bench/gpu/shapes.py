@@ -19,6 +19,17 @@ _COMMON = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
 }
+_TINY: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "tie_word_embeddings": True,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "one-layer": {
         "hidden_size": 32,
@@ -31,17 +42,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "max_position_embeddings": 1024,
     },
-    "tiny": {
-        "hidden_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 512,
-        "vocab_size": 1000,
-        "tie_word_embeddings": True,
-        "head_dim": 64,
-        "max_position_embeddings": 1024,
-    },
+    "tiny": _TINY,
+    "tiny-deep": {**_TINY, "num_hidden_layers": 5},
     "qwen3-0.6b": {
         "hidden_size": 1024,
         "num_hidden_layers": 28,
@@ -86,7 +88,14 @@ def num_read_bytes(name: str) -> int:
     return _num_layer_bytes(shape) + 2 * shape["vocab_size"] * shape["hidden_size"]
 
 
+def num_layer_bytes(name: str) -> int:
+    """Return the bytes of the matrices of one layer in bf16."""
+    shape = SHAPES[name]
+    return _num_layer_bytes(shape) // int(shape["num_hidden_layers"])
+
+
 def _num_layer_bytes(shape: Mapping[str, Any]) -> int:
+    """Return the bytes of the matrices of all layers in bf16."""
     hidden, head_dim = shape["hidden_size"], shape.get("head_dim", _COMMON["head_dim"])
     heads = 2 * shape["num_attention_heads"] + 2 * shape["num_key_value_heads"]
     layer = hidden * head_dim * heads + 3 * hidden * shape["intermediate_size"]

@@ -21,7 +21,15 @@ def reasons_of(explanation, name):
     return " ".join(verdict.reasons)
 
 
-@pytest.mark.parametrize(("assume", "chosen"), [("cuda:sm_90", "triton"), ("cuda:sm_75", "torch")])
+@pytest.mark.parametrize(
+    ("assume", "chosen"),
+    [
+        ("cuda:sm_75", "torch"),
+        ("cuda:sm_80", "triton"),
+        ("cuda:sm_90", "triton"),
+        ("cuda:sm_100", "triton"),
+    ],
+)
 def test_the_attention_backend_is_chosen_for_the_assumed_device(assume, chosen):
     explanation = explained(assume)
     assert [item.name for item in explanation.chosen] == [chosen]
@@ -37,6 +45,36 @@ def test_flash_attn_is_usable_on_an_assumed_device_with_a_block_size_of_its_prov
     assert [item.name for item in explanation.chosen] == ["flash_attn"]
     reasons = reasons_of(explained("cuda:sm_90"), "flash_attn")
     assert "block size 16 is not supported; set block_size to a multiple of 256" in reasons
+
+
+@pytest.fixture
+def flashinfer(monkeypatch):
+    """Simulate a supported version of FlashInfer, and a CUDA compiler."""
+    availability = pytest.importorskip("dovetail_attn_flashinfer").availability
+    monkeypatch.setattr(availability, "version", lambda name: "0.7.2")
+    monkeypatch.setattr(availability, "has_kernels", lambda: True)
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_flashinfer_is_usable_on_an_assumed_device(flashinfer, architecture):
+    explanation = explained(f"cuda:{architecture}", attention_backend="flashinfer")
+    assert [item.name for item in explanation.chosen] == ["flashinfer"]
+    explanation = explained(f"cuda:{architecture}", "ops", ops="flashinfer", dtype="bfloat16")
+    assert [item.name for item in explanation.chosen] == ["flashinfer"]
+
+
+def test_the_dtype_of_the_model_decides_about_operations(flashinfer):
+    explanation = explained("cuda:sm_90", "ops", ops="flashinfer", dtype="float32")
+    assert "supports bfloat16, float16, but the dtype of the model is float32" in explanation.error
+
+
+def test_the_scales_of_an_fp8_cache_decide_about_the_backend(flashinfer):
+    fp8 = {"kv_cache_dtype": "fp8_e4m3", "dtype": "bfloat16"}
+    explanation = explained("cuda:sm_90", attention_backend="flashinfer", **fp8)
+    assert "set kv_cache_scales='layer', or choose attention_backend='triton'" in explanation.error
+    layer = fp8 | {"kv_cache_scales": "layer"}
+    explanation = explained("cuda:sm_90", attention_backend="flashinfer", **layer)
+    assert [item.name for item in explanation.chosen] == ["flashinfer"]
 
 
 def test_amd_devices_use_triton_if_its_kernels_are_checked_for_them():

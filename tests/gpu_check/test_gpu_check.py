@@ -252,7 +252,9 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
 
 
 def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
-    run = _run_on_the_fake_device(tmp_path, "memory", "small_model")
+    run = _run_on_the_fake_device(tmp_path, "memory", "small_model", "offload")
+    figures = {item["name"]: item["value"] for item in run["sections"]["offload"]["figures"]}
+    assert figures["equal"] == 100 and figures["ratio"] > 0
     assert {"device_mib", "host_mib"} == _names(run, "memory")
     assert _names(run, "small_model") == {figure.name for figure in section("small_model").figures}
 

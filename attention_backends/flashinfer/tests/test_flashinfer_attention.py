@@ -157,7 +157,7 @@ def test_fp8_caches_with_per_layer_scales_are_accepted(gpu, dtype):
     assert not FlashInferAttentionBackend.capabilities.refusals(expected)
 
 
-def test_a_16_bit_cache_of_another_dtype_is_rejected(gpu):
+def test_a_16_bit_cache_of_a_different_dtype_is_rejected(gpu):
     gpu(90)
     (reason,) = FlashInferAttentionBackend.refusals(requirements(kv_cache_dtype="float16"))
     assert reason == (

@@ -10,25 +10,13 @@ from dataclasses import replace
 import pytest
 import reference_kernels
 import torch
-from cpu_backends import BACKENDS, LEAST_MEMORY, BlackwellOnCpu, HopperOnCpu, OnCpu
+from cpu_backends import BACKENDS, BlackwellOnCpu, HopperOnCpu, OnCpu
+from random_steps import RUNS, SPEC, B, D, H, Step, attended, layer_context
 from reference_attention import calls
 
 from dovetail.errors import ConfigError, ContractError
-from dovetail.interfaces.attention import (
-    AttentionBatch,
-    AttentionGroupContext,
-    AttentionLayerContext,
-)
-from dovetail.interfaces.kv_cache import FullAttentionSpec
 from dovetail_attn_flashinfer import wrappers
-from dovetail_attn_flashinfer.cache_dtype import FP8_TYPES
 from dovetail_attn_flashinfer.wrappers import PlannedWrapper
-from dovetail_devkit.attention.reference import reference_attention
-
-CPU = torch.device("cpu")
-B, H, K, D = 16, 4, 2, 64
-SPEC = FullAttentionSpec(block_size=B, num_kv_heads=K, head_size=D, dtype="bfloat16")
-RUNS = ((2 * B, 1), (B, 1), (3, B + 2), (0, 5))  # (context, queries): decodes first
 
 
 @pytest.fixture(autouse=True)
@@ -37,100 +25,6 @@ def new_process(monkeypatch):
     monkeypatch.setattr(wrappers, "_sink_kernels", {})
     reference_kernels.loaded_variants.clear()
     calls.clear()
-
-
-class Step:
-    """One step of random requests whose contexts are in the cache."""
-
-    def __init__(self, runs=RUNS, spec=SPEC):
-        generator = torch.Generator().manual_seed(7)
-        self.runs, self.spec = runs, spec
-        self.qkv = [
-            torch.randn((sum(run), H + 2 * K, spec.head_size), generator=generator).bfloat16()
-            for run in runs
-        ]
-        counts = [-(-sum(run) // B) for run in runs]
-        starts = [1 + sum(counts[:row]) for row in range(len(runs))]
-        width = max(counts)
-        self.table_RM = torch.zeros(len(runs), width, dtype=torch.int32)
-        shape = OnCpu.kv_cache_shape(1 + sum(counts), spec)
-        self.cache = torch.full(shape, torch.nan, dtype=torch.bfloat16)
-        for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
-            self.table_RM[row, :count] = torch.arange(start, start + count)
-        for row, (context, _) in enumerate(runs):
-            keys, values = self.qkv[row][:context].split([H, K, K], 1)[1:]
-            slots = self.slots(row, range(context))
-            for index, x in enumerate((keys, values)):
-                self.cache[slots // B, index, :, slots % B] = x
-
-    def slots(self, row, positions):
-        at = torch.tensor(list(positions), dtype=torch.int64)
-        return self.table_RM[row, at // B].long() * B + at % B
-
-    def batch(self):
-        query_lens = [n for _, n in self.runs]
-        ends = torch.tensor([0, *query_lens]).cumsum(0).int()
-        slots = [self.slots(row, range(c, c + n)) for row, (c, n) in enumerate(self.runs)]
-        return AttentionBatch(
-            query_start_R1=ends,
-            seq_lens_R=torch.tensor([sum(run) for run in self.runs], dtype=torch.int32),
-            block_table_RM=self.table_RM,
-            slot_mapping_T=torch.cat(slots),
-            query_lens=query_lens,
-            seq_lens=[sum(run) for run in self.runs],
-        )
-
-    def builder(self, backend=OnCpu, **options):
-        context = AttentionGroupContext(
-            spec=self.spec,
-            device=CPU,
-            max_num_seqs=len(self.runs),
-            max_num_batched_tokens=100,
-            max_model_len=1000,
-            options=LEAST_MEMORY | options,
-        )
-        return backend.create_builder(context)
-
-    def attend(self, layer, metadata, out=None):
-        parts = [x[context:] for x, (context, _) in zip(self.qkv, self.runs, strict=True)]
-        q, k, v = torch.cat(parts).split([H, K, K], 1)
-        out = torch.full_like(q, torch.nan) if out is None else out
-        layer.forward(q, k, v, self.cache, metadata, out)
-        return out
-
-    def check(self, out, layer_context):
-        for (context, n), qkv, actual in zip(
-            self.runs, self.qkv, out.split([n for _, n in self.runs]), strict=True
-        ):
-            expected = reference_attention(
-                *qkv.split([H, K, K], 1),
-                scale=layer_context.scale,
-                sliding_window=layer_context.sliding_window,
-                soft_cap=layer_context.soft_cap,
-                sinks_H=layer_context.sinks,
-            )
-            assert torch.allclose(actual.double(), expected[context : context + n], atol=0.02)
-
-
-def layer_context(**changes):
-    context = AttentionLayerContext(
-        layer_name="layers.3.attn",
-        num_heads=H,
-        num_kv_heads=K,
-        head_size=D,
-        scale=0.2,
-        dtype=torch.bfloat16,
-        device=CPU,
-    )
-    return replace(context, **changes)
-
-
-def attended(step, backend=OnCpu, **changes):
-    """Run a step with one layer, check it, and return the names of the calls."""
-    context = layer_context(**changes)
-    layer = backend.create_layer(context)
-    step.check(step.attend(layer, step.builder(backend).build(step.batch())), context)
-    return [name for name, _ in calls]
 
 
 def test_layers_of_equal_shape_share_the_plans_of_a_step():
@@ -217,78 +111,6 @@ def test_the_sink_kernel_of_flashinfer_cannot_have_two_head_sizes_in_one_process
     wrappers._sink_kernels.clear()
     with pytest.raises(ValueError, match="is loaded with different sizes"):
         attended(Step(spec=replace(SPEC, head_size=128)), head_size=128, sinks=torch.zeros(H))
-
-
-def test_a_second_cache_dtype_does_not_load_the_sink_kernel_of_the_first():
-    sinks = torch.linspace(-1, 2, H)
-    attended(Step(), sinks=sinks)
-    calls.clear()
-    step, context = fp8_step(sinks=sinks)
-    step.attend(OnCpu.create_layer(context), step.builder().build(step.batch()))
-    assert not any(x["module"].extra for _, x in calls)
-
-
-def test_the_sink_kernel_of_flashinfer_cannot_have_two_cache_dtypes_in_one_process():
-    """If this fails, `_sink_kernels` need not contain cache dtypes any more."""
-    attended(Step(), sinks=torch.zeros(H))
-    wrappers._sink_kernels.clear()
-    step, context = fp8_step(sinks=torch.zeros(H))
-    with pytest.raises(ValueError, match="is loaded with different sizes"):
-        step.attend(OnCpu.create_layer(context), step.builder().build(step.batch()))
-
-
-def fp8_step(dtype="fp8_e4m3", runs=((0, 1), (0, 1), (0, B + 2)), **changes):
-    """Return prompts for an fp8 cache, and a layer context with scales."""
-    step = Step(runs, replace(SPEC, dtype=dtype))
-    step.cache = torch.full(step.cache.shape, 0xFF, dtype=torch.uint8).view(FP8_TYPES[dtype])
-    return step, layer_context(kv_scales=torch.tensor([0.5, 0.25]), **changes)
-
-
-@pytest.mark.parametrize("dtype", FP8_TYPES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_fp8_caches_use_fa2_on_every_device(backend, dtype):
-    step, context = fp8_step(dtype)
-    step.attend(backend.create_layer(context), step.builder(backend).build(step.batch()))
-    assert [name for name, _ in calls] == ["plan fa2", "plan fa2", "run fa2", "run fa2"]
-    assert {x["module"].module.cache_dtype for _, x in calls} == {FP8_TYPES[dtype]}
-
-
-@pytest.mark.parametrize(
-    ("backend", "kernels"), [(HopperOnCpu, "fa3"), (BlackwellOnCpu, "trtllm-gen")]
-)
-def test_kernels_that_need_fp8_queries_are_rejected_for_an_fp8_cache(backend, kernels):
-    with pytest.raises(ConfigError, match=f"kernels='{kernels}' does not support fp8 caches"):
-        fp8_step()[0].builder(backend, kernels=kernels)
-
-
-@pytest.mark.parametrize("dtype", FP8_TYPES)
-def test_large_values_are_clamped_and_scales_are_applied(dtype):
-    step, context = fp8_step(dtype, runs=((0, 3),))
-    step.qkv[0][1] *= 1e6
-    step.attend(OnCpu.create_layer(context), step.builder().build(step.batch()))
-    kinds = zip(
-        step.cache[1].unbind(0), step.qkv[0].split([H, K, K], 1)[1:], (0.5, 0.25), strict=True
-    )
-    largest = torch.finfo(FP8_TYPES[dtype]).max
-    for kept, x, scale in kinds:
-        expected = (x.float() / scale).clamp(-largest, largest).to(FP8_TYPES[dtype])
-        assert torch.equal(kept[:, :3].float(), expected.transpose(0, 1).float())
-        assert kept[:, 1].float().abs().max() == largest
-
-
-def test_new_scales_are_effective_in_the_next_step():
-    """Weights may be reloaded after a graph was captured, so scales are read on the device."""
-    step, context = fp8_step(runs=((0, 1),))
-    layer, builder = OnCpu.create_layer(context), step.builder()
-    metadata = builder.build_for_graph(step.batch())
-    first = step.attend(layer, metadata)
-    context.kv_scales.mul_(2)
-    builder.update_for_replay(metadata, step.batch())
-    second = step.attend(layer, metadata)
-    values = step.qkv[0][:, H + K :].repeat_interleave(H // K, 1)
-    for out, scale in ((first, 0.25), (second, 0.5)):
-        kept = (values / scale).to(torch.float8_e4m3fn).bfloat16() * scale
-        assert torch.allclose(out, kept, rtol=0.01)
 
 
 def test_sinks_may_be_loaded_after_the_layer_is_created():

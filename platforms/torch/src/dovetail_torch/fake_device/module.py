@@ -186,6 +186,6 @@ def _factory(func: Any) -> Any:
         graph = DEVICE.watch.capturing
         if graph is None or func in _SIZED:
             return wrap(func(*args, **kwargs))
-        return wrap(graph.record(func, args, kwargs, (), lambda: None))
+        return wrap(graph.record(func, args, kwargs, (), ((), ()), lambda *_: None))
 
     return make
