@@ -252,23 +252,24 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
 
 
 def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
-    run = _run_on_the_fake_device(tmp_path, "memory", "small_model", "offload")
-    figures = {item["name"]: item["value"] for item in run["sections"]["offload"]["figures"]}
-    assert figures["equal"] == 100 and figures["ratio"] > 0
+    run = _run_on_the_fake_device(tmp_path, "memory", "small_model")
     assert {"device_mib", "host_mib"} == _names(run, "memory")
     assert _names(run, "small_model") == {figure.name for figure in section("small_model").figures}
 
 
 @pytest.mark.soak
-def test_parity_graphs_and_sleep_are_checked_on_a_fake_device(tmp_path):
-    run = _run_on_the_fake_device(tmp_path, "parity", "graphs", "sleep", "fp8_cache", "vllm")
+def test_parity_graphs_sleep_and_offload_are_checked_on_a_fake_device(tmp_path):
+    sections = ("parity", "graphs", "sleep", "offload", "fp8_cache", "vllm")
+    run = _run_on_the_fake_device(tmp_path, *sections)
     states = {name: item["state"] for name, item in run["sections"].items()}
-    done = dict.fromkeys(("machine", "parity", "graphs", "sleep"), OK)
+    done = dict.fromkeys(("machine", *sections[:4]), OK)
     assert states == {**done, "fp8_cache": NO_DEVICE, "vllm": LACKS}
     for name in ("parity", "graphs"):
         values = {item["name"]: item["value"] for item in run["sections"][name]["figures"]}
         assert values["max_error"] <= 1e-4 and values["equal"] == 100
     assert _names(run, "sleep") == {"equal", "released"}
+    figures = {item["name"]: item["value"] for item in run["sections"]["offload"]["figures"]}
+    assert figures["equal"] == 100 and figures["ratio"] > 0
 
 
 def _run_on_the_fake_device(folder: Path, *sections: str) -> dict:
