@@ -27,7 +27,9 @@ class Structural:
 
     CONTRACT = "ops"
     device_types = frozenset()
+    dtypes = frozenset()
     batch_invariant = frozenset()
+    batch_dependent = frozenset()
 
     def silu_and_mul(self, x_T2D):
         return x_T2D
