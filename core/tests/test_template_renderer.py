@@ -28,6 +28,7 @@ from dovetail_devkit.harnesses.process_tree import open_files_of
 TALK = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TIGHT = ChildLimits(timeout_s=0.25, memory_bytes=192 << 20)
+PATIENT = ChildLimits(timeout_s=30.0)  # for valid chats on a busy machine
 NESTED = (
     "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
 )
@@ -107,11 +108,10 @@ def pool():
 
 
 @pytest.mark.parametrize("attacks", [ATTACKS, pytest.param(MORE_ATTACKS, marks=pytest.mark.slow)])
-def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_works(
-    renderer, attacks
-):
+def test_every_malicious_template_raises_a_typed_error_and_a_valid_chat_still_works(attacks):
     """The peak memory of this process must not grow. A valid chat must be rendered correctly."""
     attacked, rejected = TemplateRenderer(TIGHT), []
+    renderer = TemplateRenderer(PATIENT)
     expected = renderer.render(PLAIN, TALK, {})
     stop, gaps = threading.Event(), []
 
