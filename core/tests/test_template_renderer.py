@@ -28,7 +28,7 @@ from dovetail_devkit.harnesses.process_tree import open_files_of
 TALK = [{"role": "user", "content": "hi"}]
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TIGHT = ChildLimits(timeout_s=0.25, memory_bytes=192 << 20)
-PATIENT = ChildLimits(timeout_s=30.0)  # for valid chats on a busy machine
+PATIENT = ChildLimits(timeout_s=30.0, memory_bytes=512 << 20)  # for valid chats on a busy machine
 NESTED = (
     "{% set n = namespace(x='a') %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
 )
