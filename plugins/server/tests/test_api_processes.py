@@ -275,7 +275,8 @@ def test_a_running_response_is_cancelled_by_any_process(shared):
             reader.read()
         finally:
             connection.close()
-    assert "cancelled" in statuses <= {"cancelled", "completed"}
+    # On a busy machine, a response may reach its limit of tokens before it is cancelled.
+    assert "cancelled" in statuses <= {"cancelled", "incomplete"}
 
 
 @pytest.mark.parametrize("by_id", [True, False])
