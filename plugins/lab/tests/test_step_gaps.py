@@ -74,7 +74,7 @@ def test_the_clock_of_a_simulated_engine_advances_by_the_gap_of_each_step():
         name = "gaps"
         step_ns = TIMES.step_ns
         decode_times_ns = TIMES.decode_times_ns
-        switch_ns = TIMES.switch_ns
+        batch_change_ns = TIMES.batch_change_ns
 
         def gap_ns(self, num_runs, num_prefill_tokens=0):
             return 1_000_000 * num_runs + 1_000 * num_prefill_tokens

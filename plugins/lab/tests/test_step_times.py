@@ -12,6 +12,7 @@ from step_samples import TRUE_PS, calibration, samples
 from dovetail.cli import main
 from dovetail.errors import UserError
 from dovetail_lab.simulation.engine import RunLimits
+from dovetail_lab.simulation.previous_step import After
 from dovetail_lab.simulation.step_times import StepFeatures
 from dovetail_lab.step_times import references
 from dovetail_lab.step_times.calibrated import CalibratedStepTimes
@@ -23,7 +24,7 @@ from dovetail_lab.step_times.fitting import (
 from dovetail_lab.step_times.profiling import model_quality
 from dovetail_lab.step_times.references import StepTimeReference
 from dovetail_lab.step_times.roofline import DeviceSheet, ModelSizes, RooflineStepTimes
-from dovetail_lab.step_times.samples import After, StepSample
+from dovetail_lab.step_times.samples import StepSample
 
 CONFIG = {
     "hidden_size": 4096,
@@ -89,12 +90,12 @@ def test_a_decode_step_after_other_requests_or_prompts_has_an_additional_time():
         more = {After.SAME: 0, After.OTHERS: 150_000, After.PROMPTS: 420_000}[after]
         steps.append(replace(item, after=after, duration_ns=item.duration_ns + more))
     created = calibration(steps)
-    assert created.switch_ps == pytest.approx((150_000_000, 420_000_000), rel=1e-3)
+    assert created.batch_change_ps == pytest.approx((150_000_000, 420_000_000), rel=1e-3)
     model = CalibratedStepTimes(created)
     assert model_quality(steps, model).mape < 0.005
     single, macro = (simulated(created, macro_steps=item) for item in (False, True))
     assert single.requests == macro.requests and single.end_ns == macro.end_ns
-    without = created.model_copy(update={"switch_ps": (0, 0)})
+    without = created.model_copy(update={"batch_change_ps": (0, 0)})
     faster = simulated(without, macro_steps=True)
     assert sum(single.requests.finished_ns) > sum(faster.requests.finished_ns)
 
@@ -267,6 +268,9 @@ def test_a_file_that_is_not_a_calibration_is_rejected(text, message, tmp_path):
         ({"decode_factors": [[1, [[0, 1e9]]]]}, "decode_factors"),
         ({"decode_factors": [[1, []]]}, "decode_factors"),
         ({"gap_ps": [1, 10**16]}, "gap_ps"),
+        ({"batch_change_ps": [1, 10**16]}, "batch_change_ps"),
+        ({"batch_change_ps": [-1, 0]}, "batch_change_ps"),
+        ({"batch_change_ps": [1]}, "batch_change_ps"),
     ],
 )
 def test_impossible_numbers_of_a_calibration_are_rejected(changes, message, tmp_path):

@@ -79,7 +79,7 @@ def print_calibration(calibration: Calibration) -> None:
         (f"per {name.replace('_', ' ')}", f"{value / 1e6:,.3f}")
         for name, value in calibration.step_ps.items()
     ]
-    after_others, after_prompts = calibration.switch_ps
+    after_others, after_prompts = calibration.batch_change_ps
     constant, per_run = calibration.gap_ps
     rows += [
         ("first decode after other requests", f"{after_others / 1e6:,.3f}"),

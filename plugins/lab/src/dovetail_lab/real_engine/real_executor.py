@@ -18,6 +18,7 @@ from dovetail.plan import NewRequest, SchedulerOutput
 from dovetail.result import ModelRunnerOutput
 from dovetail_lab.real_engine.latched_clock import LatchedClock
 from dovetail_lab.simulation.executor import SimExecutor, StepObserver
+from dovetail_lab.simulation.previous_step import After
 from dovetail_lab.simulation.request_table import RequestTable
 from dovetail_lab.simulation.setup import Times
 
@@ -144,7 +145,7 @@ class NoTimes:
         """Raise AssertionError: the times are measured."""
         raise AssertionError("a step of a real engine has no modelled duration")
 
-    def switch_ns(self, *, after_prompts: bool) -> int:
+    def batch_change_ns(self, after: After) -> int:
         """Return 0: it is a part of the measured times."""
         return 0
 

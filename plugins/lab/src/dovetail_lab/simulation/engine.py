@@ -290,7 +290,8 @@ class SimulatedEngine(StepObserver):
         """Return the ends of at most `num_steps` steps, which start before the next arrival."""
         times = self._step_times.decode_times_ns(len(stretch.rows), sum(stretch.starts), num_steps)
         ends = (times + gap_ns if gap_ns else times).cumsum()
-        ends += self.clock.now_ns() - gap_ns + self._executor.switch_ns(stretch.rows)
+        change_ns = self._executor.batch_change_ns(stretch.rows)
+        ends += self.clock.now_ns() - gap_ns + change_ns
         next_ns = self._arrivals.next_ns
         if next_ns is not None and int(ends[-1]) + gap_ns >= next_ns:
             ends = ends[: 1 + int(np.searchsorted(ends, next_ns - gap_ns))]

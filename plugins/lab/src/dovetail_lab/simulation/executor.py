@@ -14,6 +14,7 @@ from dovetail.interfaces.executor import Ready
 from dovetail.interfaces.worker import GrammarOutput
 from dovetail.plan import SchedulerOutput
 from dovetail.result import ModelRunnerOutput
+from dovetail_lab.simulation.previous_step import After, PreviousStep
 from dovetail_lab.simulation.request_table import RequestTable
 from dovetail_lab.simulation.setup import StepTimeModel
 
@@ -65,10 +66,8 @@ class SimExecutor(Executor):
         self._clock = clock
         self._observer = observer
         self._free_ns = 0
-        self._switch_ns = step_times.switch_ns(after_prompts=False)
-        self._prompts_switch_ns = step_times.switch_ns(after_prompts=True)
-        self._last_rows = b""
-        self._after_prompts = False
+        self._change_ns = [step_times.batch_change_ns(after) for after in After]
+        self._previous = PreviousStep()
         self.transfers: Transfers | None = None
         self._plan: SchedulerOutput | None = None
 
@@ -96,17 +95,11 @@ class SimExecutor(Executor):
         if not plan.rows:
             return start_ns
         time_ns = max(1, self._step_times.step_ns(plan))
-        has_prompts = plan.total_num_tokens > len(plan.rows)
-        if not has_prompts:
-            time_ns += self.switch_ns(plan.rows)
-        self._last_rows, self._after_prompts = plan.rows.tobytes(), has_prompts
-        return start_ns + time_ns
+        return start_ns + time_ns + self._change_ns[self._previous.run(plan)]
 
-    def switch_ns(self, rows: array[int]) -> int:
-        """Return the additional time of the next step, in which these rows decode one token."""
-        if self._after_prompts:
-            return self._prompts_switch_ns
-        return self._switch_ns if rows.tobytes() != self._last_rows else 0
+    def batch_change_ns(self, rows: array[int]) -> int:
+        """Return the additional time of the next step if these rows decode one token in it."""
+        return self._change_ns[self._previous.before_decodes(rows.tobytes())]
 
     def end(
         self, plan: SchedulerOutput, planned_ns: int, start_ns: int, end_ns: int
@@ -129,7 +122,7 @@ class SimExecutor(Executor):
         """Count skipped steps of these rows. The clock must have been advanced to their end."""
         self.num_steps += num_steps
         self.num_runs += num_steps * len(rows)
-        self._last_rows, self._after_prompts = rows.tobytes(), False
+        self._previous.run_decodes(rows.tobytes())
         self._free_ns = self._clock.now_ns()
 
     def collective_rpc(

@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.interfaces import SchedulerLimits
 from dovetail.plan import SchedulerOutput
+from dovetail_lab.simulation.previous_step import After
 
 Times: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 """Times in nanoseconds, one per step."""
@@ -53,13 +54,8 @@ class StepTimeModel(Protocol):
         further step reads `num_requests` more. Each time equals that of `step_ns` for this step.
         """
 
-    def switch_ns(self, *, after_prompts: bool) -> int:
-        """Return the additional time of a step that only decodes, if its requests have changed.
-
-        after_prompts: True if the step before it computed prompts; False if that step decoded
-        tokens of other requests. A step that decodes the same requests as the step before it has no
-        additional time.
-        """
+    def batch_change_ns(self, after: After) -> int:
+        """Return the additional time of a step that only decodes, after such a step; 0 for SAME."""
 
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return the host's time from the end of a step to the plan of the next one.

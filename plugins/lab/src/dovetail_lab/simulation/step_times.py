@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.plan import SchedulerOutput
+from dovetail_lab.simulation.previous_step import After
 from dovetail_lab.simulation.setup import Times
 
 _PS_PER_NS = 1000
@@ -120,7 +121,7 @@ class LinearStepTimes:
         kv_tokens //= _PS_PER_NS
         return np.maximum(1, kv_tokens, out=kv_tokens)
 
-    def switch_ns(self, *, after_prompts: bool) -> int:
+    def batch_change_ns(self, after: After) -> int:
         """Return 0: the constants are means over all steps."""
         return 0
 

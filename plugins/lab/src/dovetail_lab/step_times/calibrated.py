@@ -9,11 +9,11 @@ from typing import TypeAlias
 import numpy as np
 
 from dovetail.plan import SchedulerOutput
+from dovetail_lab.simulation.previous_step import After
 from dovetail_lab.simulation.setup import Times
 from dovetail_lab.simulation.step_times import StepFeatures
 from dovetail_lab.step_times.calibration import Calibration
 from dovetail_lab.step_times.fitting import TERMS, DecodeKnots, Knots, feature_values
-from dovetail_lab.step_times.samples import After
 
 _PS_PER_NS = 1000
 _ONE = 4096
@@ -29,7 +29,7 @@ class CalibratedStepTimes:
         self._terms = [calibration.step_ps[name] for name in TERMS]
         self._decode = _DecodeFactors(calibration.decode_factors)
         self._prefill = _Line(1, *_columns(calibration.prefill_factors))
-        self._switch_ps = calibration.switch_ps
+        self._change_ns = 0, *(time_ps // _PS_PER_NS for time_ps in calibration.batch_change_ps)
         self._gap_ps = *calibration.gap_ps, 0
         self._prefill_gap_ps = calibration.prefill_gap_ps
 
@@ -45,14 +45,11 @@ class CalibratedStepTimes:
             factor = self._prefill.at(features.num_prefill_tokens + features.num_decodes)
         else:
             factor = self._decode.line(features.num_decodes).at(features.num_kv_tokens)
-        time_ns = max(1, time_ps * factor // (_ONE * _PS_PER_NS))
-        if after is not After.SAME:
-            time_ns += self.switch_ns(after_prompts=after is After.PROMPTS)
-        return time_ns
+        return max(1, time_ps * factor // (_ONE * _PS_PER_NS)) + self.batch_change_ns(after)
 
-    def switch_ns(self, *, after_prompts: bool) -> int:
-        """Return the additional time of a decode step whose requests have changed."""
-        return self._switch_ps[after_prompts] // _PS_PER_NS
+    def batch_change_ns(self, after: After) -> int:
+        """Return the additional time of a step that only decodes, after such a step; 0 for SAME."""
+        return self._change_ns[after]
 
     def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
         """Return the times of consecutive decode steps of the same requests."""

@@ -72,7 +72,7 @@ class Calibration(_Model):
     created: str
     commit: str
     step_ps: dict[str, Picoseconds]
-    switch_ps: tuple[Picoseconds, Picoseconds]
+    batch_change_ps: tuple[Picoseconds, Picoseconds]
     gap_ps: tuple[Picoseconds, Picoseconds]
     prefill_gap_ps: tuple[Picoseconds, Picoseconds, Picoseconds]
     decode_factors: DecodeKnots

@@ -16,8 +16,9 @@ from itertools import combinations
 import numpy as np
 
 from dovetail.errors import UserError
+from dovetail_lab.simulation.previous_step import After
 from dovetail_lab.simulation.step_times import StepFeatures
-from dovetail_lab.step_times.samples import After, StepSample
+from dovetail_lab.step_times.samples import StepSample
 
 TERMS = (
     "step",
@@ -50,16 +51,16 @@ DecodeKnots = tuple[tuple[int, Knots], ...]
 class Fit:
     """The result of a fit.
 
-    step_ps: picoseconds per unit of each term of `TERMS`. switch_ps: the additional time of a step
-    that only decodes, after decodes of other requests and after prompts. gap_ps: the gap after a
-    step without prefills, constant and per request. prefill_gap_ps: the gap after a step with
+    step_ps: picoseconds per unit of each term of `TERMS`. batch_change_ps: the additional time of a
+    step that only decodes, after decodes of other requests and after prompts. gap_ps: the gap after
+    a step without prefills, constant and per request. prefill_gap_ps: the gap after a step with
     prefills, constant, per request and per prefill token. decode_factors: residuals of steps
     without prefills, by number of requests and cached tokens per request. prefill_factors:
     residuals of steps with prefills, by tokens in the step.
     """
 
     step_ps: Mapping[str, int]
-    switch_ps: tuple[int, int]
+    batch_change_ps: tuple[int, int]
     gap_ps: tuple[int, int]
     prefill_gap_ps: tuple[int, int, int]
     decode_factors: DecodeKnots
@@ -89,15 +90,15 @@ def fit_steps(samples: Sequence[StepSample]) -> Fit:
     matrix = np.array([feature_values(item.features) for item in samples], dtype=np.float64)
     times = np.array([item.duration_ns for item in samples], dtype=np.float64) * _PS_PER_NS
     after = np.array([item.after for item in samples])
-    switches = np.stack([after == After.OTHERS, after == After.PROMPTS], axis=1).astype(np.float64)
-    columns = np.concatenate([matrix, switches], axis=1) / times[:, None]
+    changes = np.stack([after == After.OTHERS, after == After.PROMPTS], axis=1).astype(np.float64)
+    columns = np.concatenate([matrix, changes], axis=1) / times[:, None]
     terms = np.round(nonnegative_least_squares(columns, np.ones(len(times))))
-    step_ps, switch_ps = terms[: len(TERMS)], terms[len(TERMS) :]
+    step_ps, batch_change_ps = terms[: len(TERMS)], terms[len(TERMS) :]
     predicted = matrix @ step_ps
     is_decode = matrix[:, TERMS.index("prefill")] == 0
     tokens = matrix[:, TERMS.index("prefill_token")] + matrix[:, TERMS.index("decode")]
     runs = matrix[:, TERMS.index("prefill")] + matrix[:, TERMS.index("decode")]
-    rest = np.maximum(times - switches @ switch_ps, 0.0)
+    rest = np.maximum(times - changes @ batch_change_ps, 0.0)
     gaps = np.array([item.gap_ns for item in samples], dtype=np.float64) * _PS_PER_NS
     causes = np.stack([np.ones(len(runs)), runs, matrix[:, TERMS.index("prefill_token")]], axis=1)
     constant, per_run = _fit_gaps(causes[is_decode, :2], gaps[is_decode])
@@ -107,7 +108,7 @@ def fit_steps(samples: Sequence[StepSample]) -> Fit:
         prefill_gap_ps = first, second, third
     return Fit(
         step_ps={name: int(value) for name, value in zip(TERMS, step_ps, strict=True)},
-        switch_ps=(int(switch_ps[0]), int(switch_ps[1])),
+        batch_change_ps=(int(batch_change_ps[0]), int(batch_change_ps[1])),
         gap_ps=(constant, per_run),
         prefill_gap_ps=prefill_gap_ps,
         decode_factors=_decode_residuals(matrix[is_decode], predicted[is_decode], rest[is_decode]),

@@ -177,7 +177,7 @@ def make_calibration(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=code_commit(),
         step_ps=dict(fit.step_ps),
-        switch_ps=fit.switch_ps,
+        batch_change_ps=fit.batch_change_ps,
         gap_ps=fit.gap_ps,
         prefill_gap_ps=fit.prefill_gap_ps,
         decode_factors=fit.decode_factors,

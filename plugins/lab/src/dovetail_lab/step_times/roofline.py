@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dovetail.errors import UserError
 from dovetail.plan import SchedulerOutput
+from dovetail_lab.simulation.previous_step import After
 from dovetail_lab.simulation.setup import Times
 from dovetail_lab.simulation.step_times import StepFeatures
 
@@ -135,7 +136,7 @@ class RooflineStepTimes:
         times = self._constant_ns + np.maximum(compute_ns, memory_ns)
         return np.clip(times, 1, _MAX_STEP_NS).astype(np.int64)
 
-    def switch_ns(self, *, after_prompts: bool) -> int:
+    def batch_change_ns(self, after: After) -> int:
         """Return 0: the data sheet does not contain it."""
         return 0
 

@@ -8,21 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from dovetail.plan import SchedulerOutput
+from dovetail_lab.simulation.previous_step import After, PreviousStep
 from dovetail_lab.simulation.step_times import StepFeatures
-
-
-class After(IntEnum):
-    """What the step before a step that only decodes has run. Other steps have the value SAME.
-
-    SAME: the same requests. OTHERS: decodes of other requests. PROMPTS: prompts.
-    """
-
-    SAME = 0
-    OTHERS = 1
-    PROMPTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,15 +53,13 @@ class StepRecorder:
 
     def samples(self) -> Sequence[StepSample]:
         """Return the steps, in order."""
-        samples, rows, after_prompts = [], b"", False
-        for plan, duration, gap in zip(self._plans, self._durations, self._gaps, strict=True):
-            has_prompts = plan.total_num_tokens > len(plan.rows)
-            after = After.SAME
-            if samples and not has_prompts and (after_prompts or plan.rows.tobytes() != rows):
-                after = After.PROMPTS if after_prompts else After.OTHERS
-            features = StepFeatures.of(plan)
-            samples.append(
-                StepSample(features=features, duration_ns=duration, gap_ns=gap, after=after)
+        previous = PreviousStep()
+        return [
+            StepSample(
+                features=StepFeatures.of(plan),
+                duration_ns=duration,
+                gap_ns=gap,
+                after=previous.run(plan),
             )
-            rows, after_prompts = plan.rows.tobytes(), has_prompts
-        return samples
+            for plan, duration, gap in zip(self._plans, self._durations, self._gaps, strict=True)
+        ]
