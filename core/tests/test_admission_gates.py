@@ -2,7 +2,7 @@
 
 import pytest
 
-from dovetail.errors import RequestError
+from dovetail.errors import ContractError, RequestError
 from dovetail.request import Request, RequestStatus
 from dovetail.scheduling.admission_gates import AdmissionGates
 from dovetail_devkit.scheduler.gate import FakeGate
@@ -102,3 +102,28 @@ def test_a_request_that_is_held_too_long_fails_and_leaves_its_gates():
     first.open("b")
     second.open("b")
     assert admission_gates.take_ready() == [b] and admission_gates.take_failed(10**12) == []
+
+
+WRONG_RESULTS = [
+    ("take_ready", None),
+    ("take_ready", "a"),
+    ("take_ready", (str(n) for n in range(3))),
+    ("take_ready", ["a", "a"]),
+    ("take_ready", ["unknown"]),
+    ("take_ready", [[]]),
+    ("take_failed", 7),
+    ("take_failed", ["a"]),
+    ("take_failed", [("a", None)]),
+    ("take_failed", [(["a"], "no such grammar")]),
+    ("take_failed", [("unknown", "no such grammar")]),
+]
+
+
+@pytest.mark.parametrize(("method", "result"), WRONG_RESULTS)
+def test_a_wrong_result_of_a_gate_gives_an_error_that_names_the_gate_and_the_method(method, result):
+    gate = FakeGate()
+    admission_gates = AdmissionGates([gate, FakeGate()], 60)
+    enter(admission_gates, "a")
+    setattr(gate, method, lambda: result)
+    with pytest.raises(ContractError, match=rf"FakeGate returned .* from {method}\(\)"):
+        getattr(admission_gates, method)(*([0] if method == "take_failed" else []))

@@ -196,6 +196,19 @@ def test_cache_specs_must_be_equal_on_all_ranks():
         )
 
 
+@pytest.mark.parametrize(
+    ("window", "chunk_size"), [(0, -1), (-1, 0), (0, 1.5), (0, True), (0, "8"), (32, 64)]
+)
+def test_a_layer_with_a_wrong_window_or_chunk_size_is_rejected(window, chunk_size):
+    with pytest.raises(ModelError, match=r"layer1 has sliding_window=.* and chunk_size="):
+        group(spec(), spec(window, chunk_size=chunk_size))
+
+
+def test_a_chunk_size_of_at_least_max_model_len_counts_as_full_attention():
+    (first,) = group(spec(), spec(chunk_size=1 << 80))
+    assert first.spec == spec()
+
+
 def test_layers_with_different_block_sizes_are_rejected():
     with pytest.raises(ModelError, match="layer0: 16; layer1: 8"):
         group(spec(), spec(block_size=8))

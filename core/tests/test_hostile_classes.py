@@ -166,6 +166,22 @@ def test_device_types_must_be_a_set_of_names(kind, value):
         check_contract(kind, cls)
 
 
+@pytest.mark.parametrize("name", ["dtypes", "batch_invariant", "batch_dependent"])
+@pytest.mark.parametrize("value", ["rms_norm", 5, ["rms_norm"], {5}, {("a",): 1}, None])
+def test_the_declared_names_of_ops_must_be_sets_of_names(name, value):
+    cls = type("Odd", (load_fake("ops"),), {name: value})
+    with pytest.raises(ContractError, match=f"{name} is"):
+        check_contract("ops", cls)
+
+
+def test_operations_that_batch_invariance_guarantees_must_not_depend_on_the_batch():
+    names = frozenset({"linear_attention", "rms_norm"})
+    cls = type("Odd", (load_fake("ops"),), {"batch_dependent": names})
+    with pytest.raises(ContractError, match="batch_dependent contains rms_norm"):
+        check_contract("ops", cls)
+    check_contract("ops", type("Good", (cls,), {"batch_dependent": names - {"rms_norm"}}))
+
+
 @pytest.mark.parametrize("value", ["bfloat16", 5, ["bfloat16"], None])
 def test_batch_invariant_must_be_a_set_of_dtypes(value):
     cls = type("Odd", (load_fake("linear_method"),), {"batch_invariant": value})

@@ -205,7 +205,7 @@ _ROWS = (
         roles=(ENGINE, WORKER),
         is_probed=True,
         takes_context=False,
-        declares=("device_types", "dtypes", "batch_invariant"),
+        declares=("device_types", "dtypes", "batch_invariant", "batch_dependent"),
         fake="FakeLinearMethod",
     ),
     Kind(
@@ -216,7 +216,7 @@ _ROWS = (
         roles=(WORKER,),
         is_probed=True,
         takes_context=False,
-        declares=("device_types", "dtypes", "batch_invariant"),
+        declares=("device_types", "dtypes", "batch_invariant", "batch_dependent"),
         fake="FakeOps",
     ),
     Kind(

@@ -23,6 +23,7 @@ from dovetail.interfaces.kv_cache import (
     aligned,
 )
 from dovetail.kv_cache.kinds import kind_of
+from dovetail.value_checks import shorten
 
 _SLACK = 1.1
 """Use up to this factor of memory to get fewer groups, because each group costs host time."""
@@ -102,7 +103,8 @@ def group_layers(
     group is a multiple of the one in its layers' specs.
     Layers with sliding windows get separate groups if that saves memory. Otherwise they share a
     group with full attention, and only the attention backend applies the window.
-    Raises ModelError if the ranks disagree or the specs' block sizes differ.
+    Raises ModelError if the ranks disagree, the specs' block sizes differ, or a layer has a wrong
+    window or chunk size.
     """
     specs = specs_by_rank[0]
     if any(other != specs for other in specs_by_rank[1:]):
@@ -115,6 +117,8 @@ def group_layers(
             "the specs of all layers must have the same block_size, but their block sizes are "
             f"{shapes}"
         )
+    for name, spec in specs.items():
+        _check_span(name, spec)
     step = max_step_tokens or next(iter(specs.values())).block_size
     max_needed = _MAX_WASTE * needed_bytes(specs, max_model_len, step)
     lengths = (max_model_len, max(1, max_model_len // 8))
@@ -128,6 +132,20 @@ def group_layers(
         if best.num_bytes[0] <= max_needed and best.num_groups <= _MANY_GROUPS:
             break
     return best.groups()
+
+
+def _check_span(name: str, spec: KVCacheSpec) -> None:
+    """Raise ModelError unless an attention layer has a window, chunks or neither."""
+    if not isinstance(spec, FullAttentionSpec):
+        return
+    window, chunk_size = spec.sliding_window, spec.chunk_size
+    is_valid = all(type(size) is int and size >= 0 for size in (window, chunk_size))
+    if not is_valid or (window and chunk_size):
+        raise ModelError(
+            f"the KV-cache spec of {name} has sliding_window={shorten(window)} and "
+            f"chunk_size={shorten(chunk_size)}; both must be integers of at least 0, and one must "
+            "be 0"
+        )
 
 
 def _best(choices: Sequence[_Choice], max_needed: float) -> _Choice:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dovetail.errors import RequestError
+from dovetail.errors import ContractError, RequestError
 from dovetail.interfaces.admission import AdmissionGate
 from dovetail.request import EngineCoreRequest, Request, RequestStatus
 from dovetail.scheduling.life_cycle import change_status
+from dovetail.value_checks import shorten
 
 
 class AdmissionGates:
@@ -63,25 +64,32 @@ class AdmissionGates:
             gate.forget(request.request_id)
 
     def take_ready(self) -> list[Request]:
-        """Remove and return the requests that all gates have admitted, in order of arrival."""
+        """Remove and return the requests that all gates have admitted, in order of arrival.
+
+        Raises ContractError, naming the gate, for a wrong result.
+        """
         ready = []
         for gate in self._gates:
-            for request_id in gate.take_ready():
-                request, gates = self._held[request_id]
-                gates.remove(gate)
+            for request_id in _results(gate, "take_ready"):
+                request, gates = self._release(gate, "take_ready", request_id)
                 if not gates:
-                    del self._held[request_id], self._since_ns[request_id]
+                    del self._held[request.request_id], self._since_ns[request.request_id]
                     change_status(request, RequestStatus.WAITING)
                     ready.append(request)
         return sorted(ready, key=lambda request: request.sequence)
 
     def take_failed(self, now_ns: int) -> list[tuple[Request, str]]:
-        """Remove requests that failed or were held too long. Return each with a user message."""
+        """Remove requests that failed or were held too long. Return each with a user message.
+
+        Raises ContractError, naming the gate, for a wrong result.
+        """
         failed = []
         for gate in self._gates:
-            for request_id, message in gate.take_failed():
-                request, gates = self._held[request_id]
-                gates.remove(gate)
+            for entry in _results(gate, "take_failed"):
+                request_id, message = entry if type(entry) is tuple and len(entry) == 2 else ("", 0)
+                if not isinstance(message, str):
+                    raise _wrong_result(gate, "take_failed", entry, "pairs of an id and a message")
+                request, _ = self._release(gate, "take_failed", request_id)
                 self.discard(request)
                 failed.append((request, message))
         limit_ns = now_ns - int(self._timeout_s * 1e9)
@@ -97,9 +105,35 @@ class AdmissionGates:
         for gate in self._gates:
             gate.shutdown()
 
+    def _release(
+        self, gate: AdmissionGate, method: str, request_id: object
+    ) -> tuple[Request, list[AdmissionGate]]:
+        """Remove `gate` from the gates of a request that it returned. Return both."""
+        held = self._held.get(request_id) if isinstance(request_id, str) else None
+        if held is None or gate not in held[1]:
+            due = "each request that it holds once, and none after forget()"
+            raise _wrong_result(gate, method, request_id, due)
+        held[1].remove(gate)
+        return held
+
     def _timeout_message(self, gate_names: str) -> str:
         return (
             f"the request was not admitted within admission_timeout_s={self._timeout_s:g}: "
             f"{gate_names} was not ready for the request. Send a request with a smaller grammar or "
             "adapter, or raise admission_timeout_s."
         )
+
+
+def _results(gate: AdmissionGate, method: str) -> Sequence[object]:
+    """Return the result of a method of `gate` without arguments, which must be a sequence."""
+    results: object = getattr(gate, method)()
+    if not isinstance(results, Sequence) or isinstance(results, str):
+        raise _wrong_result(gate, method, results, "a list or tuple")
+    return results
+
+
+def _wrong_result(gate: AdmissionGate, method: str, result: object, due: str) -> ContractError:
+    return ContractError(
+        f"The admission gate {type(gate).__name__} returned {shorten(result)} from {method}(); "
+        f"it must return {due}."
+    )

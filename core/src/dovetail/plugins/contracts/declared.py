@@ -31,6 +31,8 @@ def field_problems(kind: str, cls: type[Any]) -> Iterator[str]:
     """Yield problems of the values that a class declares. Missing values are not reported."""
     for name in get_kind(kind).declares:
         yield from _names_problem(name, getattr(cls, name, frozenset()))
+    if kind == "ops":
+        yield from _dependence_problem(getattr(cls, "batch_dependent", frozenset()))
     if kind == "attention":
         yield from _attention_problems(cls)
 
@@ -64,8 +66,23 @@ def _names_problem(name: str, value: object) -> Iterator[str]:
         yield f"{name} is {shorten(value)}; write a frozenset of strings"
 
 
+def _dependence_problem(value: object) -> Iterator[str]:
+    names = sorted(ROUNDED.intersection(value)) if isinstance(value, (set, frozenset)) else []
+    if names:
+        yield (
+            f"batch_dependent contains {', '.join(names)}, which batch_invariant guarantees; "
+            "remove the operation, or leave batch_invariant empty and remove batch_dependent"
+        )
+
+
 def _is_positive(value: object) -> bool:
     return type(value) is int and value > 0
+
+
+def _declared(kind: str, cls: type[Any], name: str) -> frozenset[str]:
+    """Return the names that a class declares, or none if its kind does not declare them."""
+    names: frozenset[str] = getattr(cls, name) if name in get_kind(kind).declares else frozenset()
+    return names
 
 
 def device_problem(kind: str, cls: type[Any], device_type: str) -> str:
@@ -73,9 +90,7 @@ def device_problem(kind: str, cls: type[Any], device_type: str) -> str:
 
     device_type: torch's name, such as "cuda"; "" if unknown.
     """
-    types: frozenset[str] = frozenset()
-    if "device_types" in get_kind(kind).declares:
-        types = cls.device_types
+    types = _declared(kind, cls, "device_types")
     if not types or not device_type or device_type in types:
         return ""
     return f"it supports {', '.join(sorted(types))}, but the platform's device is {device_type}"
@@ -86,9 +101,7 @@ def dtype_problem(kind: str, cls: type[Any], dtype: str) -> str:
 
     dtype: a name such as "bfloat16"; "" if unknown.
     """
-    types: frozenset[str] = frozenset()
-    if "dtypes" in get_kind(kind).declares:
-        types = cls.dtypes
+    types = _declared(kind, cls, "dtypes")
     if not types or not dtype or dtype in types:
         return ""
     return f"it supports {', '.join(sorted(types))}, but the dtype of the model is {dtype}"

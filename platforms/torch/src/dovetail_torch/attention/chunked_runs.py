@@ -73,14 +73,12 @@ class ChunkedLayer(AttentionLayer):
 class ChunkedBuilder(AttentionMetadataBuilder):
     """Divides each step's requests at the boundaries of chunks, for a backend's builder."""
 
-    def __init__(
-        self, backend: type[AttentionBackend], context: AttentionGroupContext, chunk_size: int
-    ) -> None:
+    def __init__(self, backend: type[AttentionBackend], context: AttentionGroupContext) -> None:
         """Raise ConfigError for an unsupported block size.
 
         context: the context before the division.
         """
-        block_size = context.spec.block_size
+        block_size, chunk_size = context.spec.block_size, context.spec.chunk_size
         if chunk_size % block_size:
             raise ConfigError(
                 f"the model's attention has chunks of {chunk_size} tokens, which is not a multiple "

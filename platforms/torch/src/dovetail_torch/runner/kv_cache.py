@@ -33,8 +33,8 @@ from dovetail_torch.runner.cache_buffers import CacheBuffers, Zeros, take_buffer
 from dovetail_torch.runner.continuation import SUPPORTS_ADVANCE
 from dovetail_torch.runner.step_limits import StepLimits
 
-_BuilderKey = tuple[KVCacheSpec, int, int]
-"""The spec, the KV-cache group and the chunk size of layers that share a builder."""
+_BuilderKey = tuple[KVCacheSpec, int]
+"""The spec and the KV-cache group of layers that share a builder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +136,12 @@ def make_attention(
         return _without_cache(backend, layers, block_sizes, limits, options)
     specs = _grouped_specs(backend, attention, config, limits)
     features = frozenset[str]() if backend is None else backend.capabilities.features
-    is_chunked = any(_chunk_size(layer, limits) for layer in attention.values())
+    is_chunked = any(spec.chunk_size for spec in specs.values())
     # The parts of states can be advanced in host memory, where alone steps are continued.
     advances = not attention or SUPPORTS_ADVANCE in features
     is_padded = any(specs[name].head_size != layer.head_size for name, layer in attention.items())
     buffers = take_buffers(backend, specs, config, zeros, state_layers=state_layers)
-    keys = _builder_keys(layers, config, specs, limits)
+    keys = _builder_keys(layers, config, specs)
     builders = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     workspace = AttentionWorkspace(limits.device)
     empty = torch.empty(0, dtype=limits.dtype, device=limits.device)
@@ -175,15 +175,11 @@ def _builder_keys(
     layers: Mapping[str, CacheLayer],
     config: KVCacheConfig,
     specs: Mapping[str, FullAttentionSpec],
-    limits: StepLimits,
 ) -> list[_BuilderKey]:
     """Return the key of each layer's builder. specs: of the attention layers."""
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     return [
-        (config.groups[group_of[name]].spec, group_of[name], 0)
-        if isinstance(layer, StateLayer)
-        else (specs[name], group_of[name], _chunk_size(layer, limits))
-        for name, layer in layers.items()
+        (specs.get(name, config.groups[group_of[name]].spec), group_of[name]) for name in layers
     ]
 
 
@@ -199,10 +195,10 @@ def _cached_layer(
     if isinstance(layer, StateLayer):
         return None
     assert backend is not None, "attention layers need a backend"
-    head_size = specs[name].head_size
-    own = backend.create_layer(_layer_context(name, layer, head_size, limits, options))
-    own = _with_heads_of(own, layer, head_size)
-    return ChunkedLayer(own) if _chunk_size(layer, limits) else own
+    spec = specs[name]
+    own = backend.create_layer(_layer_context(name, layer, spec.head_size, limits, options))
+    own = _with_heads_of(own, layer, spec.head_size)
+    return ChunkedLayer(own) if spec.chunk_size else own
 
 
 def _grouped_specs(
@@ -292,13 +288,13 @@ def _builder(
     options: Mapping[str, object],
     workspace: AttentionWorkspace,
 ) -> AttentionMetadataBuilder:
-    spec, _, chunk_size = key
+    spec, _ = key
     if isinstance(spec, StateSpec):
         return StatePartsBuilder(spec, limits)
     assert backend is not None and isinstance(spec, FullAttentionSpec)
     context = _group_context(spec, limits, options, workspace)
-    if chunk_size:
-        return ChunkedBuilder(backend, context, chunk_size)
+    if spec.chunk_size:
+        return ChunkedBuilder(backend, context)
     return backend.create_builder(context)
 
 
