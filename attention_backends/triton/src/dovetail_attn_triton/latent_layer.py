@@ -18,14 +18,12 @@ import torch
 from dovetail.errors import ContractError
 from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext, RotaryArgs
 from dovetail.interfaces.kv_cache import LatentAttentionSpec
-from dovetail_attn_triton.attention_kernels import combine
 from dovetail_attn_triton.device_facts import DeviceFacts
 from dovetail_attn_triton.latent_kernels import attend_latent, write_vectors
 from dovetail_attn_triton.latent_tiles import first_features, latent_shape, rest_features
-from dovetail_attn_triton.layer import COMBINE_CHUNK, COMBINE_WARPS, compute_type
+from dovetail_attn_triton.layer import COMBINE_CHUNK, combine_splits, compute_type, is_wide
 from dovetail_attn_triton.metadata import Pass, TritonAttentionMetadata
 from dovetail_attn_triton.tiles import padded
-from dovetail_ops_triton.availability import INTERPRETED
 
 WRITE_TOKENS, WRITE_FEATURES = 16, 64
 """Tokens and features per program of the kernel that writes the cache."""
@@ -38,12 +36,10 @@ class TritonLatentLayer(AttentionLayer):
         self, context: AttentionLayerContext, device: DeviceFacts, max_splits: int
     ) -> None:
         self._context = context
-        # The interpreter also uses the tiles of a GPU's matrix units.
-        wide = context.dtype == torch.float32 and not INTERPRETED
         self._shape = latent_shape(
             context.num_heads,
             (context.head_size, context.value_size),
-            wide=wide,
+            wide=is_wide(context.dtype),
             memory=device.memory,
         )
         self._factor = context.scale * log2(e)
@@ -52,7 +48,8 @@ class TritonLatentLayer(AttentionLayer):
             "TOKENS": WRITE_TOKENS,
             "FEATURES": WRITE_FEATURES,
         }
-        self._attend_constants: dict[str, Any] = latent_constants(context, self._shape.group)
+        heads = (context.num_heads, self._shape.group)
+        self._attend_constants = latent_sizes(heads, context.head_size, context.value_size)
         self._attend_constants["COMPUTE"] = compute_type(context.dtype)
         self._combine_constants: dict[str, Any] = {
             "NUM_HEADS": 1,
@@ -114,8 +111,6 @@ class TritonLatentLayer(AttentionLayer):
         launch: Pass,
     ) -> None:
         batch, tile, parts = metadata.batch, launch.tile, metadata.workspace.parts
-        out_strides = (out_THD.stride(0), out_THD.stride(1))
-        cut = (launch.num_splits, launch.least_span, launch.item_tokens)
         attend_latent[(launch.num_items, self._shape.num_kv_heads, launch.num_splits)](
             q_THD,
             kv_cache,
@@ -127,10 +122,13 @@ class TritonLatentLayer(AttentionLayer):
             launch.work_W2,
             q_THD.stride(0),
             q_THD.stride(1),
-            *out_strides,
+            out_THD.stride(0),
+            out_THD.stride(1),
             kv_cache.stride(0),
             batch.block_table_RM.stride(0),
-            *cut,
+            launch.num_splits,
+            launch.least_span,
+            launch.item_tokens,
             self._factor,
             ROWS=tile.rows,
             TILE=tile.positions,
@@ -140,24 +138,10 @@ class TritonLatentLayer(AttentionLayer):
             num_stages=tile.num_stages,
         )
         if launch.num_splits > 1:
-            combine[(launch.num_items, launch.item_tokens, self._context.num_heads)](
-                parts,
-                out_THD,
-                batch.query_start_R1,
-                batch.seq_lens_R,
-                launch.work_W2,
-                *out_strides,
-                *cut,
-                ROWS=self._shape.tokens_of(tile) * self._context.num_heads,
-                TILE=tile.positions,
-                **self._combine_constants,
-                num_warps=COMBINE_WARPS,
-            )
-
-
-def latent_constants(context: AttentionLayerContext, group: int) -> dict[str, Any]:
-    """Return the sizes of `attend_latent`. group: number of heads of a program."""
-    return latent_sizes((context.num_heads, group), context.head_size, context.value_size)
+            num_heads = self._context.num_heads
+            rows = self._shape.tokens_of(tile) * num_heads
+            constants = self._combine_constants | {"ROWS": rows}
+            combine_splits(out_THD, metadata, launch, num_heads, constants)
 
 
 def latent_sizes(heads: tuple[int, int], head_size: int, value_size: int) -> dict[str, Any]:

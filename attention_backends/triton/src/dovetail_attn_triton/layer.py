@@ -58,6 +58,14 @@ def compute_type(dtype: torch.dtype, *, is_fp8: bool = False) -> tl.dtype:
     return tl.float16 if is_fp8 and dtype == torch.bfloat16 else COMPUTE[dtype]
 
 
+def is_wide(dtype: torch.dtype) -> bool:
+    """Return whether matrix products are float32 on a GPU.
+
+    It is false in the interpreter, which also uses the tiles of a GPU's matrix units.
+    """
+    return dtype == torch.float32 and not INTERPRETED
+
+
 class TritonAttentionLayer(AttentionLayer):
     """Attention of one layer over a cache of shape [N, 2, K, B, D], or packed with its scales."""
 
@@ -117,8 +125,7 @@ class TritonAttentionLayer(AttentionLayer):
     def _make_shape(self, *, is_fp8: bool) -> AttentionShape:
         context = self._context
         heads = (context.num_heads, context.num_kv_heads, context.head_size)
-        # The interpreter also uses the tiles of a GPU's matrix units.
-        wide = context.dtype == torch.float32 and not INTERPRETED
+        wide = is_wide(context.dtype)
         return attention_shape(heads, wide=wide, memory=self._memory, is_fp8=is_fp8)
 
     def _bind(self, kv_cache: torch.Tensor, metadata: TritonAttentionMetadata) -> None:
@@ -200,9 +207,6 @@ class TritonAttentionLayer(AttentionLayer):
         launch: Pass,
     ) -> None:
         batch, tile, parts = metadata.batch, launch.tile, metadata.workspace.parts
-        out_strides = (out_THD.stride(0), out_THD.stride(1))
-        cut = (launch.num_splits, launch.least_span, launch.item_tokens)
-        tile_sizes = {"ROWS": tile.rows, "TILE": tile.positions}
         attend[(launch.num_items, self._context.num_kv_heads, launch.num_splits)](
             q_THD,
             self._kv_cache,
@@ -217,27 +221,50 @@ class TritonAttentionLayer(AttentionLayer):
             launch.work_W2,
             q_THD.stride(0),
             q_THD.stride(1),
-            *out_strides,
+            out_THD.stride(0),
+            out_THD.stride(1),
             *self._strides,
             batch.block_table_RM.stride(0),
-            *cut,
+            launch.num_splits,
+            launch.least_span,
+            launch.item_tokens,
             self._factor,
             self._cap,
-            **tile_sizes,
+            ROWS=tile.rows,
+            TILE=tile.positions,
             **self._attend_constants,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
         if launch.num_splits > 1:
-            combine[(launch.num_items, launch.item_tokens, self._context.num_heads)](
-                parts,
-                out_THD,
-                batch.query_start_R1,
-                batch.seq_lens_R,
-                launch.work_W2,
-                *out_strides,
-                *cut,
-                **tile_sizes,
-                **self._combine_constants,
-                num_warps=COMBINE_WARPS,
-            )
+            num_heads, constants = self._context.num_heads, self._combine_constants
+            combine_splits(out_THD, metadata, launch, num_heads, constants | {"ROWS": tile.rows})
+
+
+def combine_splits(
+    out_THD: torch.Tensor,
+    metadata: TritonAttentionMetadata,
+    launch: Pass,
+    num_heads: int,
+    constants: dict[str, Any],
+) -> None:
+    """Write the results of a launch with splits to `out_THD`.
+
+    constants: of the kernel; ROWS is the number of tokens of an item times GROUP.
+    """
+    batch = metadata.batch
+    combine[(launch.num_items, launch.item_tokens, num_heads)](
+        metadata.workspace.parts,
+        out_THD,
+        batch.query_start_R1,
+        batch.seq_lens_R,
+        launch.work_W2,
+        out_THD.stride(0),
+        out_THD.stride(1),
+        launch.num_splits,
+        launch.least_span,
+        launch.item_tokens,
+        TILE=launch.tile.positions,
+        **constants,
+        num_warps=COMBINE_WARPS,
+    )
