@@ -12,8 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from dovetail_ops_triton.kernels.norms import tile_of
-from dovetail_ops_triton.kernels.row_layout import row_layout
+from dovetail_ops_triton.kernels.norms import add_and_normalize, normalize
 
 
 @triton.jit
@@ -93,26 +92,7 @@ def layer_norm(
     eps: float,
 ) -> torch.Tensor:
     """Return the normalized rows, a new contiguous tensor. x may have any leading dimensions."""
-    rows, size = row_layout(x_TD), x_TD.shape[-1]
-    y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
-    block, num_together, num_warps = tile_of(size)
-    if y_TD.numel():
-        layer_norm_kernel[(triton.cdiv(rows.num_rows, num_together),)](
-            rows.tensor,
-            weight_D,
-            bias_D,
-            y_TD,
-            rows.num_rows,
-            rows.num_inner,
-            rows.outer_stride,
-            rows.inner_stride,
-            eps,
-            SIZE=size,
-            BLOCK=block,
-            ROWS=num_together,
-            num_warps=num_warps,
-        )
-    return y_TD
+    return normalize(layer_norm_kernel, x_TD, (weight_D, bias_D), eps)
 
 
 def add_layer_norm(
@@ -126,25 +106,4 @@ def add_layer_norm(
 
     If the residual's rows are not contiguous, the sum is stored in a copy.
     """
-    size = x_TD.shape[-1]
-    x = row_layout(x_TD.reshape(-1, size))
-    residual = row_layout(residual_TD.reshape(-1, size))
-    y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
-    block, num_together, num_warps = tile_of(size)
-    if y_TD.numel():
-        add_layer_norm_kernel[(triton.cdiv(x.num_rows, num_together),)](
-            x.tensor,
-            residual.tensor,
-            weight_D,
-            bias_D,
-            y_TD,
-            x.num_rows,
-            x.outer_stride,
-            residual.outer_stride,
-            eps,
-            SIZE=size,
-            BLOCK=block,
-            ROWS=num_together,
-            num_warps=num_warps,
-        )
-    return y_TD, residual.tensor.view(residual_TD.shape)
+    return add_and_normalize(add_layer_norm_kernel, x_TD, residual_TD, (weight_D, bias_D), eps)

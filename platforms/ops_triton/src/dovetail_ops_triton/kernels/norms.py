@@ -9,6 +9,7 @@ Dimensions: T rows, D features.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -90,26 +91,7 @@ def rms_norm(
 
     offset: added to the weights.
     """
-    rows, size = row_layout(x_TD), x_TD.shape[-1]
-    y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
-    block, num_together, num_warps = tile_of(size)
-    if y_TD.numel():
-        rms_norm_kernel[(triton.cdiv(rows.num_rows, num_together),)](
-            rows.tensor,
-            weight_D,
-            y_TD,
-            rows.num_rows,
-            rows.num_inner,
-            rows.outer_stride,
-            rows.inner_stride,
-            eps,
-            SIZE=size,
-            BLOCK=block,
-            ROWS=num_together,
-            OFFSET=offset,
-            num_warps=num_warps,
-        )
-    return y_TD
+    return normalize(rms_norm_kernel, x_TD, (weight_D,), eps, OFFSET=offset)
 
 
 def add_rms_norm(
@@ -125,16 +107,60 @@ def add_rms_norm(
     If the residual's rows are not contiguous, the sum is stored in a copy. offset: added to the
     weights.
     """
+    return add_and_normalize(
+        add_rms_norm_kernel, x_TD, residual_TD, (weight_D,), eps, OFFSET=offset
+    )
+
+
+def normalize(
+    kernel: Any,
+    x_TD: torch.Tensor,
+    weights: tuple[torch.Tensor | None, ...],
+    eps: float,
+    **constants: float,
+) -> torch.Tensor:
+    """Launch a norm of rows, and return its results. weights: the kernel's weights and biases."""
+    rows, size = row_layout(x_TD), x_TD.shape[-1]
+    y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
+    block, num_together, num_warps = tile_of(size)
+    if y_TD.numel():
+        kernel[(-(-rows.num_rows // num_together),)](
+            rows.tensor,
+            *weights,
+            y_TD,
+            rows.num_rows,
+            rows.num_inner,
+            rows.outer_stride,
+            rows.inner_stride,
+            eps,
+            SIZE=size,
+            BLOCK=block,
+            ROWS=num_together,
+            **constants,
+            num_warps=num_warps,
+        )
+    return y_TD
+
+
+def add_and_normalize(
+    kernel: Any,
+    x_TD: torch.Tensor,
+    residual_TD: torch.Tensor,
+    weights: tuple[torch.Tensor | None, ...],
+    eps: float,
+    **constants: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Launch a norm of sums of rows, and return its results and the sums."""
     size = x_TD.shape[-1]
     x = row_layout(x_TD.reshape(-1, size))
     residual = row_layout(residual_TD.reshape(-1, size))
     y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     block, num_together, num_warps = tile_of(size)
     if y_TD.numel():
-        add_rms_norm_kernel[(triton.cdiv(x.num_rows, num_together),)](
+        kernel[(-(-x.num_rows // num_together),)](
             x.tensor,
             residual.tensor,
-            weight_D,
+            *weights,
             y_TD,
             x.num_rows,
             x.outer_stride,
@@ -143,7 +169,7 @@ def add_rms_norm(
             SIZE=size,
             BLOCK=block,
             ROWS=num_together,
-            OFFSET=offset,
+            **constants,
             num_warps=num_warps,
         )
     return y_TD, residual.tensor.view(residual_TD.shape)
