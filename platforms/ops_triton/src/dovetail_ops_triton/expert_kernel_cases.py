@@ -105,7 +105,7 @@ def _products(
 
     cases = []
     for precision, targets in PRECISIONS:
-        own = experts.expert_constants(tile, num_experts, sizes)
+        own = dict(experts.expert_constants(tile, num_experts, sizes))
         own |= {"COMPUTE": COMPUTE[dtype], "PRECISION": precision}
         own |= dict.fromkeys({"bias_ptr"} - bias.keys())
         clamps = {"TOP_K": top_k, "CLAMPED": bool(bias)}

@@ -200,6 +200,44 @@ def test_weak_decays_after_a_strong_one_are_accurate(ops):
     assert torch.allclose(own_states[parts.writes_N], states[parts.writes_N], atol=2e-6)
 
 
+def test_repeated_calls_do_not_use_the_slow_host_functions_of_triton(ops, monkeypatch):
+    """`triton.cdiv` and `triton.next_power_of_2` take about 2 µs each, in every layer."""
+    x, weight, ids = normal(3, 16), normal(16, seed=2), torch.tensor([1, 0, 2])
+    heads, router = x.unflatten(1, (2, 8)), RouterWeights(weight_ED=normal(4, 16))
+    layer = ExpertWeights(gate_up_EGD=normal(4, 6, 16), down_EDI=normal(4, 16, 3))
+    experts = ops.select_experts(x, router, ExpertRouting(top_k=2))
+    latent = LatentWeights(norm_L=weight[:6], eps=1e-6, key_HNL=normal(2, 4, 6))
+    inputs = LinearAttentionInputs(
+        q_TGK=heads,
+        k_TGK=heads,
+        v_THV=heads,
+        steps_TH=normal(3, 2),
+        step_bias_H=normal(2),
+        rates_H=-normal(2).abs(),
+    )
+    parts, num_blocks = make_parts([(1,), (2,)], torch.device("cpu"))
+    calls = (
+        lambda: ops.add_rms_norm(x, x.clone(), weight, 1e-6),
+        lambda: ops.layer_norm(x, weight, None, 1e-6),
+        lambda: ops.rotary_embedding(heads, heads, ids, normal(3, 8)),
+        lambda: ops.silu_and_mul(x),
+        lambda: ops.sigmoid_and_mul(x, x),
+        lambda: ops.gated_rms_norm(heads, heads, weight[:8], 1e-6, norm_first=True),
+        lambda: ops.add_shared_expert(x, x, x, weight),
+        lambda: ops.latent_inputs(heads, x[:, :10], latent, ids, normal(3, 4)),
+        lambda: ops.select_experts(x, router, ExpertRouting(top_k=2)),
+        lambda: ops.fused_experts(x, *experts, layer),
+        lambda: ops.causal_conv(x, normal(16, 4), None, torch.zeros(num_blocks, 3, 16), parts),
+        lambda: ops.linear_attention(inputs, torch.zeros(num_blocks, 2, 8, 8), parts),
+    )
+    for call in calls:
+        call()
+    for name in ("cdiv", "next_power_of_2"):
+        monkeypatch.delattr(triton, name)
+    for call in calls:
+        call()
+
+
 def test_a_token_with_nan_logits_has_different_valid_experts(ops):
     x = normal(3, 32)
     x[1] = torch.nan

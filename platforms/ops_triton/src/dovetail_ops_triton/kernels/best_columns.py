@@ -113,7 +113,7 @@ def find_best(logits_RV: torch.Tensor) -> torch.Tensor:
 
 def share_out(num_rows: int, vocab_size: int) -> tuple[int, int]:
     """Return the number of parts per row and of tiles per part. Results do not depend on them."""
-    num_tiles = triton.cdiv(vocab_size, TILE)
+    num_tiles = -(-vocab_size // TILE)
     requested = min(MAX_PARTS, num_tiles, max(1, _NUM_PROGRAMS // max(1, num_rows)))
-    tiles_of_part = triton.cdiv(num_tiles, requested)
-    return triton.cdiv(num_tiles, tiles_of_part), tiles_of_part
+    tiles_of_part = -(-num_tiles // requested)
+    return -(-num_tiles // tiles_of_part), tiles_of_part

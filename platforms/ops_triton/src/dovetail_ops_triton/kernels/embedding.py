@@ -34,7 +34,7 @@ def look_up(ids_T: torch.Tensor, table_VD: torch.Tensor) -> torch.Tensor:
     ids_T = ids_T.contiguous()
     y_TD = torch.empty((ids_T.shape[0], size), dtype=table_VD.dtype, device=table_VD.device)
     if y_TD.numel():
-        embedding_kernel[(ids_T.shape[0], triton.cdiv(size, BLOCK))](
+        embedding_kernel[(ids_T.shape[0], -(-size // BLOCK))](
             ids_T, table.tensor, y_TD, table.outer_stride, SIZE=size, BLOCK=BLOCK
         )
     return y_TD

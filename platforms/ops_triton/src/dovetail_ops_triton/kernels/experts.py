@@ -11,6 +11,7 @@ per token, G gate and up features, I intermediate features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -251,8 +252,7 @@ def fused_experts(
         return out_TD.zero_()
     lists = _sort(experts_TK, num_experts)
     tile = tile_for(num_pairs, num_experts, x_TD.dtype)
-    constants = expert_constants(tile, num_experts, (size, inner_size))
-    constants |= {
+    constants = expert_constants(tile, num_experts, (size, inner_size)) | {
         "COMPUTE": compute_type(x_TD.dtype),
         "PRECISION": precision_of(device.type),
         "num_warps": tile.num_warps,
@@ -261,7 +261,7 @@ def fused_experts(
     num_tiles = min(num_pairs, num_pairs // tile.rows + min(num_experts, num_pairs))
     inner_NI = torch.empty((num_pairs, inner_size), dtype=x_TD.dtype, device=device)
     gate_up = row_layout(layer.gate_up_EGD)
-    gate_up_kernel[(num_tiles, triton.cdiv(inner_size, tile.columns))](
+    gate_up_kernel[(num_tiles, -(-inner_size // tile.columns))](
         x.tensor,
         gate_up.tensor,
         _contiguous(layer.gate_up_bias_EG),
@@ -278,7 +278,7 @@ def fused_experts(
     )
     y_ND = torch.empty((num_pairs, size), dtype=x_TD.dtype, device=device)
     down = row_layout(layer.down_EDI)
-    down_kernel[(num_tiles, triton.cdiv(size, tile.columns))](
+    down_kernel[(num_tiles, -(-size // tile.columns))](
         inner_NI,
         down.tensor,
         _contiguous(layer.down_bias_ED),
@@ -288,7 +288,7 @@ def fused_experts(
         down.inner_stride,
         **constants,
     )
-    sum_kernel[(num_tokens, triton.cdiv(size, SUM_BLOCK))](
+    sum_kernel[(num_tokens, -(-size // SUM_BLOCK))](
         y_ND, weights_TK.contiguous(), out_TD, SIZE=size, TOP_K=top_k, BLOCK=SUM_BLOCK
     )
     return out_TD
@@ -311,6 +311,7 @@ def tile_for(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTile
     return FEW if num_pairs <= _FEW_TOKENS * num_experts else MANY
 
 
+@cache
 def expert_constants(tile: ExpertTile, num_experts: int, sizes: tuple[int, int]) -> dict[str, Any]:
     """Return the constants of both projections. sizes: hidden size, intermediate features."""
     return {

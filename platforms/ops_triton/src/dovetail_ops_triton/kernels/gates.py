@@ -121,7 +121,7 @@ def sigmoid_and_mul(x_TD: torch.Tensor, gate_TD: torch.Tensor) -> torch.Tensor:
     x, gate, size = row_layout(x_TD), row_layout(gate_TD), x_TD.shape[-1]
     y_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     if y_TD.numel():
-        sigmoid_and_mul_kernel[(x.num_rows, triton.cdiv(size, BLOCK))](
+        sigmoid_and_mul_kernel[(x.num_rows, -(-size // BLOCK))](
             x.tensor,
             gate.tensor,
             y_TD,
@@ -150,7 +150,7 @@ def gated_rms_norm(
     weight_GI = weight_GI.contiguous()
     block, num_together, num_warps = tile_of(size)
     if y_TGI.numel():
-        gated_norm_kernel[(triton.cdiv(x.num_rows, num_together),)](
+        gated_norm_kernel[(-(-x.num_rows // num_together),)](
             x.tensor,
             gate.tensor,
             weight_GI,
@@ -184,7 +184,7 @@ def add_shared_expert(
     out_TD = torch.empty(y_TD.shape, dtype=y_TD.dtype, device=y_TD.device)
     block, num_together, num_warps = tile_of(size)
     if out_TD.numel():
-        shared_expert_kernel[(triton.cdiv(y.num_rows, num_together),)](
+        shared_expert_kernel[(-(-y.num_rows // num_together),)](
             y.tensor,
             shared.tensor,
             x.tensor,

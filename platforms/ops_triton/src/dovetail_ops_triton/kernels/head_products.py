@@ -7,6 +7,7 @@ Dimensions: T tokens, H heads, I and O input and output features of a head.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -84,7 +85,7 @@ def multiply_heads(x_THI: torch.Tensor, weight_HOI: torch.Tensor, y_THO: torch.T
     num_tokens, num_heads, out_size = y_THO.shape
     if not y_THO.numel():
         return
-    grid = (triton.cdiv(num_tokens, TOKENS), triton.cdiv(out_size, OUTPUTS), num_heads)
+    grid = (-(-num_tokens // TOKENS), -(-out_size // OUTPUTS), num_heads)
     head_linear_kernel[grid](
         x.tensor,
         weight_HOI,
@@ -100,6 +101,7 @@ def multiply_heads(x_THI: torch.Tensor, weight_HOI: torch.Tensor, y_THO: torch.T
     )
 
 
+@cache
 def product_constants(
     in_size: int, out_size: int, dtype: torch.dtype, device_type: str
 ) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def latent_inputs(
         return queries, keys
     multiply_heads(q.tensor[..., :plain], weights.key_HNL.mT, queries[..., :rank])
     constants = kernel_constants(num_heads, plain, rank, size - plain)
-    num_blocks = 1 + triton.cdiv(num_heads, constants["HEADS"])
+    num_blocks = 1 + -(-num_heads // constants["HEADS"])
     latent_rows_kernel[(num_tokens, num_blocks)](
         q.tensor,
         latent.tensor,

@@ -130,7 +130,7 @@ def rotate(
     if not num_tokens:
         return q_out_THS, k_out_TKS
     constants = kernel_constants(heads, head_size, cos_sin_PS.shape[1])
-    num_blocks = sum(triton.cdiv(number, constants["HEADS"]) for number in heads)
+    num_blocks = sum(-(-number // constants["HEADS"]) for number in heads)
     rotary_kernel[(num_tokens, num_blocks)](
         q_THS,
         k_TKS,

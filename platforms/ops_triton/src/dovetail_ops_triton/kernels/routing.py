@@ -8,6 +8,7 @@ Dimensions: T tokens, D features, E experts, K experts of a token, G groups of e
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -166,7 +167,7 @@ def select_experts(
     weights_TK = torch.empty((num_tokens, routing.top_k), dtype=torch.float32, device=device)
     if not num_tokens:
         return experts_TK, weights_TK
-    grid = (triton.cdiv(num_tokens, TOKENS), triton.cdiv(num_experts, EXPERTS))
+    grid = (-(-num_tokens // TOKENS), -(-num_experts // EXPERTS))
     logits_kernel[grid](
         x.tensor,
         weight.tensor,
@@ -192,6 +193,7 @@ def select_experts(
     return experts_TK, weights_TK
 
 
+@cache
 def logit_constants(x: torch.dtype, weight: torch.dtype, device_type: str) -> dict[str, Any]:
     """Return the sizes of programs that compute logits. x, weight: the dtypes of the factors."""
     dtype = x if x == weight else torch.float32
@@ -204,6 +206,7 @@ def logit_constants(x: torch.dtype, weight: torch.dtype, device_type: str) -> di
     }
 
 
+@cache
 def choice_constants(num_experts: int, routing: ExpertRouting) -> dict[str, Any]:
     """Return the constants of the kernel that chooses experts."""
     return {

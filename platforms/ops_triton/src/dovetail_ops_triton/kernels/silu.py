@@ -40,7 +40,7 @@ def silu_and_mul(x_T2D: torch.Tensor) -> torch.Tensor:
     rows, size = row_layout(x_T2D), x_T2D.shape[-1] // 2
     y_TD = torch.empty((*x_T2D.shape[:-1], size), dtype=x_T2D.dtype, device=x_T2D.device)
     if y_TD.numel():
-        silu_and_mul_kernel[(rows.num_rows, triton.cdiv(size, BLOCK))](
+        silu_and_mul_kernel[(rows.num_rows, -(-size // BLOCK))](
             rows.tensor,
             y_TD,
             rows.num_inner,

@@ -85,7 +85,7 @@ def prepare_inputs(columns: StepColumns) -> None:
     num_runs = columns.rows_R.shape[0]
     if not num_runs:
         return
-    num_blocks = triton.cdiv(columns.longest, BLOCK)
+    num_blocks = -(-columns.longest // BLOCK)
     tokens_kernel[(num_runs, num_blocks)](
         *run_columns,
         columns.token_ids_RL,
@@ -104,7 +104,7 @@ def prepare_inputs(columns: StepColumns) -> None:
     )
     for table, block_size, slots_T, table_RM in groups:
         width = table_RM.shape[1]
-        blocks_kernel[(num_runs, max(num_blocks, triton.cdiv(width, BLOCK)))](
+        blocks_kernel[(num_runs, max(num_blocks, -(-width // BLOCK)))](
             *run_columns,
             table,
             slots_T,

@@ -9,6 +9,7 @@ Dimensions: T tokens, H heads, G groups of heads, K features of a key, L tokens 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -202,6 +203,7 @@ def prepare_chunks(
     return prepared
 
 
+@cache
 def product_constants(dtype: torch.dtype, device_type: str) -> dict[str, Any]:
     """Return the constants of the products of queries and keys."""
     return {

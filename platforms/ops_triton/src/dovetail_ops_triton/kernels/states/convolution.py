@@ -9,6 +9,8 @@ Dimensions: T tokens, C channels, W kernel size, K = W - 1 kept inputs, L tokens
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -188,8 +190,8 @@ def causal_conv(
     y_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device)
     plan = plan_states(parts, x_TC.device)
     sizes = {"CHANNELS": num_channels, "WIDTH": width}
-    kept = sizes | {"KEPT_BLOCK": triton.next_power_of_2(max(width - 1, 1)), "BLOCK": BLOCK}
-    num_blocks = triton.cdiv(num_channels, BLOCK)
+    kept = sizes | {"KEPT_BLOCK": _kept_block(width), "BLOCK": BLOCK}
+    num_blocks = -(-num_channels // BLOCK)
     strides = (x.outer_stride, weight_CW.stride(0), states_BWC.stride(0))
     if plan.num_singles:
         convolve_singles_kernel[(plan.num_singles, num_blocks)](
@@ -205,7 +207,7 @@ def causal_conv(
             **kept,
         )
     if plan.num_runs:
-        convolve_chunks_kernel[(plan.num_chunks, triton.cdiv(num_channels, CHUNK_BLOCK))](
+        convolve_chunks_kernel[(plan.num_chunks, -(-num_channels // CHUNK_BLOCK))](
             x.tensor,
             weight_CW,
             bias_C,
@@ -231,7 +233,7 @@ def _save(
     constants: dict[str, int],
 ) -> None:
     """Save the states of the requests that are not singles."""
-    grid = (plan.num_runs, triton.cdiv(constants["CHANNELS"], constants["BLOCK"]))
+    grid = (plan.num_runs, -(-constants["CHANNELS"] // constants["BLOCK"]))
     save_inputs_kernel[grid](
         x_TC,
         states_BWC,
@@ -243,3 +245,9 @@ def _save(
         states_BWC.stride(0),
         **constants,
     )
+
+
+@cache
+def _kept_block(width: int) -> int:
+    """Return the padded number of kept inputs of a kernel of this width, at least 1."""
+    return triton.next_power_of_2(max(width - 1, 1))

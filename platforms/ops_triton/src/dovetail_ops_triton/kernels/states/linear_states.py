@@ -14,6 +14,7 @@ of a chunk.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import torch
 import triton
@@ -310,7 +311,7 @@ def linear_attention(
     )
     blocks = (states_BHKV, parts.reads_N, parts.writes_N)
     out_THV = torch.empty(inputs.v_THV.shape, dtype=torch.float32, device=states_BHKV.device)
-    heads = (sizes["NUM_HEADS"], triton.cdiv(sizes["VALUE_SIZE"], sizes["VALUE_BLOCK"]))
+    heads = (sizes["NUM_HEADS"], -(-sizes["VALUE_SIZE"] // sizes["VALUE_BLOCK"]))
     if plan.num_singles:
         attend_singles_kernel[(plan.num_singles, *heads)](
             *vectors,
@@ -352,6 +353,7 @@ def linear_attention(
     return out_THV
 
 
+@cache
 def kernel_sizes(num_groups: int, num_heads: int, key_size: int, value_size: int) -> dict[str, int]:
     """Return the sizes of heads and of programs."""
     value_block = max(_MIN_BLOCK, min(MAX_VALUES, triton.next_power_of_2(value_size)))
