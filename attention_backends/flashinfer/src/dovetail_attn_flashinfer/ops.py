@@ -30,6 +30,9 @@ ROTARY_VECTORS = {64: 8, 128: 8, 256: 8, 512: 16}
 """Features that a thread of the rotary kernel rotates, by head size."""
 OTHER_VECTOR = 16
 
+DTYPES = frozenset({"bfloat16", "float16"})
+TORCH_DTYPES = frozenset(getattr(torch, name) for name in DTYPES)
+
 AddNorm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], None]
 
 
@@ -40,7 +43,7 @@ class FlashInferOps(Ops):
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset({"cuda"})
-    dtypes: ClassVar[frozenset[str]] = frozenset({"bfloat16", "float16"})
+    dtypes: ClassVar[frozenset[str]] = DTYPES
 
     def __init__(self) -> None:
         """Load FlashInfer. Raise ConfigError if this machine's GPU or torch is not supported."""
@@ -154,11 +157,10 @@ def check_dtype(x: torch.Tensor, *others: torch.Tensor) -> None:
 
     The kernels would read a tensor of a different dtype as if it had the dtype of the first.
     """
-    name = str(x.dtype).removeprefix("torch.")
-    if name not in FlashInferOps.dtypes:
+    if x.dtype not in TORCH_DTYPES:
         raise ContractError(
             f"the op provider 'flashinfer' does not support {x.dtype}; it supports "
-            f"{' and '.join(sorted(FlashInferOps.dtypes))}. Choose {INSTEAD}"
+            f"{' and '.join(sorted(DTYPES))}. Choose {INSTEAD}"
         )
     for other in others:
         if other.dtype != x.dtype:

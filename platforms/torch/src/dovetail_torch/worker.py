@@ -369,8 +369,7 @@ class TorchWorker(WorkerBase):
 
     def _make_provider(self, kind: str, reference: str | type) -> Any:
         """Select and create a linear method or op provider for the model's layers."""
-        plugins = self._context.plugins
-        dtype = self._context.config.model.dtype if kind == "ops" else ""
+        plugins, dtype = self._context.plugins, self._context.config.model.dtype
         cls = choose(plugins, self._context.platform, kind, reference, dtype=dtype)
         check_device(kind, cls, self._device)
         self._invariance.add(kind, cls)
