@@ -11,7 +11,7 @@ import pytest
 import reference_kernels
 import torch
 from cpu_backends import BACKENDS, BlackwellOnCpu, HopperOnCpu, OnCpu
-from random_steps import RUNS, SPEC, B, D, H, Step, attended, layer_context
+from random_steps import RUNS, SPEC, B, D, H, Step, attended
 from reference_attention import calls
 
 from dovetail.errors import ConfigError, ContractError
@@ -29,13 +29,13 @@ def new_process(monkeypatch):
 
 def test_layers_of_equal_shape_share_the_plans_of_a_step():
     step = Step()
-    contexts = [layer_context(), layer_context(), layer_context(scale=0.3)]
-    layers = [OnCpu.create_layer(context) for context in contexts]
+    scales = (0.2, 0.2, 0.3)
+    layers = [step.layer(scale=scale) for scale in scales]
     builder = step.builder()
     for num_plans in (4, 8):  # two shapes, two parts
         metadata = builder.build(step.batch())
-        for layer, context in zip(layers, contexts, strict=True):
-            step.check(step.attend(layer, metadata), context)
+        for layer, scale in zip(layers, scales, strict=True):
+            step.check(step.attend(layer, metadata), scale=scale)
         assert sum("plan" in name for name, _ in calls) == num_plans
     assert len({id(x["int_workspace_buffer"]) for n, x in calls if "plan" in n}) == 4
 
@@ -45,8 +45,7 @@ def test_layers_with_different_soft_caps_or_sinks_have_separate_plans():
     metadata = step.builder().build(step.batch())
     sinks = torch.zeros(H)
     for changes in ({}, {"soft_cap": 2.0}, {"sinks": sinks}, {"soft_cap": 2.0, "sinks": sinks}):
-        context = layer_context(**changes)
-        step.check(step.attend(OnCpu.create_layer(context), metadata), context)
+        step.check(step.attend(step.layer(**changes), metadata), **changes)
     assert sum("plan" in name for name, _ in calls) == 8
 
 
@@ -101,7 +100,7 @@ def test_a_second_head_size_does_not_load_the_sink_kernel_of_the_first():
     assert all(x["module"].extra for _, x in calls)
     calls.clear()
     spec = replace(SPEC, head_size=128)
-    attended(Step(spec=spec), head_size=128, sinks=sinks)
+    attended(Step(spec=spec), sinks=sinks)
     assert not any(x["module"].extra for _, x in calls)
 
 
@@ -110,24 +109,24 @@ def test_the_sink_kernel_of_flashinfer_cannot_have_two_head_sizes_in_one_process
     attended(Step(), sinks=torch.zeros(H))
     wrappers._sink_kernels.clear()
     with pytest.raises(ValueError, match="is loaded with different sizes"):
-        attended(Step(spec=replace(SPEC, head_size=128)), head_size=128, sinks=torch.zeros(H))
+        attended(Step(spec=replace(SPEC, head_size=128)), sinks=torch.zeros(H))
 
 
 def test_sinks_may_be_loaded_after_the_layer_is_created():
     for backend in BACKENDS:
-        step, context = Step(), layer_context(sinks=torch.zeros(H))
-        layer = backend.create_layer(context)
-        context.sinks.copy_(torch.linspace(-2, 3, H))
-        step.check(step.attend(layer, step.builder(backend).build(step.batch())), context)
+        step, sinks = Step(), torch.zeros(H)
+        layer = step.layer(backend, sinks=sinks)
+        sinks.copy_(torch.linspace(-2, 3, H))
+        step.check(step.attend(layer, step.builder(backend).build(step.batch())), sinks=sinks)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_strided_queries_and_results_are_supported(backend):
-    step, context = Step(), layer_context()
+    step = Step()
     memory = torch.full((sum(n for _, n in RUNS), H, 2 * D), torch.nan, dtype=torch.bfloat16)
     out = memory[..., :D]
-    step.attend(backend.create_layer(context), step.builder(backend).build(step.batch()), out)
-    step.check(out, context)
+    step.attend(step.layer(backend), step.builder(backend).build(step.batch()), out)
+    step.check(out)
     assert memory[..., D:].isnan().all()
 
 
@@ -135,7 +134,7 @@ def test_strided_queries_and_results_are_supported(backend):
 @pytest.mark.parametrize("window", [0, 5])
 def test_requests_without_scheduled_tokens_are_omitted(backend, window):
     runs = ((B, 1), (3, 0), (2, 3), (2 * B, 0), (7, 1))
-    attended(Step(runs, replace(SPEC, sliding_window=window)), backend, sliding_window=window)
+    attended(Step(runs, replace(SPEC, sliding_window=window)), backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -167,18 +166,18 @@ def test_the_fa2_path_does_not_clear_slots():
 
 def test_a_layer_that_differs_from_its_group_is_reported():
     step = Step()
-    layer = OnCpu.create_layer(layer_context(sliding_window=5))
+    layer = step.layer(sliding_window=5)
     with pytest.raises(ContractError, match=r"layers\.3\.attn has .* = \(5, 2, 64\)"):
         step.attend(layer, step.builder().build(step.batch()))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_may_run_outside_of_inference_mode_after_a_step_inside(backend):
-    step, context = Step(), layer_context(sinks=torch.zeros(H))
-    builder, layer = step.builder(backend), backend.create_layer(context)
+    step, sinks = Step(), torch.zeros(H)
+    builder, layer = step.builder(backend), step.layer(backend, sinks=sinks)
     with torch.inference_mode():
         step.attend(layer, builder.build(step.batch()))
-    step.check(step.attend(layer, builder.build(step.batch())), context)
+    step.check(step.attend(layer, builder.build(step.batch())), sinks=sinks)
 
 
 class Recorder:
@@ -215,7 +214,7 @@ def graph_steps(sizes=(4, 2)):
 
 def test_graphs_of_all_sizes_share_the_page_list_and_the_memory_of_plans():
     steps, builder = graph_steps()
-    layers = [OnCpu.create_layer(layer_context(scale=scale)) for scale in (0.2, 0.3)]
+    layers = [steps[0].layer(scale=scale) for scale in (0.2, 0.3)]
     wrappers_of = []
     for step in steps:
         metadata = builder.build_for_graph(step.batch())
@@ -234,13 +233,12 @@ def test_graphs_of_all_sizes_share_the_page_list_and_the_memory_of_plans():
 @pytest.mark.parametrize("window", [0, 5])
 def test_a_graph_keeps_its_launches_and_addresses(backend, changes, window):
     step = Step(((2 * B + 3, 1), (B, 1), (5, 1)), replace(SPEC, sliding_window=window))
-    context = layer_context(sliding_window=window, **changes)
-    layer, builder = backend.create_layer(context), step.builder(backend)
+    layer, builder = step.layer(backend, **changes), step.builder(backend)
     batch = step.batch()
     metadata = builder.build_for_graph(replace(batch, seq_lens=[3 * B] * 3))
     launches = metadata.plan(layer._shape).launches
     builder.update_for_replay(metadata, batch)
-    step.check(step.attend(layer, metadata), context)
+    step.check(step.attend(layer, metadata), **changes)
     assert metadata.plan(layer._shape).launches is launches
 
 
@@ -260,7 +258,8 @@ def test_a_workspace_that_is_too_small_is_reported():
 
 def test_the_flashinfer_wrappers_ignore_their_sinks_argument():
     """The kernels of FA2 and FA3 have no sinks; the reference raises where they ignore them."""
-    step, layer = Step(((B, 1), (B, 1))), OnCpu.create_layer(layer_context())
+    step = Step(((B, 1), (B, 1)))
+    layer = step.layer()
     metadata = step.builder().build(step.batch())
     step.attend(layer, metadata)
     (launch,) = metadata.plan(layer._shape).launches

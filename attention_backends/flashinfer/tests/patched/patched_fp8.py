@@ -11,7 +11,7 @@ import pytest
 import reference_kernels
 import torch
 from cpu_backends import BACKENDS, BlackwellOnCpu, HopperOnCpu, OnCpu
-from random_steps import SPEC, B, H, K, Step, attended, layer_context
+from random_steps import SPEC, B, H, K, Step, attended
 from reference_attention import calls
 
 from dovetail.errors import ConfigError
@@ -31,7 +31,7 @@ def fp8_step(dtype="fp8_e4m3", runs=((0, 1), (0, 1), (0, B + 2)), **changes):
     """Return prompts for an fp8 cache, and a layer context with scales."""
     step = Step(runs, replace(SPEC, dtype=dtype))
     step.cache = torch.full(step.cache.shape, 0xFF, dtype=torch.uint8).view(FP8_TYPES[dtype])
-    return step, layer_context(kv_scales=torch.tensor([0.5, 0.25]), **changes)
+    return step, step.layer_context(kv_scales=torch.tensor([0.5, 0.25]), **changes)
 
 
 def test_a_second_cache_dtype_does_not_load_the_sink_kernel_of_the_first():
