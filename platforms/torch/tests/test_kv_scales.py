@@ -15,7 +15,7 @@ from dovetail_torch.fake_device import DEVICE, install
 from dovetail_torch.fake_device.attention import NoWaitAttentionBackend, NoWaitLayer
 from dovetail_torch.fake_device.platform import FakeDevicePlatform
 from dovetail_torch.fake_device.worker import FakeDeviceWorker
-from dovetail_torch.weights.kv_scales import is_kv_scale
+from dovetail_torch.weights.kv_scales import ScaleAssignment, is_kv_scale
 
 pytest.importorskip("dovetail_models")
 FOR_LAYER = "model.layers.{}.self_attn.{}"
@@ -122,6 +122,15 @@ def test_a_scale_that_is_not_positive_and_finite_is_rejected(tmp_path, value):
     checkpoint = with_scales(tmp_path, {FOR_LAYER.format(1, "v_scale"): value})
     with pytest.raises(WeightError, match=r"layers\.1\.self_attn\.v_scale is .* positive"):
         start(checkpoint)
+
+
+@pytest.mark.parametrize(("value", "rounded"), [(1e300, "inf"), (1e-300, "0")])
+def test_a_scale_in_float64_that_float32_cannot_represent_is_rejected(value, rounded):
+    assignment = ScaleAssignment(name="layers.0.k_scale", target=torch.ones(1))
+    with pytest.raises(WeightError, match=rf"layers\.0\.k_scale is {rounded}.* in float32"):
+        assignment.fill(torch.tensor([value], dtype=torch.float64))
+    assignment.fill(torch.tensor([0.5], dtype=torch.float64))
+    assert assignment.target.tolist() == [0.5]
 
 
 def test_per_head_scales_are_rejected(tmp_path):

@@ -38,11 +38,11 @@ class ScaleAssignment:
 
     def fill(self, weight: torch.Tensor, *, is_mapped: bool = False) -> int:
         """Copy the scale, and return its size in bytes; raise WeightError if it is invalid."""
-        scale = float(weight.reshape(-1)[0])
+        scale = float(weight.reshape(-1)[0].to(self.target.dtype))
         if not 0.0 < scale < math.inf:
             raise WeightError(
-                f"the scale {self.name} is {scale}; a scale must be positive and finite: the "
-                "checkpoint is damaged, or set kv_cache_scales='token'"
+                f"the scale {self.name} is {scale} in float32; a scale must be positive and "
+                "finite: the checkpoint is damaged, or set kv_cache_scales='token'"
             )
         self.target.fill_(scale)
         return weight.nbytes
