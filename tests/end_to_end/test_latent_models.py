@@ -11,31 +11,13 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 import dovetail_cpu_kernels as native
 from dovetail import LLM
 from dovetail.errors import DovetailError
+from dovetail_devkit.small_configs import DEEPSEEK_V3
 from end_to_end.checkpoints import OPTIONS
 from end_to_end.quantized_checkpoints import GREEDY, PROMPTS, outputs
 from end_to_end.quantized_writers import FORMATS, write
 
 ROUTER = ".mlp.gate."
-SIZES = {
-    "vocab_size": 320,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 24,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 96,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "max_position_embeddings": 512,
-}
+SIZES = DEEPSEEK_V3 | {"moe_intermediate_size": 96}
 BFLOAT16 = OPTIONS | {"dtype": "bfloat16", "load_format": "auto", "skip_tokenizer_init": True}
 BFLOAT16 |= {"block_size": 16}
 

@@ -21,15 +21,14 @@ from transformers import (
 from dovetail import LLM, SamplingParams
 from dovetail.errors import DovetailError
 from dovetail_cpu.native_library import probe_fast
+from dovetail_devkit.small_configs import COMMON, MAMBA2, QWEN3_NEXT
 from end_to_end.checkpoints import OPTIONS
-from end_to_end.test_state_models import COMMON, MAMBA2, NEXT
 
 pytestmark = pytest.mark.skipif(not probe_fast().usable, reason="native kernels are not usable")
 
 OWN = OPTIONS | {"dtype": "bfloat16", "load_format": "auto", "skip_tokenizer_init": True}
 OWN |= {"block_size": 16, "max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 48}
-DEEPSEEK = {
-    "hidden_size": 64,
+DEEPSEEK = COMMON | {
     "intermediate_size": 96,
     "moe_intermediate_size": 32,
     "num_attention_heads": 4,
@@ -47,12 +46,12 @@ DEEPSEEK = {
     "topk_group": 2,
 }
 FAMILIES = {
-    "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2 | COMMON)),
+    "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2)),
     "mamba2, a wide kernel": lambda: Mamba2ForCausalLM(
-        Mamba2Config(**MAMBA2 | COMMON | {"conv_kernel": 11, "n_groups": 1})
+        Mamba2Config(**MAMBA2 | {"conv_kernel": 11, "n_groups": 1})
     ),
-    "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**NEXT | COMMON)),
-    "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK | COMMON)),
+    "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT)),
+    "deepseek_v3": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK)),
 }
 
 

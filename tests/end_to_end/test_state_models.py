@@ -14,29 +14,12 @@ from transformers import (
 
 from dovetail import LLM
 from dovetail.errors import DovetailError
+from dovetail_devkit.small_configs import MAMBA2, QWEN3_NEXT
 from end_to_end.checkpoints import OPTIONS
 from end_to_end.quantized_checkpoints import GREEDY
 
 OWN = OPTIONS | {"dtype": "float32", "load_format": "auto", "skip_tokenizer_init": True}
 OWN |= {"block_size": 16, "max_model_len": 600}
-MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "hidden_size": 64}
-NEXT = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-COMMON = {"vocab_size": 320, "num_hidden_layers": 2}
 LONG = [(7 * i) % 300 for i in range(300)]
 PROMPTS = [LONG[:5], LONG[:70], LONG, LONG[3:4]]
 
@@ -45,8 +28,8 @@ PROMPTS = [LONG[:5], LONG[:70], LONG, LONG[3:4]]
 def folder(request, tmp_path_factory):
     torch.manual_seed(1)
     model = {
-        "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2 | COMMON)),
-        "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**NEXT | COMMON)),
+        "mamba2": lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2)),
+        "qwen3_next": lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT)),
     }[request.param]()
     path = tmp_path_factory.mktemp("states")
     model.save_pretrained(path)

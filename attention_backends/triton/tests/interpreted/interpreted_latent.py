@@ -17,30 +17,11 @@ from dovetail.errors import ContractError
 from dovetail_attn_triton.backend import TritonAttentionBackend
 from dovetail_devkit.attention.rows import AttentionRows
 from dovetail_devkit.contexts import SMALL_ENGINE
+from dovetail_devkit.small_configs import DEEPSEEK_V3
 from dovetail_devkit.suites.attention import AttentionCase, check_case
 
 LATENT = AttentionCase(
     runs=((20, 1), (3, 9), (0, 40)), num_heads=4, num_kv_heads=1, head_size=96, value_size=64
-)
-CONFIG = DeepseekV3Config(
-    vocab_size=320,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=4,
-    q_lora_rank=32,
-    kv_lora_rank=64,
-    qk_nope_head_dim=24,
-    qk_rope_head_dim=16,
-    v_head_dim=24,
-    n_routed_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=48,
-    first_k_dense_replace=1,
-    n_group=2,
-    topk_group=1,
-    max_position_embeddings=512,
 )
 
 
@@ -80,7 +61,7 @@ def test_latent_layers_reject_the_metadata_of_another_kv_cache_group():
 def test_a_deepseek_model_has_the_same_tokens_with_triton_and_torch(tmp_path):
     """The operations with Triton kernels select and compute the experts, too."""
     torch.manual_seed(1)
-    DeepseekV3ForCausalLM(CONFIG).save_pretrained(tmp_path)
+    DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK_V3)).save_pretrained(tmp_path)
     answers = []
     for name in ("torch", "triton"):
         options = SMALL_ENGINE | {"attention_backend": name, "ops": name, "block_size": 16}

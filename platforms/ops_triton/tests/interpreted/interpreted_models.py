@@ -13,42 +13,9 @@ from transformers import (
 
 from dovetail import LLM, SamplingParams
 from dovetail_devkit.contexts import SMALL_ENGINE
+from dovetail_devkit.small_configs import DEEPSEEK_V3, MAMBA2, QWEN3_NEXT
 from dovetail_ops_triton import kernels
 
-COMMON = {"vocab_size": 320, "num_hidden_layers": 2, "hidden_size": 64}
-MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16}
-NEXT = {
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "layer_types": ["linear_attention", "full_attention"],
-}
-DEEPSEEK = {
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 24,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 24,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 48,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-    "max_position_embeddings": 512,
-}
 LATENT = {"latent_inputs", "head_linear", "select_experts", "fused_experts", "add_shared_expert"}
 STATES = {"causal_conv", "linear_attention", "gated_rms_norm", "look_up"}
 MIXED = {"sigmoid_and_mul", "add_shared_expert", "select_experts", "fused_experts", "rotate"}
@@ -74,9 +41,9 @@ def called(monkeypatch):
 @pytest.mark.parametrize(
     ("create", "expected"),
     [
-        (lambda: Mamba2ForCausalLM(Mamba2Config(**COMMON | MAMBA2)), STATES | {"add_rms_norm"}),
-        (lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**COMMON | DEEPSEEK)), LATENT),
-        (lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**COMMON | NEXT)), STATES | MIXED),
+        (lambda: Mamba2ForCausalLM(Mamba2Config(**MAMBA2)), STATES | {"add_rms_norm"}),
+        (lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK_V3)), LATENT),
+        (lambda: Qwen3NextForCausalLM(Qwen3NextConfig(**QWEN3_NEXT)), STATES | MIXED),
     ],
     ids=["mamba2", "deepseek_v3", "qwen3_next"],
 )
