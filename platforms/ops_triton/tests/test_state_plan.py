@@ -26,30 +26,30 @@ def plan(*requests):
 
 def test_a_step_of_decodes_needs_no_list():
     """A captured graph cannot copy lists from the host."""
-    made = plan((1,), (1,), (1,))
-    assert (made.num_singles, made.num_runs, made.num_chunks) == (3, 0, 0)
-    assert made.singles_S2 is made.runs_R4 is made.ends_N is made.chunks_C4 is None
+    result = plan((1,), (1,), (1,))
+    assert (result.num_singles, result.num_runs, result.num_chunks) == (3, 0, 0)
+    assert result.singles_S2 is result.runs_R4 is result.ends_N is result.chunks_C4 is None
 
 
 def test_the_chunks_of_a_mixed_step_never_contain_the_end_of_a_part():
     size = CHUNK_SIZE
-    made = plan((1,), (size + 2, 3), (1,), (1, 1))
-    assert made.singles_S2.tolist() == [0, 0, size + 6, 3]
-    assert made.runs_R4.tolist() == [1, 3, 0, 1, 4, 6, 3, size + 7]
-    assert made.ends_N.tolist() == [1, size + 3, size + 6, size + 7, size + 8, size + 9]
-    assert made.chunks_C4.view(-1, 4).tolist() == [
+    result = plan((1,), (size + 2, 3), (1,), (1, 1))
+    assert result.singles_S2.tolist() == [0, 0, size + 6, 3]
+    assert result.runs_R4.tolist() == [1, 3, 0, 1, 4, 6, 3, size + 7]
+    assert result.ends_N.tolist() == [1, size + 3, size + 6, size + 7, size + 8, size + 9]
+    assert result.chunks_C4.view(-1, 4).tolist() == [
         [1, size, 1, 1],
         [size + 1, 2, 1, 1],
         [size + 3, 3, 1, 1],
         [size + 7, 1, size + 7, 4],
         [size + 8, 1, size + 7, 4],
     ]
-    assert (made.num_singles, made.num_runs, made.num_chunks) == (2, 2, 5)
+    assert (result.num_singles, result.num_runs, result.num_chunks) == (2, 2, 5)
 
 
-def test_a_request_with_two_parts_of_one_token_is_no_single():
-    made = plan((1, 1))
-    assert (made.num_singles, made.num_runs) == (0, 1)
+def test_a_request_with_two_parts_of_one_token_is_not_a_single():
+    result = plan((1, 1))
+    assert (result.num_singles, result.num_runs) == (0, 1)
 
 
 def test_the_layers_of_a_step_share_a_plan():

@@ -58,11 +58,11 @@ def kernel_cases() -> tuple[KernelCase, ...]:
 def _attend_cases(memory: SharedMemory) -> tuple[KernelCase, ...]:
     """Return the cases of `attend` with the tiles of one class of devices."""
 
-    def decode(what: str, head_size: int, *given: str, **types: str) -> KernelCase:
-        return _attend(f"decode{what}", head_size, given, memory, **types)
+    def decode(what: str, head_size: int, *arguments: str, **types: str) -> KernelCase:
+        return _attend(f"decode{what}", head_size, arguments, memory, **types)
 
-    def prefill(what: str, head_size: int, *given: str, **types: str) -> KernelCase:
-        return _attend(f"prefill{what}", head_size, ("work_ptr", *given), memory, **types)
+    def prefill(what: str, head_size: int, *arguments: str, **types: str) -> KernelCase:
+        return _attend(f"prefill{what}", head_size, ("work_ptr", *arguments), memory, **types)
 
     return (
         decode(" with splits", 128, "parts_ptr"),

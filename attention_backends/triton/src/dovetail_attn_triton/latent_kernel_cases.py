@@ -64,16 +64,20 @@ def _attend_cases(memory: SharedMemory) -> tuple[KernelCase, ...]:
 
 
 def _attend(
-    what: str, num_heads: int, given: tuple[str, ...], memory: SharedMemory, dtype: str = "*bf16"
+    what: str,
+    num_heads: int,
+    arguments: tuple[str, ...],
+    memory: SharedMemory,
+    dtype: str = "*bf16",
 ) -> KernelCase:
-    """Return a case of `attend_latent`. given: the optional pointers that are not None."""
+    """Return a case of `attend_latent`. arguments: the optional ones that are not None."""
     optional = {"parts_ptr": "*fp32", "work_ptr": "*i32"}
     types = {
         **dict.fromkeys(("q_ptr", "cache_ptr", "out_ptr"), dtype),
         **_STEP_TENSORS,
         **_STEP_SIZES,
         **dict.fromkeys(_STRIDES, "i32"),
-        **{name: optional[name] for name in given},
+        **{name: optional[name] for name in arguments},
         "factor": "fp32",
     }
     shape = latent_shape(num_heads, _SIZES, wide=dtype == "*fp32", memory=memory)
@@ -84,13 +88,13 @@ def _attend(
         types=types,
         constexprs={
             **latent_sizes((num_heads, shape.group), *_SIZES),
-            **dict.fromkeys(optional.keys() - set(given)),
+            **dict.fromkeys(optional.keys() - set(arguments)),
             "BLOCK_SIZE": _BLOCK_SIZE,
             "ROWS": tile.rows,
             "TILE": tile.positions,
             "COMPUTE": _COMPUTE[dtype],
         },
-        unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES, *(set(given) & {"work_ptr"})}),
+        unaligned=frozenset({*_STEP_TENSORS, *_STEP_SIZES, *(set(arguments) & {"work_ptr"})}),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         targets=TARGETS[memory],
