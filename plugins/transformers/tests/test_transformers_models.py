@@ -11,7 +11,13 @@ from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCau
 from transformers.models.arcee.modeling_arcee import ArceeMLP
 
 from dovetail import LLM, SamplingParams
-from dovetail.errors import ConfigError, ModelError, PluginError, WeightError
+from dovetail.errors import (
+    ConfigError,
+    ModelError,
+    PluginError,
+    UnfitPluginError,
+    WeightError,
+)
 
 SIZES = {
     "vocab_size": 97,
@@ -55,10 +61,10 @@ def changed(folder, tmp_path):
     return change
 
 
-def generate(path, **options):
+def generate(path, dtype="float32", **options):
     with LLM(
         str(path),
-        dtype="float32",
+        dtype=dtype,
         skip_tokenizer_init=True,
         use_tqdm_on_load=False,
         max_model_len=64,
@@ -100,7 +106,8 @@ def test_model_impl_selects_the_implementation(tmp_path):
         ({"model_impl": "native"}, PluginError, "No installed plugin has a model"),
         ({"model_impl": "vllm"}, ConfigError, "must be one of auto, native, transformers"),
         ({"batch_invariant": True}, ConfigError, "batch_invariant"),
-        ({"quantization": "int8"}, ModelError, "does not quantize"),
+        ({"quantization": "int8"}, UnfitPluginError, "supports bfloat16"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, ModelError, "does not quantize"),
     ],
 )
 def test_options_that_do_not_apply_are_rejected(folder, options, error, text):
