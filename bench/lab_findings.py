@@ -180,7 +180,7 @@ def goodput_rows(results: dict[str, Results]) -> Iterable[str]:
 
 
 def replace_between(page: str, name: str, rows: Iterable[str]) -> str:
-    """Return the page with other rows between the marks of a table."""
+    """Return the page with `rows` between the markers of the table `name`."""
     begin, end = f"<!-- recorded: {name} -->", "<!-- end -->"
     head, _, rest = page.partition(begin)
     _, _, tail = rest.partition(end)

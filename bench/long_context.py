@@ -56,7 +56,7 @@ class Contender:
         return float(response["seconds"])
 
     def step_ms(self, prompt: list[int]) -> float:
-        """Return the milliseconds of a step after the prompt."""
+        """Return the mean time of a step after the prompt, in milliseconds."""
         first = self.seconds(prompt, 1)
         return (self.seconds(prompt, 1 + STEPS) - first) / STEPS * 1e3
 

@@ -120,7 +120,7 @@ WRONG_RESULTS = [
 
 
 @pytest.mark.parametrize(("method", "result"), WRONG_RESULTS)
-def test_a_wrong_result_of_a_gate_gives_an_error_that_names_the_gate_and_the_method(method, result):
+def test_the_error_for_an_invalid_gate_result_names_the_gate_and_the_method(method, result):
     gate = FakeGate()
     admission_gates = AdmissionGates([gate, FakeGate()], 60)
     enter(admission_gates, "a")

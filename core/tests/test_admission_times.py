@@ -7,7 +7,7 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs
 from dovetail.transport.messages import Outputs
 
 
-def test_the_admission_time_passes_through_messages_and_chunks() -> None:
+def test_messages_and_output_chunks_keep_the_admission_times() -> None:
     outputs = EngineCoreOutputs(
         num_cached_tokens={"a": 1, "b": 2, "c": 3}, admitted_ns={"a": 10, "b": 20, "c": 30}
     )

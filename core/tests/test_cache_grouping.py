@@ -36,7 +36,7 @@ def test_a_model_without_a_cache_has_one_cache_group_that_counts_tokens():
     assert first.spec == NoCacheSpec(block_size=SIZE) and first.bytes_per_block == 0
 
 
-def test_sliding_window_layers_form_a_cache_group_with_their_window():
+def test_layers_with_the_same_sliding_window_form_a_cache_group():
     assert shape(group(spec(64), spec(64))) == [(64, 2)]
 
 
@@ -199,7 +199,7 @@ def test_cache_specs_must_be_equal_on_all_ranks():
 @pytest.mark.parametrize(
     ("window", "chunk_size"), [(0, -1), (-1, 0), (0, 1.5), (0, True), (0, "8"), (32, 64)]
 )
-def test_a_layer_with_a_wrong_window_or_chunk_size_is_rejected(window, chunk_size):
+def test_a_layer_with_an_invalid_window_or_chunk_size_is_rejected(window, chunk_size):
     with pytest.raises(ModelError, match=r"layer1 has sliding_window=.* and chunk_size="):
         group(spec(), spec(window, chunk_size=chunk_size))
 

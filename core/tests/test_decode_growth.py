@@ -56,7 +56,7 @@ def state(cache, requests):
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_requests", [1, 2, 5])
-def test_growth_for_many_steps_is_the_same_as_step_by_step(num_requests, caching):
+def test_growing_for_many_steps_at_once_equals_growing_step_by_step(num_requests, caching):
     for seed, num_blocks in enumerate((1, 2, 7, 30)):
         states = []
         for at_once in (False, True):
@@ -79,7 +79,9 @@ def test_growth_for_many_steps_is_the_same_as_step_by_step(num_requests, caching
     [(60, 1, True), (3, 2, True), (3, 1, False)],
     ids=["too few free blocks", "two requests with prefix caching", "uncommitted prompt"],
 )
-def test_growth_for_many_steps_is_refused_without_a_change(num_blocks, num_requests, committed):
+def test_growing_changes_nothing_if_blocks_for_all_steps_are_not_available(
+    num_blocks, num_requests, committed
+):
     cache = cache_with_history(50, caching=True, seed=0)
     requests = [decoding(cache, f"r{n}", 2, seed=n) for n in range(num_requests)]
     if committed:
@@ -90,7 +92,7 @@ def test_growth_for_many_steps_is_refused_without_a_change(num_blocks, num_reque
     assert before == after
 
 
-def test_cached_blocks_are_not_evicted_ahead():
+def test_cached_blocks_are_not_evicted_in_advance():
     cache = cache_with_history(20, caching=True, seed=0)
     old = decoding(cache, "old", 10, seed=1)
     cache.commit(old)

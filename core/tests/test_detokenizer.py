@@ -252,7 +252,7 @@ def test_special_tokens_are_skipped_unless_requested(name, skip):
 
 
 @each_spelling
-def test_a_character_that_the_prompt_begins_belongs_to_the_output(name):
+def test_a_character_that_begins_in_the_prompt_is_part_of_the_output(name):
     tokenizer = TOKENIZERS[name]
     more = [t for t in range(tokenizer.vocab_size) if tokenizer.decode([t, t]) == "aa"][-1:]
     for text in ("dog你你你é", "é", "dog😀"):
@@ -348,7 +348,7 @@ def run_kind(tokenizer, request, kind, output, sizes, ended):
 
 
 @each_tokenizer
-def test_the_text_of_every_output_kind_does_not_depend_on_the_tokens_per_step(name):
+def test_every_output_kind_gives_the_same_text_for_any_number_of_tokens_per_step(name):
     tokenizer, random = TOKENIZERS[name], Random(name)
     spelled = tokenizer.encode(TEXTS[0] + TEXTS[1] + TEXTS[2])
     for _ in range(25):

@@ -160,7 +160,7 @@ def test_importing_the_options_does_not_import_pydantic() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_unknown_name_of_the_config_package_raises_an_attribute_error() -> None:
+def test_an_unknown_name_in_the_config_package_raises_an_attribute_error() -> None:
     import dovetail.config
 
     with pytest.raises(AttributeError, match="no attribute 'EngineConfigs'"):

@@ -197,7 +197,7 @@ def test_no_step_is_recorded_without_a_reader(make):
     assert again.started_ns > before.started_ns and again.num_steps == 0
 
 
-def test_an_error_of_a_recorded_scheduler_names_its_class(make, monkeypatch):
+def test_the_error_of_a_recorded_scheduler_names_its_class(make, monkeypatch):
     core = make()
     name = type(core.scheduler).__name__
     core.read_steps()

@@ -134,13 +134,13 @@ def test_with_tool_choice_auto_a_trigger_begins_a_constrained_call() -> None:
     assert tag_of(constrained(parallel=False))["stop_after_first"]
 
 
-def test_with_tool_choice_auto_a_format_without_a_trigger_is_not_constrained() -> None:
+def test_with_tool_choice_auto_a_call_format_without_a_trigger_is_not_constrained() -> None:
     assert constrained(parser_cls=WithoutTrigger).structured_outputs is None
     assert constrained(parser_cls=WithoutCallText).structured_outputs is None
     assert constrained(has_grammar=False).structured_outputs is None
 
 
-def test_with_tool_choice_auto_a_text_without_an_end_is_not_constrained() -> None:
+def test_with_tool_choice_auto_a_request_that_ignores_eos_is_not_constrained() -> None:
     params = constrain(
         SamplingParams(ignore_eos=True),
         read_tools(TOOLS),
@@ -289,7 +289,7 @@ CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor %
         ("{{ raise_exception('no calls') }}", None),
     ],
 )
-def test_the_form_of_tool_calls_is_found_by_a_trial_rendering(
+def test_the_template_is_rendered_once_to_detect_its_form_of_tool_calls(
     call_text: str, form: CallForm | None
 ) -> None:
     template = CALLS.replace("CALL", call_text)

@@ -89,7 +89,7 @@ def make_model(kind: str, ranks: OneRank | None = None, **changes: object) -> nn
         ("next", {"num_experts_per_tok": 5}, ("num_experts_per_tok is 5", "4 experts")),
     ],
 )
-def test_a_wrong_field_is_named(kind, changes, words):
+def test_the_error_for_an_invalid_config_value_names_its_field(kind, changes, words):
     with pytest.raises(ModelError) as caught:
         make_model(kind, **changes)
     assert all(word in str(caught.value) for word in words), caught.value
@@ -119,7 +119,7 @@ def test_every_fourth_layer_of_qwen3_next_has_attention():
     assert mlps == [SparseMLP, GatedMLP, *[SparseMLP] * 6]
 
 
-def test_states_have_the_sizes_of_the_heads_of_a_rank():
+def test_each_rank_has_states_for_its_heads_only():
     mixer = make_model("mamba2").model.layers[0].self_attn
     shapes = [(tensor.shape, tensor.dtype) for tensor in mixer.attn.tensors]
     assert shapes == [((3, 48 + 2 * 20), torch.bfloat16), ((6, 10, 8), torch.float32)]

@@ -49,7 +49,7 @@ def test_logits_that_are_not_finite_are_an_error():
         recorded([[1, 2]], [np.full((1, 8), np.nan, np.float32)])
 
 
-def test_only_positions_with_a_margin_are_in_the_share_with_a_margin():
+def test_the_share_of_equal_tokens_counts_only_positions_with_a_sufficient_margin():
     reference = {"nll": [1.0, 2.0, 3.0, 2.0], "best": [1, 2, 3, 4], "margin": [0.05, 0.2, 0.3, 2.0]}
     row = {"nll": [1.2, 2.0, 3.0, 2.2], "best": [9, 2, 3, 9], "margin": [1.0] * 4}
     actual = fidelity.compare(row, reference)
@@ -60,7 +60,7 @@ def test_only_positions_with_a_margin_are_in_the_share_with_a_margin():
         fidelity.compare(row, {**reference, "nll": [1.0, 2.0, 3.0]})
 
 
-def test_a_file_is_measured_with_its_blocks_and_in_float32_without_other_engines(tmp_path):
+def test_a_file_is_measured_quantized_and_in_float32_if_no_other_engine_is_installed(tmp_path):
     make_checkpoint(tmp_path, hidden_size=64, intermediate_size=64, head_dim=16)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))

@@ -24,7 +24,7 @@ def test_a_latency_passes_if_its_error_is_within_the_limit_or_the_spread_of_the_
     assert cells[2] == f"{simulated - 1:+.1%}"
 
 
-def test_only_pairs_that_real_runs_distinguish_are_counted():
+def test_only_pairs_of_policies_that_differ_in_real_runs_are_counted():
     names = dict(zip(policies.POLICIES, (1.0, 2.0, 2.0, 2.0, 2.0), strict=True))
     real = {
         name: [{"ttft_mean": mean + seed / 100} for seed in range(4)]

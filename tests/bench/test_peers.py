@@ -61,7 +61,7 @@ def result_of(*turns):
     }
 
 
-def test_a_token_of_a_model_with_experts_uses_a_share_of_the_weights():
+def test_a_token_uses_only_a_share_of_the_expert_weights():
     shape = replace(SHAPE, expert_weights=8000, expert_share=0.25)
     assert shape.token_weights == 1000 + 2000
     assert shape.step_bytes("bf16") == 2 * (1500 + 2000)
@@ -73,7 +73,7 @@ def test_a_token_of_a_model_with_experts_uses_a_share_of_the_weights():
     assert decode_seconds(item, shape, "bf16", limits) == 2 * (3000 + 500) / 1e3
 
 
-def test_a_step_with_a_gguf_file_reads_the_bytes_of_its_blocks(tmp_path):
+def test_the_bytes_of_a_step_with_a_gguf_file_follow_from_its_quantization_blocks(tmp_path):
     make_checkpoint(tmp_path, hidden_size=64, intermediate_size=64, head_dim=16)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "rope_theta": 10000.0}))
@@ -171,7 +171,7 @@ def test_only_engines_with_sufficient_accuracy_are_included_in_ratios():
     assert len(columns) == 1
 
 
-def test_without_an_accuracy_of_dovetail_ratios_include_engines_only_in_bf16():
+def test_if_the_accuracy_of_dovetail_is_unknown_ratios_include_only_bf16_engines():
     result = in_int4(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
     assert ratio_to_best(result, "int4", "decode1", accuracy(exact=0.5)) is None
     plain = result_of(turn("dovetail", 0, 60.0), turn("exact", 0, 30.0))
@@ -201,7 +201,7 @@ def quality_file(folder, names):
     return path
 
 
-def test_accuracy_is_the_mean_over_the_texts_with_noise_in_the_weights(tmp_path):
+def test_accuracy_is_the_mean_over_all_texts_with_noisy_reference_weights(tmp_path):
     path = quality_file(tmp_path, ["int8", "int4", "OpenVINO int4"])
     actual = read_accuracy(path)
     assert set(actual.kl) == {("dovetail", "int8"), ("dovetail", "int4"), ("openvino", "int4")}

@@ -113,7 +113,7 @@ def test_the_failure_of_a_job_in_a_separate_process_is_reported(tmp_path):
         run_separately(sys.executable, job(tmp_path / "no-such-model"), 120)
 
 
-def test_a_process_that_a_signal_ended_is_reported_with_the_name_of_the_signal():
+def test_the_report_of_a_process_that_was_killed_names_the_signal():
     with pytest.raises(JobError, match="ended by SIGKILL: no output"):
         run_tool(["sh", "-c", "kill -KILL $$"], 60)
     with pytest.raises(JobError, match="exit code 3: the reason"):

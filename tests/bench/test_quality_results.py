@@ -77,7 +77,7 @@ def chosen(*names):
     return [FORMATS[name] for name in names]
 
 
-def test_the_json_file_is_strict_and_unknown_divergences_are_null(tmp_path):
+def test_the_results_file_is_strict_json_and_unknown_divergences_are_null(tmp_path):
     rows = [reference("float32", {}), reference("bf16", {"float32": 0.001})]
     results.write(result(*results.complete(rows)), tmp_path)
 
@@ -154,7 +154,7 @@ def test_results_of_an_earlier_run_are_kept_if_the_settings_are_equal(tmp_path):
     "content",
     [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"origin": {"settings": {}}, "rows": 3}'],
 )
-def test_a_damaged_file_of_results_is_rejected_with_its_name(content, tmp_path):
+def test_the_error_for_a_damaged_results_file_names_it(content, tmp_path):
     (tmp_path / "quality.json").write_bytes(content)
     with pytest.raises(results.ResultsError, match=r"quality\.json is not a result of quality\.py"):
         results.earlier(tmp_path, SETTINGS)
@@ -175,7 +175,7 @@ def test_each_format_is_measured_only_for_the_references_it_supports():
         assert FORMATS[name].is_for(OFF_GRID) and FORMATS[name].is_for(PUBLISHED)
 
 
-def test_the_tables_show_the_change_of_perplexity_against_bf16():
+def test_the_tables_show_the_change_of_perplexity_relative_to_bf16():
     rows = [row("bf16", 10.0), row("int8", 10.5)]
     by_name = {
         **result(*rows),

@@ -56,6 +56,6 @@ def test_a_valid_attention_batch_is_accepted():
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-def test_an_attention_batch_with_a_wrong_field_is_rejected(mistake):
+def test_an_attention_batch_with_an_invalid_field_is_rejected(mistake):
     with pytest.raises(AssertionError):
         check_batch(WRONG[mistake], SIZE)

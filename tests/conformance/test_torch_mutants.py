@@ -173,7 +173,7 @@ class Transposed(FakeLinearMethod):
 
 
 class PartsReversed(FakeLinearMethod):
-    """A linear method that returns the fused parts in reverse order."""
+    """A linear method that returns the output features in reverse order."""
 
     def apply(self, layer, x_TI):
         return super().apply(layer, x_TI).flip(-1).contiguous()

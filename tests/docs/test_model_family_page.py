@@ -11,7 +11,7 @@ MAX_LINES = 80
 PACKAGE = "acme_seed_oss"
 
 
-def test_the_family_of_the_page_agrees_with_transformers(install, tmp_path):
+def test_the_model_family_on_the_page_agrees_with_transformers(install, tmp_path):
     guide = page("model_family")
     family, tests = guide.blocks("python")
     assert len(family.splitlines()) <= MAX_LINES

@@ -28,7 +28,7 @@ def test_sizes_and_imports_of_packages_are_measured(tmp_path):
     assert CORE.is_dir()
 
 
-def test_the_picture_of_the_packages_is_that_of_the_present_code():
+def test_the_picture_of_the_packages_is_up_to_date():
     drawn = json.loads((FOLDER / "packages_after.json").read_text("utf-8"))
     present = measure_packages()
     remedy = "run tests/docs/draw_pictures.py --measure docs/pictures/packages_after.json"

@@ -41,23 +41,23 @@ def test_a_site_without_external_resources_has_no_problems(tmp_path):
         '<iframe src="https://x.test/"></iframe>',
     ],
 )
-def test_an_element_that_loads_from_another_host_is_a_problem(element, tmp_path):
+def test_an_element_that_loads_from_another_host_is_reported(element, tmp_path):
     (sentence,) = check.problems(site(tmp_path, {"a.html": element}, ["a.html"]))
     assert sentence.startswith("a.html loads ") and "x.test" in sentence
 
 
 @pytest.mark.parametrize("rule", ['@import "https://x.test/a.css";', "a{b:url(//x.test/a.png)}"])
-def test_a_style_sheet_that_loads_from_another_host_is_a_problem(rule, tmp_path):
+def test_a_style_sheet_that_loads_from_another_host_is_reported(rule, tmp_path):
     (sentence,) = check.problems(site(tmp_path, {"a.html": "", "b.css": rule}, ["a.html"]))
     assert sentence.startswith("b.css loads ")
 
 
-def test_a_page_that_the_search_does_not_find_is_a_problem(tmp_path):
+def test_a_page_that_the_search_does_not_find_is_reported(tmp_path):
     folder = site(tmp_path, {"a.html": "", "b/c.html": ""}, ["a.html"])
     assert check.problems(folder) == ["b/c.html is not in the search index"]
 
 
-def test_an_empty_site_is_a_problem(tmp_path):
+def test_an_empty_site_is_reported(tmp_path):
     assert check.problems(site(tmp_path, {}, [])) == [f"{tmp_path} contains no page"]
 
 

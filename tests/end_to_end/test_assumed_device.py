@@ -39,7 +39,7 @@ def test_the_attention_backend_is_chosen_for_the_assumed_device(assume, chosen):
             assert "has compute capability 7.5" in reasons_of(explanation, name)
 
 
-def test_flash_attn_is_usable_on_an_assumed_device_with_a_block_size_of_its_provider():
+def test_flash_attn_is_usable_on_an_assumed_device_if_its_provider_supports_the_block_size():
     """torch contains a provider, whose blocks have 256 tokens."""
     explanation = explained("cuda:sm_90", attention_backend="flash_attn", block_size=256)
     assert [item.name for item in explanation.chosen] == ["flash_attn"]
@@ -63,12 +63,12 @@ def test_flashinfer_is_usable_on_an_assumed_device(flashinfer, architecture):
     assert [item.name for item in explanation.chosen] == ["flashinfer"]
 
 
-def test_the_dtype_of_the_model_decides_about_operations(flashinfer):
+def test_an_ops_plugin_that_does_not_support_the_dtype_of_the_model_is_rejected(flashinfer):
     explanation = explained("cuda:sm_90", "ops", ops="flashinfer", dtype="float32")
     assert "supports bfloat16, float16, but the dtype of the model is float32" in explanation.error
 
 
-def test_the_scales_of_an_fp8_cache_decide_about_the_backend(flashinfer):
+def test_a_backend_without_per_token_scales_needs_per_layer_scales_for_an_fp8_cache(flashinfer):
     fp8 = {"kv_cache_dtype": "fp8_e4m3", "dtype": "bfloat16"}
     explanation = explained("cuda:sm_90", attention_backend="flashinfer", **fp8)
     assert "set kv_cache_scales='layer', or choose attention_backend='triton'" in explanation.error
@@ -127,7 +127,7 @@ def test_the_configuration_is_checked_for_the_assumed_device():
         ("cuda:sm_90", "platform", ConfigError, "assume names the platform"),
     ],
 )
-def test_wrong_assumed_devices_are_rejected(assume, kind, error, message):
+def test_invalid_assumed_devices_are_rejected(assume, kind, error, message):
     with pytest.raises(error, match=message):
         explained(assume, kind)
 

@@ -132,7 +132,7 @@ def test_a_configuration_that_contradicts_the_tensors_is_rejected(name, tmp_path
         outputs(folder)
 
 
-def test_a_torchao_checkpoint_is_rejected_with_what_to_do(tmp_path):
+def test_a_torchao_checkpoint_is_rejected_with_advice(tmp_path):
     written = replace(gptq(), config={"quant_method": "torchao", "quant_type": {"default": {}}})
     folder, _ = write(make_plain(tmp_path / "plain"), tmp_path, written)
     with pytest.raises(ModelError, match=r"'torchao'.*unquantized checkpoint.*quantization="):

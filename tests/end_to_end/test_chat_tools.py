@@ -77,7 +77,7 @@ def test_conversations_with_and_without_calls_run_in_one_batch(llm):
     assert plain.message.content and after.message is not None
 
 
-def test_invalid_tools_and_results_are_rejected_with_their_names(llm):
+def test_the_error_for_an_invalid_tool_or_result_names_it(llm):
     for options, parameter in (
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice"),

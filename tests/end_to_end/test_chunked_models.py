@@ -59,7 +59,7 @@ def test_the_default_backend_serves_chunked_attention(folder, options, caplog):
     assert f"attention backend: {backend}." in caplog.text
 
 
-def test_native_chunked_attention_gives_the_first_tokens_of_torch(folder):
+def test_native_chunked_attention_generates_the_same_first_tokens_as_torch(folder):
     if not native.status().available:
         pytest.skip(native.status().reason)
     expected = tokens_of(folder, attention_backend="torch")

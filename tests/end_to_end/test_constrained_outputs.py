@@ -86,7 +86,7 @@ def test_n_completions_stop_strings_and_logprobs_work_with_a_grammar(one_engine)
     assert re.fullmatch("[0-9]*", output.outputs[0].text) and "5" not in output.outputs[0].text
 
 
-def test_an_unsupported_schema_ends_its_request_and_no_other(one_engine):
+def test_an_unsupported_schema_ends_only_its_own_request(one_engine):
     bad = params(json={"type": "array", "uniqueItems": True})
     outputs = one_engine.generate([PROMPT] * 3, [params(json=Person), bad, params(json=Person)])
     assert outputs[1].outputs[0].finish_reason == "error"

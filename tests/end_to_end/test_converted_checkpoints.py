@@ -153,7 +153,7 @@ def test_a_quantized_checkpoint_is_converted_to_its_dequantized_weights(name, pl
     assert config == json.loads((values / "config.json").read_text("utf-8"))
 
 
-def test_a_converted_checkpoint_gives_the_outputs_of_the_quantized_one(plain, tmp_path):
+def test_a_converted_checkpoint_gives_the_same_outputs_as_the_quantized_one(plain, tmp_path):
     quantized, values = write(plain, tmp_path, gptq(act_order=True))
     converted = convert(quantized, tmp_path)
     tokens, rows, loader = outputs(str(converted))
@@ -213,7 +213,7 @@ def test_mxfp4_experts_are_dequantized_as_in_transformers(
         ("g_idx", torch.full((64,), 99, dtype=torch.int32), r"q_proj\.g_idx names a group"),
     ],
 )
-def test_a_weight_that_cannot_be_dequantized_is_rejected_and_named(
+def test_the_error_for_a_weight_that_cannot_be_dequantized_names_it(
     plain, tmp_path, leaf, value, message
 ):
     quantized, _ = write(plain, tmp_path, gptq())

@@ -66,7 +66,7 @@ def test_a_step_extension_changes_only_requests_with_its_argument(llm, extended)
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("hook", ["join", "before_forward", "hidden_states", "after_sampling"])
-def test_an_error_in_a_hook_ends_its_request_and_no_other(llm, extended, hook):
+def test_an_error_in_a_hook_ends_only_its_own_request(llm, extended, hook):
     plain = tokens_of(llm.generate(PROMPTS, greedy()))
     asking = [greedy(hook if i == 4 else None) for i in range(9)]
     outputs = extended.generate(PROMPTS, asking)

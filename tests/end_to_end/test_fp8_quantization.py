@@ -101,7 +101,7 @@ def test_bfloat16_weights_are_rounded_and_computed_by_the_default_method(plain, 
     assert fp8(plain, dtype="bfloat16") == outputs(values, dtype="bfloat16")[:2]
 
 
-def test_two_ranks_have_the_values_of_one_rank(plain, tmp_path):
+def test_two_ranks_compute_the_same_values_as_one_rank(plain, tmp_path):
     values, _ = write_rounded(plain, tmp_path)
     assert fp8(plain, num_ranks=2) == outputs(values, tensor_parallel_size=2)[:2]
 

@@ -137,7 +137,7 @@ COUNTS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "keys", "message"), COUNTS)
-def test_invalid_metadata_of_experts_is_rejected_with_its_key(name, keys, message, tmp_path):
+def test_the_error_for_invalid_expert_metadata_names_the_key(name, keys, message, tmp_path):
     path = write(name, tmp_path, keys=keys)
     start = time.monotonic()
     with pytest.raises(ModelError, match=re.escape(message)) as caught:
@@ -146,7 +146,7 @@ def test_invalid_metadata_of_experts_is_rejected_with_its_key(name, keys, messag
     assert "model.gguf" in str(caught.value)
 
 
-def test_a_tensor_with_fewer_experts_is_rejected_with_its_name(tmp_path):
+def test_the_error_for_a_tensor_with_too_few_experts_names_it(tmp_path):
     path = write("qwen3moe", tmp_path, change=fewer_experts)
     with pytest.raises(
         ModelError, match=r"blk\.1\.ffn_down_exps\.weight has the shape \[5, 64, 32\]"
@@ -154,20 +154,20 @@ def test_a_tensor_with_fewer_experts_is_rejected_with_its_name(tmp_path):
         log_probabilities(path)
 
 
-def test_a_missing_router_is_rejected_with_its_name(tmp_path):
+def test_the_error_for_a_missing_router_names_it(tmp_path):
     names = ("blk.1.ffn_gate_inp.weight", "blk.1.ffn_gate_inq.weight")
     path = write("mixtral", tmp_path, renamed=names)
     with pytest.raises(ModelError, match=r"no router of layer 1 \(blk\.1\.ffn_gate_inp\.weight\)"):
         log_probabilities(path)
 
 
-def test_missing_experts_are_rejected_with_the_name_of_the_tensor(tmp_path):
+def test_the_error_for_missing_experts_names_the_tensor(tmp_path):
     path = write("mixtral", tmp_path, renamed=("blk.1.ffn_up_exps", "blk.1.ffn_up_exqs"))
     with pytest.raises(WeightError, match=r"missing 1 weight \(blk\.1\.ffn_up_exps\.weight\)"):
         log_probabilities(path)
 
 
-def test_other_divisors_of_rotary_frequencies_are_rejected(tmp_path):
+def test_unsupported_divisors_of_rotary_frequencies_are_rejected(tmp_path):
     conversion = CONVERSIONS["llama4"]
     rope = dict(conversion.family.fields["rope_parameters"], low_freq_factor=2.0)
     family = replace(

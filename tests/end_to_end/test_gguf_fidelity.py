@@ -43,7 +43,7 @@ def positions(path, ids, **options):
 
 
 @pytest.mark.parametrize("name", list(LLAMACPP))
-def test_blocks_agree_with_float32_and_float32_with_llama_cpp(name):
+def test_quantized_blocks_agree_with_float32_and_float32_agrees_with_llama_cpp(name):
     (path,) = fetch(name).glob("*.gguf")
     text = TEXT.read_text(encoding="utf-8")
     ids = list(GGUFTokenizer.from_directory(path).encode(text))[:NUM_TOKENS]

@@ -59,7 +59,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("name", "keys", "message"), KEYS)
-def test_invalid_metadata_of_states_is_rejected_with_its_key(name, keys, message, tmp_path):
+def test_the_error_for_invalid_state_metadata_names_the_key(name, keys, message, tmp_path):
     rejected(write(name, tmp_path, keys=keys), message)
 
 
@@ -75,7 +75,7 @@ def test_a_decay_that_is_not_negative_is_rejected(value, tmp_path):
     rejected(path, "blk.1.ssm_a has values that are not below 0")
 
 
-def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path):
+def test_multi_token_prediction_layers_are_not_loaded(tmp_path):
     """The last layer of the file is declared as such a layer; the model has the other layers."""
     path = write("qwen3next", tmp_path, keys={"nextn_predict_layers": 1})
     with LLM(

@@ -30,7 +30,7 @@ def plain(tmp_path_factory):
     return folder
 
 
-def test_fp8_weights_of_latent_attention_give_the_outputs_of_their_dequantized_weights(
+def test_fp8_weights_of_latent_attention_give_the_same_outputs_as_dequantized_weights(
     plain, tmp_path
 ):
     written = FORMATS["fp8_blocks"]
@@ -63,7 +63,7 @@ def test_the_default_backend_serves_latent_attention(plain, options, caplog):
 
 
 @pytest.mark.parametrize("cache", ["auto", "int8"])
-def test_native_latent_attention_gives_the_first_tokens_of_torch(plain, cache):
+def test_native_latent_attention_generates_the_same_first_tokens_as_torch(plain, cache):
     if not native.status().available:
         pytest.skip(native.status().reason)
     expected = tokens_of(plain, attention_backend="torch")
@@ -71,6 +71,6 @@ def test_native_latent_attention_gives_the_first_tokens_of_torch(plain, cache):
     assert [row[0] for row in tokens] == [row[0] for row in expected]
 
 
-def test_batch_invariance_of_latent_attention_by_torch_is_rejected(plain):
+def test_batch_invariance_is_rejected_for_latent_attention_in_torch(plain):
     with pytest.raises(DovetailError, match="ops TorchOps supports batch invariance with no dtype"):
         LLM(plain, **BFLOAT16 | {"batch_invariant": True, "ops": "torch"})

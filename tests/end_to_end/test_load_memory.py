@@ -126,7 +126,7 @@ def native_only():
         pytest.skip(native.status().reason)
 
 
-def test_quantization_while_loading_holds_no_full_copy_of_the_weights(tmp_path):
+def test_quantizing_during_loading_needs_no_full_copy_of_the_weights(tmp_path):
     write(tmp_path, bf16)
     served = NUM_WEIGHTS * 4.5 / 8
     grown = grown_bytes(tmp_path, quantization="int4")

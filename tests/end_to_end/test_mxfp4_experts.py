@@ -73,7 +73,7 @@ def write(plain: Path, folder: Path, change: Callable[[Tensors], None], **fields
     return quantized
 
 
-def test_mxfp4_experts_give_the_outputs_of_their_dequantized_weights(
+def test_mxfp4_experts_give_the_same_outputs_as_dequantized_weights(
     plain: Path, tmp_path: Path
 ) -> None:
     kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"]
@@ -150,7 +150,7 @@ BROKEN: dict[str, tuple[Callable[[Tensors], None], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_damaged_checkpoint_is_rejected_with_the_name_of_the_tensor(
+def test_the_error_for_a_damaged_checkpoint_names_the_tensor(
     name: str, plain: Path, tmp_path: Path
 ) -> None:
     change, message = BROKEN[name]

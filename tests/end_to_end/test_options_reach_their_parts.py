@@ -58,7 +58,7 @@ def other_prompt(number):
 # --- the model ------------------------------------------------------------------------------------
 
 
-def test_matmul_precision_is_the_precision_of_torch(model_dir, options):
+def test_matmul_precision_sets_the_precision_of_torch(model_dir, options):
     for precision in ("medium", "highest"):
         with LLM(model_dir, **options, matmul_precision=precision):
             assert torch.get_float32_matmul_precision() == precision

@@ -87,7 +87,7 @@ def test_an_invalid_pooling_request_affects_only_itself(encoder, prompt, params,
         ("second_text_start", -1),
     ],
 )
-def test_the_error_for_a_wrong_pooling_parameter_names_it(field, value):
+def test_the_error_for_an_invalid_pooling_parameter_names_it(field, value):
     with pytest.raises(RequestError) as caught:
         PoolingParams(**{field: value})
     assert caught.value.parameter == field
@@ -108,7 +108,7 @@ def test_a_pooling_model_rejects_generation(encoder):
         encoder.generate("w1", use_tqdm=False)
 
 
-def test_a_model_that_generates_does_not_pool():
+def test_a_generative_model_rejects_pooling_requests():
     with LLM("demo", use_tqdm_on_load=False) as llm:
         with pytest.raises(RequestError, match="it supports: generate"):
             llm.embed("a", use_tqdm=False)
@@ -208,7 +208,7 @@ def test_the_error_for_an_option_that_conflicts_with_the_model_names_it(folder, 
     ],
     ids=lambda modules: str(modules)[:60],
 )
-def test_wrong_modules_are_rejected_with_the_name_of_the_file(tmp_path, modules):
+def test_the_error_for_invalid_modules_names_the_file(tmp_path, modules):
     folder = write_tiny_encoder(tmp_path)
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     with pytest.raises(ModelError, match=r"\.json"):

@@ -35,7 +35,7 @@ def plain(tmp_path_factory):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["gptq_8_bits", "fp8_blocks"])
-def test_quantized_experts_give_the_outputs_of_their_dequantized_weights(name, plain, tmp_path):
+def test_quantized_experts_give_the_same_outputs_as_dequantized_weights(name, plain, tmp_path):
     written = FORMATS[name]
     written = replace(written, skipped=(*written.skipped, ROUTER))
     quantized, values = write(plain, tmp_path, written)

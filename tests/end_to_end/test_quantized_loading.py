@@ -37,7 +37,9 @@ def plain(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.sampled(12)
-def test_a_quantized_checkpoint_gives_the_outputs_of_its_dequantized_weights(name, plain, tmp_path):
+def test_a_quantized_checkpoint_gives_the_same_outputs_as_dequantized_weights(
+    name, plain, tmp_path
+):
     quantized, values = write(plain, tmp_path, FORMATS[name])
     tokens, rows, loader = outputs(quantized)
     expected, expected_rows, _ = outputs(values)
@@ -45,7 +47,7 @@ def test_a_quantized_checkpoint_gives_the_outputs_of_its_dequantized_weights(nam
     assert (tokens, rows) == (expected, expected_rows)
 
 
-def test_two_ranks_give_the_outputs_of_the_dequantized_weights(plain, tmp_path):
+def test_two_ranks_give_the_same_outputs_as_dequantized_weights(plain, tmp_path):
     quantized, values = write(plain, tmp_path, gptq(act_order=True))
     tokens, rows, _ = outputs(quantized, tensor_parallel_size=2)
     expected, expected_rows, _ = outputs(values, tensor_parallel_size=2)
@@ -110,7 +112,7 @@ def test_blocks_have_exactly_the_values_of_the_checkpoint(name):
     ],
     ids=["zero points", "act order", "3 bits", "small groups"],
 )
-def test_other_layouts_have_no_blocks(written):
+def test_unsupported_layouts_are_not_read_as_blocks(written):
     tensors, _ = written.quantize((64, 96), torch.Generator().manual_seed(2))
     assert opened(written, tensors).block_type is None
 

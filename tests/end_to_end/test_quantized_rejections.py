@@ -81,7 +81,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.sampled(4)
-def test_a_damaged_checkpoint_is_rejected_with_the_name_of_the_tensor(name, plain, tmp_path):
+def test_the_error_for_a_damaged_checkpoint_names_the_tensor(name, plain, tmp_path):
     quantized, _ = write(plain, tmp_path, gptq(act_order=True))
     rejected(quantized, *DAMAGED[name])
 
@@ -203,7 +203,7 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
 @pytest.mark.sampled(4)
-def test_an_unsupported_configuration_is_rejected_with_its_field(name, plain, tmp_path):
+def test_the_error_for_an_unsupported_configuration_names_the_field(name, plain, tmp_path):
     config, match = UNSUPPORTED[name]
     quantized, _ = write(plain, tmp_path, gptq())
     file = quantized / "config.json"

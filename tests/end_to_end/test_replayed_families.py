@@ -92,7 +92,7 @@ def counts_of(llm):
     return llm.llm_engine.client.core.executor._worker._runner.graph_counts
 
 
-def test_replays_give_the_same_bits_as_eager_steps(folder, caplog):
+def test_replayed_steps_are_bitwise_equal_to_eager_steps(folder, caplog):
     prompts, params = requests(7)
     with LLM(folder, **OWN, enforce_eager=True) as llm:
         expected = [bits(llm, prompts, params) for _ in range(2)]
@@ -105,7 +105,7 @@ def test_replays_give_the_same_bits_as_eager_steps(folder, caplog):
 
 
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_request_has_the_same_bits_alone_and_in_every_batch(folder, caching):
+def test_the_outputs_of_a_request_are_bitwise_equal_alone_and_in_every_batch(folder, caching):
     """Prompts are computed whole or in chunks, after cached prefixes, and after preemptions."""
     prompts, params = requests(7)
     own = OWN | {"batch_invariant": True}

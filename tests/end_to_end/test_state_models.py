@@ -56,7 +56,7 @@ def expected(folder):
         {"executor_backend": "mp"},
     ],
 )
-def test_requests_get_the_tokens_that_they_get_alone(folder, expected, options):
+def test_requests_in_a_batch_get_the_same_tokens_as_alone(folder, expected, options):
     with LLM(folder, **OWN | options) as llm:
         assert tokens_of(llm) == expected
 
@@ -77,7 +77,7 @@ def test_bfloat16_and_int8_are_served(folder, options):
         assert [len(row) for row in tokens_of(llm)] == [6] * 4
 
 
-def test_the_compiler_is_rejected(folder):
+def test_compilation_is_rejected_for_models_with_states(folder):
     with pytest.raises(DovetailError, match="models with states, such as linear attention"):
         LLM(folder, **OWN | {"compile_level": "as_is"})
 
@@ -114,7 +114,7 @@ def test_embeddings_are_the_hidden_states_of_the_last_tokens(folder):
         assert output.outputs.embedding == pytest.approx(expected_D.tolist(), abs=1e-5)
 
 
-def test_prefixes_that_end_near_a_block_are_continued_in_a_full_cache(folder):
+def test_prefixes_that_end_near_a_block_boundary_are_continued_in_a_full_cache(folder):
     """Prompts end before, at and after a block of states, with aborts and preemptions."""
     base = [(7 * i + i // 13) % 300 for i in range(590)]
     prompts = [base[:length] for length in (255, 256, 257, 511, 512, 513, 1, 580)]

@@ -16,8 +16,8 @@ DIRECT = "direct"
 
 @dataclass(frozen=True, kw_only=True)
 class Feature:
-    """One row. tests: pytest node ids. fakes: plugin kinds. The fake of each must make all tests
-    fail."""
+    """One row. tests: pytest node ids. fakes: plugin kinds. If the plugin of any of these kinds is
+    replaced by its fake, all tests must fail."""
 
     id: str
     system: str

@@ -41,7 +41,7 @@ with LLM("demo", num_threads=1) as llm:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
-def test_packages_without_torch_run_on_newer_pythons(version, wheels, tmp_path):
+def test_packages_without_torch_run_on_newer_python_versions(version, wheels, tmp_path):
     chosen = [wheels[name] for name in TORCH_FREE]
     python = make_pip_environment(tmp_path / "env", find_python(version), *chosen, at=tmp_path)
     listed = run(python.with_name("dovetail"), "plugins", "list", "scheduler", cwd=tmp_path)

@@ -81,7 +81,7 @@ def attend(context, qkv_TND, lengths):
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_the_kernel_passes_the_case_of_the_conformance_suite(level, num_threads):
+def test_the_kernel_passes_the_bidirectional_conformance_case(level, num_threads):
     native.set_num_threads(num_threads)
     case = AttentionCase(runs=(), dtype="bfloat16", head_size=16)
     check_bidirectional(CPUAttentionBackend, case, CPU)
@@ -120,7 +120,7 @@ def test_random_prompts_are_computed_correctly(level, seed):
         assert float(error.nan_to_num(nan=torch.inf).max()) <= TOLERANCE
 
 
-def test_the_bits_of_a_prompt_depend_neither_on_the_batch_nor_on_the_threads(level):
+def test_results_are_bitwise_equal_in_any_batch_and_with_any_number_of_threads(level):
     lengths = [600, 3, 129]
     qkv_TND = torch.randn(sum(lengths), 12, 64).bfloat16()
     for window in (0, 200):
@@ -143,7 +143,7 @@ def test_values_outside_of_a_prompt_are_not_read():
     assert torch.equal(attend(LAYER, qkv_TND, lengths)[1][-1], expected)
 
 
-def test_a_part_of_a_prompt_is_rejected():
+def test_a_chunk_of_a_prompt_is_rejected():
     with pytest.raises(ContractError, match="needs whole prompts"):
         build([4, 5], [4, 9])
 

@@ -239,14 +239,14 @@ def test_a_driver_whose_version_cannot_be_read_is_not_rejected(gpu, installed, m
     assert rejections() == []
 
 
-def test_an_fa3_build_of_another_distribution_has_no_sinks(gpu, installed):
+def test_an_fa3_build_from_another_distribution_does_not_support_sinks(gpu, installed):
     installed("fa3", has_sinks=False)
     assert "sinks is not supported" in rejections(features=SINKS)[1]
     assert rejections(features=CAP) == []
 
 
 @pytest.mark.parametrize("version", ["2.5.9", "1.0", "3.0.0b1"])
-def test_other_versions_of_flash_attn_are_rejected(gpu, installed, version):
+def test_unsupported_versions_of_flash_attn_are_rejected(gpu, installed, version):
     installed("flash_attn", version=version)
     assert rejections(block_size=256)[2] == (
         f"provider 'flash_attn': flash-attn {version} is installed, but 2.6 or a newer 2.x is "
@@ -254,18 +254,18 @@ def test_other_versions_of_flash_attn_are_rejected(gpu, installed, version):
     )
 
 
-def test_a_vllm_without_kernels_is_rejected(gpu, installed):
+def test_a_vllm_installation_without_kernels_is_rejected(gpu, installed):
     installed("vllm", libraries=())
     assert "the installed vLLM has no FlashAttention kernels in" in rejections()[0]
 
 
-def test_a_vllm_without_the_fa3_library_uses_fa2(gpu, installed):
+def test_a_vllm_installation_without_the_fa3_library_uses_fa2(gpu, installed):
     installed("vllm", libraries=(2,))
     assert rejections() == []
     assert "sinks is not supported" in rejections(features=SINKS)[0]
 
 
-def test_other_active_kernels_in_torch_are_rejected(gpu, installed, monkeypatch):
+def test_a_torch_that_uses_untested_kernels_is_rejected(gpu, installed, monkeypatch):
     installed("torch")
     name = "current_flash_attention_impl"
     monkeypatch.setattr(torch.nn.attention, name, lambda: None, raising=False)
@@ -276,7 +276,7 @@ def test_other_active_kernels_in_torch_are_rejected(gpu, installed, monkeypatch)
 
 
 @pytest.mark.parametrize("content", [{}, {"varlen_attn_out": lambda out, query, key, value: out}])
-def test_a_torch_without_block_tables_is_rejected_with_its_version(monkeypatch, content):
+def test_the_error_for_a_torch_version_without_block_tables_names_the_version(monkeypatch, content):
     monkeypatch.setitem(sys.modules, torch_varlen.MODULE, SimpleNamespace(**content))
     needs = Needs(dtype="bfloat16", kv_cache_dtype="bfloat16", head_size=64, capability=80)
     reason = PROVIDERS[3].rejection(needs, load=False)
@@ -305,7 +305,7 @@ def test_a_provider_that_cannot_be_imported_is_rejected_with_the_cause(
         provider.load(90)
 
 
-def test_a_vllm_whose_library_does_not_load_is_rejected(monkeypatch, installed):
+def test_a_vllm_installation_whose_library_does_not_load_is_rejected(monkeypatch, installed):
     installed("vllm")
     content = {"FA3_AVAILABLE": False, "FA3_UNAVAILABLE_REASON": "undefined symbol"}
     monkeypatch.setattr(vllm, "import_module", lambda name: SimpleNamespace(**content))

@@ -225,7 +225,7 @@ def test_kernels_are_compiled_or_installed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("version", ["0.6.13", "0.8.0", "1.7.0", "0.70.1"])
-def test_other_versions_are_rejected_without_an_import(version_of, version):
+def test_unsupported_versions_are_rejected_without_an_import(version_of, version):
     version_of(version)
     (reason,) = FlashInferAttentionBackend.refusals(requirements(device_type="cpu"))
     assert reason == (

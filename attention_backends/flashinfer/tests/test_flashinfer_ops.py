@@ -65,7 +65,9 @@ def test_a_missing_compiler_is_reported(installed, monkeypatch):
 
 
 @pytest.mark.parametrize("version", ["0.6.13", "0.8.0"])
-def test_other_versions_are_rejected_with_the_supported_version(installed, monkeypatch, version):
+def test_the_error_for_an_unsupported_version_names_the_supported_one(
+    installed, monkeypatch, version
+):
     monkeypatch.setattr(availability, "version", lambda name: version)
     (reason,) = availability.probe_ops().reasons
     assert f"{version} is installed, but the plugin supports 0.7.x only" in reason

@@ -100,13 +100,13 @@ def backend_of(part):
     return type(part.__name__, (FakeAttentionBackend,), {kind: staticmethod(part)})
 
 
-def test_the_suite_has_a_case_of_bidirectional_attention_for_each_dtype():
+def test_the_suite_has_a_bidirectional_attention_case_for_each_dtype():
     names = [case.name for case in attention_cases(FakeAttentionBackend, CPU)]
     assert sum(name.startswith("bidirectional, ") for name in names) == 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_case_of_bidirectional_attention_accepts_a_correct_backend(dtype):
+def test_the_bidirectional_attention_case_accepts_a_correct_backend(dtype):
     check_bidirectional(FakeAttentionBackend, replace(CASE, dtype=dtype), CPU)
 
 
@@ -123,12 +123,12 @@ def test_the_case_of_bidirectional_attention_accepts_a_correct_backend(dtype):
         (LeavesLastPromptOut, f"prompt of {LENGTHS[-1]} tokens has an error of inf"),
     ],
 )
-def test_the_case_of_bidirectional_attention_rejects_the_mutant(part, message):
+def test_the_bidirectional_attention_case_rejects_the_mutant(part, message):
     with pytest.raises(AssertionError, match=message):
         check_bidirectional(backend_of(part), CASE, CPU)
 
 
-def test_the_case_of_bidirectional_attention_rejects_bits_that_depend_on_the_batch():
+def test_the_bidirectional_attention_case_rejects_results_that_depend_on_the_batch():
     backend = backend_of(RoundsInBatches)
     check_bidirectional(backend, CASE, CPU)
     features = backend.capabilities.features | {"batch_invariant"}

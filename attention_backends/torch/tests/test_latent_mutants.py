@@ -40,7 +40,7 @@ def backend_of(layer):
 
 
 @pytest.mark.parametrize("layer", [ValuesAtTheEndOfKeys, ScoresOfValues, StoresValuesOnly])
-def test_the_cases_of_latent_attention_reject_the_mutant(layer):
+def test_the_latent_attention_cases_reject_the_mutant(layer):
     cases = standard_cases(FakeAttentionBackend.capabilities)
     latent = [case for case in cases if case.value_size and case.dtype == "float32"]
     others = [case for case in cases if not case.value_size and case.dtype == "float32"]

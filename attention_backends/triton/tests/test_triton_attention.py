@@ -152,7 +152,7 @@ def test_amd_devices_are_supported_if_their_kernels_are_checked(
     assert all(reason in text for reason, text in zip(reasons, shown, strict=True))
 
 
-def test_the_properties_of_an_amd_device_select_the_smallest_tiles(monkeypatch):
+def test_amd_devices_get_the_smallest_tiles(monkeypatch):
     properties = SimpleNamespace(
         multi_processor_count=304, gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=4
     )
@@ -186,7 +186,7 @@ def test_large_heads_are_supported_for_latent_attention_only(gpu, changes, reaso
 @pytest.mark.parametrize(
     "changes", [{"num_kv_heads": 2}, {"sliding_window": 4}, {"soft_cap": 1.0}], ids=str
 )
-def test_latent_attention_with_other_options_is_rejected(changes):
+def test_latent_attention_with_unsupported_options_is_rejected(changes):
     values = {"num_heads": 8, "num_kv_heads": 1, "head_size": 576, "value_size": 512} | changes
     context = AttentionLayerContext(
         layer_name="layers.3.attn", scale=0.1, dtype=torch.bfloat16, device=CPU, **values

@@ -295,7 +295,7 @@ def take_texts(name: str, strings: object, maximum: int, max_chars: int) -> tupl
 
 
 def check_texts(name: str, texts: Sequence[str], maximum: int, max_chars: int) -> None:
-    """Raise RequestError unless there are at most `maximum` strings that are not empty."""
+    """Raise RequestError unless `texts` has at most `maximum` valid, non-empty strings."""
     if not isinstance(texts, (list, tuple)):
         raise invalid(name, texts, "a list of strings")
     if len(texts) > maximum:

@@ -72,7 +72,7 @@ def test_short_commands_need_little_cpu_time(
         (["generate", "--model", "./no-such-model", "x"], "does not exist"),
     ],
 )
-def test_wrong_options_and_paths_print_at_most_three_lines(
+def test_errors_for_invalid_options_and_paths_have_at_most_three_lines(
     arguments: list[str], nearest: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2

@@ -230,7 +230,7 @@ def test_only_the_owner_can_access_the_sockets_of_an_engine(client_of, traffic):
         assert stat.S_IMODE((folder / name).stat().st_mode) == 0o600
 
 
-def test_errors_of_another_process_keep_their_class():
+def test_errors_from_another_process_keep_their_class():
     assert isinstance(RemoteError("CapacityError", "no").error(), CapacityError)
     assert RemoteError("EngineDeadError", "no", "step 1").error().digest == "step 1"
     for kind in ("Path", "nearest", "__builtins__", "unheard"):

@@ -159,7 +159,7 @@ def test_a_failed_start_names_the_worker_and_the_phase(make, how, error, message
         make(2, config={"start_timeout_s": 2}, start=["", how])
 
 
-def test_an_error_in_loading_the_model_keeps_its_class(make):
+def test_an_error_while_the_model_is_loaded_keeps_its_class(make):
     with pytest.raises(ModelError, match=r"worker 0 .* in load_model: requested failure"):
         make(worker_cls=UnloadableWorker)
 

@@ -155,7 +155,7 @@ def test_a_float32_layer_rejects_quantized_blocks():
     assert not table.assignments["x.weight"].takes_blocks("Q8_0", 32)
 
 
-def test_a_rank_packs_its_part_of_the_blocks_unless_its_part_would_cut_a_block():
+def test_a_rank_packs_its_blocks_unless_the_division_would_split_a_block():
     """A rank has 32 of 128 inputs: a whole block of Q8_0, but only a part of a block of Q4_K."""
     method = make_method()
     layer = ParallelLinear(

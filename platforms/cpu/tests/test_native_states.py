@@ -55,7 +55,7 @@ def test_latent_attention_gates_and_shared_experts_meet_their_contract(level):
     run_all(cases)
 
 
-def test_parts_without_fixed_memory_prevent_the_recording_of_a_step():
+def test_a_step_whose_inputs_have_no_fixed_addresses_is_not_recorded():
     """Their memory is freed after the step, so that a replay would read other values."""
     x_TC, states = torch.randn(2, 8).bfloat16(), torch.zeros(3, 3, 8).bfloat16()
     weight_CW, ops = torch.randn(8, 4).bfloat16(), NativeOps()
@@ -84,7 +84,7 @@ def parts_of(sizes, blocks):
     )
 
 
-def test_the_bits_of_a_request_do_not_depend_on_other_requests():
+def test_the_results_of_a_request_do_not_depend_on_other_requests():
     torch.manual_seed(0)
     sizes, blocks, num_tokens = (3, 1, 40, 1), (5, 2, 7, 4), 45
     x_TC, weight_CW = torch.randn(num_tokens, 72).bfloat16(), torch.randn(72, 4).bfloat16()

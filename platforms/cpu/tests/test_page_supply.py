@@ -91,7 +91,7 @@ def test_an_unsupported_system_allocates_pages_on_first_use(buffers, make, monke
     assert torch.equal(buffers[0], torch.zeros_like(buffers[0]))
 
 
-def test_the_thread_calls_no_operation_of_torch(make):
+def test_the_page_allocation_thread_calls_no_torch_operation(make):
     """A daemon thread in such an operation aborts the process when the interpreter exits."""
     callers = []
 

@@ -56,7 +56,7 @@ def test_the_linear_method_meets_its_contract():
 
 @torch.inference_mode()
 @pytest.mark.parametrize("in_features", [256, 288, 512])
-def test_q4_k_has_at_most_nine_tenths_of_the_error_of_int4(in_features):
+def test_the_error_of_q4_k_is_at_most_90_percent_of_the_error_of_int4(in_features):
     from dovetail_cpu.quantised_linear import Int4LinearMethod
 
     error = relative_error(make(), in_features)

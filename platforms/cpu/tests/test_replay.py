@@ -71,7 +71,9 @@ def answers(path, num_threads=2, **options):
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("architecture", [*OURS, "CustomNormsLayer"])
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_replays_give_the_same_bits_as_eager_steps(architecture, num_threads, write_bf16, caplog):
+def test_replayed_steps_are_bitwise_equal_to_eager_steps(
+    architecture, num_threads, write_bf16, caplog
+):
     path = write_bf16(architecture)
     replayed, counts = answers(path, num_threads)
     eager, none = answers(path, num_threads, enforce_eager=True)

@@ -137,7 +137,7 @@ def test_a_row_of_a_matrix_product_with_blocks_does_not_depend_on_its_batch(leve
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_all_instruction_sets_pack_the_same_bytes_from_blocks(name):
+def test_all_instruction_sets_pack_blocks_to_the_same_bytes(name):
     packed = []
     for level in LEVELS:
         native.library().dk_set_level(level)

@@ -148,7 +148,7 @@ def copy_package(folder, *, file, before, after):
         ),
     ],
 )
-def test_a_library_with_other_structs_or_packed_bytes_is_rejected(
+def test_a_library_with_different_structs_or_packed_formats_is_rejected(
     tmp_path, file, before, after, says
 ):
     status = status_of(copy_package(tmp_path, file=file, before=before, after=after))
@@ -199,5 +199,5 @@ def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path)
     assert bool(objects) == setup["is_x86"]()
 
 
-def test_no_source_is_compiled_for_the_build_machine_only():
+def test_no_source_file_is_compiled_for_the_build_machine_only():
     assert "-march" not in (MEMBER / "setup.py").read_text("utf-8")

@@ -61,7 +61,7 @@ class DividedMachine(SharedMachine):
         return self.memory_status
 
 
-def test_a_partition_has_its_own_memory_and_the_capability_of_its_card():
+def test_a_partition_reports_its_own_memory_and_the_compute_capability_of_its_card():
     (partition,) = read_driver(DividedMachine(), ["MIG-7", "MIG-8"]).partitions
     assert (partition.total_bytes, partition.capability) == (5 << 30, (9, 0))
     assert partition.uuid == "GPU-7"

@@ -24,14 +24,14 @@ def plan(*requests):
     return plan_states(parts, CPU)
 
 
-def test_a_step_of_decodes_needs_no_list():
+def test_a_plan_for_decodes_only_contains_no_lists():
     """A captured graph cannot copy lists from the host."""
     result = plan((1,), (1,), (1,))
     assert (result.num_singles, result.num_runs, result.num_chunks) == (3, 0, 0)
     assert result.singles_S2 is result.runs_R4 is result.ends_N is result.chunks_C4 is None
 
 
-def test_the_chunks_of_a_mixed_step_never_contain_the_end_of_a_part():
+def test_chunks_end_at_the_ends_of_the_parts_of_a_request():
     size = CHUNK_SIZE
     result = plan((1,), (size + 2, 3), (1,), (1, 1))
     assert result.singles_S2.tolist() == [0, 0, size + 6, 3]
@@ -47,7 +47,7 @@ def test_the_chunks_of_a_mixed_step_never_contain_the_end_of_a_part():
     assert (result.num_singles, result.num_runs, result.num_chunks) == (2, 2, 5)
 
 
-def test_a_request_with_two_parts_of_one_token_is_not_a_single():
+def test_a_request_of_two_parts_with_one_token_each_is_not_planned_as_a_decode():
     result = plan((1, 1))
     assert (result.num_singles, result.num_runs) == (0, 1)
 

@@ -79,7 +79,7 @@ def test_the_driver_reports_devices_in_the_order_of_their_nodes(root):
     ("version", "name"),
     [(90402, "gfx942"), (90010, "gfx90a"), (110000, "gfx1100"), (120001, "gfx1201"), (0, "gfx000")],
 )
-def test_the_driver_version_of_a_target_is_its_name(version, name):
+def test_the_architecture_is_derived_from_the_target_version_of_the_driver(version, name):
     assert architecture_of(version) == name
 
 
@@ -167,7 +167,7 @@ def test_usable_devices_are_described():
 
 
 @pytest.mark.parametrize(("name", "has"), [("gfx942", True), ("gfx1100", True), ("gfx906", False)])
-def test_bfloat16_needs_matrix_units_of_every_device(name, has):
+def test_bfloat16_needs_matrix_units_on_every_device(name, has):
     driver = Driver(version="", cards=(FIRST, replace(SECOND, architecture=name)))
     platform = platform_on(replace(MACHINE, driver=driver))()
     assert ("dtype.bfloat16" in platform.capabilities()) == has
@@ -209,7 +209,7 @@ def test_code_with_features_runs_on_devices_with_these_features():
     assert not has_code(["sm_90", "gfx940"], device) and not has_code([], device)
 
 
-def test_a_device_without_code_in_torch_is_rejected(monkeypatch):
+def test_a_device_for_which_torch_has_no_code_is_rejected(monkeypatch):
     device = torch.device("cpu")
     monkeypatch.setattr(AcceleratorRuntime, "activate", lambda *_, **__: device)
     properties = SimpleNamespace(gcnArchName="gfx1030")

@@ -72,7 +72,7 @@ def test_rotary_pairs_of_the_last_dimension_are_restored():
     assert torch.equal(join_parts([norm.target], layout, norm.feature_dim), weight)
 
 
-def test_checkpoint_names_have_one_tensor_in_plain_layout_per_expert():
+def test_saved_checkpoints_have_one_tensor_in_plain_layout_per_expert():
     experts = tuple(f"layers.{{}}.experts.{index}.down.weight" for index in range(2))
     names = WeightNames(
         [WeightMapping(source="layers.{}.experts.down", targets=experts, stacked=2)]
@@ -86,7 +86,7 @@ def test_checkpoint_names_have_one_tensor_in_plain_layout_per_expert():
     assert checkpoint_name(WeightNames([transposed]), own) == "layers.3.experts.down"
 
 
-def test_a_file_is_remapped_after_a_limit(tmp_path, monkeypatch):
+def test_a_file_is_mapped_again_after_a_limited_number_of_bytes(tmp_path, monkeypatch):
     """Otherwise all pages of a file would be in the memory of the process."""
     path = tmp_path / "model.safetensors"
     tensors = {f"w{index}": torch.randn(1000) for index in range(4)}
@@ -103,7 +103,7 @@ def test_a_file_is_remapped_after_a_limit(tmp_path, monkeypatch):
     files.close()
 
 
-def test_a_dtype_that_torch_lacks_is_rejected_with_the_name_of_the_tensor(tmp_path):
+def test_the_error_for_a_dtype_that_torch_lacks_names_the_tensor(tmp_path):
     header = b'{"odd":{"dtype":"U16","shape":[1],"data_offsets":[0,2]}}'.ljust(64)
     content = len(header).to_bytes(8, "little") + header + b"\0\0"
     (tmp_path / "model.safetensors").write_bytes(content)

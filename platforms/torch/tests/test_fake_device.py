@@ -77,7 +77,7 @@ def program(x, indices, mask):
     return y, z, attended, best, indexes, order.gather(1, indexes), logits.softmax(-1).cumsum(-1)
 
 
-def test_torch_operations_give_the_same_bits_on_the_device_as_on_the_host(device):
+def test_torch_operations_are_bitwise_equal_on_the_device_and_on_the_host(device):
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(4, 4, generator=generator)
     arguments = x, torch.tensor([2, 0]), torch.rand(4, 4, generator=generator) > 0.7

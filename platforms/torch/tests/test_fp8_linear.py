@@ -68,7 +68,7 @@ def test_the_method_with_stored_codes_meets_its_contract(stores_codes):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"scales": "block", "block_size": 32}])
 @torch.inference_mode()
-def test_stored_codes_and_written_values_are_the_same_values(options, dtype, monkeypatch):
+def test_stored_codes_and_written_values_represent_the_same_numbers(options, dtype, monkeypatch):
     weight_OI = random_weight(70, 50, dtype=dtype)
     written = make_layer(FP8LinearMethod(options), weight_OI, (37, 33))
     FP8LinearMethod(options).pack(written)
@@ -138,7 +138,7 @@ def test_ranks_that_divide_the_inputs_of_a_row_use_the_same_scale():
 
 
 @torch.inference_mode()
-def test_experts_with_stored_codes_give_the_sums_of_the_written_values(monkeypatch):
+def test_experts_with_stored_codes_give_the_same_sums_as_the_written_values(monkeypatch):
     gate_up, down = random_weight(4 * 96, 40), random_weight(4 * 40, 48, seed=1)
     x_TD = random_weight(7, 40, seed=2)
     experts_TK, weights_TK = torch.tensor([[3, 0]] * 7), torch.full((7, 2), 0.5)
@@ -161,7 +161,7 @@ def test_experts_with_stored_codes_give_the_sums_of_the_written_values(monkeypat
     assert torch.equal(actual, expected)
 
 
-def test_a_device_that_stores_codes_generates_the_tokens_of_the_host(tmp_path):
+def test_a_device_that_stores_codes_generates_the_same_tokens_as_the_host(tmp_path):
     pytest.importorskip("dovetail_models")
     checkpoint = write_tiny_llama(tmp_path)
 

@@ -33,7 +33,7 @@ def computed_at_once(head_size, config):
 
 @pytest.mark.parametrize("head_size", [4, 10, 36, 64, 128])
 @pytest.mark.parametrize("config", [{}, {"rope_parameters": YARN}], ids=["default", "yarn"])
-def test_a_rotary_table_that_grows_has_the_same_bits_as_a_complete_table(head_size, config):
+def test_a_rotary_table_that_grows_is_bitwise_equal_to_a_complete_table(head_size, config):
     rotary = make(head_size, config)
     address = rotary.cos_sin_PR.data_ptr()
     tables = PositionTables(nn.ModuleList([rotary]))

@@ -184,7 +184,9 @@ def test_ranks_with_different_configurations_are_rejected(make_context):
     assert "rank 1 of 2 differs from rank 0 in its configuration" in second
 
 
-def test_sums_that_depend_on_the_batch_are_rejected_with_batch_invariant(make_context, tmp_path):
+def test_all_reduces_that_depend_on_the_batch_are_rejected_with_batch_invariant(
+    make_context, tmp_path
+):
     def outcome(context):
         try:
             return join(context).size

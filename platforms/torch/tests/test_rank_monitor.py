@@ -160,7 +160,7 @@ def test_a_worker_raises_after_a_peer_exits_and_stops_its_rank_monitor(peer, mon
     assert not monitor._thread.is_alive()
 
 
-def test_a_torch_without_nccl_is_rejected():
+def test_a_torch_build_without_nccl_is_rejected():
     if distributed.is_nccl_available():
         pytest.skip("this torch has it")
     store = distributed.HashStore()

@@ -207,7 +207,7 @@ def test_decays_after_a_strong_decay_are_precise():
     assert torch.allclose(actual, expected, rtol=3e-6, atol=0)
 
 
-def test_the_spec_of_a_state_has_its_bytes_and_snapshots():
+def test_the_cache_spec_of_a_state_has_its_size_and_snapshots():
     layers = {"state": StateLayer(0, TENSORS)}
     specs = kv_cache_specs(None, layers, block_size=BLOCK_SIZE, limits=LIMITS)
     # 3 · 7 · 2 = 42 and 2 · 5 · 3 · 4 = 120 bytes, aligned to 64
@@ -215,7 +215,7 @@ def test_the_spec_of_a_state_has_its_bytes_and_snapshots():
 
 
 @pytest.mark.parametrize("tensors", [(), (StateTensor((3, 0), torch.float32, HOST),)])
-def test_a_state_without_values_is_rejected(tensors):
+def test_an_empty_state_is_rejected(tensors):
     with pytest.raises(ContractError, match="layer 4 has a state of the tensors"):
         StateLayer(4, tensors)
 

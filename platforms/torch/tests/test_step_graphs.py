@@ -150,13 +150,13 @@ class Frozen(GraphBuilder):
         pass
 
 
-def test_the_attention_for_graphs_meets_its_contract():
+def test_graph_attention_meets_its_contract():
     check_attention(GraphAttentionBackend, torch.device("cpu"))
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("builder", [Outdated, Frozen, NoWaitBuilder])
-def test_the_suite_rejects_faulty_metadata_for_graphs(builder):
+def test_the_suite_rejects_faulty_graph_metadata(builder):
     class Mutant(GraphAttentionBackend):
         @staticmethod
         def create_builder(context):
@@ -166,7 +166,7 @@ def test_the_suite_rejects_faulty_metadata_for_graphs(builder):
         check_attention(Mutant, torch.device("cpu"))
 
 
-def test_a_graph_repeats_operations_in_the_memory_of_its_capture(device):
+def test_replaying_a_graph_repeats_its_operations_on_the_captured_tensors(device):
     graphs = AcceleratorGraphs(install())
     x, total = torch.ones(3, device=device), torch.zeros(3, device=device)
     with graphs.capturing():
@@ -267,7 +267,7 @@ def test_metadata_at_a_new_address_is_detected_in_an_engine(checkpoint):
     DEVICE.watch.forget()
 
 
-def test_sizes_of_graphs_are_dense_for_small_steps():
+def test_graph_sizes_are_dense_for_small_steps():
     assert graph_sizes(GraphOptions(), 3) == (1, 2, 3)
     assert graph_sizes(GraphOptions(max_size=16), 256) == (1, 2, 4, 8, 16)
     sizes = graph_sizes(GraphOptions(), 10_000)

@@ -296,7 +296,7 @@ def dense(worker, prompt, num_tokens):
 
 
 @pytest.mark.parametrize("backend", ["torch", FakeAttentionBackend])
-def test_the_worker_gives_the_tokens_of_a_model_without_a_cache(loaded, backend):
+def test_the_worker_generates_the_same_tokens_as_the_model_without_a_cache(loaded, backend):
     if backend == "torch":
         pytest.importorskip("dovetail_attn_torch")
     worker, _ = loaded(attention_backend=backend)
@@ -323,7 +323,7 @@ def test_the_attention_backend_receives_the_requirements_of_the_model(
     assert requirements.dtype == requirements.kv_cache_dtype == "float32"
 
 
-def test_attention_sinks_are_required_of_the_backend_and_passed_to_its_layer(
+def test_attention_sinks_become_a_requirement_and_are_passed_to_the_layer(
     loaded, model_dir, monkeypatch
 ):
     all_requirements, contexts = [], []

@@ -176,7 +176,7 @@ def test_weight_names_map_in_both_directions_and_the_first_matching_mapping_appl
     assert names.to_checkpoint("other") == "other"
 
 
-def test_the_source_of_a_target_is_found_among_thousands_with_the_same_form():
+def test_the_checkpoint_name_is_found_among_thousands_of_similar_mappings():
     targets = tuple(f"layers.{{}}.experts.{expert}.up.weight" for expert in range(5000))
     names = WeightNames(
         [

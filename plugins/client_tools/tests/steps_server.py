@@ -8,7 +8,7 @@ NUM_PROMPT = 64
 
 
 class StepsServer:
-    """Responds to each read with the steps since its start. Set `status` and `body` to override."""
+    """Responds with the steps since the server's start, or with `status` and `body` if set."""
 
     def __init__(self, null, num_requests=256):
         self._null = null

@@ -147,7 +147,7 @@ def _faults(null):
         (1, "headers", "malformed"),
     ],
 )
-def test_a_wrong_response_does_not_affect_other_requests(bench, null, group, name, kind):
+def test_an_invalid_response_does_not_affect_other_requests(bench, null, group, name, kind):
     fault, count = _faults(null)[group][name], 0
 
     def respond(path, body):
@@ -196,7 +196,7 @@ def test_the_error_for_a_host_that_cannot_be_found_names_it(run, url):
         (("--timeout-s", "inf"), "--timeout-s inf"),
     ],
 )
-def test_the_error_for_a_wrong_option_names_it(run, null, options, message):
+def test_the_error_for_an_invalid_option_names_it(run, null, options, message):
     with null.running(lambda path, body: null.whole(null.events(4))) as url:
         code, _, messages = run("bench", "serve", "--url", url, *options)
     assert code == 2 and message in messages

@@ -106,7 +106,7 @@ def test_a_batch_that_lost_its_server_continues_with_the_lines_that_have_no_reco
     ]
 
 
-def test_an_output_of_another_input_is_not_continued(run, files, serve):
+def test_an_output_file_of_a_different_input_is_not_continued(run, files, serve):
     source, output = files
     server, _ = serve()
     with server as url:
@@ -189,7 +189,7 @@ def test_ctrl_c_keeps_finished_lines(files, serve, null):
         (("--url", "127.0.0.1:9"), "cannot be reached"),
     ],
 )
-def test_the_error_for_a_wrong_option_names_it(run, files, options, message):
+def test_the_error_for_an_invalid_option_names_it(run, files, options, message):
     source, output = files
     write(source, line("a"))
     code, _, messages = run("run-batch", source, output, *options)

@@ -112,7 +112,7 @@ def test_a_restart_removes_the_earlier_requests():
     assert view.rates() is None
 
 
-def test_each_request_shows_what_it_did():
+def test_each_request_shows_its_tokens_and_its_state():
     view = EngineView()
     steps = [
         step(1, joined=[[1, 8, 8], [2, 4, 4]], prefills=[[1, 2, 3], [2, 0, 4]]),
@@ -176,7 +176,9 @@ def test_server_texts_cannot_control_the_terminal(run, null, steps, monkeypatch,
         ("502 Bad", b"", "responded with 502: no message"),
     ],
 )
-def test_a_response_of_another_server_gives_a_clear_error(run, null, steps, status, body, message):
+def test_a_response_from_another_kind_of_server_gives_a_clear_error(
+    run, null, steps, status, body, message
+):
     steps.status, steps.body = status, body
     with null.running(steps.respond) as url:
         code, text, messages = run("top", "--url", url, "--once", "--interval-s", 0.2)
@@ -191,7 +193,7 @@ def test_a_server_that_does_not_exist_gives_a_clear_error(run, monkeypatch):
     assert code == 2 and "--interval-s nan must be between" in messages
 
 
-def test_hostile_numbers_and_many_requests_are_bounded(monkeypatch):
+def test_the_view_is_limited_for_hostile_numbers_and_many_requests(monkeypatch):
     monkeypatch.setattr(engine_view, "MAX_REQUESTS", 100)
     view = EngineView()
     for first in range(0, 1000, 50):

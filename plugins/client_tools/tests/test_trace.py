@@ -261,7 +261,7 @@ def test_a_file_that_is_not_a_decision_log_gives_a_clear_error_and_no_output(
         (("--url", "127.0.0.1:9", "--html", "x"), "cannot be reached"),
     ],
 )
-def test_wrong_options_give_clear_errors(run, words, message, tmp_path, monkeypatch):
+def test_invalid_options_give_clear_errors(run, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, text, messages = run("trace", *words)
     assert code == 2 and not text and message in " ".join(messages.split())

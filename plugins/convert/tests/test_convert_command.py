@@ -99,7 +99,7 @@ def test_the_old_name_of_the_dtype_is_kept(tmp_path):
     assert config["torch_dtype"] == "float32" and "dtype" not in config
 
 
-def test_infinities_of_the_checkpoint_survive_a_cast(tmp_path):
+def test_infinite_values_in_a_checkpoint_are_kept_by_a_cast(tmp_path):
     model = make_model(tmp_path / "model", {"mask": torch.tensor([0.0, float("-inf")])})
     convert(model, tmp_path / "out", dtype="bfloat16")
     assert load_all(tmp_path / "out")["mask"].tolist() == [0.0, float("-inf")]

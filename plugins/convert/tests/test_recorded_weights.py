@@ -1,4 +1,4 @@
-"""What any weight loader writes to a model is recorded as the tensors of a checkpoint."""
+"""RecordedWeights records what a weight loader writes to a model, as checkpoint tensors."""
 
 import pytest
 import torch
@@ -147,14 +147,14 @@ def test_values_are_cast_and_repeated_like_those_of_a_copy():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_a_weight_that_is_not_finite_is_rejected_and_named(value):
+def test_the_error_for_a_weight_that_is_not_finite_names_it(value):
     source = filled()
     source.norm.weight.data[2] = value
     with pytest.raises(WeightError, match=r"weight norm\.weight has values that are NaN or inf"):
         recorded(Loader(source))
 
 
-def test_a_weight_that_is_not_written_is_not_received():
+def test_a_weight_that_the_loader_does_not_write_is_not_recorded():
     def write(name, target, values):
         if not name.startswith("norm"):
             target.copy_(values)
@@ -163,7 +163,7 @@ def test_a_weight_that_is_not_written_is_not_received():
     assert tensors.keys() == SHAPES.keys() - {"norm.weight"}
 
 
-def test_writing_columns_is_rejected_with_the_name_of_the_weight():
+def test_the_error_for_a_loader_that_writes_columns_names_the_weight():
     def write(name, target, values):
         target[..., :2].copy_(values[..., :2])
 
@@ -171,7 +171,7 @@ def test_writing_columns_is_rejected_with_the_name_of_the_weight():
         recorded(Loader(filled(), write))
 
 
-def test_a_loader_that_unties_weights_is_rejected_with_the_name_of_the_weight():
+def test_the_error_for_a_loader_that_unties_weights_names_the_weight():
     class SeparateHeadLoader(Loader):
         def load(self, model):
             weight = torch.empty_like(model.lm_head.weight)

@@ -177,7 +177,7 @@ def test_a_broken_manifest_is_reported_and_its_plugins_are_not_loaded(install):
     assert "mine" not in [plugin.name for plugin in plugins_to_try(registry)]
 
 
-def test_a_wrong_contract_version_is_reported_and_the_plugin_is_not_loaded(install):
+def test_an_unsupported_contract_version_is_reported_and_the_plugin_is_not_loaded(install):
     install("acme", "mine", manifest=entry("mine", api=">=7"))
     registry = PluginRegistry()
     (finding,) = find(check_registrations(registry), "policy:mine")

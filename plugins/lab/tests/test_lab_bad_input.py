@@ -73,7 +73,7 @@ def statuses(folder):
         ("b.csv", "TIMESTAMP,ContextTokens,OutputTokens\n" + ROW.format(5, 9, 9), "is not known"),
     ],
 )
-def test_a_malformed_trace_is_rejected_with_its_line(name, text, message, folder, capsys):
+def test_the_error_for_a_malformed_trace_names_the_line(name, text, message, folder, capsys):
     (folder / name).write_text(text)
     form = "mooncake" if name.endswith("jsonl") else "azure"
     trace = f"{form}:{name}" if text.startswith(("{", AZURE)) else name

@@ -167,7 +167,7 @@ def test_explain_reports_a_held_request_and_a_plan_that_ends_early(tmp_path, mon
     assert "The policy held it" in text_of(path, 1, "a", trust_local_code=True)
 
 
-def test_the_observed_step_has_the_order_and_every_action(log):
+def test_an_observed_step_shows_the_waiting_order_and_every_action(log):
     result = observe_step(log, 0)
     assert [item.request_id for item in result.view.waiting] == ["a", "b", "c"]
     assert describe_actions(result.view) == [

@@ -140,7 +140,7 @@ def test_the_error_for_a_recorded_scheduler_that_no_longer_exists_names_it(tmp_p
     assert replay(path, scheduler="edf").difference is None
 
 
-def test_the_replay_clock_skips_unread_readings():
+def test_the_replay_clock_skips_recorded_times_that_are_not_read():
     clock = ReplayClock()
     clock.feed([5, 6])
     assert [clock.now_ns(), clock.covered_ns] == [5, 0]

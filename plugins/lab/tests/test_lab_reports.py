@@ -159,7 +159,7 @@ def test_tables_name_winners_and_ties(done):
     assert set(means.rows[2][1:]) == {"–"} and " ± " in means.rows[0][1]
 
 
-def test_equal_policies_have_a_table_of_winners_that_says_so_and_a_visible_curve(tmp_path):
+def test_the_report_of_equal_policies_names_no_winner_and_shows_a_visible_curve(tmp_path):
     results = run(tmp_path, ("fcfs", "sjf"), seeds=2)  # the queue serves both in the same order
     assert list(winner_table(results, "sim").rows) == [["all metrics", "equal", "equal"]]
     figure = drawn("load", draw_curves, results, "sim", ["gap_mean"])

@@ -60,7 +60,7 @@ def test_a_textbook_paired_t_test_is_reproduced():
     assert result.relative == pytest.approx(1.58 / 0.75)
 
 
-def test_pairing_removes_what_both_sides_have_in_common():
+def test_pairing_removes_the_common_variation():
     rng = Random(1)
     common = [rng.gauss(100, 50) for _ in range(10)]
     left = [value + rng.gauss(0, 1) for value in common]

@@ -103,7 +103,7 @@ def test_runs_with_another_router_or_changed_router_file_are_not_reused(folder):
         (["--replicas", "2", "--decision-log", "x"], "--decision-log records one engine"),
     ],
 )
-def test_wrong_options_are_rejected(folder, capsys, options, message):
+def test_invalid_options_are_rejected(folder, capsys, options, message):
     assert main([*RUN, *options]) != 0
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error

@@ -114,14 +114,14 @@ def test_a_rejected_request_does_not_count_as_load():
     assert set(result.replica_of[6:]) == {0, 1}
 
 
-def test_limits_end_the_run_of_a_cluster():
+def test_the_run_of_a_cluster_ends_at_its_limits():
     arrivals = random_workload(1)
     limits = RunLimits(num_steps=4)
     result = simulate_replicas(arrivals, [setup()] * 2, TIMES, LeastLoad(), limits=limits)
     assert "limit of 4 steps" in result.error
 
 
-def test_wrong_routers_and_clusters_raise_errors(tmp_path):
+def test_invalid_routers_and_clusters_raise_errors(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from dovetail_lab.replicas.routers import Router\n"

@@ -92,7 +92,7 @@ def test_a_rejected_request_fails_and_others_are_not_affected():
     assert [columns.last_token_ns[n] for n in kept] == list(alone.last_token_ns)
 
 
-def test_the_columns_of_the_steps_add_up_to_the_run():
+def test_the_step_columns_sum_to_the_totals_of_the_run():
     load = random_workload(3)
     for macro_steps in (False, True):
         result = simulate(load, setup(), TIMES, macro_steps=macro_steps)
@@ -139,7 +139,7 @@ def test_a_policy_that_schedules_no_request_ends_the_simulation(tmp_path):
     assert list(result.requests.finished_ns) == [NEVER]
 
 
-def test_the_error_of_a_failed_policy_is_kept_although_its_shutdown_fails(tmp_path):
+def test_the_error_of_a_failed_policy_is_kept_even_if_its_shutdown_fails(tmp_path):
     file = tmp_path / "bad.py"
     file.write_text(
         "from dovetail.scheduling import Scheduler\n"
@@ -158,7 +158,7 @@ def test_the_time_of_the_scheduler_is_measured():
     assert 1_000 < result.scheduler_ns < 50_000_000
 
 
-def test_limits_of_steps_and_time_end_the_run():
+def test_a_run_ends_at_its_limits_of_steps_and_time():
     load = random_workload(1)
     assert "limit of 5 steps" in simulate(load, setup(), TIMES, limits=RunLimits(num_steps=5)).error
     assert "time limit" in simulate(load, setup(), TIMES, limits=RunLimits(time_s=0.0)).error

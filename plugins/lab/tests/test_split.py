@@ -113,7 +113,7 @@ def test_a_pool_without_replicas_or_prefix_cache_is_rejected():
         split(arrivals, enable_prefix_caching=False)
 
 
-def test_limits_end_the_run():
+def test_a_run_ends_at_its_limits():
     arrivals = random_workload(1)
     result = simulate_split(
         arrivals,

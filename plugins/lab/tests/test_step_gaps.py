@@ -64,7 +64,7 @@ def test_the_sum_of_the_gaps_is_kept_for_steps_with_and_without_prompts():
         assert modelled == pytest.approx(sum(item.gap_ns for item in chosen), rel=1e-3)
 
 
-def test_without_measured_prompts_the_gap_after_them_is_that_after_decodes():
+def test_without_measured_prompts_the_gap_after_prompts_equals_that_after_decodes():
     fit = fit_steps(samples(with_prompts=False))
     assert fit.prefill_gap_ps == (*fit.gap_ps, 0) and fit.gap_ps[1] > 0
 

@@ -202,7 +202,7 @@ GOOD = "2023-11-16 18:17:03.5,10,10\n"
         ("hello\n", 1, "format is not known"),
     ],
 )
-def test_an_invalid_trace_is_rejected_with_its_line(text, line, message, tmp_path):
+def test_the_error_for_an_invalid_trace_names_the_line(text, line, message, tmp_path):
     with pytest.raises(TraceError, match=message) as raised:
         rows_of(tmp_path, text)
     assert raised.value.line == line and raised.value.path.endswith("trace.txt")

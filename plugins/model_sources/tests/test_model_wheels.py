@@ -85,7 +85,7 @@ def test_an_incomplete_model_directory_is_not_a_model(write_wheel, tmp_path, mis
         {**below("a", FOLDER), **below("b", FOLDER)},
     ],
 )
-def test_a_wheel_with_several_models_is_rejected_with_their_names(write_wheel, tmp_path, members):
+def test_the_error_for_a_wheel_with_several_models_names_them(write_wheel, tmp_path, members):
     message = rejection(write_wheel(members), tmp_path / "out")
     assert "contains 2 models" in message
     assert "a/" in message

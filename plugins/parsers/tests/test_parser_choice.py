@@ -84,7 +84,7 @@ def test_an_option_names_a_parser_or_prevents_one(tmp_path: Path) -> None:
         chosen("tool_parser", tmp_path, tokenizer, tool_parser="hermess")
 
 
-def test_explain_names_the_marks_of_the_template(tmp_path: Path) -> None:
+def test_explain_names_the_markers_in_the_template(tmp_path: Path) -> None:
     from dovetail_devkit.kit_subjects import write_byte_tokenizer
 
     write_fake_config(tmp_path)

@@ -43,7 +43,7 @@ def test_dequantized_blocks_are_the_nearest_representable_values(name):
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q6_K"])
-def test_important_features_are_rounded_more_exactly(name):
+def test_important_features_are_rounded_more_accurately(name):
     weight_OI = normal(64, 512, seed=2)
     importance_I = torch.ones(512)
     importance_I[::8] = 50.0

@@ -89,7 +89,7 @@ def text(tmp_path):
 @pytest.mark.parametrize(
     ("name", "method"), [("qwen3moe", "gptq"), ("qwen2moe", "rtn"), ("llama", "gptq")]
 )
-def test_a_saved_model_with_experts_gives_the_tokens_from_before_saving(
+def test_a_saved_model_with_experts_generates_the_same_tokens_as_before(
     name, method, tmp_path, text, monkeypatch, capsys
 ):
     before = []

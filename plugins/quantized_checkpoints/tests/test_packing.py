@@ -23,7 +23,7 @@ def test_codes_are_unpacked_in_order(bits):
     assert torch.equal(unpack(words, bits), codes.to(torch.int16))
 
 
-def test_the_largest_code_in_every_place_is_unpacked():
+def test_the_largest_code_is_unpacked_at_every_position():
     for bits in range(2, 9):
         words = torch.full((1, bits), -1, dtype=torch.int32)
         assert set(unpack(words, bits)[0].tolist()) == {(1 << bits) - 1}
@@ -54,7 +54,7 @@ def test_blocks_of_scales_may_be_larger_than_the_weight():
 
 
 @pytest.mark.parametrize("value", [5, "4", 4.0, True, [4]])
-def test_a_field_with_a_different_value_is_rejected(value):
+def test_a_field_with_an_unsupported_value_is_rejected(value):
     with pytest.raises(WeightError, match="quantization_config: bits is"):
         choice({"bits": value}, "bits", (2, 4), 4)
 

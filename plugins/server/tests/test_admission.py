@@ -51,7 +51,7 @@ def test_rejected_clients_retry_at_the_rate_at_which_requests_finish(full):
     assert max(Counter(times).values()) <= LIMIT + 1
 
 
-def test_clients_whose_time_to_retry_has_come_no_longer_delay_other_clients(full, clock):
+def test_clients_whose_retry_time_has_passed_do_not_delay_other_clients(full, clock):
     for _ in range(5 * LIMIT):
         rejection_of(full)
     clock.advance(3_000_000_000)

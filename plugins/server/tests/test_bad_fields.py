@@ -175,12 +175,12 @@ def case_id(case):
 
 
 @pytest.mark.parametrize("case", COMMON + COMPLETION, ids=case_id)
-def test_the_error_for_a_wrong_field_of_a_completion_names_it(server, case):
+def test_the_error_for_an_invalid_field_of_a_completion_names_it(server, case):
     check_rejection(server.complete(**{"prompt": PROMPT, case[0]: case[1]}), case[0])
 
 
 @pytest.mark.parametrize("case", COMMON + CHAT, ids=case_id)
-def test_the_error_for_a_wrong_field_of_a_chat_names_it(server, case):
+def test_the_error_for_an_invalid_field_of_a_chat_names_it(server, case):
     check_rejection(server.chat(**{"max_tokens": None, case[0]: case[1]}), case[0])
 
 
@@ -210,7 +210,7 @@ def test_contradictory_fields_of_a_chat_are_rejected(server, fields, named):
 
 
 @pytest.mark.parametrize("value", ["", "a", "-1", "0", "nan", "inf", "1e9", "1" * 100])
-def test_a_wrong_time_limit_is_rejected(server, value):
+def test_an_invalid_time_limit_is_rejected(server, value):
     for header in ("X-Request-Timeout", "X-First-Token-Timeout"):
         reply = server.post("/v1/completions", {"prompt": PROMPT}, **{header: value})
         assert reply.status == 400 and reply.error["param"] == header
@@ -229,7 +229,7 @@ def test_an_optional_field_with_the_value_null_has_its_default(server):
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "json"])
-def test_a_wrong_media_type_is_rejected(server, kind):
+def test_an_unsupported_media_type_is_rejected(server, kind):
     reply = server.send("POST", "/v1/completions", b'{"prompt": "a"}', {"Content-Type": kind})
     assert reply.status == 415 and reply.error["code"] == "unsupported_media_type"
 

@@ -98,7 +98,7 @@ async def interrupt(storage, calls):
     return batch
 
 
-def test_a_batch_continues_after_the_end_of_its_process(tmp_path):
+def test_a_batch_continues_after_its_process_has_exited(tmp_path):
     async def run():
         first, calls = Storage(tmp_path), Calls(stuck_at=8)
         batch_id = await first.add()

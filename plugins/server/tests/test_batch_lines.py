@@ -53,7 +53,7 @@ def test_batch_requests_run_without_a_server_and_an_invalid_body_does_not_affect
         (line(body={**BODY, "stream": True}), "unsupported_parameter"),
     ],
 )
-def test_the_error_for_a_wrong_line_has_a_code_and_its_custom_id(text, code):
+def test_the_error_for_an_invalid_line_has_a_code_and_its_custom_id(text, code):
     with pytest.raises(LineError) as caught:
         read_line(text)
     assert caught.value.code == code and str(caught.value).endswith(".")

@@ -255,7 +255,7 @@ def test_a_batch_whose_output_exceeds_the_store_fails_with_the_reason(anna):
     assert len(records_of(anna, batch.output_file_id)) == batch.request_counts.completed
 
 
-def test_a_key_has_a_limited_number_of_unfinished_batches(anna):
+def test_the_number_of_unfinished_batches_per_key_is_limited(anna):
     started = [start(anna, [line(str(i), LONG) for i in range(30)]) for _ in range(2)]
     with pytest.raises(openai.RateLimitError) as caught:
         start(anna, [line("a")])
@@ -283,14 +283,14 @@ def test_a_key_has_a_limited_number_of_unfinished_batches(anna):
         ),
     ],
 )
-def test_the_error_of_a_wrong_field_of_a_batch_names_it(anna, keyed_server, fields, param):
+def test_the_error_for_an_invalid_batch_field_names_it(anna, keyed_server, fields, param):
     file = upload(anna, [line("a")])
     body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | fields
     reply = keyed_server.post("/v1/batches", body, Authorization=f"Bearer {KEYS[0]}")
     assert reply.status in (400, 404) and reply.error["param"] == param
 
 
-def test_the_errors_of_a_wrong_endpoint_and_of_a_wrong_url_name_the_valid_routes(
+def test_the_errors_for_an_invalid_endpoint_and_an_invalid_url_name_the_valid_routes(
     anna, keyed_server
 ):
     file = upload(anna, [line("a", {"prompt": "Anna"}, "/v1/completions")])

@@ -135,7 +135,7 @@ def test_thinking_is_a_block_before_the_text(thinking):
     assert [block.type for block in hidden.content] == ["text"]
 
 
-def test_the_text_has_the_format_of_the_schema(client):
+def test_the_text_matches_the_json_schema(client):
     output = {"format": {"type": "json_schema", "schema": SCHEMA}}
     message = create(client, max_tokens=200, output_config=output)
     jsonschema.validate(json.loads(message.content[0].text), SCHEMA)
@@ -174,7 +174,7 @@ def test_the_error_for_a_wrong_key_has_the_format_of_the_api(keyed_server):
         ({"temperature": -1}, "temperature"),
     ],
 )
-def test_the_error_of_a_wrong_field_names_it(server, fields, param):
+def test_the_error_for_an_invalid_field_names_it(server, fields, param):
     reply = server.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 8} | fields)
     assert reply.status == 400, reply.content
     assert reply.json["type"] == "error"

@@ -105,7 +105,7 @@ def test_the_raw_response_has_the_request_id(client):
     assert response._request_id == "mine-1"
 
 
-def test_many_requests_of_the_asynchronous_client_run_together(server):
+def test_many_requests_of_the_asynchronous_client_run_concurrently(server):
     async def ask():
         async with openai.AsyncOpenAI(
             base_url=address_of(server), api_key="any", max_retries=0

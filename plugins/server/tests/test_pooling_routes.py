@@ -121,7 +121,7 @@ def test_scores_and_ranks_are_computed_from_cosine_similarities(pooling, expecte
     ],
     ids=str,
 )
-def test_the_error_of_a_pooling_route_names_the_wrong_field(pooling, path, body, param):
+def test_the_error_of_a_pooling_route_names_the_invalid_field(pooling, path, body, param):
     reply = pooling.post(path, body)
     assert reply.status in (400, 404), reply.content
     assert reply.error["param"] == param and reply.error["code"]

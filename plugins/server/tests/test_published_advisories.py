@@ -169,7 +169,7 @@ def server_still_works(templated, canary):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_request_of_an_advisory_is_rejected(server_still_works, name):
+def test_malicious_requests_from_security_advisories_are_rejected(server_still_works, name):
     path, body = REFUSED[name]
     reply = server_still_works.post(path, body)
     assert 400 <= reply.status < 500, reply.content
@@ -186,7 +186,7 @@ def test_valid_requests_from_security_advisories_are_served(server_still_works, 
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/v1/embeddings", "/pooling"])
-def test_a_pickle_in_a_body_is_not_opened(server_still_works, path, tmp_path):
+def test_a_pickle_in_a_request_body_is_not_loaded(server_still_works, path, tmp_path):
     trace = tmp_path / "trace"
     opened = pickle.dumps(TouchesFile(str(trace)))
     for kind in ("application/json", "application/octet-stream", "application/x-pickle"):

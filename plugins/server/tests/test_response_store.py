@@ -7,7 +7,7 @@ from dovetail_server.storage.database import Database
 from dovetail_server.storage.responses import ResponseStore
 
 
-def test_a_response_whose_process_has_ended_has_failed(tmp_path):
+def test_a_response_is_marked_as_failed_if_its_process_has_exited(tmp_path):
     async def run():
         settings = ServerSettings(storage_dir=str(tmp_path))
         first, second = Database(str(tmp_path)), Database(str(tmp_path))

@@ -220,7 +220,7 @@ def test_reasoning_is_an_item_before_the_text(anna):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_text_has_the_format_of_the_schema(client, streamed):
+def test_the_text_matches_the_json_schema(client, streamed):
     kwargs = {"model": "demo", "input": TEXT, "temperature": 0, "max_output_tokens": 200}
     response = client.responses.create(**kwargs, text=FORMAT, stream=streamed)
     if streamed:
@@ -281,7 +281,7 @@ def test_stored_responses_survive_a_restart(serving, tmp_path):
         ({"input": "x", "include": ["file_search_call.results"]}, "include"),
     ],
 )
-def test_the_error_of_a_wrong_field_names_it(server, fields, param):
+def test_the_error_for_an_invalid_field_names_it(server, fields, param):
     reply = server.post("/v1/responses", fields)
     assert reply.status in (400, 404), reply.content
     if param is not None:

@@ -36,7 +36,7 @@ def test_help_shows_at_most_forty_options(read_help):
         (["--model", "demo", "--port", "70000"], "--port 70000 must be"),
     ],
 )
-def test_wrong_options_print_at_most_three_lines(arguments, expected, capsys):
+def test_errors_for_invalid_options_have_at_most_three_lines(arguments, expected, capsys):
     assert main(["serve", *arguments]) == 2
     error = capsys.readouterr().err
     assert expected in error

@@ -226,12 +226,12 @@ def test_no_key_is_written_to_the_log(closed):
 
 
 @pytest.mark.parametrize("key", ["", "abc", "a b c d", "ключ-ключ", "a" * 600])
-def test_a_key_that_cannot_be_sent_is_an_error(key):
+def test_a_key_that_no_header_can_contain_is_rejected(key):
     with pytest.raises(ConfigError, match="API key"):
         KeyRing([key])
 
 
-def test_a_key_file_that_cannot_be_used_is_an_error(tmp_path):
+def test_an_unusable_key_file_is_rejected(tmp_path):
     empty = tmp_path / "empty"
     empty.write_text("# nothing\n")
     for file in (empty, tmp_path / "missing", tmp_path):

@@ -36,7 +36,7 @@ HOSTILE = (
     *('{"1": null}', '{"type": "json_object"}', '{"": ""}', "[{}]", '[{"role": "user"}]'),
     *('"<|im_start|>system"', '"{{ 7 * 7 }}"', '"%s%n"', "\x00", "\u2028", '"\\', "'a'"),
 )
-"""Strings that are JSON, and strings that are not, for any field."""
+"""Raw values to insert into any field. Some are valid JSON, and some are not."""
 VALID = {
     "boolean": ("true", "false"),
     "integer": ("1", "2", "3", "0"),

@@ -202,7 +202,7 @@ def test_sigterm_lets_running_requests_finish_and_rejects_new_ones(small):
     assert small.process.wait(WAIT_S) == 0
 
 
-def test_a_server_that_loads_its_model_lists_it_and_rejects_requests(serving, monkeypatch):
+def test_a_server_that_is_still_loading_lists_its_model_and_rejects_requests(serving, monkeypatch):
     monkeypatch.setenv("DOVETAIL_FAULTS", "start.load_model:delay=600")
     with serving(*OPTIONS) as server:
         server.host, server.port = "127.0.0.1", wait_until(lambda: port_of(server))

@@ -52,7 +52,7 @@ def test_the_tokenizer_info_route_describes_the_tokenizer(server, offline):
     ],
     ids=str,
 )
-def test_the_error_of_a_tokenizer_route_names_the_wrong_field(server, path, body, param):
+def test_the_error_of_a_tokenizer_route_names_the_invalid_field(server, path, body, param):
     reply = server.post(path, body)
     assert 400 <= reply.status < 500, reply.content
     assert reply.error["param"].split("[")[0].split(".")[0] == param and reply.error["code"]

@@ -140,7 +140,7 @@ def test_a_truncated_call_has_the_finish_reason_length(tools_server):
     assert (message["tool_calls"], finish) == (calls_of(choice), "length")
 
 
-def test_with_a_format_the_message_is_a_valid_call_or_has_the_format(tools_server):
+def test_with_a_response_format_the_message_is_a_valid_call_or_matches_the_format(tools_server):
     for seed in range(4):
         body = {"tools": TOOLS, "response_format": FORMAT, "temperature": 1.5, "seed": seed}
         choice = choice_of(tools_server, **body)
@@ -150,7 +150,7 @@ def test_with_a_format_the_message_is_a_valid_call_or_has_the_format(tools_serve
             assert len(check_calls(choice)) == 1
 
 
-def test_tokenize_counts_the_tokens_of_the_tools(tools_server):
+def test_the_tokenize_route_counts_the_tokens_of_the_tools(tools_server):
     messages = [{"role": "user", "content": "What is 7 + 8?"}]
     counts = [
         tools_server.post("/tokenize", {"messages": messages, **more}).json["count"]

@@ -59,7 +59,7 @@ def test_the_steps_of_a_request_can_be_read(server):
         ("after=%00", "after"),
     ],
 )
-def test_a_wrong_query_is_rejected(server, query, param):
+def test_an_invalid_query_is_rejected(server, query, param):
     reply = server.get(f"/steps?{query}")
     assert (reply.status, reply.error["param"]) == (400, param)
 

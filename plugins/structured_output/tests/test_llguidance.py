@@ -119,7 +119,7 @@ def test_a_structural_tag_constrains_the_text_after_its_trigger(backend):
     assert END in allowed(matcher)
 
 
-def test_a_required_structure_begins_the_text_and_may_end_it(backend):
+def test_with_at_least_one_the_text_starts_with_a_structure_and_stop_after_first_ends_it(backend):
     tag = {"structures": [CALL], "at_least_one": True, "stop_after_first": True}
     for seed in range(5):
         text, has_ended = write(backend.compile(spec("structural_tag", tag)), seed)

@@ -116,7 +116,7 @@ def test_a_structural_tag_constrains_the_text_after_its_trigger(backend):
     assert not accepts(once, f"{ADDED} Done")
 
 
-def test_a_required_structure_begins_the_text_and_may_end_it(backend):
+def test_with_at_least_one_the_text_starts_with_a_structure_and_stop_after_first_ends_it(backend):
     tag = {"structures": [CALL], "at_least_one": True}
     for more in ({}, {"stop_after_first": True}, {"separator": ", "}):
         matcher = backend.compile(spec("structural_tag", tag | more))

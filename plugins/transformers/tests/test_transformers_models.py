@@ -1,4 +1,4 @@
-"""Models of transformers in an engine: options, errors, self-check, weights, no code of models."""
+"""Runs models of the transformers library in an engine. Code in a model directory is never run."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_errors_name_the_unsupported_feature(changed, fields, text):
 @pytest.mark.parametrize(
     "fields", [{"model_type": "unheard_of"}, {"architectures": ["OtherForCausalLM"]}]
 )
-def test_a_model_that_neither_a_plugin_nor_transformers_has_is_rejected(changed, fields):
+def test_a_model_that_neither_a_plugin_nor_transformers_supports_is_rejected(changed, fields):
     with pytest.raises(PluginError, match="No installed plugin has a model of the architecture"):
         generate(changed(**fields))
 

@@ -213,6 +213,6 @@ def test_all_requests_finish_without_chunked_prefill(lab):
 
 
 @pytest.mark.parametrize("options", [{"step_ms": 0}, {"ttft_ms": -1}, {"steps": 3}])
-def test_wrong_options_are_rejected(options):
+def test_invalid_options_are_rejected(options):
     with pytest.raises(ValidationError, match=next(iter(options))):
         OnTimePolicy(options)

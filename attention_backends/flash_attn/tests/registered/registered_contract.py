@@ -16,8 +16,8 @@ from dovetail_devkit.expectation import SkipCase
 from dovetail_devkit.suites.attention import attention_cases
 
 LONG_CONTEXT = 21
-"""Blocks of the longest context in the suite. Its dense reference needs the square of the tokens:
-7 GB for blocks of 512 tokens."""
+"""Number of blocks in the suite's longest context. The memory of the dense reference grows with the
+square of the context length: 7 GB with blocks of 512 tokens."""
 NUM_SAMPLED = 8 if HAS_LARGE_BLOCKS else 2
 
 

@@ -139,7 +139,7 @@ def test_slots_after_the_last_token_are_cleared_if_a_kernel_loads_whole_blocks(s
 
 
 @only_fa3
-def test_the_reference_reads_whole_blocks_as_the_kernel_does(monkeypatch):
+def test_the_reference_reads_whole_blocks_like_the_kernel(monkeypatch):
     step = RandomStep(((3, 128),), replace(SPEC, block_size=128))
     monkeypatch.setattr(type(PROVIDER), "reads_whole_pages", lambda *args: False)
     layer = step.layer()
@@ -205,7 +205,7 @@ def test_sinks_of_float16_layers_are_not_rounded_to_bfloat16():
     assert keywords["sinks" if NAME == "fa3" else "s_aux"] is None
 
 
-def test_features_are_never_ignored():
+def test_unsupported_features_are_never_ignored():
     """The selection prevents this. A table of names without the term reports it."""
     step = RandomStep()
     metadata = step.builder().build(step.batch())

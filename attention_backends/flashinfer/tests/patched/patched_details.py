@@ -94,7 +94,7 @@ def test_the_wrappers_get_lengths_on_the_host_and_block_ids_on_the_device(backen
     assert [x["paged_kv_last_page_len"].tolist() for x in runs] == [[1, 1], [5, 5]]
 
 
-def test_a_second_head_size_does_not_load_the_sink_kernel_of_the_first():
+def test_layers_with_a_second_head_size_do_not_use_the_sink_kernel():
     sinks = torch.linspace(-1, 2, H)
     attended(Step(), sinks=sinks)
     assert all(x["module"].extra for _, x in calls)
@@ -104,7 +104,7 @@ def test_a_second_head_size_does_not_load_the_sink_kernel_of_the_first():
     assert not any(x["module"].extra for _, x in calls)
 
 
-def test_the_sink_kernel_of_flashinfer_cannot_have_two_head_sizes_in_one_process():
+def test_flashinfer_cannot_load_sink_kernels_for_two_head_sizes_in_one_process():
     """If this fails, `_sink_kernels` need not contain head sizes any more."""
     attended(Step(), sinks=torch.zeros(H))
     wrappers._sink_kernels.clear()
@@ -172,7 +172,7 @@ def test_a_layer_that_differs_from_its_group_is_reported():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_step_may_run_outside_of_inference_mode_after_a_step_inside(backend):
+def test_a_step_may_run_outside_of_inference_mode_after_a_step_in_inference_mode(backend):
     step, sinks = Step(), torch.zeros(H)
     builder, layer = step.builder(backend), step.layer(backend, sinks=sinks)
     with torch.inference_mode():

@@ -34,7 +34,7 @@ def fp8_step(dtype="fp8_e4m3", runs=((0, 1), (0, 1), (0, B + 2)), **changes):
     return step, step.layer_context(kv_scales=torch.tensor([0.5, 0.25]), **changes)
 
 
-def test_a_second_cache_dtype_does_not_load_the_sink_kernel_of_the_first():
+def test_layers_with_a_second_cache_dtype_do_not_use_the_sink_kernel():
     sinks = torch.linspace(-1, 2, H)
     attended(Step(), sinks=sinks)
     calls.clear()
@@ -43,8 +43,9 @@ def test_a_second_cache_dtype_does_not_load_the_sink_kernel_of_the_first():
     assert not any(x["module"].extra for _, x in calls)
 
 
-def test_the_sink_kernel_of_flashinfer_cannot_have_two_cache_dtypes_in_one_process():
-    """If this fails, `_sink_kernels` need not contain cache dtypes any more."""
+def test_flashinfer_cannot_load_sink_kernels_for_two_cache_dtypes_in_one_process():
+    """If this fails, FlashInfer has removed the limit: remove the cache dtypes from
+    `_sink_kernels`."""
     attended(Step(), sinks=torch.zeros(H))
     wrappers._sink_kernels.clear()
     step, context = fp8_step(sinks=torch.zeros(H))

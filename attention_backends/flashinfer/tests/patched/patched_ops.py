@@ -150,7 +150,7 @@ def test_dtypes_that_the_kernels_do_not_support_are_rejected(ops):
         ops.rms_norm(normal(2, 16), weight.half(), 1e-6)
 
 
-def test_flashinfer_samples_by_the_place_in_the_batch():
+def test_sampling_with_flashinfer_depends_on_the_position_in_the_batch():
     """If this fails, `draw_tokens` may be possible: read the new kernels."""
     text = (SOURCES.parent / "include/flashinfer/sampling.cuh").read_text("utf-8")
     assert len(re.findall(r"curand_init\(philox_seed, bx, philox_offset", text)) >= 5

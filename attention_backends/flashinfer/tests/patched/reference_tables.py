@@ -1,4 +1,6 @@
-"""The trtllm-gen kernels in torch: attention over block tables, with whole blocks of values.
+"""A torch reference of the trtllm-gen kernels, which compute attention over block tables.
+
+Like the kernels, the reference also reads the values in the unused slots of the last block.
 
 Shape legend: H query heads, K key-value heads, D head size, N blocks, B block size.
 """
@@ -53,7 +55,7 @@ def run_tables(kind: str, names: list[str], *args) -> None:
 
 
 def attend_tables(kind: str, run: SimpleNamespace) -> None:
-    """Compute attention on the host, over block tables and with whole blocks of values."""
+    """Compute attention over block tables on the host. Also read unused slots of the last block."""
     run.q, run.o, run.layout, run.maybe_lse = run.query, run.out, 0, None
     calls.append((kind, vars(run)))
     k_NKBD, v_NKBD = run.key_cache, run.value_cache

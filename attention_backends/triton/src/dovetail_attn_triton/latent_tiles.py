@@ -1,7 +1,7 @@
 """Tile sizes of multi-head latent attention, by the device's shared memory.
 
-A program has all features of its results in registers, so it has fewer rows than in tiles.py. This
-module does not depend on tensors or Triton.
+Each program keeps all features of its results in registers, so its tiles have fewer rows than those
+in tiles.py. This module does not depend on tensors or Triton.
 """
 
 from __future__ import annotations

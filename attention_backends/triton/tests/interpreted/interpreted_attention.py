@@ -88,7 +88,7 @@ def test_a_long_context_is_split_if_the_batch_is_small(window):
     assert_close(second, rows.want(1, 1))
 
 
-def test_attention_in_splits_counts_the_sinks_once():
+def test_split_attention_counts_the_sinks_once():
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device=DEVICE)
     rows = Rows([700], sinks=sinks)
     rows.step([698])

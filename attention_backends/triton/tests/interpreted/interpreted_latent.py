@@ -40,7 +40,7 @@ def test_vectors_of_deepseek_models_are_supported(dtype):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("num_heads", [3, 40])
-def test_a_long_context_of_latent_attention_is_split(num_heads):
+def test_latent_attention_splits_a_long_context(num_heads):
     case = replace(LATENT, runs=((300, 1), (70, 1)), num_heads=num_heads, padding=64, seed=2)
     rows = AttentionRows(TritonAttentionBackend, case, DEVICE)
     rows.step("contexts", [(0, 0, 300), (1, 0, 70)])
@@ -58,7 +58,7 @@ def test_latent_layers_reject_the_metadata_of_another_kv_cache_group():
         own.step("runs", [(0, 0, 3)])
 
 
-def test_a_deepseek_model_has_the_same_tokens_with_triton_and_torch(tmp_path):
+def test_a_deepseek_model_generates_the_same_tokens_with_triton_and_torch(tmp_path):
     """The operations with Triton kernels select and compute the experts, too."""
     torch.manual_seed(1)
     DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK_V3)).save_pretrained(tmp_path)

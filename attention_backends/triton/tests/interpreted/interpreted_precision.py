@@ -39,7 +39,7 @@ class StrictRows(AttentionRows):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_errors_are_little_more_than_those_of_rounding(shape, dtype):
+def test_errors_are_only_slightly_larger_than_rounding_errors(shape, dtype):
     rows = StrictRows(
         TritonAttentionBackend, AttentionCase(runs=RUNS, dtype=dtype, **SHAPES[shape]), DEVICE
     )

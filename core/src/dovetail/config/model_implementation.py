@@ -59,12 +59,12 @@ def choose_implementation(
 
 
 def _has_native(architecture: str, directory: ModelDirectory, plugins: PluginRegistry) -> bool:
-    """Return whether to use a native model, or to report that none is installed.
+    """Return whether the model needs a native implementation, installed or not.
 
-    This is so if a plugin has the architecture, or if transformers cannot have it.
-    The name of an architecture of transformers starts with the first part of its model_type, and
-    has the other parts in any order, as HunYuanMoEV1ForCausalLM of hunyuan_v1_moe. Any other name
-    is the class of a plugin, or a misspelled name.
+    True if a plugin provides the architecture, or if the transformers library cannot contain it. In
+    that library, an architecture's name starts with the first part of its model_type, and contains
+    the other parts in any order: HunYuanMoEV1ForCausalLM has the model_type hunyuan_v1_moe. Any
+    other name is a class of a plugin, or is misspelled.
     """
     model_type = directory.config.get("model_type")
     if not isinstance(model_type, str):

@@ -275,7 +275,7 @@ class KVCacheManager:
         return named
 
     def loaded(self, request: Request, failed: Sequence[int] = ()) -> bool:
-        """Record that the missing blocks of a request's hit are loaded, except those `failed`.
+        """Record that the blocks in a request's prefix hit were loaded, except those in `failed`.
 
         Commits the valid blocks and returns whether all are valid. If not, the caller must free the
         request, because its prefix is incomplete. The next look-up finds the valid blocks.

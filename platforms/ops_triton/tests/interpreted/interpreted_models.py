@@ -47,7 +47,9 @@ def called(monkeypatch):
     ],
     ids=["mamba2", "deepseek_v3", "qwen3_next"],
 )
-def test_a_model_has_the_same_tokens_with_triton_and_torch(create, expected, called, tmp_path):
+def test_a_model_generates_the_same_tokens_with_triton_and_torch(
+    create, expected, called, tmp_path
+):
     torch.manual_seed(1)
     create().save_pretrained(tmp_path)
     answers = []

@@ -117,7 +117,7 @@ def test_an_unsupported_dtype_is_rejected_with_advice(ops):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_the_bits_of_a_row_do_not_depend_on_other_rows(ops, dtype):
+def test_the_results_of_a_row_do_not_depend_on_other_rows(ops, dtype):
     x, residual = normal(9, 96, dtype=dtype), normal(9, 96, dtype=dtype, seed=5)
     weight = normal(96, dtype=dtype, seed=6)
     alone = slice(4, 5)
@@ -148,7 +148,7 @@ def test_the_bits_of_a_row_do_not_depend_on_other_rows(ops, dtype):
     assert torch.equal(together[alone], by_itself)
 
 
-def test_the_bits_of_latent_inputs_do_not_depend_on_other_tokens(ops):
+def test_latent_inputs_do_not_depend_on_other_tokens(ops):
     """The last token is computed by a second program of the same head."""
     q, latent = normal(66, 2, 24, dtype=torch.float16), normal(66, 28, dtype=torch.float16, seed=2)
     weights = LatentWeights(
@@ -238,7 +238,7 @@ def test_repeated_calls_do_not_use_the_slow_host_functions_of_triton(ops, monkey
         call()
 
 
-def test_a_token_with_nan_logits_has_different_valid_experts(ops):
+def test_a_token_with_nan_logits_gets_distinct_valid_experts(ops):
     x = normal(3, 32)
     x[1] = torch.nan
     routing = ExpertRouting(top_k=4, num_groups=4, top_groups=2)

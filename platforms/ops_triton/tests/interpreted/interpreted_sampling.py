@@ -48,7 +48,7 @@ def order_kernel(x_ptr, image_ptr, number_ptr, column_ptr, SIZE: tl.constexpr):
     tl.store(column_ptr + lanes, column_of(sort_key_of(image, lanes)))
 
 
-def test_integer_images_preserve_the_order_of_floats_and_are_invertible():
+def test_mapping_floats_to_integers_preserves_their_order_and_is_invertible():
     numbers = torch.tensor([*SPECIAL, *[-math.nan] * 4])
     image = torch.zeros(16, dtype=torch.int32)
     back, column = torch.zeros(16), torch.zeros(16, dtype=torch.int64)

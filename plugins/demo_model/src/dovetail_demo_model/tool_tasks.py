@@ -141,7 +141,7 @@ TOOL_TASKS: dict[str, str] = {
     "call_weekday": "Call a function with a date and a number of days; answer from its result.",
     "call_weather": "Call a function with a city and a day; answer from its result.",
     "call_person": "Call a function with name and age of a person; answer from its result.",
-    "no_call_needed": "Answer a question of another task although functions are offered.",
+    "no_call_needed": "Answer a question that needs none of the offered functions.",
     "no_function": "Refuse a question that no offered function answers.",
 }
 """Descriptions of the tool tasks, by name."""

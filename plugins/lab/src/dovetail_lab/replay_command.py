@@ -17,7 +17,7 @@ from dovetail.decision_log import LogReader
 from dovetail_lab.replay import Difference, Replay, replay_log
 
 _LOG_HELP = "The decision log: a file written with --decision-log."
-_SCHEDULER_HELP = "Replay with this scheduler or policy and show its first different plan."
+_SCHEDULER_HELP = "Replay with this scheduler or policy and show the first plan that differs."
 _TRUST_HELP = "Run schedulers and policies that the log or --scheduler names as ./file.py:Class."
 _MAX_SHOWN = 200
 

@@ -109,7 +109,8 @@ FORMS: Mapping[str, Callable[[str, Mapping[str, int]], str]] = {
     "grammar": grammar,
     "structural_tag": structural_tag,
 }
-"""The function that translates each form: its text and the special tokens to a grammar."""
+"""For each form, the function that builds the grammar from the form's text and the special tokens.
+"""
 
 # They replace the options in a schema ("x-guidance"): a client cannot make keywords be ignored.
 _JSON_OPTIONS: dict[str, Any] = {

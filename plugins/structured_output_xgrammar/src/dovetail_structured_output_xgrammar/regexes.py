@@ -52,10 +52,12 @@ class Pattern(NamedTuple):
     nullable: bool
 
     def written(self) -> str:
-        """Return the expression as the library must get it inside a JSON schema or a tag.
+        """Return the expression in the form that a JSON schema or a structural tag contains.
 
-        A character that is not ASCII makes the library translate the expression to rules. Its
-        automata for expressions are wrong: "(ab*)?" matches "b", and some sets match invalid UTF-8.
+        The prefix avoids a bug of XGrammar, whose automata for expressions are wrong: "(ab*)?"
+        matches "b", and some character sets match invalid UTF-8. `é{0}` matches only the empty
+        text, but its non-ASCII character makes XGrammar convert the expression to grammar rules
+        instead.
         """
         return f"^é{{0}}{self.text}$"
 

@@ -1,1 +1,1 @@
-"""Serves the decoders of transformers that have no native model."""
+"""Serves decoder models of the transformers library that have no native implementation."""

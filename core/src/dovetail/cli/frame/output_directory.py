@@ -44,8 +44,8 @@ def _check_replaceable(option: str, output: Path) -> None:
         raise ConfigError(f"{option}={output} is not a directory, so it is not overwritten.")
     if not (output / MODEL_FILE).is_file() and any(output.iterdir()):
         raise ConfigError(
-            f"{option}={output} has files, but no {MODEL_FILE}: it is not the directory of a "
-            "model, so it is not overwritten. Give another directory."
+            f"{option}={output} contains files but no {MODEL_FILE}, so it is not a model directory "
+            "and is not overwritten. Specify another directory."
         )
 
 

@@ -35,9 +35,9 @@ The worker's error states which operation took too long.
 class Workers:
     """Worker processes, and the rings that they share with the executor.
 
-    commands: the ring for commands to all ranks. responses: each rank's ring. reading: a lock held
-    while a ring is used, so that it is not closed meanwhile. folder: the directory for the
-    rendezvous, or "".
+    commands: the ring for commands to all ranks. responses: each rank's ring. reading: a lock that
+    is held while a ring is in use. `close` also takes this lock, so it never closes a ring in use.
+    folder: the directory for the rendezvous, or "".
     """
 
     group: ChildGroup

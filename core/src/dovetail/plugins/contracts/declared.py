@@ -40,7 +40,7 @@ def field_problems(kind: str, cls: type[Any]) -> Iterator[str]:
 def _attention_problems(cls: type[Any]) -> Iterator[str]:
     name: object = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.isprintable() or not name:
-        yield f"name is {shorten(name)}; write a string"
+        yield f"name is {shorten(name)}; it must be a printable, non-empty string"
     declared: object = getattr(cls, "capabilities", None)
     if not isinstance(declared, AttentionCapabilities):
         yield f"capabilities is {shorten(declared)}; write AttentionCapabilities(…)"

@@ -41,7 +41,7 @@ class OffloadPlan:
 
     @contextmanager
     def constructing(self) -> Iterator[None]:
-        """Move the parameters of each planned layer to the host as soon as it is in its list."""
+        """Create the weights of planned layers in host memory, not on the device."""
 
         def move(owner: nn.Module, name: str, layer: nn.Module | None) -> None:
             if not isinstance(owner, nn.ModuleList) or layer is None:

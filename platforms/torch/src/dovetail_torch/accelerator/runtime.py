@@ -112,7 +112,7 @@ class AcceleratorRuntime:
         return max(0, self._module.max_memory_allocated() - self._allocated_at_reset)
 
     def max_profile_tokens(self) -> int:
-        """Return a huge number: the device can run the largest step quickly."""
+        """Return `sys.maxsize` (no limit), because the device runs any step quickly."""
         return sys.maxsize
 
     def synchronize(self) -> None:

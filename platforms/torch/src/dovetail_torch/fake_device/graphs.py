@@ -65,8 +65,8 @@ class _Address:
         piece = self._piece()
         if piece is None:
             DEVICE.watch.fault(
-                "a graph uses device memory that was freed after its capture; keep the tensors "
-                "that a captured operation uses as long as the graph."
+                "a graph uses device memory that was freed after its capture; keep all tensors "
+                "that a captured operation uses until the graph is freed."
             )
         return piece
 

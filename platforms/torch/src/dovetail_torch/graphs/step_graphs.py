@@ -110,7 +110,7 @@ class _PiecewiseCapture:
 
 
 class StepGraphs:
-    """Captures the graphs of one runner, and replays them. counts: numbers of steps."""
+    """Captures and replays the graphs of one runner. counts: the number of steps of each kind."""
 
     def __init__(
         self,

@@ -83,5 +83,5 @@ class CausalConv(nn.Module):
         return self.ops.causal_conv(x_TC, self.weight[:, 0], self.bias, states_BWC, parts)
 
     def split(self, x_TC: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the channels of each part, views."""
+        """Split the channels of `x_TC` into the parts. The results are views."""
         return x_TC.split([shard.size for shard in self.parts.values()], dim=-1)

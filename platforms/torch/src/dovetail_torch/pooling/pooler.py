@@ -58,7 +58,7 @@ class PoolerHead:
         return (EMBED, TOKEN_EMBED) if self.pooling else (TOKEN_EMBED,)
 
     def apply(self, x_RD: torch.Tensor, params: PoolingParams) -> torch.Tensor:
-        """Return the results of pooled states with the same parameters, float32."""
+        """Return the float32 results of pooled states. All of them have the same parameters."""
         if self.classify is not None:
             logits_RL = self.classify(x_RD).float()
             activates = params.use_activation

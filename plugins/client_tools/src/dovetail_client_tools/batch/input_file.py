@@ -14,7 +14,7 @@ MAX_FILE_BYTES = 64 << 30
 
 
 class InputFile:
-    """A regular file. num_lines: number of its lines that are not blank.
+    """The input file of a batch. num_lines: number of lines that are not blank.
 
     Raises ConfigError if the file cannot be read or is too large.
     """

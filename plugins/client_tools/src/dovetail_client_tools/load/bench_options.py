@@ -70,8 +70,8 @@ class LoadOptions:
     burstiness: Annotated[
         float, _load("Shape of --arrivals gamma; smaller values are more bursty.")
     ] = 0.25
-    input_len: Annotated[int, _load("Tokens of a prompt of --workload fixed.")] = 128
-    output_len: Annotated[int, _load("Tokens of an output of --workload fixed.")] = 64
+    input_len: Annotated[int, _load("Prompt tokens per request, for --workload fixed.")] = 128
+    output_len: Annotated[int, _load("Output tokens per request, for --workload fixed.")] = 64
     max_model_len: Annotated[
         int, _load("Requests of other workloads are shortened to this number of tokens.")
     ] = 4096

@@ -253,7 +253,7 @@ class AttentionRows:
     def expect_right(self, what: str, runs: Sequence[Run], actual: Sequence[torch.Tensor]) -> None:
         """Compare the result of each request with the reference."""
         for (row, first, n), got_QHD in zip(runs, actual, strict=True):
-            location = f"Row {row} runs the positions {first} to {first + n - 1}. {what}"
+            location = f"Row {row} computes the positions {first} to {first + n - 1}. {what}"
             self._compare(location, got_QHD, self.want[row][first : first + n])
 
     def new_builder(self) -> AttentionMetadataBuilder:

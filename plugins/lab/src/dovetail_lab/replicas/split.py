@@ -223,13 +223,13 @@ class _DecodePrompts(Prompts):
 
 
 def _first_part(request: WorkloadRequest) -> WorkloadRequest:
-    """Return the request of the prefill replica: the prompt and one token."""
+    """Return the prefill replica's request: the prompt and one output token."""
     expected = min(request.expected_tokens, 1)
     return replace(request, num_output_tokens=1, max_tokens=1, expected_tokens=expected)
 
 
 def _second_part(request: WorkloadRequest) -> WorkloadRequest:
-    """Return the request of the decode replica: the other tokens, without a TTFT objective."""
+    """Return the decode replica's request: all tokens after the first, without a TTFT objective."""
     return replace(
         request,
         num_prompt_tokens=request.num_prompt_tokens + 1,

@@ -23,7 +23,7 @@ class TextTable:
     rows: Sequence[Sequence[str]]
 
     def oriented(self) -> TextTable:
-        """Return the table, with rows and columns exchanged if it is much wider than high."""
+        """Return the table, transposed if it has more than two columns more than rows."""
         if len(self.headings) <= len(self.rows) + 2:
             return self
         (_, *names), *rows = zip(self.headings, *self.rows, strict=True)

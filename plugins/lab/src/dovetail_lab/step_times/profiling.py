@@ -63,9 +63,10 @@ def profile(
 ) -> Calibration:
     """Measure a model on this machine, and return its calibration.
 
-    The measurements are repeated, in random order, until `seconds` have passed, at least twice; see
-    `_measure` for a slow model. setup: the largest engine. num_threads: CPU threads; 0 for the
-    platform's choice. Raises DovetailError if the engine cannot be created or a run fails.
+    The measurements are repeated at least twice, in random order, for about `seconds` seconds; for
+    slow models see `_measure`. setup: the measured engine. Its limits are the largest that the
+    calibration covers. num_threads: CPU threads; 0 for the platform's choice. Raises DovetailError
+    if the engine cannot be created or a run fails.
     """
     options: Mapping[str, Any] = {"num_threads": num_threads} if num_threads else {}
     with RealEngine(model, setup, options) as engine:

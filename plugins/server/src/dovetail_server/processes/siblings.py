@@ -28,14 +28,14 @@ class Siblings:
         self._waiting: dict[int, asyncio.Future[int]] = {}
 
     async def num_running(self) -> int:
-        """Return the number of requests that the others serve.
+        """Return the number of requests of the other API processes.
 
-        Raise APIError if one does not respond.
+        Raise APIError if a process does not respond.
         """
         return await self._ask(Question(next(self._numbers), [], False, counts=True))
 
     async def abort(self, ids: Collection[str], everything: bool) -> int:
-        """Abort requests of the others. Return their number.
+        """Abort requests of the other API processes. Return the number of aborted requests.
 
         Raise APIError if one does not respond.
         """
