@@ -2,9 +2,9 @@
 
 The weights have the usual distribution for such measurements: bfloat16, normal(0, 0.02), norm
 weights 1, a fixed seed. The generated text is meaningless, but the speed is that of the real model.
-The shapes of `STATE_SHAPES` have the initial weights of transformers instead.
+The models of `STATE_SHAPES` have the initial weights that transformers creates.
 
-    python bench/checkpoints.py [--gptq] NAME …
+python bench/checkpoints.py [--gptq] NAME …
 
 writes checkpoints to .bench/NAME, for `cpu_vs.py --model .bench/NAME`. With `--gptq`, linear layers
 have random codes of 4 bits in groups of 128 (.bench/NAME-gptq, 5.6 GB for qwen3-8b-shape).

@@ -47,7 +47,7 @@ class DovetailEmbedder:
 
 
 class TransformersEmbedder:
-    """One forward pass of transformers with SDPA attention, and mean pooling."""
+    """One forward pass with the transformers library, SDPA attention and mean pooling."""
 
     def __init__(self, model: str, precision: str, threads: int) -> None:
         import torch

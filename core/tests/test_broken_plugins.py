@@ -228,7 +228,7 @@ BROKEN = [
         manifest=OPTIONS,
         args={"plugin_options": {"bad": {"weight": "heavy"}}},
         error=ConfigError,
-        words=("options of the policy 'bad' of acme 1.0 are wrong", "weight='heavy'"),
+        words=("options of the policy 'bad' of acme 1.0 are invalid", "weight='heavy'"),
     ),
     Broken(
         id="unknown_option",

@@ -99,7 +99,7 @@ def test_an_unknown_plugin_option_is_reported_with_the_nearest_name(acme):
 
 def test_an_invalid_option_value_is_reported_with_the_remedy(acme):
     message = rejection(acme(fair={"weight": -1, "window_s": "soon"}))
-    assert "options of the policy 'fair' of acme 1.0 are wrong" in message
+    assert "options of the policy 'fair' of acme 1.0 are invalid" in message
     assert "weight=-1: Input should be greater than or equal to 0" in message
     assert "window_s='soon': " in message
 

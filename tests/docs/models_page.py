@@ -49,9 +49,9 @@ def render() -> str:
         [
             *lines,
             "",
-            f"Tested with the implementation of transformers ({len(served)}):\n{_codes(served)}.",
+            f"Tested with the fallback to transformers ({len(served)}):\n{_codes(served)}.",
             "",
-            f"Rejected by the implementation of transformers, tested:\n{_codes(rejected)}.",
+            f"Rejected by the fallback to transformers, tested:\n{_codes(rejected)}.",
             "",
         ]
     )

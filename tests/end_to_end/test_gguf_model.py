@@ -120,7 +120,7 @@ def test_float32_logits_equal_those_of_transformers_on_dequantized_weights(file)
 
 
 def reference(file):
-    """Return the model of transformers with the dequantized weights of SmolLM2's file."""
+    """Return a transformers model with the dequantized weights of SmolLM2's file."""
     config = LlamaConfig(
         vocab_size=49152,
         hidden_size=576,

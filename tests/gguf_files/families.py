@@ -165,11 +165,11 @@ def write_family(
     type_: GGMLQuantizationType = GGMLQuantizationType.F32,
     extra: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
-    """Write a model of transformers to the file `path`. type_: the type of matrices.
+    """Write a transformers model to the GGUF file `path`. type_: the type of matrices.
 
     The matrices of `model` are rounded to this type, so that it stays the reference. Matrices with
-    rows that are not whole blocks have the type F32.
-    extra: more tensors, by their names in the file.
+    rows that are not whole blocks have the type F32. extra: more tensors, by their names in the
+    file.
     """
     config = model.config
     name = MODEL_ARCH_NAMES[conversion.architecture]

@@ -85,7 +85,7 @@ CHECKPOINTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {**_UPPER_WINDOW, "attention_bias": True, "head_dim": 10, "num_key_value_heads": 4},
     ),
 }
-"""Maps a name to the architecture prefix of transformers and the differences from the common shape.
+"""Maps a name to its architecture prefix in transformers and its differences from the common shape.
 """
 
 

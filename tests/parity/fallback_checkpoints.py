@@ -1,4 +1,4 @@
-"""Small random checkpoints of architectures that only the implementation of transformers serves."""
+"""Small random checkpoints of architectures that only the fallback to transformers serves."""
 
 from __future__ import annotations
 

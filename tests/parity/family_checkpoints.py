@@ -1,4 +1,4 @@
-"""Small random checkpoints of every dense family, with reference logits of transformers.
+"""Small random checkpoints of every dense family, with reference logits computed by transformers.
 
 Sizes are odd where the architecture allows it, and each variant of a family that has its own code
 has a checkpoint. This module depends on transformers, not on the engine.
@@ -65,7 +65,7 @@ _USUAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """The checkpoint of a family. model, config: names of transformers' classes.
+    """The checkpoint of a family. model, config: names of classes in transformers.
 
     fields: the whole config. max_len: the longest sequence for which transformers computes the same
     function. attention: its implementation of attention.
@@ -346,7 +346,7 @@ def make_family(name: str, folder: Path, seed: int) -> Checkpoint:
 
 
 def make_model(family: Family, name: str, seed: int) -> transformers.PreTrainedModel:
-    """Return the model of transformers with random weights, which depend on name and seed."""
+    """Return a transformers model with random weights, which depend on name and seed."""
     config_cls = getattr(transformers, family.config)
     config = config_cls(**family.fields, attn_implementation=family.attention)
     config._experts_implementation = "eager"  # the default needs multiples of 16 bytes

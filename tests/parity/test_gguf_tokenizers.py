@@ -1,4 +1,4 @@
-"""Real vocabularies, written to GGUF files, give the ids, texts and prompts of transformers."""
+"""Real vocabularies in GGUF files give the same ids, texts and prompts as in transformers."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def one_thread():
 
 
 def make_oracle(name: str, folder: Path, **fields: Any) -> transformers.PreTrainedModel:
-    """Create and save a model of transformers with random weights, also of norms and biases."""
+    """Create and save a transformers model. All its weights are random, norms and biases too."""
     cls = getattr(transformers, name)
     oracle = cls(cls.config_class(**SIZES | FIELDS.get(name, {}) | fields)).eval()
     generator = torch.Generator().manual_seed(7)

@@ -1,4 +1,4 @@
-"""Native operations with states: the contract suite at every level, equal bits, other layouts."""
+"""Native operations with states: contract suite at every level, batch invariance and layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of a model whose provider does not guarantee equal bits in every batch."""
+"""Operations of a model whose provider does not guarantee bitwise equal results in every batch."""
 
 from types import SimpleNamespace
 

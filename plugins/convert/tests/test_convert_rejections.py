@@ -94,7 +94,7 @@ def test_overwrite_replaces_only_model_directories(tmp_path):
     convert(model, tmp_path / "empty", overwrite=True)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("text", "utf-8")
-    with pytest.raises(ConfigError, match=r"--out=.*other has files, but no config\.json"):
+    with pytest.raises(ConfigError, match=r"--out=.*other contains files but no config\.json"):
         convert(model, tmp_path / "other", overwrite=True)
     with pytest.raises(ConfigError, match=r"--out=.*thesis\.txt is not a directory"):
         convert(model, tmp_path / "other" / "thesis.txt", overwrite=True)

@@ -1,9 +1,9 @@
 """Measure the accuracy of a saved model for each task, with greedy sampling in transformers.
 
-Contract: loads the directory through the public API of transformers. An answer counts as correct
-only if the task's checker accepts it and the model ended it. A question with functions counts
-as correct only if the call (name and arguments) and the answer from its result are correct. The
-script does not depend on the training scripts.
+Contract: loads the directory through the public API of the transformers library. An answer counts
+as correct only if the task's checker accepts it and the model ended it. A question with functions
+counts as correct only if the call (name and arguments) and the answer from its result are correct.
+The script does not depend on the training scripts.
 
 Usage: python evaluate.py FOLDER [--per-task 200] [--show 3] [--draft FOLDER]
 """

@@ -107,7 +107,7 @@ def test_model_impl_selects_the_implementation(tmp_path):
         ({"model_impl": "vllm"}, ConfigError, "must be one of auto, native, transformers"),
         ({"batch_invariant": True}, ConfigError, "batch_invariant"),
         ({"quantization": "int8"}, UnfitPluginError, "supports bfloat16"),
-        ({"quantization": "int8", "dtype": "bfloat16"}, ModelError, "does not quantize"),
+        ({"quantization": "int8", "dtype": "bfloat16"}, ModelError, "does not support quantized"),
     ],
 )
 def test_options_that_do_not_apply_are_rejected(folder, options, error, text):
@@ -141,7 +141,7 @@ def test_a_model_that_neither_a_plugin_nor_transformers_supports_is_rejected(cha
 def test_a_model_that_mixes_tokens_outside_of_attention_is_rejected(folder, monkeypatch):
     original = ArceeMLP.forward
     monkeypatch.setattr(ArceeMLP, "forward", lambda self, x: original(self, x + x.roll(1, dims=1)))
-    with pytest.raises(ModelError, match="ArceeForCausalLM of transformers cannot be served"):
+    with pytest.raises(ModelError, match="ArceeForCausalLM in transformers cannot be served"):
         generate(folder)
 
 

@@ -43,7 +43,7 @@ def resolve_compile_level(draft: Draft) -> None:
         (
             "compute.batch_invariant",
             not draft.get("compute.batch_invariant"),
-            "compiled code does not guarantee equal bits in every batch",
+            "compiled code does not guarantee bitwise equal results in every batch",
         ),
         (
             "compute.compile_sizes",

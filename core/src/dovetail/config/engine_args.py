@@ -97,7 +97,7 @@ class EngineArgs:
         'Task of the engine: "auto", "generate" or "pooling" (embeddings, scores).',
     )
     pooling_type: str = _option(
-        "auto", 'How token states become one: "auto" (the model\'s), "last", "mean" or "cls".'
+        "auto", 'Pooling of token states: "auto" (the model\'s), "last", "mean" or "cls".'
     )
     revision: str | None = _option(None, "Branch, tag or commit of a model on the hub; None: main.")
     dtype: str = _option("auto", '"auto", "float32", "bfloat16" or "float16".')

@@ -1,4 +1,4 @@
-"""Chooses between the native model of an architecture and the classes of transformers."""
+"""Chooses between a native model and the transformers library for an architecture."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def choose_implementation(
         )
     if values["batch_invariant"]:
         raise ConfigError(
-            f"batch_invariant=True is not guaranteed by the implementation of transformers, which "
+            "batch_invariant=True is not guaranteed by the implementation in transformers, which "
             f"serves {architecture}. Set batch_invariant=False."
         )
     return FALLBACK, {"load.load_format": FALLBACK_LOADER}

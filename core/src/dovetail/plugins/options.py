@@ -132,7 +132,7 @@ def _validated(options: Any, model: Any, description: Description) -> Mapping[st
             for item in error.errors(include_url=False)
         ]
         raise ConfigError(
-            f"plugin_options: options of the {description} are wrong. {'; '.join(lines)}."
+            f"plugin_options: options of the {description} are invalid. {'; '.join(lines)}."
         ) from None
     values: Mapping[str, Any] = freeze({name: getattr(checked, name) for name in fields})
     return values

@@ -35,7 +35,7 @@ MAX_HEAD_SIZE = 2**13
 """The maximum head size. The largest heads of known models have 512 features, so a larger size is
 treated as an error in the file."""
 SILU_NAMES = ("silu", "swish")
-"""The names of x · sigmoid(x) in the table ACT2FN of transformers."""
+"""The names of x · sigmoid(x) in the table ACT2FN of the transformers library."""
 GELU_TANH_NAMES = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 """The names of the tanh approximation of GELU."""
 

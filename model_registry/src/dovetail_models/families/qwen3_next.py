@@ -125,7 +125,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
         )
 
     def map_weights(self, shape: DecoderShape) -> Sequence[WeightMapping]:
-        """Return the names of the checkpoint, and of transformers' modules."""
+        """Return the names in the checkpoint, which transformers uses too."""
         return (
             *shape.mappings,
             *stacked_experts("model.layers.{}.mlp.experts", shape.num_experts),

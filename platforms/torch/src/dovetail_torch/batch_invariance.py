@@ -107,8 +107,9 @@ class BatchInvariance:
         if self._without:
             logger.warning(
                 "A seeded request may get different tokens when its batch contains other "
-                "requests. These plugins do not guarantee equal bits in every batch with dtype %s: "
-                "%s. Set batch_invariant=True to accept only plugins with this guarantee.",
+                "requests. These plugins do not guarantee bitwise equal results in every batch "
+                "with dtype %s: %s. Set batch_invariant=True to accept only plugins with this "
+                "guarantee.",
                 self._dtype,
                 ", ".join(self._without),
             )

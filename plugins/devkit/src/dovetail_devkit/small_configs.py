@@ -1,6 +1,6 @@
 """Sizes of small models with states, latent attention and experts.
 
-They are arguments of the configurations of transformers, such as `Mamba2Config`.
+They are arguments of configuration classes of the transformers library, such as `Mamba2Config`.
 """
 
 from __future__ import annotations

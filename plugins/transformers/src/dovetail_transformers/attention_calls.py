@@ -72,15 +72,15 @@ def attention_function(
         raise ContractError(f"{type(module).__name__} computes attention outside of a step")
     name = type(module).__name__
     if attention_mask is not None:
-        raise ModelError(f"{name} of transformers masks its scores, which is not supported")
+        raise ModelError(f"{name} in transformers masks its scores, which is not supported")
     known = {"scaling", "dropout", "sliding_window", "softcap", "s_aux"}
     for other in arguments.keys() - known - _HARMLESS:
         if arguments[other] is not None:
             raise ModelError(
-                f"{name} of transformers passes {other} to its attention, which is not supported"
+                f"{name} in transformers passes {other} to its attention, which is not supported"
             )
     if not getattr(module, "is_causal", True):
-        raise ModelError(f"{name} of transformers is not causal, which is not supported")
+        raise ModelError(f"{name} in transformers is not causal, which is not supported")
     call = Call(
         q_THD=query[0].transpose(0, 1),
         k_TKD=key[0].transpose(0, 1),

@@ -1,4 +1,4 @@
-"""A model whose forward pass is a class of transformers, over the engine's paged KV cache.
+"""Runs a model class of the transformers library over the engine's paged KV cache.
 
 Dimensions: T tokens, S needed tokens, V vocabulary.
 """
@@ -39,10 +39,10 @@ needs bfloat16 on CPUs, and the loop over experts needs values, which "meta" doe
 
 
 class TransformersForCausalLM(nn.Module):
-    """Any decoder of transformers whose attention calls the attention interface.
+    """A decoder of the transformers library whose attention calls the attention interface.
 
-    module: the model of transformers. attn: one attention layer for each module that calls the
-    interface. The first forward pass compares the model with transformers' own attention.
+    module: the model of the transformers library. attn: one attention layer for each module that
+    calls the interface. The first forward pass compares the model with transformers' own attention.
     The hidden states of this model are its logits, because each class scales and caps them itself.
     """
 
@@ -60,8 +60,8 @@ class TransformersForCausalLM(nn.Module):
         super().__init__()
         if context.linear_method.error:
             raise ModelError(
-                "The implementation of transformers does not quantize its linear layers. Omit "
-                "quantization, or set model_impl='native'."
+                "The implementation in transformers does not support quantized linear layers. "
+                "Omit quantization, or set model_impl='native'."
             )
         size = context.hf_config.get("vocab_size")
         if type(size) is not int or not 0 < size < 1 << 31:
@@ -105,9 +105,8 @@ class TransformersForCausalLM(nn.Module):
                 )
         except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
             raise ModelError(
-                f"{self.cls.__name__} of transformers cannot be created with this config.json and "
-                f"the attention interface: {type(error).__name__}: {shorten(str(error))}\n"
-                f"{_REMEDY}"
+                f"{self.cls.__name__} in transformers cannot be created with this config.json and "
+                f"the attention interface: {type(error).__name__}: {shorten(str(error))}\n{_REMEDY}"
             ) from error
         return model.eval().requires_grad_(False)
 
@@ -128,7 +127,7 @@ class TransformersForCausalLM(nn.Module):
         names = {id(module) for module in recorded.modules}
         if len(names) != len(recorded.calls) or len(names) != num_layers:
             raise ModelError(
-                f"{self.cls.__name__} of transformers cannot be served: {len(names)} of its "
+                f"{self.cls.__name__} in transformers cannot be served: {len(names)} of its "
                 f"{num_layers} layers call the attention interface (with {len(recorded.calls)} "
                 f"calls), so the others need a recurrent state or a mask.\n{_REMEDY}"
             )
@@ -194,7 +193,7 @@ def _record(model: transformers.PreTrainedModel) -> RecordedCalls:
             model(ids, position_ids=positions, use_cache=False)
         except (TypeError, AttributeError, ValueError, IndexError, AssertionError) as error:
             raise ModelError(
-                f"{type(model).__name__} of transformers cannot be served: its forward pass does "
+                f"{type(model).__name__} in transformers cannot be served: its forward pass does "
                 f"not work with positions and without a mask: {shorten(str(error))}\n{_REMEDY}"
             ) from error
     return recorded

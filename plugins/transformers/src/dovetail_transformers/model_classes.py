@@ -1,4 +1,4 @@
-"""Finds the class of transformers for a config.json, and rejects architectures that would be wrong.
+"""Finds the transformers class for a config.json. Rejects models that would be computed wrongly.
 
 Code in a model directory is never run.
 """
@@ -33,7 +33,7 @@ def read_config(fields: Mapping[str, Any]) -> transformers.PreTrainedConfig:
     name, model_type = plain["architectures"][0], plain.get("model_type")
     if "quantization_config" in plain:
         raise ModelError(
-            "config.json: quantization_config is not supported by the implementation of "
+            "config.json: quantization_config is not supported by the implementation in "
             "transformers; use a checkpoint that is not quantized."
         )
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
@@ -62,7 +62,7 @@ def find_class(
             return cls
     names = ", ".join(cls.__name__ for cls in classes)
     raise ModelError(
-        f"config.json names {shorten(name)}; the causal language model of transformers for "
+        f"config.json names {shorten(name)}; the causal language model in transformers for "
         f"model_type {config.model_type!r} is {names}."
     )
 
@@ -104,6 +104,6 @@ def _rope_types(parameters: object) -> list[object]:
 
 def _unsupported(field: str, value: object) -> ModelError:
     return ModelError(
-        f"config.json: {field} is {shorten(value)}, which the implementation of transformers does "
+        f"config.json: {field} is {shorten(value)}, which the implementation in transformers does "
         "not support here. Install a plugin with a model of this architecture."
     )

@@ -61,11 +61,11 @@ def _compare(name: str, expected_LV: torch.Tensor, actual_LV: torch.Tensor) -> N
     worst = float(error_L.nan_to_num(float("inf")).max())
     if worst > tolerance:
         raise ModelError(
-            f"{name} of transformers cannot be served: its logits for packed sequences in chunks "
+            f"{name} in transformers cannot be served: its logits for packed sequences in chunks "
             f"differ from those of its own forward pass by {worst:.2g} (at most {tolerance:g} is "
             f"accepted), first at position {int((error_L > tolerance).nonzero()[0])}. It computes "
-            "something across tokens outside of its attention function.\n"
-            "Install a plugin with a model of this architecture."
+            "something across tokens outside of its attention function.\nInstall a plugin with a "
+            "model of this architecture."
         )
 
 

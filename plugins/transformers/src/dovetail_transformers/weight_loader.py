@@ -24,7 +24,7 @@ _NUM_SHOWN = 5
 class TransformersLoader(WeightLoader):
     """Reads the weights of a model directory. Only safetensors files are read, never pickles."""
 
-    example_files: ClassVar[str] = "checkpoints of models of transformers"
+    example_files: ClassVar[str] = "checkpoints of models of the transformers library"
 
     def __init__(self, context: WeightLoaderContext) -> None:
         """Store `context`. No file is read."""
@@ -38,7 +38,7 @@ class TransformersLoader(WeightLoader):
         """
         if not isinstance(model, TransformersForCausalLM):
             raise WeightError(
-                f"load_format='transformers' loads models of transformers, not "
+                "load_format='transformers' loads models of the transformers library, not "
                 f"{type(model).__name__}. Omit load_format, or set model_impl='transformers'."
             )
         logging = importlib.import_module("transformers.utils.logging")

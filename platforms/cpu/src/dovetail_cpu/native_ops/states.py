@@ -1,9 +1,8 @@
 """The operations with states by the native kernels, for the op provider `native`.
 
-A request's results have the same bits in every batch. Cases that the kernels do not support use
-torch.
-Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of heads,
-K and V features of a key and of a value, I features of a group of a norm.
+A request's results are bitwise equal in every batch. Cases that the kernels do not support use
+torch. Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of
+heads, K and V features of a key and of a value, I features of a group of a norm.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ _WHOLE = frozenset(
         "scaled_dot_product_attention",
     }
 )
-"""Composite operations that run as one operation, to get the same bits as on the host."""
+"""Composite operations that run as one operation, so that results are bitwise equal to those on the
+host."""
 
 
 class FakeDeviceTensor(torch.Tensor):

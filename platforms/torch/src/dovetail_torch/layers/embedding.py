@@ -58,7 +58,7 @@ class VocabParallelEmbedding(nn.Module):
 class ParallelLMHead(ParallelLinear):
     """The last linear layer, [S, D] to logits [S, V]. May share the weight of an embedding.
 
-    All ranks return the logits of the whole vocabulary, with the same bits.
+    All ranks return the logits of the whole vocabulary, bitwise equal.
 
     A tied LM head is created and packed by the linear method like any other layer, but its `weight`
     is the embedding's parameter: `pack` may remove it from the LM head, but must not write to it.

@@ -12,8 +12,8 @@ from dovetail_torch.weights.weight_names import StoredLayout, WeightNames
 def checkpoint_name(names: WeightNames, own_name: str) -> str:
     """Return the name of a weight of the model in a published checkpoint.
 
-    Models also read experts that are stacked as in the modules of transformers. Published
-    checkpoints have one tensor for each of these experts, with the name in the model.
+    Models also read experts that are stacked as in the transformers library. Published checkpoints
+    have one tensor for each of these experts, with the name in the model.
     """
     name = names.to_checkpoint(own_name)
     layout = names.to_model(name)[1]

@@ -160,7 +160,7 @@ class _Prompts:
                 expect(
                     torch.equal(got_THD, together[index]),
                     f"batch_invariant is claimed, but the prompt of {LENGTHS[index]} tokens has "
-                    f"different bits than in a batch. {self._what(indices)}",
+                    f"results that differ bitwise from those in a batch. {self._what(indices)}",
                 )
 
     def _what(self, indices: Sequence[int]) -> str:

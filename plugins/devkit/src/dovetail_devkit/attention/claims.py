@@ -186,9 +186,8 @@ def _check_invariance(
             expect(
                 not differs,
                 f"batch_invariant is claimed, but the positions {differs[:3]} of a row of "
-                f"{lengths[row]} tokens have different bits than in a step with only this row. "
-                f"{how}\n"
-                f"The case is {case}.",
+                f"{lengths[row]} tokens have results that differ bitwise from those in a step "
+                f"with only this row. {how}\nThe case is {case}.",
             )
 
 

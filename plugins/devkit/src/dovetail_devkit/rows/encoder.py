@@ -56,6 +56,6 @@ class FakeEncoder:
             first, last = content.position, content.position + content.num_tokens
             expect(
                 last <= start or end <= first or content.content_hash in self.kept,
-                f"{state.request.request_id} runs positions {start} to {end - 1}, but "
+                f"{state.request.request_id} computes positions {start} to {end - 1}, but "
                 f"the encoder input at {first} to {last - 1} is not encoded",
             )

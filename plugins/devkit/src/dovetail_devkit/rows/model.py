@@ -210,10 +210,10 @@ class RowModel:
 
     def write(self, row: int, start: int, count: int, samples: bool) -> None:
         """Compute tokens [start, start + count) of a row, which fills their slots."""
-        self._require(row in self.rows, f"the plan runs row {row}, which has no request")
+        self._require(row in self.rows, f"the plan schedules row {row}, which has no request")
         state = self.rows[row]
         end, known = start + count, len(state.tokens)
-        where = f"row {row} ({state.request.request_id}) runs positions {start} to {end - 1}"
+        where = f"row {row} ({state.request.request_id}) computes positions {start} to {end - 1}"
         self._require(end <= known, f"{where}, but only {known} tokens are known")
         self._require(
             samples == (end == known),
@@ -310,7 +310,7 @@ class RowModel:
         the results of earlier plans were not known when it was created. Drafts count as known until
         they are verified; drafts that the step does not verify are discarded.
         """
-        self._require(row in self.rows, f"the plan runs row {row}, which has no request")
+        self._require(row in self.rows, f"the plan schedules row {row}, which has no request")
         state, maximum = self.rows[row], self.limits.num_lookahead_tokens
         held, state.drafts = state.drafts, []
         self._require(
@@ -321,7 +321,7 @@ class RowModel:
         due = [0, *accumulate(reversed(state.num_wrong))]
         self._require(
             late in due,
-            f"row {row} runs from position {start}, but {state.num_computed} tokens are computed, "
+            f"row {row} starts at position {start}, but {state.num_computed} tokens are computed, "
             f"and its last steps rejected {list(state.num_wrong)} drafts",
         )
         verified = held[:num_drafts]
@@ -374,11 +374,11 @@ class RowModel:
             plan.total_num_tokens == total,
             f"the plan has total_num_tokens={plan.total_num_tokens}; its runs have {total} tokens",
         )
-        text = f"the plan runs {total} tokens, but max_num_batched_tokens is {budget}"
+        text = f"the plan schedules {total} tokens, but max_num_batched_tokens is {budget}"
         self._require(total <= budget, text)
         self._require(
             len(set(plan.rows)) == len(plan.rows),
-            f"the plan runs a row twice; the rows of its runs are {list(plan.rows)}",
+            f"the plan schedules a row twice; its rows are {list(plan.rows)}",
         )
 
     def _check_sharing(self) -> None:

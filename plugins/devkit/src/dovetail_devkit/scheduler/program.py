@@ -303,17 +303,17 @@ class SchedulerDriver:
         for row, start, count, samples in runs:
             expect(
                 start + count < limits.max_model_len,
-                f"row {row} runs position {start + count - 1}, so the next token would exceed "
+                f"row {row} computes position {start + count - 1}, so the next token would exceed "
                 f"max_model_len={limits.max_model_len}",
             )
             expect(
                 count <= longest,
-                f"row {row} runs {count} tokens in one step, but the limits allow {longest}",
+                f"row {row} computes {count} tokens in one step, but the limits allow {longest}",
             )
             whole = samples or len(self._rows.rows[row].tokens) > limits.max_num_batched_tokens
             expect(
                 bool(whole) or limits.enable_chunked_prefill,
-                f"row {row} runs a chunk of a prompt, but enable_chunked_prefill is False",
+                f"row {row} computes a chunk of a prompt, but enable_chunked_prefill is False",
             )
         expect(
             len(self._rows.rows) <= limits.max_num_seqs,

@@ -70,7 +70,7 @@ class ExperimentOptions:
         bool,
         _option(
             EXPERIMENT_GROUP,
-            "Reject step times of another machine, model or commit, or rough ones.",
+            "Reject step times that are rough, or of another machine, model or commit.",
         ),
     ] = False
     replicas: Annotated[

@@ -39,11 +39,11 @@ def _explain_running(step: ObservedStep, request: RequestState) -> Iterator[str]
     if count:
         rest = request.num_uncomputed - count
         left = f", {rest} of its tokens remain for later steps" if rest > 0 else ""
-        yield f"{name} was running and ran: it computed {count} tokens{left}."
+        yield f"{name} was running and was scheduled: it computed {count} tokens{left}."
         return
     yield (
-        f"{name} was running ({request.num_computed} tokens in the cache, "
-        f"{request.num_uncomputed} to compute) and did not run."
+        f"{name} was running ({request.num_computed} tokens in the cache, {request.num_uncomputed} "
+        "to compute) and was not scheduled."
     )
     own = [item for item in view.attempts if item.request_id == name]
     if name in view.victims or any(item.action == "evict" and item.grant for item in own):

@@ -143,7 +143,7 @@ class NoTimes:
 
     def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
         """Raise AssertionError: the times are measured."""
-        raise AssertionError("a step of a real engine has no modelled duration")
+        raise AssertionError("a step of a real engine has no modeled duration")
 
     def batch_change_ns(self, after: After) -> int:
         """Return 0: it is a part of the measured times."""

@@ -142,7 +142,7 @@ class BitsAndBytes(Format):
         if "weight_format" in module.entries:
             entry = module.entry("weight_format", ("U8",))
             if math.prod(entry.shape) != 1 or int(read(entry.name)) != _ROW_FORMAT:
-                raise module.error("has codes in another order than that of rows", "weight_format")
+                raise module.error("has codes that are not in row order", "weight_format")
         if not num_outputs * num_inputs:
             raise module.error("is empty", "weight")
         return num_outputs, num_inputs

@@ -147,7 +147,7 @@ class CompressedTensors(Format):
             )
         if block[0] not in (1, shape[0]):
             raise module.error(
-                "has scales of blocks, which integers do not support", "weight_scale"
+                "has block scales, which are not supported for integers", "weight_scale"
             )
         if shape[1] % block[1]:
             raise module.error(

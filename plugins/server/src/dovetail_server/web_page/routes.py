@@ -54,7 +54,7 @@ class StepReader:
     async def read(self, after: int, max_steps: int) -> StepTrace:
         """Return the steps with numbers above `after`. Raise APIError if too many clients wait."""
         if self._num_readers >= MAX_READERS:
-            message = f"{MAX_READERS} clients wait for steps already. Try again later."
+            message = f"{MAX_READERS} clients are already waiting for steps. Try again later."
             raise APIError(message, status=429, code="too_many_readers", retry_after_s=1.0)
         self._num_readers += 1
         try:
