@@ -1,4 +1,4 @@
-"""Finds the transformers class for a config.json. Rejects models that would be computed wrongly.
+"""Finds the transformers class for a config.json. Rejects models with incorrect results.
 
 Code in a model directory is never run.
 """

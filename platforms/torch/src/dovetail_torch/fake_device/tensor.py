@@ -59,8 +59,7 @@ _WHOLE = frozenset(
         "scaled_dot_product_attention",
     }
 )
-"""Composite operations that run as one operation, so that results are bitwise equal to those on the
-host."""
+"""Composite operations that run as one operation. Results are then bitwise equal to the host's."""
 
 
 class FakeDeviceTensor(torch.Tensor):
