@@ -29,6 +29,7 @@ from dovetail.outputs import RequestOutputKind
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import Options, make_instance
 from dovetail.plugins.hooks import HookPlugins, load_hooks
+from dovetail.plugins.loading import paused_garbage_collection
 from dovetail.pooling_params import PoolingParams
 from dovetail.sampling_params import SamplingParams
 from dovetail.value_checks import plain_text, shorten
@@ -93,6 +94,7 @@ class FrontEndParts:
     tokenizer: Tokenizer | None
 
     @classmethod
+    @paused_garbage_collection()
     def of(cls, config: RequestedConfig) -> FrontEndParts:
         """Check the plugin choices. Load hooks and tokenizer.
 

@@ -7,10 +7,8 @@ contract's context; if one fails, the earlier ones are shut down again.
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,15 +108,14 @@ def start_engine(
 def _start_parts(
     start: StartUp, requested: RequestedConfig, plugins: PluginRegistry, clock: Clock
 ) -> StartedEngine:
-    with _without_garbage_collection():
-        start.enter("platform")
-        platform = choose_platform(plugins, requested.parallel.platform)
-        start.enter("configuration")
-        config = _resolve(requested, platform, plugins)
-        start.enter("parts")
-        scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
-        executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
-        worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
+    start.enter("platform")
+    platform = choose_platform(plugins, requested.parallel.platform)
+    start.enter("configuration")
+    config = _resolve(requested, platform, plugins)
+    start.enter("parts")
+    scheduler_cls, policy_cls = choose_scheduler(plugins, config.scheduler.scheduler_cls)
+    executor_cls = choose(plugins, platform, "executor", config.parallel.executor_backend)
+    worker_cls = choose(plugins, platform, "worker", config.parallel.worker_cls or AUTO)
     _check_options(config, executor_cls, worker_cls, scheduler_cls)
     rules = load_rules(config, plugins, worker_cls)
     start.enter("executor")
@@ -175,21 +172,6 @@ def _resolve(
     config = resolve(requested, platform, plugins)
     check_options_are_used(config, plugins)
     return config
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Pause the garbage collector while large modules are imported.
-
-    An import creates hundreds of thousands of objects that stay, and each collection visits them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _model_info(executor: Executor) -> ModelInfo:

@@ -6,9 +6,12 @@ becomes a PluginLoadError; only the user's Ctrl-C is raised unchanged.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -37,6 +40,27 @@ class Origin:
         if not self.distribution:
             return f"plugin {self.reference!r}"
         return f"plugin {self.reference!r} of {self.distribution}"
+
+
+@contextmanager
+def paused_garbage_collection() -> Iterator[None]:
+    """Pause the garbage collector in a block. Blocks may be nested.
+
+    The import of a tensor library creates hundreds of thousands of objects that stay, and each
+    collection would visit them. At the end all objects move to the oldest generation, so that
+    collections of young objects do not visit them. Objects that the program has frozen stay so.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
 
 
 def load_target(target: str, origin: Origin) -> object:
@@ -123,7 +147,8 @@ def find_attribute(module: ModuleType, attribute: str, origin: Origin) -> object
 
 def _import_module(name: str, origin: Origin) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        with paused_garbage_collection():
+            return importlib.import_module(name)
     except KeyboardInterrupt:
         raise
     except ModuleNotFoundError as error:

@@ -1,0 +1,108 @@
+"""The garbage collector pauses while plugins are imported and the front end is prepared."""
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from dovetail.config import EngineArgs
+from dovetail.engine.front_end import FrontEndParts
+from dovetail.plugins.loading import Origin, load_target, paused_garbage_collection
+from dovetail_devkit.fakes.platform import FakePlatform
+from dovetail_devkit.fakes.tokenizer import ByteTokenizer
+
+YOUNG = (0, 1)
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    """Leave the collector enabled, and the objects of the test session frozen."""
+    gc.unfreeze()
+    yield
+    gc.enable()
+    gc.freeze()
+
+
+def test_pause_ends_with_block_and_with_error() -> None:
+    with paused_garbage_collection():
+        assert not gc.isenabled()
+        with paused_garbage_collection():
+            pass
+        assert not gc.isenabled()  # the outer block continues
+    assert gc.isenabled()
+    with pytest.raises(KeyError), paused_garbage_collection():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_collector_of_program_that_disabled_it_stays_disabled() -> None:
+    gc.disable()
+    with paused_garbage_collection():
+        pass
+    assert not gc.isenabled()
+
+
+def test_new_objects_are_in_oldest_generation() -> None:
+    with paused_garbage_collection():
+        created = [object(), []]
+    assert not any(found is created for young in YOUNG for found in gc.get_objects(young))
+    assert any(found is created for found in gc.get_objects(2))
+
+
+def test_frozen_objects_stay_frozen() -> None:
+    gc.freeze()
+    count = gc.get_freeze_count()
+    with paused_garbage_collection():
+        pass
+    assert gc.get_freeze_count() == count
+
+
+def test_cyclic_garbage_of_block_is_collected_later() -> None:
+    class Node:
+        alive = 0
+
+        def __init__(self) -> None:
+            self.me = self
+            Node.alive += 1
+
+        def __del__(self) -> None:
+            Node.alive -= 1
+
+    with paused_garbage_collection():
+        Node()
+    assert Node.alive == 1
+    gc.collect()
+    assert Node.alive == 0
+
+
+def test_import_of_plugin_pauses_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plugin_seeing_gc.py").write_text(
+        "import gc\nclass Part:\n    collects = gc.isenabled()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    part = load_target("plugin_seeing_gc:Part", Origin(reference="part"))
+    assert vars(part)["collects"] is False
+    assert gc.isenabled()
+
+
+class TokenizerSeeingCollector(ByteTokenizer):
+    collects: bool
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Self:
+        cls.collects = gc.isenabled()
+        return cls()
+
+
+def test_tokenizer_is_loaded_without_collections(tmp_path: Path) -> None:
+    config = {"architectures": ["None"], "vocab_size": 259, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = EngineArgs(
+        model=tmp_path, platform=FakePlatform, tokenizer_mode=TokenizerSeeingCollector
+    )
+    FrontEndParts.of(args.create_engine_config())
+    assert TokenizerSeeingCollector.collects is False
+    assert gc.isenabled()
