@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 GROUP = 32
 NUM_CANDIDATES = 16
 LOWEST_SHARE = 0.7
-"""The least scale of `clipped`, as a share of the scale of `greatest`."""
+"""The smallest scale of `clipped`, as a share of the scale of `greatest`."""
 
 Rule = Callable[[torch.Tensor], torch.Tensor]
 """Rounds weights [..., 32], each row with one scale."""

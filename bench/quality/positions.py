@@ -65,4 +65,4 @@ class PositionRecorder:
 
 
 AnyRecorder = Recorder | PositionRecorder
-"""What an engine passes its logits to."""
+"""The object to which an engine passes its logits."""

@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 NUM_SAMPLES = 3
-"""`--sampled` compiles one in this many of the levels, besides the first one."""
+"""With `--sampled`, one of this many levels is compiled, in addition to the first level."""
 FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 

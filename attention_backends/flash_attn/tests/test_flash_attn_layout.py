@@ -14,7 +14,8 @@ from dovetail_attn_flash_attn.layout import KeptTensors, StepLayout, first_block
 B = 4
 SPEC = FullAttentionSpec(block_size=B, num_kv_heads=1, head_size=64, dtype="bfloat16")
 RUNS = ((0, 5), (7, 1), (12, 1), (9, 4))
-"""(context, queries) of each row. Row r has the blocks 10 · r + 1, 10 · r + 2, …"""
+"""Numbers of context tokens and query tokens of each row. Row r has the blocks 10 · r + 1, 10 · r +
+2, …"""
 
 
 def batch_of(runs=RUNS):

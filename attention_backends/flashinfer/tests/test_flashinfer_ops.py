@@ -97,7 +97,7 @@ def test_the_class_can_be_imported_without_flashinfer():
 
 
 def test_torch_computes_sampling():
-    """FlashInfer's random numbers depend on the place of a request in the batch."""
+    """FlashInfer's random numbers depend on the position of a request in the batch."""
     assert overridden_operations(FlashInferOps) == {
         "rms_norm",
         "offset_rms_norm",

@@ -1,4 +1,4 @@
-"""Several ranks on CPUs: shares of cores, memory and packed weights. Native parallel layers."""
+"""Several ranks on CPUs: shares of cores, memory and packed weights, and parallel layers."""
 
 import logging
 import socket

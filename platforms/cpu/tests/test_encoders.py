@@ -1,4 +1,4 @@
-"""The bits of an embedding do not depend on the batch: encoders in bfloat16 on native kernels."""
+"""Embeddings are bitwise equal in every batch: encoders in bfloat16 on native kernels."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_latent_attention_gates_and_shared_experts_meet_their_contract(level):
 
 
 def test_a_step_whose_inputs_have_no_fixed_addresses_is_not_recorded():
-    """Their memory is freed after the step, so that a replay would read other values."""
+    """The memory of such inputs is freed after the step, so a replay would read other values."""
     x_TC, states = torch.randn(2, 8).bfloat16(), torch.zeros(3, 3, 8).bfloat16()
     weight_CW, ops = torch.randn(8, 4).bfloat16(), NativeOps()
     memory = StatePartsMemory(

@@ -1,4 +1,4 @@
-"""Model directories with any tensors, and their conversions."""
+"""Writes model directories with arbitrary tensors, and converts them."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def convert(model, out, **options):
 
 
 def make_model(folder, tensors=UNUSUAL, **fields):
-    """Write a directory with any tensors, which need not be those of its architecture."""
+    """Write a directory with arbitrary tensors, which may not match its architecture."""
     folder.mkdir(exist_ok=True)
     config = json.loads((Path(demo.model_dir()) / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | fields), "utf-8")

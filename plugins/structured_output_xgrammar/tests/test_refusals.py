@@ -1,4 +1,4 @@
-"""The `xgrammar` grammar plugin rejects what the library would not enforce, or not in time."""
+"""The `xgrammar` plugin rejects schemas that the library would not enforce in bounded time."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class BidirectionalLayer(AttentionLayer):
     """Attention of one layer without a cache. The argument struct is reused for each call."""
 
     def __init__(self, context: AttentionLayerContext) -> None:
-        """Create the layer. Raise ConfigError for a feature that the kernel does not have."""
+        """Create the layer. Raise ConfigError for a feature that the kernel does not support."""
         added = (context.sinks, context.alibi_slopes)
         if context.soft_cap or any(values_H is not None for values_H in added):
             raise ConfigError(

@@ -9,7 +9,7 @@ import torch
 from dovetail.interfaces.attention import AttentionRequirements
 
 UNKNOWN = 0
-"""The capability of a device that this process does not see, and its driver."""
+"""The value of a compute capability or driver version that is not known."""
 
 _PREFIX = "sm_"
 _DRIVER_LIBRARY = "libcuda.so.1"

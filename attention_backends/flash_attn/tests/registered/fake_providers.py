@@ -21,7 +21,7 @@ from dovetail_attn_flash_attn.providers.signatures import recorded
 
 SCHEMAS = Path(__file__).with_name("fa3_schema.txt").read_text("utf-8").splitlines()
 libraries = []
-"""Registrations end with their library object."""
+"""The library objects. An operator is unregistered when its object is freed."""
 
 
 def module(name: str, folder: Path | None = None, **content: object) -> types.ModuleType:
@@ -37,7 +37,7 @@ def module(name: str, folder: Path | None = None, **content: object) -> types.Mo
 
 
 def as_operator(name: str, implementation: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    """Return a function that calls `implementation` through torch's dispatcher, as real kernels.
+    """Return a function that calls `implementation` through torch's dispatcher, like real kernels.
 
     A graph of the fake device contains operators only. implementation: writes `out`, if it is among
     its arguments, and returns a new tensor.

@@ -14,7 +14,7 @@ from dovetail_devkit.attention import random_step
 B, H, K, D = BLOCK_SIZE, random_step.RandomStep.num_heads, 2, 64
 SPEC = FullAttentionSpec(block_size=B, num_kv_heads=K, head_size=D, dtype="bfloat16")
 RUNS = ((2 * B, 1), (B, 1), (3, B + 2), (0, 5))
-"""(context, queries) of each row."""
+"""Numbers of context tokens and query tokens of each row."""
 DECODES = ((2 * B, 1), (B - 1, 1), (0, 1))
 
 

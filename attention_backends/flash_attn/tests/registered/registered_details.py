@@ -164,7 +164,7 @@ def test_strided_queries_and_results_are_supported(backend):
 
 
 def test_decodes_with_grouped_query_heads_write_their_results():
-    """torch's FlashAttention 2 would write it to a copy for a maximum of one query."""
+    """For a maximum of one query, torch's FlashAttention 2 would write the result to a copy."""
     RandomStep(DECODES).run()
     if NAME == "torch":
         assert named("torch")[0]["max_q"] == 2
@@ -206,7 +206,7 @@ def test_sinks_of_float16_layers_are_not_rounded_to_bfloat16():
 
 
 def test_unsupported_features_are_never_ignored():
-    """The selection prevents this. A table of names without the term reports it."""
+    """The selection rejects such layers. A provider without a name for the argument raises, too."""
     step = RandomStep()
     metadata = step.builder().build(step.batch())
     for changes, text in (({"soft_cap": 2.0}, "soft cap"), ({"sinks": torch.zeros(H)}, "sinks")):

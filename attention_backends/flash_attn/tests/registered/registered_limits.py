@@ -1,7 +1,5 @@
-"""The reference raises an error for arguments that a kernel ignores or rejects.
-
-Other signatures fail. test_flash_attn_attention.py starts these tests in a separate process.
-"""
+"""The reference kernels reject arguments that real kernels ignore or reject, and other signatures.
+test_flash_attn_attention.py starts these tests in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors over the claimed matrix, compared with the rounding of the float64 result.
+"""Compares errors in all supported cases with the rounding error of the float64 result.
 
 Rounding changes a value by at most eps / 2 of its size.
 
@@ -26,7 +26,7 @@ NUM_SAMPLED = 256 if HAS_LARGE_BLOCKS else 128
 
 
 def runs_of(block_size):
-    """Return (context, queries) of each request, by name, with lengths at block boundaries."""
+    """Return the context and query tokens of each request by name, at block boundaries."""
     b = block_size
     return {
         "mixed": ((b, 1), (0, 7), (b + 3, 4), (0, 1), (2 * b - 1, 1), (1, b), (b, 1), (0, 2 * b)),

@@ -19,7 +19,7 @@ SERIES = (0, 7)
 INSTALL = "pip install 'dovetail-attn-flashinfer[flashinfer]'"
 
 DEFAULT_CUDA = Path("/usr/local/cuda")
-"""Where FlashInfer looks for the CUDA toolkit last."""
+"""The last directory in which FlashInfer looks for the CUDA toolkit."""
 
 COMPILED_KERNELS = "flashinfer_jit_cache"
 """The package with compiled kernels. FlashInfer compiles the kernels that it does not contain."""

@@ -19,7 +19,7 @@ TRTLLM_BLOCK_SIZES = frozenset({16, 32, 64})
 """The page sizes of the trtllm-gen kernels. The other kernels support all page sizes."""
 
 PDL_CAPABILITY = 90
-"""Least compute capability · 10 for programmatic dependent launch: a kernel may start before the
+"""Lowest compute capability · 10 for programmatic dependent launch: a kernel may start before the
 previous kernel has ended."""
 
 

@@ -22,7 +22,7 @@ class GraphMetadata(StepMetadata):
     """A captured step of decodes, with one token per request."""
 
     def __init__(self, batch: AttentionBatch, kernels: GroupKernels) -> None:
-        """batch: seq_lens are the maximum."""
+        """batch: its seq_lens are the maximum lengths."""
         super().__init__(batch, kernels)
         self.slots = _kept(self.slots)
         spec = self.spec

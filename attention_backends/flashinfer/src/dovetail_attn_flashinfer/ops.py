@@ -3,11 +3,11 @@
 FlashInfer is imported when the ops are created, so that a missing FlashInfer can be reported.
 
 Sampling is not among the operations. FlashInfer derives the random numbers of a request from its
-place in the batch, keeps more than k tokens if the logits of some are equal, and has no argmax, so
-a request with a seed would not be reproducible. torch computes it.
+position in the batch, keeps more than k tokens if the logits of some are equal, and has no argmax,
+so a request with a seed would not be reproducible. torch computes it.
 
-Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size,
-P positions.
+Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size, P
+positions.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def vector_bytes(size: int) -> int:
 
 
 def aligned(x: torch.Tensor, num_bytes: int) -> torch.Tensor:
-    """Return x, or a copy unless its features are contiguous and its rows start at multiples."""
+    """Return x, or a copy if its features are not contiguous or its rows are not aligned."""
     starts = [x.storage_offset(), *x.stride()[:-1]]
     if x.stride(-1) == 1 and not any(x.element_size() * start % num_bytes for start in starts):
         return x

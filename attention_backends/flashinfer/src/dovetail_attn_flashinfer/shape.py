@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 Launch = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor], None]
-"""Attends for a part of a step. Arguments: q_THD, the cache, sinks_H or None, out_THD; q and out
-contain all tokens of the step, and out is contiguous."""
+"""Computes attention for a part of a step. Arguments: q_THD, the cache, sinks_H or None, out_THD; q
+and out contain all tokens of the step, and out is contiguous."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

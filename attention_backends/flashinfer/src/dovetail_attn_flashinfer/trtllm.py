@@ -93,7 +93,7 @@ class TrtllmLaunch:
         sinks_H: torch.Tensor | None,
         out_THD: torch.Tensor,
     ) -> None:
-        """Attend for the tokens of the part, and write the result to `out_THD`."""
+        """Compute attention for the tokens of the part, and write the result to `out_THD`."""
         part, tables = self.part, self.tables
         # FlashInfer copies strided queries, too: with them, the kernels' results are incorrect.
         query = q_THD[part.tokens].contiguous()

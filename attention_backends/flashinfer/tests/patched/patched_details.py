@@ -105,7 +105,7 @@ def test_layers_with_a_second_head_size_do_not_use_the_sink_kernel():
 
 
 def test_flashinfer_cannot_load_sink_kernels_for_two_head_sizes_in_one_process():
-    """If this fails, `_sink_kernels` need not contain head sizes any more."""
+    """If this fails, FlashInfer has no such limit: remove head sizes from `_sink_kernels`."""
     attended(Step(), sinks=torch.zeros(H))
     wrappers._sink_kernels.clear()
     with pytest.raises(ValueError, match="is loaded with different sizes"):

@@ -1,4 +1,4 @@
-"""Errors over the claimed matrix, compared with the rounding of the float64 result.
+"""Compares errors in all supported cases with the rounding error of the float64 result.
 
 Rounding changes a value by at most eps / 2 of its size.
 

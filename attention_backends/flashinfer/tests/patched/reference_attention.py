@@ -21,7 +21,7 @@ calls: deque[tuple[str, dict]] = deque(maxlen=MAX_CALLS)
 """The latest plans and launches: name, and arguments by name."""
 
 numbers = itertools.count(1)
-"""Numbers of plans and launches."""
+"""Generates the numbers of plans and launches."""
 
 
 library = torch.library.Library("flashinfer_reference", "DEF")

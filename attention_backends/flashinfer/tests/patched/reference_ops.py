@@ -90,7 +90,7 @@ def add_norm_kernel(name: str, bias: float):
 
 
 def rotate(*args: object) -> None:
-    """Rotate queries and keys like the kernel: vectors of features, whose place is not checked."""
+    """Rotate queries and keys like the kernel, whose sizes must consist of complete vectors."""
     op_calls.append(ROTATE)
     run = named(OP_NAMES[ROTATE], args)
     table, positions = run.cos_sin_cache, run.pos_ids

@@ -76,7 +76,10 @@ def _advance(
     COMPUTE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Attend to positions [begin, end), tile by tile. MASKED: whether rows do not see some."""
+    """Attend to positions [begin, end), tile by tile.
+
+    MASKED: whether some rows do not see some of the positions.
+    """
     f_F = tl.arange(0, FIRST)
     r_R = FIRST + tl.arange(0, REST)
     n_P = tl.arange(0, TILE)

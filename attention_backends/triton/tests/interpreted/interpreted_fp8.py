@@ -58,7 +58,7 @@ def test_keys_and_values_of_an_fp8_cache_are_multiplied_by_per_layer_scales(cach
 
 @pytest.mark.parametrize("cache_dtype", FP8_OF_TORCH)
 def test_values_are_divided_by_the_per_layer_scale_rounded_and_clamped(cache_dtype):
-    """The result is that of float64 rounded to fp8; large values become the largest number."""
+    """Results equal those of float64 rounded to fp8; large values become the largest number."""
     kv_scales = torch.tensor([0.25, 4.0], device=DEVICE)
     rows = Rows([40], cache_dtype=cache_dtype, dtype=torch.bfloat16, kv_scales=kv_scales)
     rows.qkv[0][3] = 0.0

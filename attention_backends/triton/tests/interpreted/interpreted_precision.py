@@ -1,4 +1,4 @@
-"""The errors of attention are little more than those of rounding the results.
+"""The errors of attention are only slightly larger than those of rounding the results.
 
 Runs as interpreted_attention.py does.
 """
@@ -23,7 +23,7 @@ SHAPES = {
 
 
 class StrictRows(AttentionRows):
-    """Rows whose largest error is at most 2 times that of rounding, plus 1e-3 · max|V|."""
+    """Rows that allow an error of at most twice the rounding error, plus 1e-3 · max|V|."""
 
     def expect_right(self, what, runs, actual):
         """Compare the result of each request with the reference. Values are the last heads."""

@@ -90,7 +90,7 @@ class CPURuntime:
     def address_space_left_bytes(self) -> int:
         """Return how many more bytes this process may map (ulimit -v).
 
-        Without a limit, this is a huge number.
+        Without a limit, return a very large number.
         """
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if limit == resource.RLIM_INFINITY:

@@ -1,6 +1,6 @@
 """The launches of the kernels of mixtures of experts, for compiling them without a GPU.
 
-Sizes are those of Qwen3-MoE 30B (128 experts, 8 of a token) and of DeepSeek V3 (256 experts in 8
+Sizes are those of Qwen3-MoE 30B (128 experts, 8 per token) and of DeepSeek V3 (256 experts in 8
 groups), and of gpt-oss 20B (biases, clamped activations). This module imports Triton.
 """
 
@@ -95,7 +95,7 @@ def _choose(what: str, num_experts: int, rule: ExpertRouting) -> KernelCase:
 def _products(
     what: str, tile: experts.ExpertTile, dtype: str, layer: tuple[int, tuple[int, int], int]
 ) -> tuple[KernelCase, ...]:
-    """Return the cases of both projections. layer: experts, sizes, experts of a token."""
+    """Return the cases of both projections. layer: number of experts, sizes, experts per token."""
     num_experts, sizes, top_k = layer
     strides = {"expert_stride": "i32", "weight_stride": "i32"}
     bias = {"bias_ptr": dtype} if "biases" in what else {}

@@ -112,7 +112,7 @@ def _steps(dtype: str) -> dict[str, str]:
 
 
 def _attend_singles(what: str, sizes: dict[str, int], dtype: str) -> KernelCase:
-    """Return a case with the delta rule and norms, or with factors on own values, as in Mamba 2."""
+    """Return a case with the delta rule and norms, or with skip connections, as in Mamba 2."""
     delta = "delta" in what
     own = {"beta_ptr": dtype} if delta else {"skip_ptr": "*fp32"}
     missing = dict.fromkeys({"beta_ptr", "skip_ptr", "singles_ptr"} - own.keys())

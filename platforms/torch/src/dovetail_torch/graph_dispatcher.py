@@ -23,7 +23,7 @@ from dovetail_torch.sampling.sampler import BestTokens
 logger = logging.getLogger(__name__)
 
 MAX_SAVED_BYTES = 512 << 20
-"""A replay is compared with an eager run only if the states that both change are not larger."""
+"""A replay is compared with an eager run only if the states of a step have at most this size."""
 SaveStates = Callable[[int], Callable[[], None] | None]
 """Copies the states that the step changes, if they have at most this many bytes, and returns a
 function that restores them. Returns None if they have more."""

@@ -66,7 +66,8 @@ def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None
 class PositionTables:
     """The rotary tables of a model, filled before steps use the positions.
 
-    num_ready: number of positions filled in all tables; a huge number if the tables are complete.
+    num_ready: number of positions filled in all tables; a very large number if the tables are
+    complete.
     """
 
     def __init__(self, model: Any = None) -> None:

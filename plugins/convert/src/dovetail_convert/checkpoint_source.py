@@ -77,7 +77,7 @@ def open_source(
 
 
 def computed_dtype(directory: ModelDirectory, dtype: str) -> torch.dtype:
-    """Return the dtype of values that the checkpoint does not store: that of the model."""
+    """Return the model's dtype, for values that the checkpoint does not store."""
     name = dtype if dtype != KEEP else stated_dtype(directory.config)
     result: torch.dtype = getattr(torch, name if name in DTYPES[1:] else DEFAULT_DTYPE)
     return result
@@ -171,7 +171,7 @@ def _cast(tensor: CheckpointTensor, dtype: torch.dtype) -> Iterator[torch.Tensor
 def _has_same_infinities(
     tensor: CheckpointTensor, piece: torch.Tensor, values: torch.Tensor
 ) -> bool:
-    """Return whether the checkpoint stores every NaN or infinity, as in masks."""
+    """Return whether the checkpoint contains each NaN and infinity too, for example in a mask."""
     return tensor.dtype is not None and torch.equal(piece.isfinite(), values.isfinite())
 
 

@@ -52,7 +52,7 @@ class ConvertOptions:
 
     @property
     def max_shard_bytes(self) -> int:
-        """The maximum size of a file in bytes. Raises ConfigError for a value that is not one."""
+        """The maximum size of a file in bytes. Raises ConfigError for an invalid size."""
         match = _SIZE.fullmatch(self.max_shard_size)
         unit = None if match is None else _UNITS.get(match["unit"].upper())
         size = 0 if match is None or unit is None else int(float(match["number"]) * unit)
@@ -65,7 +65,7 @@ class ConvertOptions:
 
 
 def check_options(options: ConvertOptions) -> None:
-    """Raise ConfigError, naming the option, for a value that is not possible."""
+    """Raise ConfigError, naming the option, for an invalid value."""
     if options.dtype not in DTYPES:
         raise ConfigError(
             f"--dtype={options.dtype:.80} is not known.{nearest(options.dtype[:80], DTYPES)}\n"

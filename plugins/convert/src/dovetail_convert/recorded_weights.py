@@ -2,7 +2,8 @@
 
 The model is on the device "meta". The contract of weight loaders says that `load` writes every
 parameter in place exactly once; each write is recorded before it takes place. The weights of the
-model are joined to the tensors of a Hugging Face checkpoint as soon as all their parts are there.
+model are joined to tensors of a Hugging Face checkpoint as soon as all parts of a tensor have been
+written.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Receive = Callable[[str, torch.Tensor], None]
 
 @dataclass(kw_only=True)
 class _Joined:
-    """A tensor of the checkpoint, of parts that the loader writes. missing: values to come."""
+    """A tensor of the checkpoint and its parts. missing: number of values not yet written."""
 
     name: str
     shape: tuple[int, ...]
@@ -65,7 +66,7 @@ class _Joined:
 
 @dataclass(frozen=True, kw_only=True)
 class _Range:
-    """The values of a storage that are one weight of the model."""
+    """The range of a storage that contains one weight of the model."""
 
     start: int
     part: Assignment
@@ -73,9 +74,9 @@ class _Range:
 
 
 class RecordedWeights:
-    """The tensors of the checkpoint of a model on the device "meta".
+    """The checkpoint tensors of a model on the device "meta".
 
-    Raises WeightError, naming a weight, if the names of the model's checkpoints contradict another.
+    Raises WeightError, naming a weight, if the model's weight mappings cannot be inverted.
     """
 
     def __init__(self, model: nn.Module) -> None:

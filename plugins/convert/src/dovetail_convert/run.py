@@ -20,7 +20,7 @@ from dovetail_torch.progress_bar import progress_bar
 
 _OPTION = "--out"
 _SPARE_BYTES = 16 << 20
-"""Reserved for the tokenizer and the headers."""
+"""Bytes of disk space that are reserved for the tokenizer and the headers."""
 
 
 @dataclass(frozen=True, kw_only=True)

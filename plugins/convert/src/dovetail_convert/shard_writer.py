@@ -1,8 +1,8 @@
 """Writes tensors to safetensors files of a limited size, and the index of these files.
 
-The place of every tensor is known before the first one is written. Values are written in pieces, so
-that no file must fit into memory, and tensors may be written in any order.
-Source of the format: https://huggingface.co/docs/safetensors.
+The position of every tensor is known before the first one is written. Values are written in pieces,
+so that no file must fit into memory, and tensors may be written in any order. Source of the format:
+https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with the divisors of the rotary frequencies of Llama 3.1 and later."""
 
 _WINDOWED_TYPES = {"MistralForCausalLM": "mistral", "Olmo3ForCausalLM": "olmo3"}
-"""The model_type of each architecture that files with a sliding window have."""
+"""The model_type of files with a sliding window, by architecture."""
 _LLAMA3_LENGTH = 8192
 _LLAMA3_LOW = 1.0
 _LLAMA3_HIGH = {"Llama 3": 4.0, "Llama 4": 1.0}

@@ -15,7 +15,7 @@ from dovetail_gguf.reader import GGUFFile
 Versions = list[tuple[int, int, int, int]]
 
 _RECENT_NS = 2_000_000_000
-"""Nanoseconds after a change in which a second change may leave the time stamp as it is."""
+"""Nanoseconds after a change during which a second change may leave the time stamp unchanged."""
 
 
 def open_file(path: Path) -> GGUFFile:

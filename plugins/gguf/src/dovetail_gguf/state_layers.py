@@ -161,7 +161,7 @@ def _parts(*names: str) -> tuple[str, ...]:
 
 
 def is_reshaped(name: str) -> bool:
-    """Return whether a file has the values of this tensor in other dimensions than the model."""
+    """Return whether this tensor has other dimensions in a file than in the model."""
     return name.endswith(_RESHAPED)
 
 

@@ -26,7 +26,7 @@ DECODE_ERRORS = (
     *(ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError),
     *(struct.error, StopIteration),
 )
-"""What decoding the content of a crafted record can raise."""
+"""The exceptions that decoding a crafted record can raise."""
 
 
 @dataclass(slots=True)

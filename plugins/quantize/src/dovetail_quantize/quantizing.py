@@ -80,7 +80,8 @@ def quantize_layers(
 ) -> Quantized:
     """Quantize all linear layers except the LM head. The model's weights become the rounded values.
 
-    chunks: chunks of the calibration data; empty for rounding without one. note: receives progress.
+    chunks: chunks of the calibration data; empty for rounding without calibration. note: receives
+    progress.
     """
     result = Quantized()
     passes = list(_passes(opened))

@@ -28,7 +28,8 @@ _REGEX, _EXCLUDES = "re:", "-:"
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _SIMPLE = re.compile(r"(?:(?:\\[.dw]|\[[\w^-]+\]|[\w.-])[*+?]?|\(\?:|[()|^$])*")
 _MAX_PATTERN, _MAX_UNBOUNDED, _MAX_MATCHES = 300, 2, 20_000
-"""Patterns come from the checkpoint. Those that might need long, or more matches, match all."""
+"""Limits for patterns, which come from the checkpoint. A pattern that exceeds a limit is not
+evaluated: it matches every module."""
 
 
 class Exclusions:
@@ -127,7 +128,7 @@ def _strings(field: str, value: Any) -> Collection[str]:
 
 
 def _compiled(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern that matches in a bounded time, or None for any other."""
+    """Return the compiled pattern, or None if matching it may take long."""
     num_unbounded = pattern.count("*") + pattern.count("+")
     if len(pattern) > _MAX_PATTERN or num_unbounded > _MAX_UNBOUNDED:
         return None

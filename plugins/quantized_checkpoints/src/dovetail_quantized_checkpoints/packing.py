@@ -38,7 +38,7 @@ def interleave(low: torch.Tensor, high: torch.Tensor) -> torch.Tensor:
 
 
 def _split_bytes(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the codes of each byte. A byte has whole codes, and the first byte is the lowest."""
+    """Return the codes of each byte, which contains complete codes. The first byte is lowest."""
     codes = words.contiguous().view(torch.uint8)
     width = CODE_BITS
     while width > bits:

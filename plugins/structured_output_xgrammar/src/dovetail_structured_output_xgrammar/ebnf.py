@@ -1,8 +1,8 @@
 """Checks grammars in GBNF or EBNF, and writes strings in this syntax.
 
 The library's syntax has more than GBNF: functions such as `Token(1)`, properties of rules, texts
-that must follow a rule. They are rejected, because they reach past the text of the output.
-All functions raise ValueError with a sentence about the grammar.
+that must follow a rule. Such grammars are rejected, because they restrict more than the text of the
+output. All functions raise ValueError with a sentence about the grammar.
 """
 
 from __future__ import annotations

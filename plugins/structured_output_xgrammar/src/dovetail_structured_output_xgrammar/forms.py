@@ -121,7 +121,8 @@ FORMS: Mapping[str, Form] = {
     "grammar": grammar,
     "structural_tag": structural_tag,
 }
-"""The function that compiles each form: the compiler, the text, the strings of special tokens."""
+"""For each form, the function that compiles it, with the compiler, the text and the strings of
+special tokens as arguments."""
 
 
 def _triggered(tag: StructuralTag) -> dict[str, Any]:

@@ -35,7 +35,7 @@ _CLASSES: dict[str, tuple[Ranges, Ranges]] = {
     "w": (_WORD, (*_WORD, *_NOT_ASCII)),
     "s": (_SPACE, (*_SPACE, *_MORE_SPACE)),
 }
-"""By letter: the characters surely in the class, and the characters possibly in it."""
+"""For the letter of each class: the characters that are certainly in it, and those that may be."""
 _ESCAPES = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B}
 _CARET = 0x5E
 

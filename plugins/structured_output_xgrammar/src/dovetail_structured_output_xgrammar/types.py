@@ -67,7 +67,7 @@ def read_count(schema: Mapping[str, Any], keyword: str) -> int | None:
 
 
 def read_counts(schema: Mapping[str, Any], minimum: str, maximum: str) -> dict[str, int]:
-    """Return the counts that are given of a minimum and a maximum."""
+    """Return the counts in the keywords for a minimum and a maximum, if they are present."""
     requested = {item: read_count(schema, item) for item in (minimum, maximum)}
     counts = {keyword: count for keyword, count in requested.items() if count is not None}
     if counts.get(minimum, 0) > counts.get(maximum, MAX_COUNT):

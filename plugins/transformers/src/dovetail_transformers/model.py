@@ -93,7 +93,7 @@ class TransformersForCausalLM(nn.Module):
         set_taker(module, self.calls)
 
     def _create(self, dtype: torch.dtype, device: torch.device) -> transformers.PreTrainedModel:
-        """Return the model with uninitialized weights. Raise ModelError for a wrong config."""
+        """Return the model with uninitialized weights. Raise ModelError for an invalid config."""
         config = copy.deepcopy(self.config)
         try:
             with torch.device(device):

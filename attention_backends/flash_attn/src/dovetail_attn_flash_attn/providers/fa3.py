@@ -38,7 +38,7 @@ WITH_SINKS = "tokenspeed-fa3"
 """The distribution whose operator has the argument `sinks`."""
 
 DRIVER_WITH_SINKS = 13000
-"""Least driver of this distribution, which contains the runtime of CUDA 13."""
+"""The oldest driver that supports this distribution, which contains the CUDA 13 runtime."""
 
 FA3_CAPABILITIES = (90, 90)
 """The kernels are compiled for sm_90a, which runs on compute capability 9.0 only."""

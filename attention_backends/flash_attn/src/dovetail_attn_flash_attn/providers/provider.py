@@ -28,7 +28,7 @@ ADVICE = {
     SINKS: "install provider 'vllm' or 'fa3', on a GPU of compute capability 9.0",
     FP8: "install provider 'vllm' or 'fa3', on a GPU of compute capability 9.0",
 }
-"""What to do if a feature is not supported."""
+"""What the user can do if a feature is not supported."""
 
 
 class ProviderError(Exception):

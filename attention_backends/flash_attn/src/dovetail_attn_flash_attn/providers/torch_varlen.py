@@ -42,7 +42,8 @@ FORWARD_NAMES: Mapping[str, str] = {
 }
 
 LEAST_MAX_QUERIES = 2
-"""For a maximum of 1, the kernel code reorders the heads and may write the result to a copy."""
+"""Smallest value that is passed as `max_q`. With 1, the kernel code reorders the heads and may
+write the result to a copy."""
 
 
 class TorchProvider(Provider):

@@ -38,7 +38,7 @@ class ExpertTile:
 
 
 FEW = ExpertTile(rows=16, columns=64, features=128, num_warps=4, num_stages=3)
-"""For few tokens of an expert: the weights are the traffic."""
+"""For few tokens per expert: most of the memory traffic is weights."""
 
 MANY = ExpertTile(rows=64, columns=64, features=64, num_warps=4, num_stages=3)
 

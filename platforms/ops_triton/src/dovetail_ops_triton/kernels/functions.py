@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""Functions of numbers that several kernels use, in float32."""
+"""Numeric functions that several kernels use, in float32."""
 
 from __future__ import annotations
 

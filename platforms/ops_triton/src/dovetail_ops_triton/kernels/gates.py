@@ -1,9 +1,9 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""Gates: of features, of normalized groups, and of a shared expert.
+"""Computes the gates of features, of normalized groups and of a shared expert.
 
 Sums of a row have an order that does not depend on other rows. Sources of the operations: the
-reference code of Mamba 2 (Dao and Gu 2024), of gated delta nets and of Qwen2-MoE.
-Dimensions: T tokens, D features, G groups, I features of a group.
+reference code of Mamba 2 (Dao and Gu 2024), of gated delta nets and of Qwen2-MoE. Dimensions: T
+tokens, D features, G groups, I features of a group.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""The product of silu(x) for one half x of each row with the other half.
+"""Multiplies silu of the first half of each row by the second half.
 
 Dimensions: T rows, D features of a half.
 """

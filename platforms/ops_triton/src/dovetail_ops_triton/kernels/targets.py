@@ -1,4 +1,4 @@
-"""What differs between targets in launches of kernels with matrix products.
+"""Launch properties of matrix product kernels that differ between targets.
 
 This module imports Triton.
 """

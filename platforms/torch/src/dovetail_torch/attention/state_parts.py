@@ -1,8 +1,8 @@
 """Finds the blocks of states that the tokens of a step read and write.
 
-See `dovetail.interfaces.kv_cache.StateSpec` for the rules. Which blocks they are is known on the
-device; how the tokens are divided, on the host.
-Dimensions: T tokens, R requests, N parts, M width of a block table.
+See `dovetail.interfaces.kv_cache.StateSpec` for the rules. The device knows which blocks these are;
+the host knows how the tokens are divided. Dimensions: T tokens, R requests, N parts, M width of a
+block table.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class GraphCompiler:
 
     @contextmanager
     def _after_start(self) -> Iterator[None]:
-        """Count and report a compilation while requests wait. Raise PluginError if it is wrong."""
+        """Count and report a compilation in a step. Raise PluginError if it is not allowed."""
         report = self.report
         where = f"compile_level={report.level!r} with compile_backend={report.backend!r}"
         if report.level != "as_is":

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 CACHE_NAME = "compiled"
 OFF = "off"
 _TRACED_TOKENS = 13
-"""Number of tokens of the step that is traced; no usual size of a model."""
+"""Number of tokens of the step that is traced. It differs from the usual sizes in models."""
 _OTHER_TOKENS = (6, 1)
 """Numbers of tokens that are compiled and compared too: one token is special for compilers."""
 
@@ -85,8 +85,8 @@ def make_compilation(
 ) -> Compilation | None:
     """Return the compilation of a loaded model, or None without a compile level.
 
-    obstacle: why the model cannot be compiled, or "". Raises ConfigError with it, and the errors of
-    plugins that cannot be used.
+    obstacle: why the model cannot be compiled, or "". Raises ConfigError with this reason, and the
+    errors of plugins that cannot be used.
     """
     compute, device, dtype = context.config.compute, loaded.limits.device, loaded.limits.dtype
     if compute.compile_level == "none":

@@ -61,7 +61,7 @@ class _Address:
         self._piece = weakref.ref(piece)
 
     def piece(self) -> Piece:
-        """Return the piece. A fault if it was freed."""
+        """Return the piece. Record a fault if it was freed."""
         piece = self._piece()
         if piece is None:
             DEVICE.watch.fault(

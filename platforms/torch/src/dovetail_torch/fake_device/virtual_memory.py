@@ -43,7 +43,7 @@ class FakeRegion:
         self._piece.is_mapped = True
 
     def unmap(self) -> None:
-        """Return the memory to the device. A fault if the device may still use it."""
+        """Return the memory to the device. Record a fault if the device may still use it."""
         DEVICE.watch.reject_in_capture("a change of mapped memory")
         if not self._piece.is_mapped:
             DEVICE.watch.fault("a region was unmapped twice.")

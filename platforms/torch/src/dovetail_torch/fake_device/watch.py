@@ -98,7 +98,7 @@ class Watch:
         self._unraised.append(sentence)
 
     def check(self, *, again: bool = False) -> None:
-        """Raise FlightError if a fault was recorded and not raised. With `again`, for any fault."""
+        """Raise FlightError for a fault that was not raised, or with `again` for any fault."""
         faults = self.faults if again else self._unraised
         if faults:
             sentence = faults[0]

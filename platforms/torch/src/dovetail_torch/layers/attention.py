@@ -161,7 +161,7 @@ class BidirectionalAttention(Attention):
 
 
 CacheLayer = Attention | StateLayer
-"""A layer that keeps something for the tokens of a request: keys and values, or a state."""
+"""A layer that stores data of each request: keys and values, or a state."""
 
 
 def cache_layers(model: nn.Module) -> tuple[tuple[str, CacheLayer], ...]:
@@ -187,7 +187,7 @@ def cache_layers(model: nn.Module) -> tuple[tuple[str, CacheLayer], ...]:
 def attention_layers(model: nn.Module) -> tuple[tuple[str, Attention], ...]:
     """Return the model's attention layers by name, in the order of their indices.
 
-    Raises ContractError, as `cache_layers`.
+    Raises ContractError like `cache_layers`.
     """
     return tuple(
         (name, layer) for name, layer in cache_layers(model) if isinstance(layer, Attention)

@@ -2,12 +2,11 @@
 
 On the CPU the tokens are sorted by expert, and each expert computes only its own tokens. Elsewhere,
 and while torch traces the model, the number of tokens of an expert is not known without waiting for
-the device, so that every expert computes all tokens.
-In both cases no token is dropped, and a token's outputs are added in a fixed order, so that a token
-does not depend on other tokens. (The bits of torch's matrix products may depend on the number of
-rows.)
-Dimensions: T tokens, D hidden size, E experts, K experts per token, G gate and up features,
-I intermediate features, N tokens of an expert.
+the device, so that every expert computes all tokens. In both cases no token is dropped, and a
+token's outputs are added in a fixed order, so that a token does not depend on other tokens. (The
+rounding of torch's matrix products may depend on the number of rows.) Dimensions: T tokens, D
+hidden size, E experts, K experts per token, G gate and up features, I intermediate features, N
+tokens of an expert.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class _SortedGroups(TokenGroups):
                 yield expert, rows_ND
 
     def put(self, expert: int, y_ND: torch.Tensor) -> None:
-        """Store the outputs at the tokens' places."""
+        """Store the outputs at the positions of the tokens."""
         self._outputs[self._slots[expert]] = y_ND
 
     def total(self) -> torch.Tensor:

@@ -57,7 +57,7 @@ class AttentionState:
 
     @property
     def reorder_thresholds(self) -> tuple[int, ...]:
-        """The thresholds of all builders, ascending. A batch that is ordered for all has them."""
+        """The thresholds of all builders, ascending. Batches are ordered for all of them."""
         thresholds = {builder.reorder_threshold for builder, _ in self.builders}
         return tuple(sorted(thresholds - {0}))
 

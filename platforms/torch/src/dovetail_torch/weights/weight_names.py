@@ -88,7 +88,7 @@ class WeightNames:
 class _TargetIndex:
     """Finds the targets that may match a name: a layer with experts has thousands of targets.
 
-    The key of a target: the number of its parts between dots, the places of parts with `{}`, and
+    The key of a target: the number of its parts between dots, the positions of parts with `{}`, and
     the other parts.
     """
 

@@ -21,7 +21,7 @@ MS = 1_000_000
 PARENT_FAILED = "previous turn failed"
 NOT_SENT = "not sent in time"
 MAX_KINDS = 32
-"""Maximum number of kinds of errors that are counted apart."""
+"""Maximum number of kinds of errors that are counted separately."""
 
 
 @dataclass(slots=True, kw_only=True)

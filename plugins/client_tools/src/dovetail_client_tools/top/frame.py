@@ -35,7 +35,7 @@ LEGEND = (
 MAX_MARKS = 100
 MIN_MARKS = 8
 NUM_LAST_STEPS = 100
-"""Number of steps of which the durations are summarized."""
+"""Number of steps whose durations are summarized."""
 MAX_WIDTH, MAX_HEIGHT = 400, 300
 _MS = 1e6
 

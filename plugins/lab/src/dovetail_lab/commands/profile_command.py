@@ -17,7 +17,7 @@ from dovetail_lab.step_times.calibration import Calibration
 
 MAX_SECONDS = 3600.0
 NOISY = 0.15
-"""A repeat error above this value says that the machine was busy."""
+"""If repeated measurements differ by more than this value, the machine was busy."""
 
 _MODEL_HELP = "A model directory or name, such as demo."
 _OUT_HELP = "The calibration file to write; NAME.json without this option."

@@ -9,7 +9,7 @@ from dovetail_lab.simulation.arrival_queue import ArrivalQueue
 
 
 class RoutedArrivals(ArrivalQueue):
-    """Requests by time of arrival. The replica must not skip steps past the next arrival anywhere.
+    """Requests by time of arrival. A replica must not skip past the next arrival at any replica.
 
     horizon_ns: returns the time of the next arrival at any replica, or None.
     on_end: receives the number of each request that has ended, and the time; None if the engine

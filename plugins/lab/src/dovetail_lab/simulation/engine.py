@@ -78,7 +78,7 @@ class SimulatedEngine(StepObserver):
         """Create the engine of a workload.
 
         clock: None for a clock that starts at 0. arrivals: None for all requests at their times.
-        prompts: None for own prompts.
+        prompts: None to create the prompts.
         """
         self._requests = requests
         self._setup = setup

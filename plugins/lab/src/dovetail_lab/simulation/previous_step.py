@@ -1,4 +1,4 @@
-"""What the step before a decode step has run, on which the time of the decode step depends."""
+"""Records what ran before a decode step, because the time of a decode step depends on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dovetail.plan import SchedulerOutput
 
 
 class After(IntEnum):
-    """What the step before a step that only decodes has run. Other steps have the value SAME.
+    """What ran in the step before a decode-only step. Other steps have the value SAME.
 
     SAME: the same requests. OTHERS: decodes of other requests. PROMPTS: prompts.
     """
@@ -19,7 +19,7 @@ class After(IntEnum):
 
 
 class PreviousStep:
-    """The step that ran last. Before the first step, every step counts as one after itself."""
+    """The step that ran last. Before the first step, it counts as equal to any step."""
 
     def __init__(self) -> None:
         self._rows: bytes | None = None

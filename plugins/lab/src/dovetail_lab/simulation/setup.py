@@ -55,7 +55,7 @@ class StepTimeModel(Protocol):
         """
 
     def batch_change_ns(self, after: After) -> int:
-        """Return the additional time of a step that only decodes, after such a step; 0 for SAME."""
+        """Return the additional time of a decode-only step after such a step; 0 for SAME."""
 
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return the host's time from the end of a step to the plan of the next one.

@@ -38,7 +38,7 @@ class CalibratedStepTimes:
         return self.time_ns(StepFeatures.of(plan))
 
     def time_ns(self, features: StepFeatures, after: After = After.SAME) -> int:
-        """Return the time of a step with these features, after such a step."""
+        """Return the time of a step with these features, after a step of this kind."""
         values = feature_values(features)
         time_ps = sum(term * value for term, value in zip(self._terms, values, strict=True))
         if features.num_prefills:

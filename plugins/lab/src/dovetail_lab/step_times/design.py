@@ -57,14 +57,14 @@ def _decode_batches(limits: SchedulerLimits, num_tokens: int) -> Iterator[Worklo
 
 
 def _batch_sizes(maximum: int) -> Sequence[int]:
-    """Return every size up to `_EVERY_SIZE`, because odd sizes may differ, then some."""
+    """Return every size up to `_EVERY_SIZE`, because odd sizes may differ, then some larger."""
     return sorted({*range(1, min(maximum, _EVERY_SIZE) + 1), *sizes_up_to(maximum)})
 
 
 def _ladder(
     limits: SchedulerLimits, num_tokens: int, part: float, rungs: Mapping[int, int]
 ) -> Workload:
-    """Return requests of which, after their prompts, `size` decode for `rungs[size]` steps.
+    """Return requests such that, after all prompts, `size` of them decode for `rungs[size]` steps.
 
     part: the fraction of the longest prompt with which the requests still fit the model and the
     cache. The requests whose prompts are computed first wait for the others, so they decode longer.

@@ -18,7 +18,7 @@ from dovetail_lab.simulation.step_times import StepFeatures
 class StepSample:
     """One measured step.
 
-    after: what the step before it has run. duration_ns: from the plan to the result. gap_ns: the
+    after: what ran in the step before it. duration_ns: from the plan to the result. gap_ns: the
     host's time from the result to the next action of the run loop.
     """
 

@@ -26,7 +26,7 @@ from dovetail_lab.workloads.synthetic import sample_mix, sample_sessions
 from dovetail_lab.workloads.workload import HASH_BLOCK_TOKENS, Workload, WorkloadRequest
 
 GENERATOR_VERSION = 1
-"""Part of the fingerprint; raise it when the same description gives other requests."""
+"""Part of the fingerprint; increase it when the same description gives other requests."""
 _MS = 1_000_000
 _CACHED_TRACES = 4
 BURST = math.inf

@@ -15,7 +15,7 @@ from dovetail_quantized_checkpoints.stored_weight import StoredExperts, StoredWe
 from dovetail_torch.weights.checkpoint_files import WeightEntry
 
 Read = Callable[[str], torch.Tensor]
-"""Returns a tensor of the checkpoint by its name: a mapping of the file."""
+"""Returns a memory-mapped tensor of the checkpoint by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def group_count(
 
 
 def read_group_size(table: Mapping[str, Any], field: str = "group_size") -> int | None:
-    """Return the size of groups that a table states, if any. Raise WeightError for a wrong one."""
+    """Return the group size that a table states, if any. Raise WeightError for an invalid one."""
     size = table.get(field)
     if size is None or (type(size) is int and (size == -1 or 0 < size < 1 << 31)):
         return size

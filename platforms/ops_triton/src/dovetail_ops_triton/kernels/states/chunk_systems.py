@@ -1,10 +1,10 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
-"""What the programs for a head's values share in each chunk of linear attention.
+"""Computes what all programs for the values of a head share in each chunk of linear attention.
 
 A launch computes it for all chunks at the same time: decays, products of queries and keys, norms,
-and the inverse of the system of equations of the delta rule.
-Sources: Dao and Gu 2024, arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464.
-Dimensions: T tokens, H heads, G groups of heads, K features of a key, L tokens of a chunk.
+and the inverse of the system of equations of the delta rule. Sources: Dao and Gu 2024,
+arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464. Dimensions: T tokens, H heads, G groups of
+heads, K features of a key, L tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def prepare_chunks(
     plan: StatePlan,
     sizes: dict[str, Any],
 ) -> torch.Tensor:
-    """Return what the programs for a head's values share, [chunks, heads, rows, L].
+    """Return what all programs for the values of a head share, [chunks, heads, rows, L].
 
     inputs: with rows whose heads are contiguous. queries, keys: the layouts of its queries and
     keys. sizes: of heads, and whether queries and keys are normalized.

@@ -1,10 +1,11 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
 """Causal convolution of each channel with its last inputs, followed by SiLU, with states.
 
-Singles take one launch, which also saves their states. Other requests take two: the first computes
-the results of all chunks at the same time, and the second saves the states after each part.
-Within a program, a barrier separates the loads of a state from the stores to the same block.
-Dimensions: T tokens, C channels, W kernel size, K = W - 1 kept inputs, L tokens of a chunk.
+Singles (requests with one token) take one launch, which also saves their states. Other requests
+take two: the first computes the results of all chunks at the same time, and the second saves the
+states after each part. Within a program, a barrier separates the loads of a state from the stores
+to the same block. Dimensions: T tokens, C channels, W kernel size, K = W - 1 kept inputs, L tokens
+of a chunk.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 # ruff: noqa: ANN001, ANN201, ANN202  # annotations of kernels are read by Triton
 """Linear attention with a decaying state, with and without the delta rule.
 
-A single reads, updates and writes its state once. Other requests are computed in chunks, in
-sequence: with the sum c of the logarithms of decays up to each token of a chunk, the state after
-token i is exp(c_i)·S + Σ_j exp(c_i - c_j)·k_j·u_jᵀ over j ≤ i. u is the step size times v, or with
-the delta rule the solution of a triangular system. What does not depend on the state and on values
-is computed by a launch of its own (`chunk_systems`). A program has a slice of the values of a head.
-Sources: Dao and Gu 2024, arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464.
-Dimensions: T tokens, H heads, G groups of heads, K and V features of a key and of a value, L tokens
-of a chunk.
+A single (a request with one token) reads, updates and writes its state once. Other requests are
+computed in chunks, in sequence: with the sum c of the logarithms of decays up to each token of a
+chunk, the state after token i is exp(c_i)·S + Σ_j exp(c_i - c_j)·k_j·u_jᵀ over j ≤ i. u is the step
+size times v, or with the delta rule the solution of a triangular system. A separate launch computes
+everything that depends neither on the state nor on values (`chunk_systems`). A program has a slice
+of the values of a head. Sources: Dao and Gu 2024, arXiv:2405.21060; Yang et al. 2024,
+arXiv:2412.06464. Dimensions: T tokens, H heads, G groups of heads, K and V features of a key and of
+a value, L tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _update(
     PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Return the pieces of the state after a chunk. u: includes the decays up to its end."""
+    """Return the state after a chunk, in pieces. u: additions, decayed up to the chunk's end."""
     after = ()
     for piece in tl.static_range(KEY_BLOCK // PIECE):
         k_K = piece * PIECE + tl.arange(0, PIECE)
