@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -85,6 +87,30 @@ def test_the_configuration_comes_from_the_metadata(small_file):
     assert config.hf_config["tie_word_embeddings"] is True
     assert config.generation_config["eos_token_id"] == (2,)
     assert config.quantization["config"]["types"] == {"Q4_1": 8}
+
+
+def test_the_front_end_reads_a_gguf_file_without_a_tensor_library(small_file):
+    """The front end of a server needs neither, and their imports take long."""
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'gguf'):\n"
+        "    sys.modules[name] = None\n"
+        "import dovetail_gguf.tokenizer\n"
+        "from dovetail.config import EngineArgs\n"
+        "EngineArgs(sys.argv[1], skip_tokenizer_init=True).create_engine_config()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, small_file], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_values_of_q8_0_are_computed_without_the_package_gguf(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    row = np.array([2.0], np.float16).tobytes() + bytes([*range(31), 255])
+    blocks = torch.frombuffer(bytearray(row), dtype=torch.uint8).view(1, 34)
+    values = dequantize(blocks, TENSOR_TYPES[8], torch.bfloat16)
+    assert values.tolist() == [[*(2 * number for number in range(31)), -2]]
 
 
 def test_the_model_type_matches_the_gguf_architecture_of_files_with_a_sliding_window(tmp_path):

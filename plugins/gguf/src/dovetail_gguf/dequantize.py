@@ -1,14 +1,15 @@
-"""Computes the float32 values of quantized blocks with the package `gguf`.
+"""Computes the float32 values of quantized blocks.
 
-For every type, the results are equal to those of that package.
+For every type, the results are equal to those of the package `gguf`. The package is imported only
+for types other than Q8_0, because its import takes long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize as gguf_dequantize
 
 from dovetail_gguf.tensor_types import TensorType
 
@@ -40,11 +41,31 @@ def dequantize(
     dtype: the result dtype; float32 values are rounded to it. Only a few rows at a time are stored
     as float32.
     """
-    kind = GGMLQuantizationType(type_.number)
     row_values = blocks_OB.shape[1] // type_.num_bytes * type_.num_values
-    parts = []
-    for chunk in blocks_OB.split(max(1, _CHUNK_VALUES // max(1, row_values))):
+    num_rows = max(1, _CHUNK_VALUES // max(1, row_values))
+    values_of = _values_of_q8_0 if type_.name == "Q8_0" else _dequantizer(type_)
+    result_OI = torch.empty(len(blocks_OB), row_values, dtype=dtype)
+    for chunk, part in zip(blocks_OB.split(num_rows), result_OI.split(num_rows), strict=True):
+        part.copy_(values_of(chunk).view(part.shape))
+    return result_OI
+
+
+def _values_of_q8_0(blocks_OB: torch.Tensor) -> torch.Tensor:
+    """Return values of blocks of a float16 scale and 32 integers, without the package `gguf`."""
+    blocks_NB = blocks_OB.reshape(-1, 34)
+    scales_N1 = blocks_NB[:, :2].contiguous().view(torch.float16)
+    return blocks_NB[:, 2:].view(torch.int8).float().mul_(scales_N1.float())
+
+
+def _dequantizer(type_: TensorType) -> Callable[[torch.Tensor], torch.Tensor]:
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize as gguf_dequantize
+
+    kind = GGMLQuantizationType(type_.number)
+
+    def values_of(blocks_OB: torch.Tensor) -> torch.Tensor:
         with np.errstate(all="ignore"):  # a damaged file may have infinite scales
-            values = gguf_dequantize(chunk.numpy(), kind)
-        parts.append(torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(dtype))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+            values = gguf_dequantize(blocks_OB.numpy(), kind)
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+
+    return values_of

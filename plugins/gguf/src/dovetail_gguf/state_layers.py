@@ -6,13 +6,14 @@ Source: https://github.com/ggml-org/llama.cpp, `convert_hf_to_gguf.py` and `src/
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from dovetail.errors import ModelError, WeightError
 from dovetail.interfaces import WeightMapping
 from dovetail_gguf.metadata_fields import Fields
+
+if TYPE_CHECKING:
+    import torch
 
 Config = dict[str, Any]
 
@@ -180,4 +181,4 @@ def decay_logarithms(values: torch.Tensor, source: str) -> torch.Tensor:
     values = values.float()
     if not bool((values < 0).all()):
         raise WeightError(f"{source} has values that are not below 0: the file is damaged")
-    return torch.log(-values)
+    return (-values).log()
