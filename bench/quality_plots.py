@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def speeds(race: Mapping[str, Any]) -> dict[str, float]:
-    """Return the tokens per second of one request by format of `quality.py`."""
+    """Return, for each format of `quality.py`, the tokens per second of one request."""
     result = {}
     for (engine, weights), name in NAMES.items():
         rate = medians(race, weights, "decode1").get(engine)

@@ -211,13 +211,13 @@ def measure(steps: tuple[Step, ...], device: torch.device) -> Iterator[Figure]:
     shares = []
     for step in steps:
         seconds = time_layer(step, device)
-        note = f"{seconds * 1e6:.1f} us a layer"
+        note = f"{seconds * 1e6:.1f} us per layer"
         if step.query_len > 1:
             rate = step.num_operations / seconds
             yield Figure(name=step.label, value=rate / 1e12, unit="TFLOP/s", note=note)
             continue
         rate = step.cache_bytes / seconds
-        note += f", {100 * rate / copy:.0f} % of the copy"
+        note += f", {100 * rate / copy:.0f} % of the copy rate"
         yield Figure(name=step.label, value=rate / 1e9, unit="GB/s", note=note)
         if step.cache_bytes >= MIN_BYTES_OF_TARGET:
             shares.append(100 * rate / copy)

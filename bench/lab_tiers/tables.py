@@ -48,7 +48,7 @@ class Table:
 def make_setup(
     scheduler: str = "fcfs", policy_options: Mapping[str, object] | None = None
 ) -> EngineSetup:
-    """Return the engine of T2 to T4."""
+    """Return the engine that the tiers T2 to T4 measure."""
     limits = SchedulerLimits(
         max_num_seqs=16, max_num_batched_tokens=256, max_model_len=MAX_MODEL_LEN
     )

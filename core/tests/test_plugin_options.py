@@ -197,7 +197,7 @@ def test_without_an_options_model_options_are_passed_by_the_context_only():
     ("model", "message"),
     [("int", "not a pydantic model"), ("Gone", "has no attribute 'Gone'"), ("3", "")],
 )
-def test_an_invalid_options_model_is_an_error_of_the_plugin(plugin_site, model, message):
+def test_an_invalid_options_model_is_reported_as_a_plugin_error(plugin_site, model, message):
     manifest = f'[[plugin]]\nkind = "policy"\nname = "fair"\noptions = "acme.model:{model}"\n'
     entries = {"policy": {"fair": ".parts:Fair"}}
     source = "int = int\n"

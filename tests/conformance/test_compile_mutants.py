@@ -156,8 +156,8 @@ class HasANewKey(FakeGraphPass):
 
 
 PASSES = [
-    (passes(without_one_call), "calls of attention"),
-    (passes(with_exchanged_layers), "calls of attention"),
+    (passes(without_one_call), "attention calls"),
+    (passes(with_exchanged_layers), "attention calls"),
     (passes(with_another_result), "must be equal"),
     (passes(without_an_output), "number of outputs"),
     (passes(with_one_more_input), "placeholders"),

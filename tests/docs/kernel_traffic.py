@@ -196,7 +196,7 @@ def _shared_expert() -> Counted:
 
 
 def _latent_inputs() -> Counted:
-    """Count the inputs of decodes, with the vectors of DeepSeek V3 and 16 heads."""
+    """Count `latent_inputs` for decodes, with the vector sizes of DeepSeek V3 and 16 heads."""
     heads, plain, rank, rotary = 16, 128, 512, 64
     q = torch.zeros(_R, heads, plain + rotary, dtype=torch.bfloat16)
     latent = torch.zeros(_R, rank + rotary, dtype=torch.bfloat16)
@@ -213,7 +213,7 @@ def _latent_inputs() -> Counted:
 
 
 def _latent() -> Counted:
-    """Count decodes of latent attention, with the vectors of DeepSeek V3 and 16 heads."""
+    """Count latent attention for decodes, with the vector sizes of DeepSeek V3 and 16 heads."""
     num_rows, length, heads, size, value_size = 8, 400, 16, 576, 512
     case = AttentionCase(
         runs=((length, 1),) * num_rows,

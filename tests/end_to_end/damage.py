@@ -16,7 +16,7 @@ WEIGHTS = "model.safetensors"
 
 
 def intact(folder: Path) -> None:
-    """Do nothing, for cases with a wrong option and a valid directory."""
+    """Do nothing, for cases with an invalid option and a valid directory."""
 
 
 def config_fields(**fields: object) -> Damage:

@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A quantization: its config, and a function from a shape to (tensors, values)."""
+    """The config of a quantization, and a function that quantizes random weights of a shape."""
 
     config: dict[str, Any]
     quantize: Callable[[tuple[int, int], torch.Generator], tuple[Tensors, torch.Tensor]]

@@ -40,7 +40,7 @@ def test_the_attention_backend_is_chosen_for_the_assumed_device(assume, chosen):
 
 
 def test_flash_attn_is_usable_on_an_assumed_device_if_its_provider_supports_the_block_size():
-    """torch contains a provider, whose blocks have 256 tokens."""
+    """The provider in torch supports only block sizes that are multiples of 256."""
     explanation = explained("cuda:sm_90", attention_backend="flash_attn", block_size=256)
     assert [item.name for item in explanation.chosen] == ["flash_attn"]
     reasons = reasons_of(explained("cuda:sm_90"), "flash_attn")

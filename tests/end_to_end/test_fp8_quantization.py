@@ -1,4 +1,4 @@
-"""`quantization="fp8"`: the outputs of a checkpoint that already has the rounded values."""
+"""`quantization="fp8"` gives the same outputs as a checkpoint with the rounded values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of the real engine, repeated in the simulator with its recorded times: equal decisions.
+"""The simulator makes the same decisions as the real engine if it uses the recorded times.
 
 The decision logs of both runs are equal byte for byte: every plan, every result and every time.
 """

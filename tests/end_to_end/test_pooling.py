@@ -1,4 +1,4 @@
-"""Embeddings, classes and scores by all interfaces of the engine, and wrong requests."""
+"""Embeddings, classes and scores through all interfaces of the engine, and invalid requests."""
 
 import asyncio
 import json

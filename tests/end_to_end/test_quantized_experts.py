@@ -1,4 +1,4 @@
-"""Quantized checkpoints of models with experts give the outputs of their values."""
+"""Quantized checkpoints with experts give the same outputs as their dequantized values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantized checkpoints give the tokens of unquantized checkpoints with the same values."""
+"""Quantized checkpoints give the same tokens as unquantized checkpoints with the same values."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ PROMPT_LEN = 150
 """Tokens, more than the sliding windows."""
 TOLERANCE = 1e-4
 BLOCK_TOLERANCE = 0.05
-"""Of Q8_0: the kernels round the inputs of linear layers to 8 bits."""
+"""The tolerance for Q8_0, because the kernels round the inputs of linear layers to 8 bits."""
 GEMMA_270M = {
     "hidden_size": 640,
     "intermediate_size": 2048,

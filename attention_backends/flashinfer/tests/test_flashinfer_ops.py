@@ -109,7 +109,7 @@ def test_torch_computes_sampling():
 
 
 @pytest.mark.parametrize(("size", "num_bytes"), [(64, 16), (4, 8), (33, 2), (36, 8), (2, 4)])
-def test_the_alignment_of_rows_follows_from_their_size(size, num_bytes):
+def test_the_alignment_of_rows_is_derived_from_their_size(size, num_bytes):
     assert vector_bytes(size) == num_bytes
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite rejects faulty backends of bidirectional attention: one fault each."""
+"""The conformance suite rejects bidirectional attention backends that have one fault each."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, stopped):
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", ["os.pidfd_open", "subprocess.Popen"])
-def test_the_first_worker_is_ended_if_the_second_cannot_start(make, monkeypatch, what):
+def test_the_first_worker_is_stopped_if_the_second_cannot_start(make, monkeypatch, what):
     module, name = {"os": os, "subprocess": subprocess}[what.partition(".")[0]], what.split(".")[1]
     real, calls = getattr(module, name), []
 

@@ -103,7 +103,7 @@ def test_a_policy_from_a_file_needs_trust_local_code(folder, capsys):
     assert "trust" in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_flags_replace_fields_of_the_file(folder, capsys):
+def test_flags_override_fields_of_the_file(folder, capsys):
     (folder / "small.toml").write_text(
         'policies = ["fcfs", "vtc"]\nloads = [0.5, 0.9]\nseeds = 2\n'
         "[workload]\nsynthetic = 'greedy_tenant'\nnum_requests = 50\n"

@@ -184,7 +184,7 @@ def curves_of(rows, tenants, end_s):
     return service_curves(table, tenants, [10] * len(rows), start_ns=0, end_ns=round(end_s * NS))
 
 
-def test_service_is_counted_at_the_first_token_and_along_the_output():
+def test_service_is_counted_at_the_first_token_and_while_the_output_is_generated():
     curves = curves_of([(0, 0, 10, 20)], ["a"], 20)
     assert curves.service["a"][99] == 0 and curves.service["a"][100] == 10
     assert curves.service["a"][150] == pytest.approx(15)

@@ -1,4 +1,4 @@
-"""Random requests, valid and hostile, do not harm the server: no failure, and the same responses.
+"""Random valid and hostile requests do not make the server fail or change its other responses.
 
 The bodies come from the server's OpenAPI document. Each field may appear twice, with values of any
 type. The raw requests break the rules of HTTP itself.

@@ -163,7 +163,7 @@ def test_strided_queries_and_results_are_supported(backend):
     assert memory[..., D:].isnan().all()
 
 
-def test_decodes_with_grouped_query_heads_write_their_results():
+def test_decodes_with_grouped_query_heads_return_correct_results():
     """For a maximum of one query, torch's FlashAttention 2 would write the result to a copy."""
     RandomStep(DECODES).run()
     if NAME == "torch":

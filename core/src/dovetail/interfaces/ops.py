@@ -248,7 +248,7 @@ class Ops:
     ) -> torch.Tensor:
         """Return the weighted sum of the outputs of each token's experts, [T, D].
 
-        experts_TK, weights_TK: as returned by `select_experts`. A token's experts are different. No
+        experts_TK, weights_TK: as returned by `select_experts`. A token's experts are distinct. No
         token is dropped, and a token's result does not depend on the experts of other tokens. Do
         not wait for an asynchronous device.
         """

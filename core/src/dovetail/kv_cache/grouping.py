@@ -26,10 +26,10 @@ from dovetail.kv_cache.kinds import kind_of
 from dovetail.value_checks import shorten
 
 _SLACK = 1.1
-"""Use up to this factor of memory to get fewer groups, because each group costs host time."""
+"""Use up to this many times the memory to get fewer groups, because each group costs host time."""
 
 _MAX_WASTE = 1.25
-"""Maximum memory to use for fewer groups, as a factor of the bytes that the layers need."""
+"""Maximum memory to use for fewer groups, as a multiple of the bytes that the layers need."""
 
 _MULTIPLES = range(1, 13)
 """Page sizes to try, as multiples of the smallest page in which the largest spec fits."""

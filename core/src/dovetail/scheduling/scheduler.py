@@ -39,7 +39,7 @@ from dovetail.scheduling.view import View
 
 
 class Scheduler(SchedulerInterface):
-    """The core's scheduler. A subclass states its policy. An instance may get another policy."""
+    """The core's scheduler. A subclass states its policy, which `context.policy` can replace."""
 
     policy_cls: ClassVar[type[Policy]] = Policy
     provides: ClassVar[frozenset[str]] = frozenset({"encoder", "gates", "kv_connector"})

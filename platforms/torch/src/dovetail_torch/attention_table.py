@@ -47,7 +47,7 @@ def current_table(table: AttentionTable) -> Iterator[None]:
 
 
 class TakesAttention(Protocol):
-    """Takes the calls of attention layers while a forward pass is captured."""
+    """Receives the calls of attention layers while a forward pass is captured."""
 
     def attend(
         self,
@@ -78,7 +78,9 @@ class AttentionTable:
         rotates: bool = False,
         states: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """layers, caches, builder_of: by layer index. `builder_of` gives the metadata's index.
+        """The first three arguments are by layer index.
+
+        builder_of: the index of each layer's metadata.
 
         rotates: whether the layers apply rotary embedding themselves. states: the tensors of the
         layers with states, by index; the entries of these layers in `layers` are not used.
@@ -243,7 +245,10 @@ class NoAttention:
         return turned[0].new_zeros((*q_THD.shape[:-1], v_TKD.shape[-1]))
 
     def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:
-        """Return zeros, as for new requests. Raise ContractError for an undeclared layer."""
+        """Return states of zeros, as new requests have.
+
+        Raise ContractError for an undeclared layer.
+        """
         if not 0 <= index < self._num_layers:
             raise ContractError(
                 f"the model has a state in layer {index}, but {self._num_layers} modules for "
@@ -269,7 +274,7 @@ class NoAttention:
 
 
 def new_result(q_THD: torch.Tensor, v_TKD: torch.Tensor) -> torch.Tensor:
-    """Return memory for the result of attention: the heads of q with the features of v."""
+    """Return memory for the attention result: the heads of q with the features of v."""
     return q_THD.new_empty((*q_THD.shape[:-1], v_TKD.shape[-1]))
 
 

@@ -78,7 +78,7 @@ class PositionTables:
         self.grow(1)
 
     def grow(self, num_positions: int) -> None:
-        """Fill at least `num_positions` in each table, or the whole table if it is shorter."""
+        """Fill at least `num_positions` positions of each table, or all if the table has fewer."""
         self.num_ready = _ALL
         for table in self._tables:
             num_ready = table.grow(num_positions)

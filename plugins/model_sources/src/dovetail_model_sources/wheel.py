@@ -144,7 +144,7 @@ def _extract_member(wheel: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -
 
 
 class _BoundedFile(io.FileIO):
-    """A file that rejects reads of more bytes than a table of contents may have."""
+    """A file that rejects a read of more bytes than the table of contents of a wheel may have."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return the next bytes. Raise BadZipFile if more are requested than allowed."""

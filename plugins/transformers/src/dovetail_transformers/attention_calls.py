@@ -43,7 +43,7 @@ class Call:
 
 
 class TakesCalls(Protocol):
-    """Handles the calls of attention modules."""
+    """Handles the attention calls of modules."""
 
     def take(self, module: nn.Module, call: Call) -> torch.Tensor:
         """Return the attention of a call, [T, H, V]."""

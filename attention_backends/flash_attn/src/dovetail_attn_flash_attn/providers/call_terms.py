@@ -22,7 +22,7 @@ class Call:
 
     @property
     def attention(self) -> CallTensors:
-        """The tensors of a call of attention."""
+        """The tensors of an attention call."""
         assert self.tensors is not None
         return self.tensors
 

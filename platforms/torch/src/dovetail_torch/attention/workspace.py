@@ -1,4 +1,4 @@
-"""Memory for intermediate results of attention, which all metadata builders of a worker share.
+"""Memory for intermediate attention results, which all metadata builders of a worker share.
 
 Layers run one after another, so the results of one layer may overwrite those of another.
 """

@@ -87,7 +87,7 @@ class CompiledModel:
         return f"compile_level={report.level!r} with compile_backend={report.backend!r}"
 
     def _explain(self, error: Exception) -> DovetailError:
-        """Return the error for a user."""
+        """Return the error that the user sees."""
         if self._compiler.error is not None:
             return self._compiler.error
         report, name = self._compiler.report, type(self._model).__name__

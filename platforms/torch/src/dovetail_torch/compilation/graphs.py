@@ -1,4 +1,4 @@
-"""Graphs of a forward pass: the calls of attention in them, and their canonical description."""
+"""Graphs of a forward pass: their attention calls, and their canonical description."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MAX_CONSTANT_ELEMENTS = 1 << 20
 
 
 def is_attention(node: Node) -> bool:
-    """Return whether a node calls the operator of attention."""
+    """Return whether a node calls the attention operator."""
     packet = torch.ops.dovetail.attend
     return node.op == "call_function" and node.target in (packet, packet.default)
 
 
 def attention_indices(graph: GraphModule) -> list[int]:
-    """Return the layer numbers of the calls of attention, in order."""
+    """Return the layer numbers of the attention calls, in order."""
     return [node.args[_INDEX] for node in graph.graph.nodes if is_attention(node)]
 
 

@@ -51,5 +51,5 @@ def _interface(graph: GraphModule) -> dict[str, object]:
     return {
         "placeholders": [node.name for node in nodes if node.op == "placeholder"],
         "number of outputs": [len(values) for values in outputs],
-        "calls of attention": attention_indices(graph),
+        "attention calls": attention_indices(graph),
     }

@@ -1,4 +1,4 @@
-"""Splits a graph at its calls of attention, and compiles the pieces between them."""
+"""Splits a graph at its attention calls, and compiles the pieces between them."""
 
 from __future__ import annotations
 

@@ -19,10 +19,7 @@ TOTAL_BYTES = 64 << 20
 
 
 class FakeDevice:
-    """The interface for tests.
-
-    num_devices: number of devices that the device module reports, 1 or 0.
-    """
+    """The fake device as tests use it. num_devices: what the device module reports, 1 or 0."""
 
     def __init__(self) -> None:
         self.num_devices = 1

@@ -35,13 +35,13 @@ _MIB = 1 << 20
 
 
 class CapturableBuilder(Protocol):
-    """A metadata builder whose layers can be captured, of a backend with the feature "graphs".
+    """The metadata builder of a backend with the feature "graphs", whose layers can be captured.
 
     `build_for_graph` returns metadata for a batch of decodes, with one token per request. The
-    launches of the layers may depend on the number of requests, but not on the lengths. Before
-    each replay the tensors of that batch get new values at the same addresses. seq_lens are the
-    maximum in `build_for_graph`, and the actual lengths in `update_for_replay`, which prepares
-    everything that the host computes, also in memory at a fixed address.
+    launches of the layers may depend on the number of requests, but not on the lengths. Before each
+    replay the tensors of that batch get new values at the same addresses. `seq_lens` contains the
+    maximum length in `build_for_graph`, and the actual lengths in `update_for_replay`. The latter
+    writes everything that the host computes to memory at a fixed address.
     """
 
     def build_for_graph(self, batch: AttentionBatch) -> Any:
@@ -62,7 +62,7 @@ class _DecodeGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AttentionCall:
-    """A call of attention between two pieces. The tensors are at fixed addresses."""
+    """An attention call between two pieces. The tensors are at fixed addresses."""
 
     index: int
     q_THD: torch.Tensor
@@ -73,7 +73,7 @@ class _AttentionCall:
 
 
 class _PiecewiseCapture:
-    """Splits a capture at each call of attention.
+    """Splits a capture at each attention call.
 
     pieces: the graphs and the calls between them, in order.
     """

@@ -33,10 +33,10 @@ TOLERANCE = 0.02
 
 
 class RandomStep(ABC):
-    """Random requests on the CPU, and a cache in which all slots that no context uses are NaN.
+    """Random requests on the CPU, and a cache whose unused slots are NaN.
 
-    runs: (context, queries) of each request. table_RM: its blocks are successive; block 0 belongs
-    to no request.
+    runs: (context, queries) of each request. table_RM: the block tables; block ids are consecutive,
+    and block 0 belongs to no request.
     """
 
     num_heads = 4

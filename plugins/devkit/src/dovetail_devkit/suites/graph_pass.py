@@ -1,6 +1,6 @@
-"""The conformance suite of the graph pass contract, on a small graph with a call of attention.
+"""The conformance suite of the graph pass contract, on a small graph with an attention call.
 
-It needs dovetail-torch, which has the operator of attention, so import this module only to test
+It needs dovetail-torch, which contains the attention operator, so import this module only to test
 passes.
 """
 
@@ -111,7 +111,7 @@ def _interface(graph: torch.fx.GraphModule) -> dict[str, object]:
     return {
         "placeholders": [node.name for node in nodes if node.op == "placeholder"],
         "number of outputs": [len(node.args[0]) for node in nodes if node.op == "output"],
-        "calls of attention": [
+        "attention calls": [
             node.args[4] for node in nodes if node.target in (attend, attend.default)
         ],
     }

@@ -23,9 +23,9 @@ def check_frequency(case: SamplingSubject) -> None:
             expect(
                 actual == wins,
                 f"presence_penalty={presence:g} must change the logit of a generated token by "
-                f"{-presence:g}. With frequency_penalty={frequency:.3f} and {NUM_REPEATS} "
-                f"occurrences, token {token} is {'' if actual else 'not '}the best. Without "
-                f"presence_penalty it is the best below frequency_penalty={limit:.3f}",
+                f"{-presence:g}: with frequency_penalty={frequency:.3f} and {NUM_REPEATS} "
+                f"occurrences, token {token} is {'' if actual else 'not '}the most likely token; "
+                f"without presence_penalty, it is below frequency_penalty={limit:.3f}",
             )
 
 

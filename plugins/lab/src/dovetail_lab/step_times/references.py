@@ -99,8 +99,8 @@ class StepTimeReference:
         known = shipped_calibrations()
         if not path.is_file() or (not name.endswith(_ENDING) and name not in known):
             raise UserError(
-                f"step_times={self.name!r}: there is no calibration {name!r}. Shipped ones are "
-                f"{', '.join(known)}; create one with `dovetail lab profile`."
+                f"step_times={self.name!r}: there is no calibration {name!r}. The shipped "
+                f"calibrations are {', '.join(known)}; create one with `dovetail lab profile`."
             )
         return path
 

@@ -20,7 +20,7 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 
 MAX_CUSTOM_ID_CHARS = 512
 BUSY = (429, 503)
-"""Statuses of a server that could execute the line later."""
+"""HTTP statuses after which the server may execute the line later."""
 MAX_ATTEMPTS = 8
 """How often a line is sent while the server is busy, or its engine restarts."""
 MAX_WAIT_S = 10.0

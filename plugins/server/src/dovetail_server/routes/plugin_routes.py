@@ -39,7 +39,7 @@ class CurrentEngine:
     """The engine for plugins: an API process gets a new `AsyncLLM` when the engine is restarted."""
 
     def __init__(self, first: AsyncLLM, slot: EngineSlot) -> None:
-        """first: the engine while the server starts."""
+        """first: the engine to use until `slot` has loaded one."""
         self._first = first
         self._slot = slot
 

@@ -120,10 +120,10 @@ class Connection(HttpToolsProtocol):
         self._reject(self._error)
 
     def shutdown(self) -> None:
-        """Close the connection after the running request, or after the first, which is rejected.
+        """Close the connection after the running request.
 
-        A new connection waits for its request, because otherwise the client does not learn the
-        reason.
+        A connection without a request so far waits for its first and rejects it, so that the client
+        learns the reason.
         """
         self._shuts_down = True
         if self.cycle is None and not self.transport.is_closing():
