@@ -209,6 +209,8 @@ FAMILIES: Mapping[str, Family] = {
         head_dim=20,
         sliding_window=37,
         query_pre_attn_scalar=20,
+        attn_logit_softcapping=2.0,  # without effect
+        final_logit_softcapping=5.0,
         rope_parameters={
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -220,6 +222,13 @@ FAMILIES: Mapping[str, Family] = {
     "phi3, window": usual_family("Phi3", sliding_window=37),
     "phi3, long rope, short": usual_family(
         "Phi3", hidden_size=64, original_max_position_embeddings=1024, rope_parameters=_LONG
+    ),
+    # Every sequence is longer than the original length, so that transformers uses long factors.
+    "phi3, long rope, long": usual_family(
+        "Phi3",
+        hidden_size=64,
+        original_max_position_embeddings=16,
+        rope_parameters=_LONG | {"factor": 4.0},
     ),
     "gpt2": Family(
         model="GPT2LMHeadModel",

@@ -16,6 +16,7 @@ import transformers
 from torch.nn.functional import normalize
 
 from dovetail import LLM, PoolingParams
+from dovetail.errors import ConfigError
 from parity.checkpoints import VOCAB_SIZE
 
 SIZES = {
@@ -58,6 +59,17 @@ FIELDS = {
     | {"attention_bias": True, "classifier_pooling": "mean", "mlp_bias": True, "norm_bias": True},
 }
 """Fields of config.json besides `SIZES` and `_DECODER`."""
+WITHOUT_NATIVE_NAME = {
+    "BertForMaskedLM": {},
+    "FalconModel": {},
+    "Gemma3TextModel": _DECODER,
+    "LlamaModel": _DECODER,
+    "MistralModel": _DECODER,
+    "ModernBertForMaskedLM": _MODERN,
+    "Phi3Model": _DECODER,
+    "XLMRobertaForMaskedLM": {},
+}
+"""Architectures that no plugin has, but a native model has their layers. Values: fields."""
 PROMPT_LENS = (17, 1, 130, 17, 64, 3)
 TOLERANCE = 1e-5
 RAW = PoolingParams(task="embed", normalize=False)
@@ -148,6 +160,23 @@ def test_embeddings_of_a_decoder_agree_for_whole_and_chunked_prompts(tmp_path, p
     torch.testing.assert_close(vectors(again), expected, rtol=0, atol=TOLERANCE)
     assert any(output.num_cached_tokens for output in again) == (pooling == "last")
     assert len(each[0].outputs.data) == len(prompts[2])
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", WITHOUT_NATIVE_NAME)
+def test_checkpoints_of_a_decoder_or_encoder_with_another_head_are_embedded(tmp_path, name):
+    oracle, prompts = make_oracle(name, tmp_path, **WITHOUT_NATIVE_NAME[name]), make_prompts()
+    body = getattr(oracle, oracle.base_model_prefix, oracle)
+    expected = torch.stack([states_of(body, prompt)[-1] for prompt in prompts])
+    with open_model(tmp_path, pooling_type="last") as llm:
+        raw = vectors(llm.embed(prompts, RAW, use_tqdm=False))
+    torch.testing.assert_close(raw, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_the_error_for_an_architecture_that_does_not_pool_names_it(tmp_path):
+    make_oracle("DistilBertModel", tmp_path)
+    with pytest.raises(ConfigError, match="'DistilBertModel', and transformers' classes support"):
+        open_model(tmp_path, runner="pooling")
 
 
 @pytest.mark.sampled(6)

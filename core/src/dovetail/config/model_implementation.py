@@ -15,6 +15,14 @@ MODEL_IMPLS = ("auto", "native", "transformers")
 FALLBACK = "TransformersForCausalLM"
 """The name of the model plugin that serves architectures without a native model."""
 FALLBACK_LOADER = "transformers"
+_DECODER_ENDINGS = ("ForCausalLM", "LMHeadModel")
+_WITHOUT_HEAD: Mapping[str, tuple[str, ...]] = {
+    "TextModel": _DECODER_ENDINGS,
+    "Model": _DECODER_ENDINGS,
+    "ForMaskedLM": ("Model",),
+    "ForPreTraining": ("Model",),
+}
+"""Endings of architectures that pool, and of native models with the same layers."""
 
 
 def choose_implementation(
@@ -32,6 +40,8 @@ def choose_implementation(
         raise ConfigError(
             f"model_impl={shorten(model_impl)} must be one of {', '.join(MODEL_IMPLS)}."
         )
+    if model_impl != "transformers":
+        architecture = native_pooler(architecture, plugins) or architecture
     if model_impl == "native":
         return architecture, {}
     is_file = "load.load_format" in directory.defaults
@@ -56,6 +66,21 @@ def choose_implementation(
             f"serves {architecture}. Set batch_invariant=False."
         )
     return FALLBACK, {"load.load_format": FALLBACK_LOADER}
+
+
+def native_pooler(architecture: str, plugins: PluginRegistry) -> str:
+    """Return the native model that pools for an architecture that no plugin has, or "".
+
+    For example, a MistralModel is a MistralForCausalLM without a head, and the body of a
+    BertForMaskedLM is a BertModel.
+    """
+    for ending, others in _WITHOUT_HEAD.items():
+        if architecture.endswith(ending) and not plugins.has_model(architecture):
+            family = architecture.removesuffix(ending)
+            names = [family + other for other in others if plugins.has_model(family + other)]
+            if names:
+                return names[0]
+    return ""
 
 
 def _has_native(architecture: str, directory: ModelDirectory, plugins: PluginRegistry) -> bool:

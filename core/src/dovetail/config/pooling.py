@@ -28,7 +28,7 @@ def choose_pooler(
     """Return the pooler's configuration (`CheckpointFields.pooler`); {} for a model that generates.
 
     values: the options. runner="auto" selects pooling for a directory of sentence-transformers, and
-    for an architecture whose manifest declares "pooling". Raises ConfigError for an option that
+    for an architecture whose manifest declares "pooling" or whose checkpoint has no LM head. Raises ConfigError for an option that
     contradicts the model, and ModelError for invalid files.
     """
     runner, pooling_type = values["runner"], values["pooling_type"]
@@ -39,12 +39,13 @@ def choose_pooler(
         if value not in choices:
             raise ConfigError(f"{name}={shorten(value)} must be one of {', '.join(choices)}.")
     provides = _provides(architecture, plugins)
-    only_pools = POOLING in provides
+    is_native = architecture != FALLBACK
+    only_pools = POOLING in provides or (is_native and architecture != directory.architecture)
     is_folder = directory.path.is_dir()
     modules = read_modules(directory.path) if is_folder and runner != "generate" else {}
     if runner == "generate" and only_pools:
         raise ConfigError(
-            f"runner='generate': the architecture {architecture} supports only pooling; omit "
+            f"runner='generate': the architecture {directory.architecture} supports only pooling; omit "
             "runner."
         )
     if runner == "generate" or (runner == "auto" and not only_pools and not modules):
@@ -54,7 +55,14 @@ def choose_pooler(
                 "runner='pooling', or omit it."
             )
         return {}
-    _check_options(values, architecture)
+    if not is_native:
+        raise ConfigError(
+            f"No installed plugin has a native model of the architecture "
+            f"{shorten(directory.architecture)}, and transformers' classes support only "
+            "generation, not pooling. Choose another model, or install a plugin for this "
+            "architecture."
+        )
+    _check_options(values)
     pooling = modules.get("pooling", "auto") if pooling_type == "auto" else pooling_type
     return {
         "normalize": True,
@@ -71,12 +79,7 @@ def _provides(architecture: str, plugins: PluginRegistry) -> frozenset[str]:
         return frozenset()
 
 
-def _check_options(values: Mapping[str, Any], architecture: str) -> None:
-    if architecture == FALLBACK:
-        raise ConfigError(
-            "Pooling needs a native model, but this architecture is served by transformers' "
-            "classes, which support only generation. Choose another model."
-        )
+def _check_options(values: Mapping[str, Any]) -> None:
     for name in ("kv_connector", "logits_processors", "step_extensions", "num_lookahead_tokens"):
         if values[name]:
             raise ConfigError(f"{name} has no effect on a pooling model; omit it.")

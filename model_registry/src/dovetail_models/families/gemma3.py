@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from dovetail_models.config_reader import Config, read_number
@@ -39,7 +40,9 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
             norm=norm,
             windows=read_windows_of(config, kinds),
             ropes=tuple(ropes[kind] for kind in kinds),
-            attention=read_capped_attention(config, qk_norm=norm_of_each_head(norm)),
+            attention=replace(  # transformers ignores attn_logit_softcapping
+                read_capped_attention(config, qk_norm=norm_of_each_head(norm)), soft_cap=0.0
+            ),
             **read_sandwich(config),
         )
 

@@ -20,6 +20,8 @@ Parameters = Mapping[str, Any]
 Frequencies = tuple[torch.Tensor, float]
 
 DEFAULT_THETA = 10000.0
+_OTHER_NAMES = {"mrope": "default", "su": "longrope"}
+"""Other names of types. All coordinates of a text token are equal, so mrope is the default type."""
 _MINIMUM, _GREATEST = 1e-30, 1e30
 """The valid range. No model was trained with values outside of it, and float32 would overflow."""
 
@@ -54,6 +56,8 @@ def read_rope_parameters(
         )
     parameters = dict(rope_config)
     rope_type = parameters.get("rope_type") or parameters.get("type") or "default"
+    if isinstance(rope_type, str):
+        rope_type = _OTHER_NAMES.get(rope_type, rope_type)
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ModelError(
             f"config.json: rope type {shorten(rope_type)} is not supported; supported types are "

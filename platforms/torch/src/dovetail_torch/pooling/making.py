@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +41,17 @@ def adapt_model(model: Any, config: WorkerConfig) -> None:
         return
     del model.lm_head
     mappings = tuple(getattr(model, "weight_mappings", ()))
+    mappings += tuple(_without_prefix(mappings))
     plain = tuple(WeightMapping(source=name, targets=(f"model.{name}",)) for name in _BASE_NAMES)
     model.weight_mappings = (WeightMapping(source="lm_head"), *mappings, *plain)
+
+
+def _without_prefix(mappings: Iterable[WeightMapping]) -> Iterator[WeightMapping]:
+    """Yield the mappings for checkpoints whose names have no first part, such as "model"."""
+    for mapping in mappings:
+        _, _, other = mapping.source.partition(".")
+        if other and not other.startswith("{"):
+            yield replace(mapping, source=other)
 
 
 @torch.inference_mode()
