@@ -64,6 +64,7 @@ def gptq(
     symmetric: bool = False,
     act_order: bool = False,
     version: str = "gptq",
+    tool: str = "",
     dtype: torch.dtype = torch.float16,
 ) -> Written:
     def quantize(shape, generator):
@@ -79,8 +80,12 @@ def gptq(
         if act_order:
             groups = groups[torch.randperm(num_inputs, generator=generator)]
         zero_words = pack(zeros_OG.T, bits)
-        if version == "gptq":  # subtracted from whole words, so that a zero borrows from the next
+        if version == "gptq" and bits == 3 and not tool:
+            zero_words = pack((zeros_OG.T - 1) % 8, bits)
+        elif version == "gptq":  # subtracted from whole words, so that a zero borrows from the next
             ones = pack(torch.ones_like(zeros_OG.T), bits).to(torch.int64)
+            # Every three words with codes of 3 bits, GPTQModel subtracts them in reversed order.
+            ones = ones.unflatten(1, (-1, 3)).flip(2).flatten(1) if bits == 3 else ones
             less = (zero_words.to(torch.int64) - ones) & 0xFFFFFFFF
             zero_words = torch.where(less >> 31 == 1, less - (1 << 32), less).to(torch.int32)
         tensors = {
@@ -98,6 +103,7 @@ def gptq(
         "desc_act": act_order,
         "sym": symmetric,
         "checkpoint_format": version,
+        "meta": {"quantizer": [tool]} if tool else None,
     }
     return Written(config=config, quantize=quantize)
 
@@ -315,7 +321,9 @@ FORMATS: dict[str, Written] = {
     "gptq_act_order": gptq(act_order=True),
     "gptq_one_group": gptq(group_size=-1),
     "gptq_2_bits": gptq(2),
-    "gptq_3_bits": gptq(3, version="gptq_v2"),
+    "gptq_3_bits": gptq(3),
+    "gptq_3_bits_gptqmodel": gptq(3, tool="gptqmodel:2.1.0"),
+    "gptq_3_bits_v2": gptq(3, version="gptq_v2"),
     "gptq_8_bits": gptq(8),
     "gptq_8_bits_symmetric": gptq(8, symmetric=True),
     "gptq_bfloat16": gptq(symmetric=True, dtype=torch.bfloat16),

@@ -16,6 +16,7 @@ from dovetail_torch.weights import Assignment
 from end_to_end.quantized_checkpoints import GREEDY, make_plain, opened, outputs
 from end_to_end.quantized_writers import (
     FORMATS,
+    awq,
     bitsandbytes_blocks,
     bitsandbytes_rows,
     gptq,
@@ -59,14 +60,17 @@ NATIVE = {
     "gptq_8_bits": (gptq(8, symmetric=True), "Q8_0"),
     "packed_4_bits": (packed_integers(), "Q4_0"),
     "rows_of_integers": (rows_of_integers(), "Q8_0"),
+    "gptq_zero_points": (gptq(group_size=-1), "Q5_0"),
+    "gptq_2_bits": (gptq(2), "Q4_0"),
+    "gptq_3_bits": (gptq(3), "Q4_0"),
+    "awq": (awq(), "Q5_0"),
+    "packed_zero_points": (packed_integers(symmetric=False), "Q5_0"),
 }
 
 
 @pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.sampled(4)
-def test_symmetric_integers_run_in_the_native_kernels_without_rounding(
-    name, plain, tmp_path, monkeypatch
-):
+def test_integers_run_in_the_native_kernels_without_rounding(name, plain, tmp_path, monkeypatch):
     if not native_library.probe_fast().usable:
         pytest.skip("there are no fast native kernels here")
     written, kind = NATIVE[name]
@@ -94,7 +98,7 @@ def gguf_values(blocks):
 @pytest.mark.parametrize("name", NATIVE)
 def test_blocks_have_exactly_the_values_of_the_checkpoint(name):
     written, kind = NATIVE[name]
-    tensors, values = written.quantize((64, 96), torch.Generator().manual_seed(2))
+    tensors, values = written.quantize((64, 192), torch.Generator().manual_seed(2))
     stored = opened(written, tensors)
     assert stored.block_type == kind
     blocks = BlockWeight(type_name=kind, rows_OB=stored.blocks(), is_mapped=False)
@@ -105,12 +109,11 @@ def test_blocks_have_exactly_the_values_of_the_checkpoint(name):
 @pytest.mark.parametrize(
     "written",
     [
-        gptq(),
+        gptq(8),
         gptq(act_order=True, symmetric=True),
-        gptq(3, symmetric=True, version="gptq_v2"),
         gptq(group_size=16),
     ],
-    ids=["zero points", "act order", "3 bits", "small groups"],
+    ids=["zero points of 8 bits", "act order", "small groups"],
 )
 def test_unsupported_layouts_are_not_read_as_blocks(written):
     tensors, _ = written.quantize((64, 96), torch.Generator().manual_seed(2))
@@ -118,7 +121,7 @@ def test_unsupported_layouts_are_not_read_as_blocks(written):
 
 
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_symmetric_zero_points_are_not_unpacked(bits, version):
     written = gptq(bits, symmetric=True, version=version)
     tensors, values = written.quantize((64, 96), torch.Generator().manual_seed(2))

@@ -166,7 +166,6 @@ def test_integers_with_per_block_scales_are_rejected(shape, block):
 UNSUPPORTED = {
     "bits": ({"quant_method": "gptq", "bits": 5}, "bits is 5; supported: 2, 3, 4, 8"),
     "boolean bits": ({"quant_method": "gptq", "bits": True}, "bits is True"),
-    "3 bits": ({"quant_method": "gptq", "bits": 3}, "gptq_v2"),
     "format": ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "checkpoint_format"),
     "contradiction": ({"quant_method": "gptq", "bits": 8}, "codes of 4 bits.*states 8"),
     "awq version": ({"quant_method": "awq", "version": "gemv"}, "version is 'gemv'"),

@@ -28,8 +28,8 @@ def choose_pooler(
     """Return the pooler's configuration (`CheckpointFields.pooler`); {} for a model that generates.
 
     values: the options. runner="auto" selects pooling for a directory of sentence-transformers, and
-    for an architecture whose manifest declares "pooling" or whose checkpoint has no LM head. Raises ConfigError for an option that
-    contradicts the model, and ModelError for invalid files.
+    for an architecture whose manifest declares "pooling" or whose checkpoint has no LM head.
+    Raises ConfigError for an option that contradicts the model, and ModelError for invalid files.
     """
     runner, pooling_type = values["runner"], values["pooling_type"]
     for name, value, choices in (
@@ -45,8 +45,8 @@ def choose_pooler(
     modules = read_modules(directory.path) if is_folder and runner != "generate" else {}
     if runner == "generate" and only_pools:
         raise ConfigError(
-            f"runner='generate': the architecture {directory.architecture} supports only pooling; omit "
-            "runner."
+            f"runner='generate': the architecture {directory.architecture} supports only pooling; "
+            "omit runner."
         )
     if runner == "generate" or (runner == "auto" and not only_pools and not modules):
         if pooling_type != "auto":

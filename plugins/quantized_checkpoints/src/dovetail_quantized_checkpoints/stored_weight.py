@@ -14,8 +14,8 @@ import torch
 MAX_CHUNK_VALUES = 1 << 22
 """Number of values that are dequantized at the same time."""
 BLOCK_VALUES = 32
-_BLOCK_TYPES = {4: "Q4_0", 8: "Q8_0"}
-"""The block types with one scale and without a zero point, by the bits of a code."""
+_BLOCK_TYPES = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
+"""The block types with one scale and without a zero point. They store integers from -n to n - 1."""
 
 
 class StoredWeight(ABC):
@@ -104,18 +104,18 @@ class IntegerWeight(StoredWeight):
 
     @property
     def block_type(self) -> str | None:
-        """Q4_0 or Q8_0, if the groups consist of blocks and float16 represents all scales."""
-        name = _BLOCK_TYPES.get(self.bits)
+        """The smallest block type that represents all codes minus zero points, and the scales.
+
+        None if there is none, or if groups do not consist of blocks.
+        """
         group_size = self.shape[1] // self.scales.shape[1]
         is_regular = self.groups is None and group_size % BLOCK_VALUES == 0
-        return name if name and is_regular and self._is_symmetric and self._fits_half else None
-
-    @property
-    def _is_symmetric(self) -> bool:
-        middle = 1 << self.bits - 1
-        if isinstance(self.zeros, int):
-            return self.zeros == middle
-        return bool((self.zeros == middle).all())
+        if not is_regular or not self._fits_half:
+            return None
+        zeros = torch.as_tensor(self.zeros)
+        lowest, highest = -int(zeros.max()), (1 << self.bits) - 1 - int(zeros.min())
+        fitting = (name for name, n in _BLOCK_TYPES.items() if -n <= lowest and highest < n)
+        return next(fitting, None)
 
     @property
     def _fits_half(self) -> bool:
@@ -124,24 +124,45 @@ class IntegerWeight(StoredWeight):
         return torch.equal(self.scales.half().to(self.scales.dtype), self.scales)
 
     def blocks(self) -> torch.Tensor:
-        """Return the blocks: a float16 scale, then the codes. Q4_0 packs features j and j + 16."""
+        """Return the blocks: a float16 scale, then the integers. See `_block_bytes`."""
+        block_type = self.block_type
+        assert block_type is not None
         num_rows, num_columns = self.shape
         num_blocks = num_columns // BLOCK_VALUES
         repeats = num_blocks // self.scales.shape[1]
-        code_bytes = BLOCK_VALUES * self.bits // 8
-        result = torch.empty((num_rows, num_blocks, 2 + code_bytes), dtype=torch.uint8)
         scales_OB = self.scales.half().repeat_interleave(repeats, dim=1)
-        result[..., :2] = scales_OB[..., None].view(torch.uint8)
+        pieces = []
         step = max(1, MAX_CHUNK_VALUES // num_columns)
         for start in range(0, num_rows, step):
             rows = slice(start, min(start + step, num_rows))
             codes = self.codes(rows).unflatten(1, (num_blocks, BLOCK_VALUES))
-            if self.bits == 4:
-                low, high = codes.split(BLOCK_VALUES // 2, dim=2)
-                result[rows, :, 2:] = low | high << 4
-            else:
-                result[rows, :, 2:] = codes ^ 128  # the bits of codes - 128 as int8
-        return result.flatten(1)
+            codes = self._shifted(codes, rows, repeats, _BLOCK_TYPES[block_type])
+            scales = scales_OB[rows, :, None].contiguous().view(torch.uint8)
+            pieces.append(torch.cat((scales, _block_bytes(codes, block_type)), dim=2).flatten(1))
+        return torch.cat(pieces)
+
+    def _shifted(self, codes: torch.Tensor, rows: slice, repeats: int, middle: int) -> torch.Tensor:
+        """Return codes whose zero point is `middle`, uint8 [R, blocks, 32]."""
+        if isinstance(self.zeros, int):
+            return codes if self.zeros == middle else codes + (middle - self.zeros)
+        shift = ((middle - self.zeros[rows]) & 255).to(torch.uint8)  # sums are taken modulo 256
+        return codes + shift.repeat_interleave(repeats, dim=1)[..., None]
+
+
+def _block_bytes(codes: torch.Tensor, block_type: str) -> torch.Tensor:
+    """Return the integers of blocks of a type, without the scales. codes: uint8 [R, blocks, 32].
+
+    Q8_0 has a signed byte for each integer. Q4_0 and Q5_0 have four bits of the features j and
+    j + 16 in byte j; before them, Q5_0 has the fifth bits of all features in a word of 32 bits.
+    """
+    if block_type == "Q8_0":
+        return codes ^ 128
+    low, high = codes.split(BLOCK_VALUES // 2, dim=2)
+    halves = low & 15 | high << 4
+    if block_type == "Q4_0":
+        return halves
+    bits = (codes >> 4).unflatten(2, (4, 8)) << torch.arange(8, dtype=torch.uint8)
+    return torch.cat((bits.sum(-1, dtype=torch.uint8), halves), dim=2)
 
 
 @dataclass(frozen=True, kw_only=True)

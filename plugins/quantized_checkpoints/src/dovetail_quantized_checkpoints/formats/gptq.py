@@ -2,7 +2,8 @@
 
 qweight: int32 [I * bits / 32, O], packed along I. qzeros: int32 [G, O * bits / 32], packed along O.
 scales: [G, O]. g_idx: int32 [I], the group of each feature; not in order with `desc_act`. Version 1
-stores each zero point minus 1, subtracted from whole words.
+stores each zero point minus 1, subtracted from whole words; AutoGPTQ subtracts it from each code of
+3 bits.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from dovetail.errors import WeightError
 from dovetail_quantized_checkpoints.formats.base import (
     Format,
     ModuleTensors,
@@ -26,8 +26,13 @@ from dovetail_quantized_checkpoints.stored_weight import IntegerWeight
 
 BITS = (2, 3, 4, 8)
 SCALE_DTYPES = ("F16", "BF16", "F32")
-_ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-"""The word in which each code is 1, by bits."""
+_ONES = {
+    2: (0x55555555,),
+    3: (0x24924924, 0x92492492, 0x49249249),
+    4: (0x11111111,),
+    8: (0x01010101,),
+}
+"""What version 1 subtracts from successive words, by bits. For 3 bits only GPTQModel does so."""
 
 
 class GPTQ(Format):
@@ -44,11 +49,9 @@ class GPTQ(Format):
         self._stores_less = version == "gptq"
         self._differs = bool(table.get("dynamic"))
         self._group_size = None if self._differs else read_group_size(table)
-        if self._stores_less and self._bits == 3:
-            raise WeightError(
-                "quantization_config: 3 bits with checkpoint_format 'gptq' is not supported, "
-                "because tools store its zero points differently; convert it to 'gptq_v2'"
-            )
+        meta = table.get("meta")
+        tools = str(meta.get("quantizer")) if isinstance(meta, Mapping) else ""
+        self._subtracts_words = "gptqmodel" in tools.lower()
 
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, int]:
         """Return (O, I)."""
@@ -60,8 +63,6 @@ class GPTQ(Format):
             bits = WORD_BITS * num_words // max(1, num_inputs)
         else:
             num_inputs = WORD_BITS * num_words // bits
-        if bits == 3 and self._stores_less:
-            raise module.error("has 3 bits in version 1, which is not supported", "qweight")
         if bits not in BITS or num_words * WORD_BITS != num_inputs * bits:
             raise module.error(f"has {num_words} words for {num_inputs} features", "qweight")
         if bits != self._bits and not self._differs:
@@ -85,30 +86,37 @@ class GPTQ(Format):
         num_outputs, num_inputs = self.shape(module, read)
         words = read(f"{module.prefix}qweight")
         bits = WORD_BITS * words.shape[0] // num_inputs
-        zero_words = read(f"{module.prefix}qzeros")
-        if self._stores_less:
-            # The sum of unsigned words; a carry beyond the last bit is dropped.
-            zero_words = (zero_words.to(torch.int64) + _ONES[bits]).to(torch.int32)
         scales = read(f"{module.prefix}scales").T.contiguous()
         return IntegerWeight(
             shape=(num_outputs, num_inputs),
             bits=bits,
             codes=lambda rows: unpack(words[:, rows].T.contiguous(), bits),
             scales=scales,
-            zeros=_zeros(zero_words, bits),
+            zeros=self._zeros(read(f"{module.prefix}qzeros"), bits),
             groups=_groups(module, read, scales.shape[1], num_inputs),
         )
 
+    def _zeros(self, words: torch.Tensor, bits: int) -> torch.Tensor | int:
+        """Return the zero points, int16 [O, G], or one number if all of them are the middle code.
 
-def _zeros(words: torch.Tensor, bits: int) -> torch.Tensor | int:
-    """Return the zero points, int16 [O, G], or one number if all of them are the middle code."""
-    middle = 1 << bits - 1
-    if bits in _ONES:
-        # The word of middle codes as a signed number. Most checkpoints have no other.
-        word = _ONES[bits] * middle - (1 << WORD_BITS)
-        if bool((words == word).all()):
-            return middle
-    return unpack(words, bits).T.contiguous().to(torch.int16)
+        words: as the checkpoint stores them.
+        """
+        ones = torch.tensor(_ONES[bits])
+        is_by_code = bits == 3 and not self._subtracts_words
+        if self._stores_less and not is_by_code:
+            # The sum of unsigned words; a carry beyond the last bit is dropped.
+            all_ones = ones.repeat(words.shape[1] // len(ones))
+            words = (words.to(torch.int64) + all_ones).to(torch.int32)
+        middle = 1 << bits - 1
+        if len(ones) == 1:
+            # The word of middle codes as a signed number. Most checkpoints have no other.
+            word = int(ones) * middle - (1 << WORD_BITS)
+            if bool((words == word).all()):
+                return middle
+        zeros = unpack(words, bits)
+        if self._stores_less and is_by_code:
+            zeros = zeros + 1 & (1 << bits) - 1
+        return middle if bool((zeros == middle).all()) else zeros.T.contiguous().to(torch.int16)
 
 
 def _groups(
