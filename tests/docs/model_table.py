@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from dovetail.plugins import PluginRegistry
-from dovetail_model_sources.architectures import ArchitectureInfo, supported_architectures
+from dovetail_model_sources.architectures import (
+    RECORDS,
+    ArchitectureInfo,
+    supported_architectures,
+)
 from parity.checkpoints import CHECKPOINTS
 from parity.fallback_checkpoints import REJECTED, SERVED
 from parity.family_checkpoints import FAMILIES
@@ -37,17 +42,34 @@ def blocks() -> Mapping[str, str]:
 
 
 def record_page() -> None:
-    """Write the recorded parts of the page."""
+    """Write the recorded parts of the page, and the file of tested architectures."""
     text = PAGE.read_text("utf-8")
     for name, block in blocks().items():
         text = record(text, name, block)
     PAGE.write_text(text, "utf-8")
+    RECORDS.write_text(architecture_records(), "utf-8")
+
+
+def architecture_records() -> str:
+    """Return the content of the file from which `dovetail models --architectures` reads tests."""
+    native = {
+        info.architecture: {
+            "formats": ["gguf"] if info.architecture in _gguf_classes() else [],
+            "tested": _proof(info.architecture).replace("`", ""),
+        }
+        for info in _native()
+    }
+    fallback = {_architecture(name): "test_fallback_parity.py" for name in SERVED}
+    records = {"native": native, "transformers": dict(sorted(fallback.items()))}
+    return json.dumps(records, indent=1) + "\n"
 
 
 def outdated() -> list[str]:
-    """Return the names of the parts of the page that differ from plugins and tests."""
+    """Return the names of the parts of the page, and of the file, that differ from the tests."""
     text = PAGE.read_text("utf-8")
-    return [name for name, block in blocks().items() if recorded(text, name) != block]
+    parts = [name for name, block in blocks().items() if recorded(text, name) != block]
+    is_current = RECORDS.read_text("utf-8") == architecture_records()
+    return parts if is_current else [*parts, RECORDS.name]
 
 
 def unproven() -> list[str]:

@@ -14,7 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from parity.checkpoints import VOCAB_SIZE, Checkpoint
-from parity.family_checkpoints import fill
+from parity.random_weights import fill
 
 _SIZES = {
     "vocab_size": VOCAB_SIZE,

@@ -135,7 +135,7 @@ def test_on_a_terminal_each_line_of_progress_replaces_the_previous_line(monkeypa
     assert sys.stderr.getvalue() == f"first\n{up}second [####    ] 4.5 of 9.0 \n"
 
 
-def test_architectures_are_listed_with_their_tasks_without_imports(capsys):
+def test_architectures_are_listed_with_implementation_tasks_formats_and_tests(capsys):
     assert main(["models", "--architectures", "--json"]) == 0
     rows = {row["architecture"]: row for row in json.loads(capsys.readouterr().out)}
     if not rows:
@@ -143,7 +143,16 @@ def test_architectures_are_listed_with_their_tasks_without_imports(capsys):
     assert rows["LlamaForCausalLM"]["tasks"] == ["generate", "embed"]
     assert rows["BertModel"]["tasks"] == ["embed", "score"]
     assert rows["BertForSequenceClassification"]["tasks"] == ["classify", "score"]
-    assert rows["LlamaForCausalLM"]["distribution"].startswith("dovetail-models ")
+    llama = rows["LlamaForCausalLM"]
+    assert llama["distribution"].startswith("dovetail-models ")
+    assert llama["implementation"] == "native"
+    assert llama["formats"] == ["safetensors", "gguf"]
+    assert rows["OPTForCausalLM"]["formats"] == ["safetensors"]
+    assert llama["tested"].startswith("test_engine_parity.py")
+    if arcee := rows.get("ArceeForCausalLM"):  # transformers is installed
+        assert (arcee["implementation"], arcee["tasks"]) == ("transformers", ["generate"])
+        assert arcee["tested"] == "test_fallback_parity.py"
+        assert rows["MixtralForCausalLM"]["implementation"] == "native"
     assert "TransformersForCausalLM" not in rows
     assert main(["models", "--architectures"]) == 0
     assert "LlamaForCausalLM" in capsys.readouterr().out

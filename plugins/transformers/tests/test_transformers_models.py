@@ -123,6 +123,10 @@ def test_options_that_do_not_apply_are_rejected(folder, options, error, text):
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantiz"),
         ({"num_attention_heads": 5}, "transformers rejects it: .*attention heads"),
+        (
+            {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+            r"text_config: .*images.*its language model alone \(Gemma3ForCausalLM\)",
+        ),
     ],
 )
 def test_errors_name_the_unsupported_feature(changed, fields, text):

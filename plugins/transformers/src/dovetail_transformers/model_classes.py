@@ -81,6 +81,14 @@ def _check(config: transformers.PreTrainedConfig) -> None:
     """Raise ModelError for properties that transformers implements outside of its interface."""
     if config.is_encoder_decoder:
         raise _unsupported("is_encoder_decoder", True)
+    language_config = config.sub_configs.get("text_config") and config.text_config
+    if language_config:
+        cls = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(language_config), None)
+        name = getattr(cls, "__name__", "a causal language model")
+        raise ModelError(
+            "config.json has a text_config: the model reads more than text, such as images, which "
+            f"is not supported. Use a checkpoint of its language model alone ({name})."
+        )
     if getattr(config, "is_decoder", None) is False and config.model_type in ("bert", "roberta"):
         raise _unsupported("is_decoder", False)
     for field in ("alibi", "attention_chunk_size", "use_alibi"):
