@@ -7,8 +7,8 @@
 Method: the command runs on a pseudo-terminal. A question is typed as soon as the command waits for
 it. The clock runs from the start of the process to the first token of the answer (demo: to the end
 of the first line with an answer). One run warms the page cache; then the median and spread of five
-runs are printed. `--clone` runs once, and includes cloning, installation and downloads, without
-pip's cache.
+runs are printed. Python keeps its bytecode in .bench/bytecode, as an installed package does.
+`--clone` runs once, and includes cloning, installation and downloads, without pip's cache.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ from pathlib import Path
 NUM_RUNS = 5
 ROOT = Path(__file__).resolve().parents[1]
 PROMPT, QUESTION = b"lists the commands.", "Name the capital of France.\n"
+BYTECODE = {
+    "PYTHONDONTWRITEBYTECODE": "",
+    "PYTHONPYCACHEPREFIX": str(ROOT / ".bench" / "bytecode"),
+}
+"""Environment variables with which a command does not compile Python's modules at each start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +58,7 @@ DEMO = Subject(
     command=[str(Path(sys.executable).with_name("dovetail")), "demo"],
     answer=b"99 + 15 = 114",  # the demo's first question
     target_s=3.0,
+    env=BYTECODE,
 )
 CHAT = Subject(
     title="dovetail chat --model smollm2",
@@ -64,6 +70,7 @@ CHAT = Subject(
     target_s=2.0,
     prompt=PROMPT,
     typed=QUESTION,
+    env=BYTECODE,
 )
 
 

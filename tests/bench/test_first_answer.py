@@ -1,5 +1,9 @@
 """`bench/first_answer.py` with shell commands instead of the program."""
 
+import os
+import subprocess
+import sys
+
 import first_answer
 import pytest
 from first_answer import Subject
@@ -29,3 +33,16 @@ def test_the_median_is_compared_with_the_target(capsys):
     assert first_answer.report(subject, [9.0, 1.0, 2.0])
     assert not first_answer.report(subject, [2.1, 1.0, 3.0])
     assert "first answer of `t`: 2.00 s (1.00–9.00)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("subject", [first_answer.DEMO, first_answer.CHAT])
+def test_commands_keep_bytecode_in_a_directory_of_the_benchmarks(subject):
+    program = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **subject.env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["False", str(first_answer.ROOT / ".bench" / "bytecode")]

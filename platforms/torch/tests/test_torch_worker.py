@@ -246,17 +246,18 @@ def test_the_error_for_too_little_cache_memory_states_the_memory_in_use(loaded):
         worker.determine_available_memory()
 
 
-def test_warm_up_steps_have_the_sizes_of_a_prompt_and_a_decode(loaded):
+def test_the_warm_up_is_one_run_of_a_short_prompt(loaded):
+    """A run reads all weights: a tenth of a second for a billion parameters."""
     worker, runtime = loaded()
     start(worker)
-    assert worker._model.sizes == [1, 8, 1]
+    assert worker._model.sizes == [1, 8]
     assert runtime.calls[-1] == "synchronize"
 
 
-def test_warm_up_steps_of_a_model_use_only_its_valid_positions(loaded):
+def test_the_warm_up_of_a_model_uses_only_its_valid_positions(loaded):
     worker, _ = loaded(max_model_len=5)
     start(worker)
-    assert worker._model.sizes == [1, 5, 1]
+    assert worker._model.sizes == [1, 5]
 
 
 def answer(worker, prompt, num_tokens):

@@ -84,8 +84,7 @@ class PoolingRunner(ModelRunner):
         """Run the kernels of a step once, before the first request."""
         limits = self._limits
         maximum = min(limits.max_num_batched_tokens, limits.max_model_len)
-        for size in (min(_WARM_UP_TOKENS, maximum), 1):
-            self.loaded.dummy_run(size, 1)
+        self.loaded.dummy_run(min(_WARM_UP_TOKENS, maximum), 1)
 
     def run_sizes(self, sizes: Sequence[int]) -> None:
         """Run the model once for each number of tokens, at most those of a step."""

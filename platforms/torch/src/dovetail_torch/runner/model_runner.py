@@ -151,14 +151,13 @@ class ModelRunner:
         """Run the kernels of a step once, before the first request.
 
         On asynchronous devices these are complete steps, of one row and of several.
-        On other devices only the model runs, with a short prompt and a decode.
+        On other devices only the model runs, once, because a run reads all weights.
         """
         limits = self._limits
         maximum = min(limits.max_num_batched_tokens, limits.max_model_len)
         room = min(maximum, limits.max_model_len - 2)  # for two sampled tokens
         if self.loaded.device_parts.asynchronous is None or room < 1:
-            for size in (min(_WARM_UP_TOKENS, maximum), 1):
-                self.loaded.dummy_run(size, 1)
+            self.loaded.dummy_run(min(_WARM_UP_TOKENS, maximum), 1)
         else:
             warm_up(self, self._sampler, limits.max_num_seqs, room)
             if self._step_graphs is not None:
