@@ -126,7 +126,7 @@ def layer_comparisons(
 
     def comparison(what: str, call: Callable[[Ops], object], num_numbers: int) -> Comparison:
         return Comparison(
-            name=f"{what}, {shape.label}, {num_tokens} tokens",
+            name=f"{what}, {shape.label}, {counted(num_tokens, 'token')}",
             ours=lambda: call(ours),
             theirs=lambda: call(THEIRS),
             num_bytes=2 * num_numbers,
@@ -146,6 +146,11 @@ def layer_comparisons(
     )
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 token" or "64 tokens"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def sampling_comparisons(
     ours: TritonOps, num_rows: int, device: torch.device
 ) -> Iterator[Comparison]:
@@ -153,7 +158,7 @@ def sampling_comparisons(
     logits = torch.randn(num_rows, VOCAB_SIZE, device=device) * 3
     num_bytes = logits.numel() * 4
     yield Comparison(
-        name=f"best_tokens, {num_rows} rows",
+        name=f"best_tokens, {counted(num_rows, 'row')}",
         ours=lambda: ours.best_tokens(logits),
         theirs=lambda: logits.argmax(-1),
         num_bytes=num_bytes,
@@ -166,7 +171,7 @@ def sampling_comparisons(
     ):
         columns = draw_columns(num_rows, top_k, top_p, device)
         yield Comparison(
-            name=f"draw_tokens, {label}, {num_rows} rows",
+            name=f"draw_tokens, {label}, {counted(num_rows, 'row')}",
             ours=lambda columns=columns: ours.draw_tokens(logits, columns),
             theirs=lambda k=top_k, p=top_p: draw_by_sorting(logits, k, p),
             num_bytes=num_bytes,

@@ -69,7 +69,7 @@ def _codes(names: list[str]) -> str:
 
 
 def replaced(page: str) -> str:
-    """Return the page with the current section."""
+    """Return the page with an up-to-date section."""
     before, _, rest = page.partition(START)
     _, _, after = rest.partition(END)
     return before + START + render() + END + after

@@ -106,7 +106,7 @@ def write(folder, make, **changes):
 
 
 def grown_bytes(folder, **options):
-    """Return by how many bytes loading raises the peak of the resident memory of a new process."""
+    """Return by how many bytes loading raises the peak resident memory of a new process."""
     environment = {**os.environ, "DOVETAIL_PACKED_CACHE": "off"}
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), json.dumps(options)],

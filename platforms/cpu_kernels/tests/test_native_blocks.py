@@ -109,8 +109,7 @@ def test_matrix_products_with_quantized_blocks_equal_those_with_dequantized_valu
 
 
 def parts_of(blocks):
-    """Return, for each value, the magnitude of its product of code and scale plus that of its
-    minimum."""
+    """Return for each value |code · scale| + |minimum|, the sum of the magnitudes of its parts."""
     name, rows = blocks.name, blocks.rows.numpy()
     if name not in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         return blocks.exact.abs()

@@ -51,7 +51,7 @@ def test_prompt_logprobs_equal_the_log_softmax(dtype, vocab, num_logprobs):
     )
 
 
-def test_logprobs_of_no_positions_are_empty():
+def test_logprobs_for_zero_positions_are_empty():
     columns = gather_logprobs(torch.zeros(0, 9), torch.zeros(0, dtype=torch.int64), 3)
     assert len(columns.counts) == len(columns.ranks) == len(columns.logprobs) == 0
 

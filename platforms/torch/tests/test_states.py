@@ -131,7 +131,7 @@ def test_each_layer_has_its_own_state_in_each_block(num_attention_layers):
     assert made_state.supports_advance == (not attention)
 
 
-def test_parts_have_the_same_addresses_in_every_step_and_can_be_advanced():
+def test_state_parts_have_the_same_addresses_in_every_step_and_can_be_advanced():
     source, builder = random.Random(5), StatePartsBuilder(SPEC, LIMITS)
     addresses = set()
     for _ in range(100):

@@ -161,7 +161,7 @@ def test_sums_that_are_held_out_are_held_out_in_calls_too():
         "Sure. " + CALL,
     ],
 )
-def test_a_text_that_is_not_one_call_is_not_parsed(text):
+def test_a_text_other_than_a_single_call_is_not_parsed(text):
     assert parse_call(text) is None
 
 

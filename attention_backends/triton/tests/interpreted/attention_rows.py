@@ -26,7 +26,7 @@ class Rows:
     """Requests with random tokens and separate blocks. Unused parts of the cache contain NaN."""
 
     def __init__(self, lengths, *, cache_dtype="", window=0, padding=0, options=None, **changes):
-        """kv_scales: the per-layer scales, so that tokens have no scales."""
+        """kv_scales: the per-layer scales; if given, the cache has no per-token scales."""
         self.kv_scales = changes.get("kv_scales")
         shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 64} | changes
         self.heads = (shape["num_heads"], shape["num_kv_heads"], shape["num_kv_heads"])

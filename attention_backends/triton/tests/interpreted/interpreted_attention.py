@@ -138,7 +138,7 @@ def test_a_step_with_many_prefills_and_decodes_is_computed_correctly():
 
 
 def test_layers_with_different_shapes_can_run_in_one_step():
-    """Each shape has its own list. Later layers of the first shape reuse its list."""
+    """Each layer shape has its own work list. Later layers of the first shape reuse its list."""
     rows = Rows([60, 41], num_heads=2, num_kv_heads=1)
     wide = TritonAttentionBackend.create_layer(replace(rows.layer_context, num_heads=32))
     rows.step([20, 32])

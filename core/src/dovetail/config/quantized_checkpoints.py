@@ -72,7 +72,7 @@ def find_dequantizer(
 ) -> str | type:
     """Return the weight loader that dequantizes a checkpoint. Raise ModelError if there is none.
 
-    quantization: of a `ModelDirectory`; not empty.
+    quantization: `ModelDirectory.quantization`, which must not be empty.
     """
     loader = _find(plugins, platform, _LOADER_KIND, capability_of(quantization["method"]))
     if loader is None:

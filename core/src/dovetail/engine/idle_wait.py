@@ -10,7 +10,7 @@ from __future__ import annotations
 from dovetail.clock import Clock
 
 NUM_FREE = 2
-"""Number of idle steps that follow without a wait, because blocks may have become free."""
+"""Number of idle steps before the first wait; they are immediate, as blocks may become free."""
 
 FIRST_NS = 1_000_000
 LONGEST_NS = 10_000_000

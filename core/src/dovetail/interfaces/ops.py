@@ -90,7 +90,7 @@ class Ops:
     batch_dependent: ClassVar[frozenset[str]] = frozenset()
     """Names of the operations without this guarantee, none of which is in `ROUNDED`.
 
-    For example, linear attention whose bits depend on how a prompt is divided into steps.
+    For example, linear attention whose results depend on how a prompt is divided into steps.
     """
 
     def __init__(self) -> None:
@@ -351,13 +351,13 @@ class Ops:
 ROUNDED = frozenset(
     {"rms_norm", "add_rms_norm", "rotary_embedding", "silu_and_mul", "select_experts"}
 )
-"""Operations with rounded results. In torch, their bits may depend on the batch."""
+"""Operations with rounded results. In torch, they may not be batch-invariant."""
 
 STATE_OPERATIONS = frozenset({"causal_conv", "linear_attention", "gated_rms_norm"})
-"""Operations of models with states. In torch, their bits may depend on the batch."""
+"""Operations of models with states. In torch, they may not be batch-invariant."""
 LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
-"""Operations of latent attention. In torch, their bits may depend on the batch."""
+"""Operations of latent attention. In torch, they may not be batch-invariant."""
 MIXED_OPERATIONS = frozenset(
     {"offset_rms_norm", "add_offset_rms_norm", "sigmoid_and_mul", "add_shared_expert"}
 )
-"""Operations that some of these models also use. In torch, their bits may depend on the batch."""
+"""Operations that some of these models also use. In torch, they may not be batch-invariant."""

@@ -1,7 +1,7 @@
 """Checks that this process has a usable working directory.
 
 It may be deleted, too deep or not accessible. Then relative paths do not work, and math libraries
-that torch loads abort the process, so the engine rejects to start.
+that torch loads abort the process, so the engine does not start.
 """
 
 from __future__ import annotations

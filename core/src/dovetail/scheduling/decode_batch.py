@@ -210,7 +210,7 @@ class DecodeBatch:
         """Yield the members whose last block is full at the start of one of `num_steps` steps.
 
         Each comes with the number of steps before that, 0 to `block_size` - 1. They are in the
-        order in which their blocks become full, and repeat it every `block_size` steps.
+        order in which their blocks become full, which repeats every `block_size` steps.
         """
         step, size = self._step_counter.num_steps, self._block_size
         phases = [((phase - step) % size, full) for phase, full in self._by_phase.items() if full]

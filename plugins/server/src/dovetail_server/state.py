@@ -23,7 +23,7 @@ class OtherProcesses(Protocol):
     """The other API processes of the server."""
 
     async def num_running(self) -> int:
-        """Return how many requests they serve."""
+        """Return how many requests the other processes serve."""
 
     async def abort(self, ids: Collection[str], everything: bool) -> int:
         """Abort requests by the ids of their responses, or all. Return how many."""

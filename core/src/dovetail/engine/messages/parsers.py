@@ -170,7 +170,7 @@ def parse_message(
 def choose_parser(
     kind: str, config: AnyConfig, plugins: PluginRegistry, tokenizer: Tokenizer | None
 ) -> ChosenParser | None:
-    """Return the parser plugin of a kind: the one that the option names, or by the template."""
+    """Return the parser plugin of a kind: that of the option, or the one that fits the template."""
     option = get_kind(kind).option
     if getattr(config.extensions, option) == NO_PLUGIN or tokenizer is None:
         return None

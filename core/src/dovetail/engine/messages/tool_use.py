@@ -26,7 +26,7 @@ CHOICES = ("auto", "none", "required")
 _OBJECT_KEYWORDS = frozenset(
     {"properties", "$ref", "anyOf", "oneOf", "allOf", "additionalProperties"}
 )
-"""A schema of parameters without one of them needs `type`."""
+"""A schema of parameters must have `type` or one of these keywords."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

@@ -28,7 +28,7 @@ _SCOPE = "\x1f"
 """Separates the number of a front end from the rest of a request id in the engine core."""
 
 _QUIET_BEATS = 60
-"""A front end that sent no message during this many heartbeats gets one of this many after that."""
+"""If a front end sends no message during this many heartbeats, it then gets only each n-th."""
 
 _MAX_BEHIND = 2
 """Number of heartbeats after which the requests of a front end that reads too slowly are

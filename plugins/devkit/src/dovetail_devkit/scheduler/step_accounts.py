@@ -82,12 +82,12 @@ class StepAccounts:
         expect(
             stats.num_preemptions >= self._num_rejoined,
             f"the statistics have num_preemptions={stats.num_preemptions}; expected at least "
-            f"{self._num_rejoined}, because plans admit requests again this often",
+            f"{self._num_rejoined}, because plans readmit requests this often",
         )
         expect(
             stats.num_recomputed_tokens >= self._num_again,
-            f"the statistics have num_recomputed_tokens={stats.num_recomputed_tokens}; expected at "
-            f"least {self._num_again}, because plans run this many tokens again",
+            f"the statistics have num_recomputed_tokens={stats.num_recomputed_tokens}; expected "
+            f"at least {self._num_again}, because plans recompute this many tokens",
         )
         self._sums = sums
         _check_blocks(stats)

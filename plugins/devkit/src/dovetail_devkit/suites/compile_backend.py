@@ -57,7 +57,7 @@ class _Suite:
         self._cls, self._device, self._options = backend_cls, device, options
 
     def check_any_number(self) -> None:
-        """Check code for any number of tokens, without a directory."""
+        """Check code for any number of tokens, without a cache directory."""
         network = SmallNetwork(self._device, torch.float32)
         compiled = self._compile(network, self._make(None), None)
         for num_tokens in _NUM_TOKENS:

@@ -51,7 +51,7 @@ def graph_pass_cases(
             f"cache_key must return the same text for the same options; it returned {keys}",
         )
 
-    yield Case(name="the graph keeps its meaning", run=check_graph)
+    yield Case(name="the results of the graph do not change", run=check_graph)
     yield Case(name="the cache key is constant", run=check_key)
 
 

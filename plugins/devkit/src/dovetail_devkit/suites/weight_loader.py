@@ -103,7 +103,7 @@ def weight_loader_cases(
 
 _Check = Callable[[type[WeightLoader], Path, MakeModel], None]
 NameInFile = Callable[[str], str]
-"""Returns the name in a checkpoint of a weight of the model."""
+"""Returns the checkpoint's name for a weight of the model."""
 
 
 def _check_new(loader_cls: type[WeightLoader], model_dir: Path, make_model: MakeModel) -> None:

@@ -90,7 +90,7 @@ class Supervisor:
     def __init__(
         self, state: ServerState, listeners: Listeners, announce: Callable[[], None]
     ) -> None:
-        """announce: called when all API processes serve requests for the first time."""
+        """announce: called once, when all API processes serve requests."""
         self._state = state
         self._listeners = listeners
         self._announce = announce

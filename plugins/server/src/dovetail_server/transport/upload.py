@@ -80,7 +80,7 @@ class Upload:
             )
         if not self._has_file:
             raise APIError(
-                "The field file is missing.", code="missing_required_parameter", param=FILE_FIELD
+                "The field 'file' is missing.", code="missing_required_parameter", param=FILE_FIELD
             )
         if not self.num_bytes:
             raise APIError("The file is empty.", param=FILE_FIELD)
