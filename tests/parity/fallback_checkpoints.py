@@ -68,6 +68,7 @@ SERVED: Mapping[str, Mapping[str, Any]] = {
     **{name: {} for name in _PLAIN.split()},
     **{name: _LATENT for name in _WITH_LATENT},
     "gpt_oss": _DEFAULT_ROPE,
+    "phimoe": {"sliding_window": None},
 }
 """model_type, and fields of the config."""
 

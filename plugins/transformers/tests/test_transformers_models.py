@@ -7,7 +7,14 @@ import shutil
 
 import pytest
 import torch
-from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+)
 from transformers.models.arcee.modeling_arcee import ArceeMLP
 
 from dovetail import LLM, SamplingParams
@@ -147,6 +154,17 @@ def test_a_model_that_mixes_tokens_outside_of_attention_is_rejected(folder, monk
     monkeypatch.setattr(ArceeMLP, "forward", lambda self, x: original(self, x + x.roll(1, dims=1)))
     with pytest.raises(ModelError, match="ArceeForCausalLM in transformers cannot be served"):
         generate(folder)
+
+
+@pytest.mark.parametrize("window", [None, 20, 100])
+def test_a_sliding_window_that_only_the_mask_has_is_rejected_if_it_has_an_effect(tmp_path, window):
+    sizes = {**SIZES, "num_local_experts": 4, "sliding_window": window}
+    path = save(PhimoeForCausalLM(PhimoeConfig(**sizes)), tmp_path)
+    if window == 20:  # less than max_model_len
+        with pytest.raises(ModelError, match="PhimoeForCausalLM in transformers cannot be served"):
+            generate(path)
+    else:
+        assert generate(path)[0] == "TransformersForCausalLM"
 
 
 def test_code_in_the_model_directory_is_never_run(changed):

@@ -88,13 +88,14 @@ def _has_native(architecture: str, directory: ModelDirectory, plugins: PluginReg
 
     True if a plugin provides the architecture, or if the transformers library cannot contain it. In
     that library, an architecture's name starts with the first part of its model_type, and contains
-    the other parts in any order: HunYuanMoEV1ForCausalLM has the model_type hunyuan_v1_moe. Any
-    other name is a class of a plugin, or is misspelled.
+    the other parts, except "text", in any order: HunYuanMoEV1ForCausalLM has the model_type
+    hunyuan_v1_moe. Any other name is a class of a plugin, or is misspelled.
     """
     model_type = directory.config.get("model_type")
     if not isinstance(model_type, str):
         return True
     first, *others = re.findall("[a-z0-9]+", model_type.casefold()) or [""]
     name = architecture.casefold().replace("_", "")
-    is_family = bool(first) and name.startswith(first) and all(part in name for part in others)
+    are_found = all(part in name or part == "text" for part in others)
+    is_family = bool(first) and name.startswith(first) and are_found
     return not is_family or plugins.has_model(architecture, similar=False)

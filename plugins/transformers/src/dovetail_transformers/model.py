@@ -84,7 +84,7 @@ class TransformersForCausalLM(nn.Module):
         )
         self.adopt(self.module)
         self.keeps_logits = "logits_to_keep" in inspect.signature(self.module.forward).parameters
-        self.is_checked = False
+        self.is_checked, self.max_model_len = False, context.max_model_len
 
     def adopt(self, module: transformers.PreTrainedModel) -> None:
         """Use `module`, a model of the same class and config, and its weights."""
@@ -169,9 +169,12 @@ class TransformersForCausalLM(nn.Module):
         """Width of the logits."""
         return int(self.module.get_output_embeddings().weight.shape[0])
 
-    def eager_logits(self, input_ids_T: torch.Tensor) -> torch.Tensor:
-        """Return the logits of one sequence by transformers' own attention, [T, V]."""
-        with _eager(self.module):
+    def eager_logits(self, input_ids_T: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Return the logits of one sequence by transformers' own attention, [T, V].
+
+        window: replaces `sliding_window` of the config, which masks read; None for no change.
+        """
+        with _eager(self.module, window):
             logits_TV: torch.Tensor = self.module(input_ids_T[None], use_cache=False).logits[0]
         return logits_TV
 
@@ -222,10 +225,15 @@ def _make_layer(call: Call, index: int, context: ModelContext) -> Attention:
 
 
 @contextmanager
-def _eager(model: transformers.PreTrainedModel) -> Iterator[None]:
-    """Make a model use transformers' own attention."""
+def _eager(model: transformers.PreTrainedModel, window: int | None) -> Iterator[None]:
+    """Make a model use transformers' own attention, with another sliding window unless None."""
+    stated = getattr(model.config, "sliding_window", None)
+    if window is not None:
+        model.config.sliding_window = window
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
         model.set_attn_implementation(IMPLEMENTATION)
+        if window is not None:
+            model.config.sliding_window = stated

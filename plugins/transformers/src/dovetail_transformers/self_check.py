@@ -1,7 +1,8 @@
 """Compares a loaded model with transformers' own eager forward pass, before the first step.
 
 Two sequences are packed and divided into chunks as the engine does it. A model that computes
-something outside of its attention function, such as a recurrent state or a mask, differs.
+something outside of its attention function, such as a recurrent state or a mask, differs. Sliding
+windows are shortened, so that those in a mask have an effect.
 Dimensions: T tokens, L tokens of one sequence so far, H query heads, K key-value heads, D head
 size, V vocabulary.
 """
@@ -9,7 +10,8 @@ size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +26,8 @@ LENGTHS = (11, 18)
 """Tokens of each sequence."""
 CHUNKS = ((5, 7), (6, 1), (0, 10))
 """Tokens of each sequence in each step."""
+WINDOW = 4
+"""Tokens of a shortened sliding window."""
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 """The largest norm of a row's difference, relative to the norm of the row; 0.1 for other types."""
 OTHER_TOLERANCE = 0.1
@@ -37,8 +41,14 @@ def check(model: TransformersForCausalLM, device: torch.device) -> None:
         torch.randint(0, vocab_size, (length,), generator=generator).to(device)
         for length in LENGTHS
     ]
-    expected = [model.eager_logits(sequence) for sequence in sequences]
-    context = DenseAttention(tuple(model.attn), len(sequences))
+    stated = getattr(model.module.config, "sliding_window", None)
+    window = WINDOW if type(stated) is int and WINDOW < stated < model.max_model_len else None
+    expected = [model.eager_logits(sequence, window) for sequence in sequences]
+    layers: Sequence[Any] = [
+        _shortened(layer) if window and layer.sliding_window == stated else layer
+        for layer in model.attn
+    ]
+    context = DenseAttention(layers, len(sequences))
     done = [0] * len(sequences)
     actual: list[list[torch.Tensor]] = [[] for _ in sequences]
     for counts in CHUNKS:
@@ -51,6 +61,12 @@ def check(model: TransformersForCausalLM, device: torch.device) -> None:
         done = [d + n for d, n in zip(done, counts, strict=True)]
     for expected_LV, rows in zip(expected, actual, strict=True):
         _compare(type(model.module).__name__, expected_LV, torch.cat(rows))
+
+
+def _shortened(layer: Attention) -> SimpleNamespace:
+    """Return the options of a layer with a shortened window."""
+    names = ("num_heads", "num_kv_heads", "scale", "soft_cap", "sinks")
+    return SimpleNamespace(sliding_window=WINDOW, **{name: getattr(layer, name) for name in names})
 
 
 def _compare(name: str, expected_LV: torch.Tensor, actual_LV: torch.Tensor) -> None:
@@ -75,7 +91,7 @@ class DenseAttention:
     counts: tokens of each sequence in the current step.
     """
 
-    def __init__(self, layers: Sequence[Attention], num_sequences: int) -> None:
+    def __init__(self, layers: Sequence[Any], num_sequences: int) -> None:
         self._layers = layers
         self._kept: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.counts: Sequence[int] = (0,) * num_sequences
@@ -105,9 +121,12 @@ class DenseAttention:
 
 
 def attend_densely(
-    layer: Attention, q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor
+    layer: Any, q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor
 ) -> torch.Tensor:
-    """Return the causal attention of the last T of L tokens, [T, H, D], by the definition."""
+    """Return the causal attention of the last T of L tokens, [T, H, D], by the definition.
+
+    layer: an `Attention`, or an object with its options.
+    """
     groups = layer.num_heads // layer.num_kv_heads
     k_LHD, v_LHD = k_LKD.repeat_interleave(groups, 1), v_LKD.repeat_interleave(groups, 1)
     scores_HTL = torch.einsum("thd,lhd->htl", q_THD.float(), k_LHD.float()) * layer.scale
