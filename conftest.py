@@ -19,6 +19,9 @@ import pytest
 NUM_NAMES_SHOWN = 30
 CLOCK_PARTS = ("without", "only")
 NEVER_SAMPLED = ("slow", "soak", "gpu")
+COSTLY_SHARE = 3
+"""`make test` runs one in this number of the tests with the mark `costly`."""
+NOT_SELECTED = "the commit does not select this costly test"
 _deselected: list[str] = []
 
 
@@ -34,6 +37,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--clock",
         choices=CLOCK_PARTS,
         help="run without the tests that measure time, or only those tests",
+    )
+    parser.addoption(
+        "--some-costly",
+        action="store_true",
+        help=f"skip the tests with the mark `costly`, except one in {COSTLY_SHARE}",
     )
 
 
@@ -63,6 +71,8 @@ def note(record_property: Callable[[str, object], None]) -> Callable[[str], None
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the requested part of the tests. Skip tests that need a missing accelerator."""
     _sample(items)
+    if config.getoption("--some-costly"):
+        _skip_costly(items)
     part = config.getoption("--clock")
     if part is not None:
         # Not reported as omitted: another run executes these tests.
@@ -100,6 +110,19 @@ def _sample(items: list[pytest.Item]) -> None:
         actual.sort(key=lambda item: sha256(commit + item.nodeid.encode()).digest())
         for item in actual[-(-len(actual) // share) :]:
             item.add_marker("soak")
+
+
+def _skip_costly(items: list[pytest.Item]) -> None:
+    """Skip all cases of the costly tests that a hash of the commit does not select."""
+    costly: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("costly"):
+            costly[item.nodeid.partition("[")[0]].append(item)
+    commit = _commit() if costly else b""
+    names = sorted(costly, key=lambda name: sha256(commit + name.encode()).digest())
+    for name in names[-(-len(names) // COSTLY_SHARE) :]:
+        for item in costly[name]:
+            item.add_marker(pytest.mark.skip(reason=NOT_SELECTED))
 
 
 def _commit() -> bytes:
@@ -143,10 +166,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # The cases of one test share one line, so that parametrized tests do not fill the list.
     functions = Counter(name.split("[", maxsplit=1)[0] for name in _deselected)
     skips: Counter[str] = Counter()
+    not_selected: Counter[str] = Counter()
     for report in terminalreporter.stats.get("skipped", ()):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
-        skips[f"skipped: {report.nodeid} ({reason})"] += 1
+        if NOT_SELECTED in reason:
+            not_selected[report.nodeid.partition("[")[0]] += 1
+        else:
+            skips[f"skipped: {report.nodeid} ({reason})"] += 1
     left_out = list(skips)  # first, because `make soak` shows them
+    if not_selected:
+        left_out.append(
+            f"not selected at this commit: {len(not_selected)} costly tests "
+            f"({not_selected.total()} cases)"
+        )
     left_out += [
         f"deselected: {name}" + (f" ({count} cases)" if count > 1 else "")
         for name, count in functions.items()
@@ -159,8 +191,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line)
     if len(left_out) > NUM_NAMES_SHOWN:
         terminalreporter.write_line(f"… and {len(left_out) - NUM_NAMES_SHOWN} more")
-    if _deselected:
-        terminalreporter.write_line("`make soak` runs the deselected tests.")
+    if _deselected or not_selected:
+        terminalreporter.write_line(
+            "`make soak` runs the tests that are deselected or not selected."
+        )
 
 
 def _notes(terminalreporter: pytest.TerminalReporter) -> Iterator[str]:

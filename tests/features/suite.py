@@ -1,7 +1,8 @@
 """Runs the tests as `make test` does, and records the outcomes for this state of the files.
 
 Tests that measure time (marker `clock`) run alone, after all other tests, which run in parallel.
-`python tests/features/suite.py` runs all tests and writes a record that is valid until a file
+`python tests/features/suite.py` runs all tests, but of the tests with the mark `costly` only those
+that the commit selects, and writes a record that is valid until a file
 changes. It takes no options and ignores pytest options of the environment, so that a partial run is
 never recorded as a complete run.
 
@@ -36,6 +37,9 @@ start."""
 PARTS = {"--clock=without": PARALLEL, "--clock=only": ()}
 """Maps the option that selects a part of the tests to the options with which it runs."""
 CLOCK_MARK = "mark.clock"
+SOME_COSTLY = "--some-costly"
+NOT_SELECTED = "not selected"
+"""Outcome of a costly test that the commit does not select."""
 FAILED = 1
 NO_TESTS = 5
 MAX_REPEATED_FILES = 3
@@ -44,7 +48,8 @@ FINISHED_CODES = (0, 1, NO_TESTS)
 """Exit codes of pytest: all passed, some failed, no tests."""
 
 Outcomes = dict[str, set[str]]
-"""Maps a test ("path::name") to the outcomes of its cases: passed, failed, skipped."""
+"""Maps a test ("path::name") to the outcomes of its cases: passed, failed, skipped or
+NOT_SELECTED."""
 
 
 def run_tests(
@@ -136,9 +141,10 @@ def _outcomes_in(report: Path) -> Outcomes:
         name = case.attrib["name"].split("[", maxsplit=1)[0]
         tags = {child.tag for child in case}
         outcome = "failed" if tags & {"failure", "error"} else "passed"
-        outcomes.setdefault(f"{path}.py::{name}", set()).add(
-            "skipped" if "skipped" in tags else outcome
-        )
+        if (skip := case.find("skipped")) is not None:
+            is_costly = "costly" in skip.attrib.get("message", "")
+            outcome = NOT_SELECTED if is_costly else "skipped"
+        outcomes.setdefault(f"{path}.py::{name}", set()).add(outcome)
     return outcomes
 
 
@@ -191,7 +197,7 @@ def main() -> int:
     """Run all tests, record the outcomes, and return the exit code."""
     RECORD.unlink(missing_ok=True)
     state = tree_state()
-    outcomes, code = run_tests(shown=True, repeats=True)
+    outcomes, code = run_tests((), SOME_COSTLY, shown=True, repeats=True)
     # If a file changed during the run, the run did not test one state of the files.
     if state != tree_state():
         print("no record: files of the checkout were changed or created during the run", flush=True)

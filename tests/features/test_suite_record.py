@@ -32,6 +32,15 @@ def test_quick():
 def test_alone():
     assert "PYTEST_XDIST_WORKER" not in os.environ
 
+@pytest.mark.costly
+@pytest.mark.parametrize("number", [1, 2])
+def test_costly_one(number):
+    pass
+
+@pytest.mark.costly
+def test_costly_two():
+    pass
+
 @pytest.mark.slow
 def test_long():
     pass
@@ -68,11 +77,14 @@ SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9)]
 def test_one_quick_case(number):
     pass
 """
+COSTLY = "import pytest\npytestmark = pytest.mark.costly\n" + "\n".join(
+    f"def test_{number}(): pass" for number in range(6)
+)
 SETTINGS = """
 [tool.pytest.ini_options]
 addopts = ["-m", "not slow and not soak"]
 testpaths = ["part", "*/others"]
-markers = ["clock: one", "slow: two", "soak: three", "sampled: four"]
+markers = ["clock: one", "slow: two", "soak: three", "sampled: four", "costly: five"]
 """
 
 
@@ -142,7 +154,10 @@ def test_the_outcomes_of_all_tests_are_recorded(
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k test_quick")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     assert suite.main() == 1
-    assert suite.recorded() == {
+    outcomes = suite.recorded()
+    costly = [outcomes.pop(f"part/test_it.py::test_costly_{name}") for name in ("one", "two")]
+    assert sorted(costly, key=min) == [{suite.NOT_SELECTED}, {"passed"}]
+    assert outcomes == {
         "part/test_it.py::test_some": {"passed", "failed"},
         "part/test_it.py::test_quick": {"passed"},
         "part/test_it.py::test_alone": {"passed"},
@@ -191,7 +206,7 @@ def test_tests_that_must_fail_are_not_repeated(tree: Path, monkeypatch: pytest.M
 def test_a_run_during_which_a_file_changes_is_not_recorded(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(shown: bool, repeats: bool) -> tuple[suite.Outcomes, int]:
+    def run(*_: object, shown: bool, repeats: bool) -> tuple[suite.Outcomes, int]:
         (tree / "code.py").write_text("x = 3\n")
         return {"a.py::b": {"passed"}}, 0
 
@@ -215,6 +230,35 @@ def test_a_feature_is_proven_only_if_all_cases_of_its_tests_pass() -> None:
         "X1: a.py::three: skipped",
         "X1: a.py::four: not found",
     ]
+
+
+def test_a_feature_needs_a_test_that_ran_at_this_commit() -> None:
+    row = "| X1 | thing | works | `a.py::one` `a.py::two` | direct |"
+    known = {"a.py::one": {"passed"}, "a.py::two": {suite.NOT_SELECTED}}
+    assert unproven(read_features(row), known) == []
+    known["a.py::one"] = {suite.NOT_SELECTED}
+    assert unproven(read_features(row), known) == [
+        "X1: a.py::one: not selected",
+        "X1: a.py::two: not selected",
+    ]
+
+
+def test_the_commit_hash_selects_a_third_of_the_costly_tests(tree: Path) -> None:
+    shutil.copy(ROOT / "conftest.py", tree)
+    (tree / "pyproject.toml").write_text(SETTINGS)
+    (tree / "test_it.py").write_text(COSTLY)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--some-costly"]
+    chosen = []
+    for number in range(4):
+        (tree / "code.py").write_text(f"x = {number}\n")
+        commit(tree)
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
+        chosen.append({line.split()[0] for line in done.stdout.splitlines() if "PASSED" in line})
+        assert "not selected at this commit: 4 costly tests (4 cases)" in done.stdout
+    assert [len(item) for item in chosen] == [2] * 4
+    assert len(set.union(*chosen)) > 2
+    everything = subprocess.run(command[:-1], cwd=tree, capture_output=True, text=True, check=True)
+    assert "6 passed" in everything.stdout
 
 
 def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:

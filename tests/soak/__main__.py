@@ -18,7 +18,7 @@ from soak.sections import Section, SoakRun
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".pytest_cache" / "soak"
 NO_TESTS = 5
-LONG = "(slow or soak) and not gpu"
+LONG = "(slow or soak or costly) and not gpu"
 
 PATHS = {
     "core": ("core/tests",),
