@@ -83,8 +83,8 @@ docs: $(VENV)/.docs  ## build the documentation site in site/, and check its lin
 sanitize: $(VENV)/.setuptools  ## run the native kernels under address and undefined-behaviour sanitizers
 	$(BIN)/python platforms/cpu_kernels/sanitize.py --sampled
 
-wheels: $(STAMP)  ## run the contract suites on a tenth of the wheels, each alone in an environment
-	$(BIN)/python -m pytest -q -m "slow and not soak" tests/wheels
+wheels: $(STAMP)  ## run the contract suites on some of the wheels, each alone in an environment
+	$(BIN)/python -m pytest -q --durations=10 --some-costly -m "slow and not soak" tests/wheels
 
 dist: $(STAMP)  ## build a wheel of each member in dist/, for pip install --find-links dist 'dovetail[cpu]'
 	$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . \

@@ -20,7 +20,7 @@ from suite import NOT_SELECTED, Outcomes, commit, recorded, run_tests
 from table import Feature, read_features
 from wiring_trial import WiringFault, read_faults, try_faults
 
-SAMPLED = 6
+SAMPLED = 12
 """`make features` tries one in this number of faults."""
 
 

@@ -56,6 +56,7 @@ def test_the_plugin_list_marks_plugins_that_never_ran_on_their_device(python):
     assert re.search(rf"triton .*({ran})$", output, re.MULTILINE)
 
 
+@pytest.mark.costly
 def test_the_conformance_kit_skips_tests_that_need_a_gpu(python, tmp_path):
     options = [word for plugin in PLUGINS for word in ("--dovetail-plugin", plugin)]
     output = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, cwd=tmp_path)

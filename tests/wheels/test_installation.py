@@ -39,6 +39,7 @@ with LLM("demo", num_threads=1) as llm:
 """
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("version", ["3.12", "3.13"])
 def test_packages_without_torch_run_on_newer_python_versions(version, wheels, tmp_path):

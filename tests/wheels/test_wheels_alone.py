@@ -73,7 +73,7 @@ def trials(request, wheels, tmp_path_factory):
         yield {entry: pool.submit(kit_report, entry, wheels, folders[entry]) for entry in members}
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("member", [pytest.param(item, id=relative(item)) for item in members()])
 def test_a_wheel_with_only_its_dependencies_passes_the_conformance_kit(member, trials):
     output = trials[member].result()
@@ -99,6 +99,7 @@ def run_own_tests(member, wheels, folder):
     assert re.search(r"^\d+ passed", output, re.MULTILINE), output
 
 
+@pytest.mark.costly
 def test_the_tests_of_a_small_member_pass_with_only_its_dependencies(wheels, tmp_path):
     run_own_tests(OURS["dovetail-sched-fcfs"], wheels, tmp_path)
 
