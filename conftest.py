@@ -19,7 +19,7 @@ import pytest
 NUM_NAMES_SHOWN = 30
 CLOCK_PARTS = ("without", "only")
 NEVER_SAMPLED = ("slow", "soak", "gpu")
-COSTLY_SHARE = 3
+COSTLY_SHARE = 4
 """`make test` runs one in this number of the tests with the mark `costly`."""
 NOT_SELECTED = "the commit does not select this costly test"
 _deselected: list[str] = []

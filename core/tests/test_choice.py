@@ -15,6 +15,7 @@ from dovetail.plugins.selection import choose_platform, select
 from dovetail_devkit.tiny_model import write_tiny_llama
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_explain_names_the_plugins_that_the_engine_selects(kind, tmp_path):
     args = EngineArgs(model=write_tiny_llama(tmp_path))

@@ -48,6 +48,7 @@ def run(site: Path, *arguments: str, check: str = "") -> subprocess.CompletedPro
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["plugins", "list"], ["plugins", "list", "--json"], ["collect-env"], ["nonsense"]],

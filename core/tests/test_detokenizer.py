@@ -172,6 +172,7 @@ def test_token_pieces_are_used_if_each_token_adds_its_own_text():
         )
 
 
+@pytest.mark.costly
 @each_tokenizer
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data(), st.booleans(), sizes_of_steps)

@@ -118,6 +118,7 @@ def test_the_first_of_two_names_in_a_metadata_file_is_used(site):
     assert (own.distribution, own.version, own.first_party) == ("odd-mine", "1", False)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "line",
     [

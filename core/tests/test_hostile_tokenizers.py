@@ -145,6 +145,7 @@ def rss_kib():
     return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_hostile_tokenizer_is_rejected_without_ending_the_process(tmp_path, case, monkeypatch):
     monkeypatch.setattr(tokenizer_trial, "PROBE_TIMEOUT_S", 0.6)

@@ -57,6 +57,7 @@ def program(driver, rng, depth):
     return plans, prompts, aborted
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", [None, Priority, Longest])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(6))

@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from architecture.sources import ROOT, dotted_name, imported_names, relative, shipped_files, tree_of
 
 CORE = ROOT / "core/src/dovetail"
@@ -30,6 +32,7 @@ def readers() -> dict[str, list[int]]:
     return {name: lines for name, lines in by_name.items() if lines}
 
 
+@pytest.mark.costly
 def test_only_the_clock_module_reads_the_time():
     by_name = {k: v for k, v in readers().items() if k != THE_CLOCK and k not in EXCEPTIONS}
     assert not by_name, f"take a dovetail.clock.Clock instead (file: lines): {by_name}"

@@ -150,6 +150,7 @@ def undeclared(path, declared):
             yield line, top
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("member", MEMBERS)
 def test_every_imported_package_is_a_declared_dependency(member):
     project, declared = project_of(member), declared_by(member) | {project_of(member)["name"]}
@@ -172,6 +173,7 @@ def test_every_imported_package_is_a_declared_dependency(member):
     assert not invalid, "\n".join(invalid)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("member", MEMBERS)
 def test_the_tests_of_a_member_import_only_its_dependencies(member):
     """Packages in `pytest.importorskip` may be missing. Modules in the directory of the test are

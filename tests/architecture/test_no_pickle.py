@@ -28,6 +28,7 @@ def breaches(tree: ast.Module) -> list[tuple[int, str]]:
     return actual
 
 
+@pytest.mark.costly
 def test_shipped_code_does_not_unpickle_or_evaluate():
     actual = [
         f"{relative(path)}:{line}: {what}"

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from architecture.sources import (
     ROOT,
     files_below,
@@ -129,6 +131,7 @@ def all_breaches() -> dict[str, str]:
     return by_name
 
 
+@pytest.mark.costly
 def test_files_and_functions_are_within_the_size_limits():
     breaches = [f"{k}: {v}" for k, v in all_breaches().items() if k not in EXCEPTIONS]
     assert not breaches, "\n".join(
@@ -136,6 +139,7 @@ def test_files_and_functions_are_within_the_size_limits():
     )
 
 
+@pytest.mark.costly
 def test_each_listed_exception_is_still_needed():
     stale = [key for key in EXCEPTIONS if key not in all_breaches()]
     assert not stale, f"not needed any more, delete from EXCEPTIONS in {__file__}: {stale}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from architecture import sources
 from architecture.texts import SAMPLED_KINDS, all_texts, markdown_texts, python_texts, sample_texts
 
@@ -59,6 +61,7 @@ def test_documents_are_split_into_sentences():
     ]
 
 
+@pytest.mark.costly
 def test_a_sample_has_equal_parts_and_depends_only_on_the_seed(monkeypatch):
     some_files = sources.written_files()[::8]
     monkeypatch.setattr(sources, "written_files", lambda: some_files)

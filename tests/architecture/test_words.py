@@ -55,6 +55,7 @@ def find_retired(text: str) -> Iterator[str]:
             yield f"{line}: {word!r} is retired; write {words[word]}"
 
 
+@pytest.mark.costly
 def test_no_file_uses_a_retired_word():
     """The names of files are checked, too."""
     exempt, _ = retired_words()

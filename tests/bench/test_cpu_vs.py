@@ -60,6 +60,7 @@ def is_alive(pid):
     return True
 
 
+@pytest.mark.costly
 def test_working_and_failing_engines_are_compared_and_reported(checkpoint, peers_file, tmp_path):
     out, page = tmp_path / "out.json", tmp_path / "page.md"
     done = run(

@@ -60,6 +60,7 @@ def test_the_share_of_equal_tokens_counts_only_positions_with_a_sufficient_margi
         fidelity.compare(row, {**reference, "nll": [1.0, 2.0, 3.0]})
 
 
+@pytest.mark.costly
 def test_a_file_is_measured_quantized_and_in_float32_if_no_other_engine_is_installed(tmp_path):
     make_checkpoint(tmp_path, hidden_size=64, intermediate_size=64, head_dim=16)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -35,6 +35,7 @@ def test_every_experiment_is_on_the_page_and_every_policy_has_a_claim():
     assert all(f"| {trace.replace('_', ':', 1)} |" in page for trace in lab_findings.TRACES)
 
 
+@pytest.mark.costly
 def test_the_direction_of_a_difference_reproduces_or_contradicts_a_claim(tmp_path):
     spec = spec_of("tenants").model_copy(update={"seeds": 3})
     results = run_experiment(spec, RunOptions(out=tmp_path, num_workers=2))

@@ -108,6 +108,7 @@ def test_damaged_weights_increase_the_divergence(model_dir, tmp_path):
     assert (bf16["bytes_per_weight"], exact["bytes_per_weight"]) == (2.0, 4.0)
 
 
+@pytest.mark.costly
 def test_the_failure_of_a_job_in_a_separate_process_is_reported(tmp_path):
     with pytest.raises(JobError, match="no-such-model"):
         run_separately(sys.executable, job(tmp_path / "no-such-model"), 120)

@@ -255,6 +255,7 @@ def articles(page):
     return page.run("document.querySelectorAll('article').length")
 
 
+@pytest.mark.costly
 def test_a_rejected_message_returns_to_the_input_and_leaves_the_conversation(page):
     ask(page)
     answer(page)
@@ -379,6 +380,7 @@ def test_a_narrow_window_has_no_horizontal_scroll_bar(page, dark):
     assert (back == "rgb(255, 255, 255)") is not dark
 
 
+@pytest.mark.costly
 def test_the_page_shows_an_error_and_remains_after_the_server_exits(shared):
     other = Server("--api-key", "secret-key")
     try:

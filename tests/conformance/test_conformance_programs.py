@@ -48,6 +48,7 @@ def programs(rng):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(
     max_examples=40,

@@ -85,10 +85,12 @@ def test_an_engine_core_runs_on_the_null_executor():
     assert values == [TOKEN] * 8 * 5
 
 
+@pytest.mark.costly
 def test_a_scheduler_of_a_third_party_package_meets_the_contract():
     check_scheduler(RoundRobinScheduler, keeps_cache=False)
 
 
+@pytest.mark.costly
 def test_the_conformance_kit_imports_tensor_libraries_only_for_plugins_with_tensors():
     program = (
         "import sys\n"

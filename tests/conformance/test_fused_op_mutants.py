@@ -44,6 +44,7 @@ class ActivatesBeforeTheBias(FakeLinearMethod):
         return y_TO if bias_O is None else y_TO + bias_O
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("kind", "mutant"),
     [

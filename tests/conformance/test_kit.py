@@ -115,6 +115,7 @@ def test_first_party_plugins_pass_the_public_conformance_kit(kit):
         assert count(output, plugin, "skipped") == 0, output
 
 
+@pytest.mark.costly
 def test_torch_plugins_pass_the_conformance_kit_and_the_k_option_selects_cases(kit, wrong_parts):
     chosen = "(float32 and decodes and not bfloat16) or chunks or prefix or seeds"
     plugins = ("attention:torch", "worker:cpu@dovetail-cpu", "attention:wrong_parts:NeedsAbacus")
@@ -142,12 +143,14 @@ def test_each_fault_of_a_faulty_plugin_fails_its_check(kit, wrong_parts):
         assert count(output, plugin, "failed") >= 1, output
 
 
+@pytest.mark.costly
 def test_a_plugin_for_another_device_is_skipped_and_counted(kit, wrong_parts):
     code, output = kit("platform:wrong_parts:Elsewhere")
     assert code == OK, output
     assert re.search(r"2 skipped: there is no abacus in this machine", output), output
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("plugin", "printed"),
     [

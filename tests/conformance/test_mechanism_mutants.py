@@ -55,6 +55,7 @@ PREFIX_MISTAKES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("mistake", PREFIX_MISTAKES)
 def test_the_suite_detects_a_faulty_prefix_cache(mistake, monkeypatch):
@@ -201,6 +202,7 @@ def test_a_mechanism_with_missing_notifications_is_detected(mechanism, policy, m
         check_policy(policy)
 
 
+@pytest.mark.costly
 def test_a_correct_policy_passes():
     """The other policies of this file are installed plugins, which have their own tests."""
     check_policy(AgeingPolicy, num_programs=8)

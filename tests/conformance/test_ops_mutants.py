@@ -155,6 +155,7 @@ def run(cases):
         case.run()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("mutant", DRAWING.values(), ids=DRAWING)
 def test_faulty_random_sampling_is_detected(mutant):
     with pytest.raises(AssertionError):

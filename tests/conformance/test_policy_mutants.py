@@ -259,6 +259,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_faulty_policy_is_detected(mutant):
     with pytest.raises(AssertionError) as actual:
@@ -272,11 +273,13 @@ def test_a_correct_policy_passes(policy):
     check_policy(policy, num_programs=8)
 
 
+@pytest.mark.costly
 def test_a_policy_with_declared_dynamic_ranks_passes():
     honest = type("Honest", (DeclaresStaticRanks,), {"static_rank": False})
     check_policy(honest, num_programs=8)
 
 
+@pytest.mark.costly
 def test_a_policy_is_notified_of_all_events():
     calls = set()
 

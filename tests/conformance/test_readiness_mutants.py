@@ -136,10 +136,12 @@ MISTAKES = {
 }
 
 
+@pytest.mark.costly
 def test_the_correct_scheduler_passes():
     play_all()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_faulty_scheduler_is_detected(mistake, monkeypatch):

@@ -209,6 +209,7 @@ def test_a_worker_with_all_sampling_parameters_passes(context):
     check_worker(SamplingWorker, context)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("sampler", "rule"), MUTANTS, ids=[f"{mutant.__name__}-{rule}" for mutant, rule in MUTANTS]
 )

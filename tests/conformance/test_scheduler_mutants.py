@@ -293,6 +293,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_faulty_scheduler_is_detected(mutant):
     with pytest.raises(AssertionError) as actual:
@@ -300,6 +301,7 @@ def test_a_faulty_scheduler_is_detected(mutant):
     expect_rule_first(actual.value)
 
 
+@pytest.mark.costly
 def test_a_prefix_index_without_chained_hashes_is_detected(monkeypatch):
     """Blocks with equal tokens must have different hashes if their prefixes differ."""
     chained = hashing.block_hash

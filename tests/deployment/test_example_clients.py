@@ -37,6 +37,7 @@ def client(request):
     return run
 
 
+@pytest.mark.costly
 def test_a_client_streams_a_response(client, url):
     done = client(url, KEY)
     assert (done.returncode, done.stderr) == (0, "")
@@ -49,6 +50,7 @@ def test_a_client_reports_a_rejected_key(client, url):
     assert "401" in done.stdout + done.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 def test_a_client_reports_a_server_that_has_exited(client):
     done = client(f"http://127.0.0.1:{free_port()}/v1", KEY)

@@ -49,6 +49,7 @@ def test_the_recorded_work_of_every_call_is_within_its_limits():
     assert any(flops for _, flops in rows.values())
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_recorded_work_matches_the_kernels():
     text = PAGE.read_text("utf-8")

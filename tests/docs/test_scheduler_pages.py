@@ -45,6 +45,7 @@ def test_a_policy_is_short_and_each_guarantee_has_a_mutant(first):
         assert all(first.guarantees.values()), "each guarantee needs a mutant that breaks it"
 
 
+@pytest.mark.costly
 def test_the_example_of_the_scheduler_tutorial_runs(tmp_path, monkeypatch):
     plugin, tests = Page(path=OWN).blocks("python")
     (tmp_path / "keep_one_slot.py").write_text(plugin, "utf-8")

@@ -73,6 +73,7 @@ def test_the_pages_have_an_example_of_each_command():
     assert names == {"curl", "complete", "chat", "bench", "top", "trace", "run-batch"}
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", commands(), ids=lambda command: command[:60])
 def test_a_command_of_a_page_runs(command, address, folder):
@@ -86,6 +87,7 @@ def test_a_command_of_a_page_runs(command, address, folder):
     assert [name for name in files if not (folder / name).stat().st_size] == []
 
 
+@pytest.mark.costly
 def test_the_program_that_executes_a_batch_prints_its_records(address, folder):
     pytest.importorskip("openai")
     (program,) = re.findall(

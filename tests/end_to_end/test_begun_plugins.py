@@ -117,6 +117,7 @@ def answers(model, **options):
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - WITHOUT_OPTIONS - SERVER_ONLY))
 def test_a_new_plugin_receives_its_option(kind, begin, model_dir, tmp_path, monkeypatch):

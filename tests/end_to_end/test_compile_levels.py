@@ -94,6 +94,7 @@ def test_a_compiled_engine_generates_the_same_tokens_as_an_eager_one_without_com
     assert report["num_graphs"] in ((2, 3) if level == "as_is" else (1,))
 
 
+@pytest.mark.costly
 def test_equal_pieces_are_compiled_once_and_listed_sizes_separately(checkpoint, expected):
     FakeCompileBackend.requests.clear()
     options = OPTIONS | {"compile_backend": FAKE, "compile_sizes": [4, 1]}
@@ -132,6 +133,7 @@ with LLM(model, **options, compile_level="piecewise") as llm:
 """
 
 
+@pytest.mark.costly
 def test_the_compile_cache_is_used_by_a_second_start(checkpoint, tmp_path, caplog):
     folder = tmp_path / "cache"
     options = OPTIONS | {"compile_backend": FAKE, "compile_cache": folder}

@@ -167,6 +167,7 @@ def check(llm, num_batches):
     return counts
 
 
+@pytest.mark.costly
 def test_constrained_outputs_are_valid_and_unconstrained_requests_do_not_change(engine):
     check(engine, 3)
 

@@ -73,12 +73,14 @@ def expected():
     return generate("fcfs")
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "fcfs"])
 def test_the_outputs_do_not_depend_on_the_policy(policy, expected):
     assert generate(policy)[0] == expected[0]
 
 
+@pytest.mark.costly
 def test_the_order_in_which_requests_finish_depends_on_the_policy(expected):
     assert {"srpt", "static", "vtc"} <= set(POLICIES)
     assert expected[2] > 0, "no request is preempted: the cache is too large"

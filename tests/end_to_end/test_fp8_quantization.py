@@ -101,6 +101,7 @@ def test_bfloat16_weights_are_rounded_and_computed_by_the_default_method(plain, 
     assert fp8(plain, dtype="bfloat16") == outputs(values, dtype="bfloat16")[:2]
 
 
+@pytest.mark.costly
 def test_two_ranks_compute_the_same_values_as_one_rank(plain, tmp_path):
     values, _ = write_rounded(plain, tmp_path)
     assert fp8(plain, num_ranks=2) == outputs(values, tensor_parallel_size=2)[:2]
@@ -141,6 +142,7 @@ def test_an_invalid_option_is_rejected(name, plain):
         fp8(plain, **options)
 
 
+@pytest.mark.costly
 def test_blocks_that_ranks_would_divide_are_rejected(plain):
     with pytest.raises(ConfigError, match=r"cut a block of 128.*scales='channel'"):
         fp8(plain, num_ranks=2, scales="block")

@@ -251,6 +251,7 @@ def test_chat_accepts_several_conversations_and_a_custom_template(llm):
     assert plain.prompt == "<|user|>Judge my vow!\n"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "template",
     [

@@ -88,6 +88,7 @@ def test_native_experts_compute_with_the_blocks_of_the_file(name, tmp_path, capl
     assert np.abs(actual - exact).mean() < 0.15 * exact.std()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["deepseek2, v3", "gpt-oss"])
 def test_two_ranks_divide_the_experts_and_heads_of_a_file(name, tmp_path):
     """Half of an expert or of a head is not a whole number of blocks."""

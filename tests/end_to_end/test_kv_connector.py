@@ -184,6 +184,7 @@ class FailingLoadConnector(FakeKVConnector):
         return PartialFailureSide()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ahead", [False, True])
 def test_blocks_of_failed_loads_are_recomputed(checkpoint, ahead):
     prompt_ids = prompts()
@@ -238,6 +239,7 @@ def ranked(connector, *marks, **changes):
 UNEVEN = "dovetail_devkit.harnesses.uneven_connector:UnevenConnector"
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("checkpoint", [FULL], indirect=True)
 @pytest.mark.parametrize(

@@ -98,12 +98,14 @@ def test_the_simulator_repeats_a_run_of_the_engine_byte_for_byte(
     assert NEVER not in real.requests.finished_ns or any(real.requests.failed)
 
 
+@pytest.mark.costly
 def test_the_engine_and_the_simulator_preempt_requests_if_blocks_are_scarce(engine, tmp_path):
     setup = make_setup(num_blocks=NUM_BLOCKS["scarce"], depth=engine.largest.depth)
     real, repeated, *_ = run_twice(engine, "azure:conv", setup, tmp_path)
     assert real.num_preemptions == repeated.num_preemptions > 0
 
 
+@pytest.mark.costly
 def test_different_step_times_give_a_different_log(engine, tmp_path):
     setup = make_setup(depth=engine.largest.depth)
     *_, first, _ = run_twice(engine, "azure:conv", setup, tmp_path)
@@ -112,6 +114,7 @@ def test_different_step_times_give_a_different_log(engine, tmp_path):
     assert other.read_bytes() != first
 
 
+@pytest.mark.costly
 def test_a_run_with_another_policy_ends_with_an_error_or_another_log(engine, tmp_path):
     setup = make_setup(depth=engine.largest.depth)
     *_, first, _ = run_twice(engine, "azure:conv", setup, tmp_path)

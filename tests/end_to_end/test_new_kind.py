@@ -213,6 +213,7 @@ def test_a_plugin_of_a_new_kind_is_listed_and_explained(tree):
     assert [item["state"] for item in explained["verdicts"]] == ["taken", "out"]
 
 
+@pytest.mark.costly
 def test_the_conformance_kit_finds_the_suite_of_a_new_kind_by_name(tree):
     named = [f"--dovetail-plugin=translator:{name}" for name in ("shouting", "stuttering")]
     done = tree.run("-m", "pytest", "-p", "no:cacheprovider", *named)

@@ -129,6 +129,7 @@ class WhereItRuns:
         return os.getpid()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("separate", [False, True])
 def test_engine_process_runs_the_model_in_another_process(model_dir, options, separate):
     extension = f"{__name__}:WhereItRuns" if separate else WhereItRuns
@@ -294,6 +295,7 @@ def test_every_statistic_is_updated(model_dir, options):
 # --- limits of the front end ----------------------------------------------------------------------
 
 
+@pytest.mark.costly
 def test_max_waiting_limits_waiting_requests(model_dir, options):
     async def add_requests():
         args = EngineArgs(model=str(model_dir), **(options | {"max_num_seqs": 2}))

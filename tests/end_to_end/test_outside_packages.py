@@ -48,6 +48,7 @@ def marker(tmp_path, monkeypatch):
     return marker
 
 
+@pytest.mark.costly
 def test_no_process_of_an_engine_imports_an_unselected_package(
     model_dir, options, llm, marker, caplog
 ):

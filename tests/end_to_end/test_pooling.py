@@ -156,6 +156,7 @@ def test_a_cross_encoder_scores_text_pairs(cross_encoder):
         assert 0 < output.outputs.score < 1
 
 
+@pytest.mark.costly
 def test_results_are_sent_across_processes_to_an_event_loop(cross_folder, cross_encoder):
     texts = make_texts(6)
 

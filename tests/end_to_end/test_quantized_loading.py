@@ -48,6 +48,7 @@ def test_a_quantized_checkpoint_gives_the_same_outputs_as_dequantized_weights(
     assert (tokens, rows) == (expected, expected_rows)
 
 
+@pytest.mark.costly
 def test_two_ranks_give_the_same_outputs_as_dequantized_weights(plain, tmp_path):
     quantized, values = write(plain, tmp_path, gptq(act_order=True))
     tokens, rows, _ = outputs(quantized, tensor_parallel_size=2)

@@ -113,6 +113,7 @@ def spec_of(tokenizer, parsers):
     return GrammarSpec(form=grammar.form, text=grammar.text, stop_token_ids=ends)
 
 
+@pytest.mark.costly
 def test_the_tokens_of_a_call_are_accepted(model, backend):
     _, tokenizer, parsers = model
     matcher = backend.compile(spec_of(tokenizer, parsers))

@@ -258,6 +258,7 @@ def test_the_error_for_an_invalid_setting_names_it(case, model_dir):
     assert all(word in message for word in case.words), message
 
 
+@pytest.mark.costly
 def test_an_engine_process_rejects_a_damaged_model(model_dir, tmp_path):
     case = FILES["NaN in a weight"]
     folder = shutil.copytree(model_dir, tmp_path / "model")

@@ -179,6 +179,7 @@ def test_an_engine_runs_if_packed_weights_cannot_be_cached(outcomes, name):
     check_runs_without_packed_weights(outcomes[name])
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @needs_namespaces
 @pytest.mark.parametrize("name", ["full", "closed"])

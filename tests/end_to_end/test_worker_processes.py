@@ -82,6 +82,7 @@ def listeners_of(pid):
     return actual
 
 
+@pytest.mark.costly
 def test_worker_processes_open_no_port_and_the_error_names_a_worker_that_is_killed(
     model_dir, options
 ):
@@ -102,6 +103,7 @@ def test_worker_processes_open_no_port_and_the_error_names_a_worker_that_is_kill
             llm.generate(PROMPTS, PARAMS)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_the_engine_stops_with_an_error_if_a_worker_is_killed(model_dir, options, num_workers):
     """Rank 1 is killed while rank 0 waits for it in an all-reduce."""
@@ -135,6 +137,7 @@ def test_the_engine_stops_with_an_error_if_a_worker_is_killed(model_dir, options
     assert children_of(os.getpid()) == before
 
 
+@pytest.mark.costly
 def test_a_user_defined_worker_runs_in_processes_with_its_extension(
     model_dir, options, expected, tmp_path, monkeypatch
 ):
@@ -151,6 +154,7 @@ def test_a_user_defined_worker_runs_in_processes_with_its_extension(
     assert OwnWorker.num_steps == 0  # the worker does not run in this process
 
 
+@pytest.mark.costly
 def test_the_error_for_truncated_weights_names_the_worker(model_dir, options, tmp_path):
     folder = shutil.copytree(model_dir, tmp_path / "torn")
     weights = folder / "model.safetensors"

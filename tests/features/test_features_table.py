@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from prove import misplaced_faults
@@ -76,6 +78,7 @@ for fault, verdict in sorted(try_faults(faults), key=lambda tried: tried[1]):
 """
 
 
+@pytest.mark.costly
 def test_a_fault_is_tried_in_a_copy_of_the_repository() -> None:
     source = ROOT / "core/src/dovetail/rows.py"
     before = source.read_bytes()

@@ -78,7 +78,7 @@ def test_one_quick_case(number):
     pass
 """
 COSTLY = "import pytest\npytestmark = pytest.mark.costly\n" + "\n".join(
-    f"def test_{number}(): pass" for number in range(6)
+    f"def test_{number}(): pass" for number in range(8)
 )
 SETTINGS = """
 [tool.pytest.ini_options]
@@ -143,6 +143,7 @@ def test_without_git_no_test_record_is_valid(tree: Path) -> None:
     assert suite.tree_state() == "" and suite.recorded() is None
 
 
+@pytest.mark.costly
 def test_the_outcomes_of_all_tests_are_recorded(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +166,7 @@ def test_the_outcomes_of_all_tests_are_recorded(
     }
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("num_files", [1, 2])
 def test_failed_tests_are_repeated_alone_and_printed_if_they_are_in_few_files(
@@ -193,6 +195,7 @@ def test_failed_tests_are_repeated_alone_and_printed_if_they_are_in_few_files(
     assert [line for line in lines if line in names] == (names if repeated else [])
 
 
+@pytest.mark.costly
 def test_tests_that_must_fail_are_not_repeated(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suite, "PARTS", {"--clock=without": ("-n", "1")})
     shutil.copy(ROOT / "conftest.py", tree)
@@ -243,7 +246,7 @@ def test_a_feature_needs_a_test_that_ran_at_this_commit() -> None:
     ]
 
 
-def test_the_commit_hash_selects_a_third_of_the_costly_tests(tree: Path) -> None:
+def test_the_commit_hash_selects_a_part_of_the_costly_tests(tree: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
     (tree / "test_it.py").write_text(COSTLY)
@@ -254,11 +257,11 @@ def test_the_commit_hash_selects_a_third_of_the_costly_tests(tree: Path) -> None
         commit(tree)
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
         chosen.append({line.split()[0] for line in done.stdout.splitlines() if "PASSED" in line})
-        assert "not selected at this commit: 4 costly tests (4 cases)" in done.stdout
+        assert "not selected at this commit: 6 costly tests (6 cases)" in done.stdout
     assert [len(item) for item in chosen] == [2] * 4
     assert len(set.union(*chosen)) > 2
     everything = subprocess.run(command[:-1], cwd=tree, capture_output=True, text=True, check=True)
-    assert "6 passed" in everything.stdout
+    assert "8 passed" in everything.stdout
 
 
 def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
@@ -273,6 +276,7 @@ def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.costly
 def test_the_commit_hash_selects_a_part_of_the_cases_of_a_sampled_test(tree: Path) -> None:
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)

@@ -152,6 +152,7 @@ def _names(run: dict, name: str) -> set[str]:
     return {figure["name"] for figure in run["sections"][name]["figures"]}
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(bool(os.environ.get("CUDA_VISIBLE_DEVICES")), reason="there may be a device")
 def test_without_the_device_the_command_exits_with_status_2_and_runs_no_section(tmp_path):
     import torch
@@ -166,6 +167,7 @@ def test_without_the_device_the_command_exits_with_status_2_and_runs_no_section(
     assert run["sections"]["probes"]["state"] == NO_DEVICE
 
 
+@pytest.mark.costly
 def test_a_bundle_is_installed_without_an_index_and_takes_precedence(tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
@@ -180,6 +182,7 @@ def test_a_bundle_is_installed_without_an_index_and_takes_precedence(tmp_path):
     assert "the bundle is of commit abc, this checkout of" in done.stderr
 
 
+@pytest.mark.costly
 def test_a_bundle_for_another_python_is_ignored(tmp_path):
     _write_index(tmp_path, python="3.7")
     _write_wheel(tmp_path, "statistics", "raise RuntimeError('the bundle was taken')\n")
@@ -251,6 +254,7 @@ def test_a_figure_that_misses_its_target_is_marked_as_missed(tmp_path):
     assert section("small_model").figures
 
 
+@pytest.mark.costly
 def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
     run = _run_on_the_fake_device(tmp_path, "memory", "small_model")
     assert {"device_mib", "host_mib"} == _names(run, "memory")

@@ -281,6 +281,7 @@ def test_wrong_kv_cache_blocks_violate_the_margin_rule(checkpoint: Checkpoint) -
         agreement.check()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("checkpoint", "overrides"),
     [

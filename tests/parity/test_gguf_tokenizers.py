@@ -67,6 +67,7 @@ def texts_for(name):
     return [text for text in all_texts() if PRE[name] is not None or SPACE not in text]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "name",
@@ -127,6 +128,7 @@ def test_the_derived_sentencepiece_merges_equal_the_published_merges(tmp_path):
     assert derive_merges(read_vocabulary(GGUFFile(path))) == merges_of(published)
 
 
+@pytest.mark.costly
 def test_the_tokenizer_of_smollm2_in_its_gguf_file_equals_that_of_transformers():
     (file,) = fetch("smollm2").iterdir()
     own = GGUFTokenizer.from_directory(file)

@@ -124,6 +124,7 @@ def vectors(outputs: list[Any]) -> torch.Tensor:
     return torch.tensor([output.outputs.data for output in outputs])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pooling", POOLING)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_embeddings_of_encoders_agree_with_transformers(tmp_path, name, pooling):

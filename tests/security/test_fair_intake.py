@@ -85,6 +85,7 @@ CASES = [(case, RequestOutputKind.DELTA) for case in LARGE]
 CASES += [("n", RequestOutputKind.CUMULATIVE), ("n", RequestOutputKind.FINAL_ONLY)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("case", "kind"), CASES, ids=lambda arguments: getattr(arguments, "name", arguments)
 )
@@ -172,6 +173,7 @@ def test_simultaneous_requests_are_admitted_over_several_steps(busy, turns):
     assert [list(item) for item in rejected] == [["r5"]]
 
 
+@pytest.mark.costly
 def test_the_engine_stops_admitting_requests_in_a_step_at_the_time_limit():
     clock = ManualClock(1)
     core = SlowCore(clock, True)

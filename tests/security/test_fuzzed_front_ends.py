@@ -279,6 +279,7 @@ def fuzz_stream(folder, counts):
 FUZZERS = {"generate": fuzz_generate, "chat": fuzz_chat, "stream": fuzz_stream}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("front", FUZZERS)
 def test_random_calls_do_not_affect_valid_requests(front, tmp_path):
     fuzzed = FUZZERS[front](tmp_path, NUM_CALLS)

@@ -13,6 +13,7 @@ from dovetail.scheduling.waiting_queue import HeapQueue
 NUM_STEPS, MAX_BATCH_SLOTS = 72, 8
 
 
+@pytest.mark.costly
 def test_every_policy_follows_the_contract_with_every_cache_shape():
     policies, tally = policy_names(), Tally()
     for number in range(len(policies) * len(SHAPES)):

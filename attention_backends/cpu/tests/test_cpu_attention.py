@@ -172,6 +172,7 @@ def layer_context(case, **changes):
     return AttentionLayerContext(**(values | changes))
 
 
+@pytest.mark.costly
 @needs_library
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -224,6 +225,7 @@ SHAPES = [
 SHAPE_NAMES = ["grouped", "not grouped", "window", "capped", "latent", "sinks"]
 
 
+@pytest.mark.costly
 @needs_library
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
@@ -242,6 +244,7 @@ def test_the_attention_output_of_a_request_is_bitwise_equal_in_any_batch(level, 
             assert torch.equal(rows.out[row], whole.out[row]), (num_threads, block_size, row)
 
 
+@pytest.mark.costly
 @needs_library
 def test_the_number_of_threads_does_not_change_attention_over_long_contexts(level):
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_size": 32}
@@ -272,6 +275,7 @@ OWN_LEVELS = [
 ]
 
 
+@pytest.mark.costly
 @needs_library
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("level", OWN_LEVELS, ids=lambda n: native.LEVELS[n], indirect=True)

@@ -26,6 +26,7 @@ NAMES = ("vllm", "fa3", "flash_attn", "torch")
 MIN_CASES = {"vllm": 200, "fa3": 85, "flash_attn": 30, "torch": 25}
 
 
+@pytest.mark.costly
 @pytest.mark.timeout(400)
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("provider", NAMES)

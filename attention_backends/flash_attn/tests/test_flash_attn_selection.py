@@ -371,6 +371,7 @@ def test_the_provider_option_excludes_other_providers(installed):
     assert installed.loaded == ["vllm"]
 
 
+@pytest.mark.costly
 def test_a_rejection_does_not_import_providers():
     program = (
         "import sys; from dovetail_attn_flash_attn.backend import FlashAttentionBackend as B;"

@@ -28,6 +28,7 @@ NOT_INSTALLED = "FlashInfer is not installed: pip install --no-deps flashinfer-p
 needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason=NOT_INSTALLED)
 
 
+@pytest.mark.costly
 @needs_flashinfer
 @pytest.mark.timeout(400)
 def test_flashinfer_passes_its_tests_with_reference_kernels(tmp_path):
@@ -250,6 +251,7 @@ def test_a_missing_package_is_reported(version_of, monkeypatch):
     assert reason.startswith("flashinfer-python is not installed: run pip install")
 
 
+@pytest.mark.costly
 def test_rejections_do_not_import_flashinfer():
     program = (
         "import sys; from dovetail_attn_flashinfer import backend, options, availability;"

@@ -88,6 +88,7 @@ def test_a_rocm_build_is_rejected_when_the_ops_are_created(gpu, monkeypatch):
         FlashInferOps()
 
 
+@pytest.mark.costly
 def test_the_class_can_be_imported_without_flashinfer():
     program = (
         "import sys; sys.modules['flashinfer'] = None\n"

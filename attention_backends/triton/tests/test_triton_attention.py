@@ -31,6 +31,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 LEAST_CASES = 28
 
 
+@pytest.mark.costly
 @needs_triton
 @pytest.mark.timeout(500)
 def test_the_attention_kernels_pass_their_tests_in_the_triton_interpreter():

@@ -19,6 +19,7 @@ def test_kernel_compile_cases_have_unique_names():
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(50)
 @pytest.mark.parametrize(
     ("case", "target"),

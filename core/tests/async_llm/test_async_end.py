@@ -100,6 +100,7 @@ def test_a_failed_step_reports_its_requests_without_their_prompts(bench, nothing
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_a_supervised_engine_is_restarted(bench, nothing_left):
     starting = bench.start(
         worker_config={"step_s": 0.01}, rules=SupervisionRules(first_delay_s=0.05)
@@ -155,6 +156,7 @@ def test_finished_outputs_are_returned_before_the_engine_error(bench, nothing_le
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_an_engine_stopped_by_sigstop_is_not_ready_until_it_continues(bench, nothing_left):
     starting = bench.start(worker_config={"step_s": 0.01})
     pid = starting.client.process_id
@@ -179,6 +181,7 @@ def test_an_engine_stopped_by_sigstop_is_not_ready_until_it_continues(bench, not
     starting.shutdown()
 
 
+@pytest.mark.costly
 def test_an_event_loop_can_be_closed_before_the_engine_is_shut_down(bench, nothing_left):
     starting = bench.start(worker_config={"step_s": 0.01})
 

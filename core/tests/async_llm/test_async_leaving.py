@@ -259,6 +259,7 @@ def test_a_request_that_meets_its_deadline_is_not_affected(bench, slow):
     assert output.outputs[0].finish_reason == "length" and output.error is None
 
 
+@pytest.mark.costly
 def test_ten_thousand_callers_are_canceled_at_random_moments(bench, llm):
     rng = Random(SEED)
     ways = [rng.randrange(4) for _ in range(NUM_ABORTS)]

@@ -272,6 +272,7 @@ class Terminal:
             self.text += os.read(self.master, 4096).decode()
 
 
+@pytest.mark.costly
 def test_ctrl_c_interrupts_a_response_and_ctrl_d_ends_the_chat(spell) -> None:
     options = spell("abc", loop=True, length=1 << 20)
     terminal = Terminal("chat", *options, "--max-num-seqs", "1", "--max-tokens", "1000000")

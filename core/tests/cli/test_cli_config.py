@@ -88,6 +88,7 @@ def test_a_command_uses_the_options_of_the_configuration_file(
     assert capsys.readouterr().out == "ab\n"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -93,6 +93,7 @@ def test_the_demo_gives_the_same_outputs_after_one_plugin_is_replaced(
     assert row.split()[1:3] == ["cpu", "dovetail-cpu"]
 
 
+@pytest.mark.costly
 def test_the_demo_model_runs_its_tasks_and_its_answers_are_graded(demo_model, capsys) -> None:
     part = "dovetail_sched_priority:PriorityPolicy"
     assert main(["demo", "--scheduler-cls", part]) == 0
@@ -113,6 +114,7 @@ def test_the_demo_model_runs_its_tasks_and_its_answers_are_graded(demo_model, ca
 PART = ("--scheduler-cls", "priority")
 
 
+@pytest.mark.costly
 def test_the_demo_asks_other_models_simple_questions(checkpoint, capsys) -> None:
     assert main(["demo", "--model", str(checkpoint), *PART]) == 0
     output = capsys.readouterr().out
@@ -121,6 +123,7 @@ def test_the_demo_asks_other_models_simple_questions(checkpoint, capsys) -> None
     assert "all 8 are equal" in output
 
 
+@pytest.mark.costly
 def test_a_model_without_a_chat_template_continues_prompts(tmp_path, capsys) -> None:
     model = write_random_checkpoint(tmp_path / "model")
     path = model / "tokenizer_config.json"

@@ -85,6 +85,7 @@ def test_a_rejected_prompt_is_reported_and_the_other_prompts_are_processed(spell
     assert output.err.startswith("dovetail: prompt 2: ") and "16" in output.err
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [

@@ -32,6 +32,7 @@ def named_facts(info):
     return info.config.model_dump_json(), info.model_info, info.max_model_len
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_all_kinds_of_engine_clients_return_the_same_outputs(client_of, ahead, traffic):
@@ -70,6 +71,7 @@ def refusals(named_facts):
     return {name: (str(error), error.parameter) for name, error in named_facts.items()}
 
 
+@pytest.mark.costly
 def test_requests_rejected_by_the_engine_are_reported_with_the_outputs(client_of, traffic):
     with pytest.raises(RequestError, match="97"):
         client_of("inproc").add_request(traffic.request("bad", [97]))
@@ -81,6 +83,7 @@ def test_requests_rejected_by_the_engine_are_reported_with_the_outputs(client_of
     assert len(tokens["good"]) == 5
 
 
+@pytest.mark.costly
 def test_requests_too_large_for_one_message_are_split(client_of, monkeypatch, traffic):
     monkeypatch.setattr("dovetail.engine.process.channel._BATCH_BYTES", 300)
     requests = [
@@ -97,6 +100,7 @@ def test_requests_too_large_for_one_message_are_split(client_of, monkeypatch, tr
     assert len(traffic.Answers().collect(client, 20)[1]) == 20
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_engine_calls_return_their_results(client_of, kind, traffic):
     client = client_of(kind)
@@ -120,6 +124,7 @@ def test_engine_calls_return_their_results(client_of, kind, traffic):
     assert client.reset_prefix_cache()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_an_aborted_request_gets_no_more_outputs(client_of, kind, traffic):
@@ -144,6 +149,7 @@ def tokens_alone(traffic, client, first):
     return traffic.Answers().collect(client, 1)[0][first.request_id]
 
 
+@pytest.mark.costly
 def test_engine_progress_contains_steps_and_missed_heartbeats(client_of, traffic):
     client = client_of("sync", step_s=0.15)
     client.add_request(traffic.request("a", max_tokens=9))
@@ -159,6 +165,7 @@ def test_engine_progress_contains_steps_and_missed_heartbeats(client_of, traffic
     assert len(traffic.Answers().collect(client, 1)[0]["b"]) == 5
 
 
+@pytest.mark.costly
 def test_a_failed_call_does_not_affect_requests(client_of, traffic):
     client = client_of("sync", step_s=0.002)
     client.add_request(traffic.request("a", max_tokens=40))
@@ -178,6 +185,7 @@ def test_a_failed_call_does_not_affect_requests(client_of, traffic):
     assert len(traffic.Answers().collect(client, 1)[0]["a"]) == 40
 
 
+@pytest.mark.costly
 def test_engine_calls_return_while_outputs_are_streamed(client_of, traffic):
     async def serve():
         client = client_of("async", step_s=0.005)
@@ -193,6 +201,7 @@ def test_engine_calls_return_while_outputs_are_streamed(client_of, traffic):
     asyncio.run(serve())
 
 
+@pytest.mark.costly
 def test_calls_of_a_client_that_was_shut_down_raise_an_error(client_of, traffic):
     client = client_of("sync")
     client.shutdown()
@@ -210,6 +219,7 @@ def test_calls_of_a_client_that_was_shut_down_raise_an_error(client_of, traffic)
     asyncio.run(serve())
 
 
+@pytest.mark.costly
 def test_a_failed_start_reports_the_reason(client_of, engine_config, traffic):
     with pytest.raises(CapacityError, match="7 GB; there are 3"):
         client_of("sync", start="raises")
@@ -223,6 +233,7 @@ def test_a_failed_start_reports_the_reason(client_of, engine_config, traffic):
         make_client(engine_config(), "threads")
 
 
+@pytest.mark.costly
 def test_only_the_owner_can_access_the_sockets_of_an_engine(client_of, traffic):
     folder = Path(client_of("sync").address).parent
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

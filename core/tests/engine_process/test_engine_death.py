@@ -18,6 +18,7 @@ ROUNDS = [pytest.param(3, id="3"), pytest.param(100, id="100", marks=pytest.mark
 PARENTS = [pytest.param(3, id="3"), pytest.param(50, id="50", marks=pytest.mark.soak)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("num_rounds", ROUNDS)
 def test_a_killed_engine_is_reported_and_a_new_engine_gives_the_same_outputs(
     client_of, traffic, num_rounds
@@ -60,6 +61,7 @@ def kill_mid_decode(client, traffic, after_s):
     assert isinstance(client.error, EngineDeadError)
 
 
+@pytest.mark.costly
 def test_only_the_owner_can_access_the_files_of_a_running_engine(client_of):
     folder = Path(client_of("sync").address).parent
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -112,6 +114,7 @@ def test_a_failed_step_ends_the_engine_and_the_error_contains_a_digest_of_the_pl
         client.get_outputs()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 @pytest.mark.parametrize("num_rounds", PARENTS)

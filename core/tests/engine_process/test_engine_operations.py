@@ -10,6 +10,7 @@ from dovetail.errors import CapacityError, ConfigError, MessageError, RequestErr
 from dovetail.interfaces import PauseScope
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_a_sleeping_engine_runs_no_request_until_it_wakes_up(client_of, parts, traffic, kind):
     client = client_of(
@@ -42,12 +43,14 @@ def test_a_sleeping_engine_runs_no_request_until_it_wakes_up(client_of, parts, t
     assert calls == ["sleep 2", "wake up weights", "wake up kv_cache"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_the_error_for_a_worker_without_sleep_names_the_worker(client_of, kind):
     with pytest.raises(UserError, match='does not provide "sleep"'):
         client_of(kind).sleep()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_sleep_needs_an_engine_with_sleep_mode(client_of, parts, kind):
     client = client_of(kind, options={"worker_cls": parts.SleepModeWorker})
@@ -56,6 +59,7 @@ def test_sleep_needs_an_engine_with_sleep_mode(client_of, parts, kind):
     assert client.paused is None
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_an_engine_stays_asleep_after_a_failed_wake_up(client_of, parts, traffic, kind):
     client = client_of(
@@ -98,6 +102,7 @@ def test_custom_all_reduce_needs_several_workers(client_of):
         client_of("inproc", options={"custom_all_reduce": True})
 
 
+@pytest.mark.costly
 def test_engine_statistics_and_health_can_be_requested(client_of, traffic):
     client = client_of("sync")
     assert client.get_stats() is None and client.check_health() is None
@@ -115,6 +120,7 @@ def test_engine_statistics_and_health_can_be_requested(client_of, traffic):
     assert asyncio.run(serve()).step_id >= 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["inproc", "sync"])
 def test_steps_can_be_read_through_every_client(client_of, traffic, kind):
     client = client_of(kind)

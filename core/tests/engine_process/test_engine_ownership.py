@@ -52,12 +52,14 @@ def observed(process):
     return result["observed"]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_an_engine_is_shut_down_when_its_last_reference_is_dropped(run, kind):
     assert observed(run(kind, "drop")) < 5
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("what", ["leave", "leave_in_a_cycle", "leave_by_an_error"])
 @kinds("OverProcess")
@@ -67,6 +69,7 @@ def test_an_open_engine_does_not_delay_the_exit_of_its_process(run, kind, what):
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["OverProcess", "WithWorkers", "AsyncFrontEnd"])
 def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, kind):
@@ -77,6 +80,7 @@ def test_using_an_engine_after_its_owner_has_exited_raises_a_typed_error(run, ki
     assert observed(run(kind, "use_in_a_finalizer")) == ["EngineDeadError"]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @kinds("OverProcess", "WithWorkers", "AsyncFrontEnd")
 def test_a_forked_child_cannot_use_or_stop_the_engine(run, kind):
@@ -101,5 +105,6 @@ def test_an_engine_exits_with_its_owner_even_if_a_forked_child_still_runs(run, t
         os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.costly
 def test_an_engine_restarts_although_the_working_directory_was_deleted(run):
     assert observed(run("SupervisedWorkers", "without_directory"))

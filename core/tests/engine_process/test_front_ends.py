@@ -71,6 +71,7 @@ def await_stats(client, condition, timeout_s=5):
         time.sleep(0.02)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_two_front_ends_can_use_the_same_ids_and_get_their_own_outputs(
     client_of, attach, traffic, ahead
@@ -100,6 +101,7 @@ def test_two_front_ends_can_use_the_same_ids_and_get_their_own_outputs(
     assert other.process_id == owner.process_id and other.address == owner.address
 
 
+@pytest.mark.costly
 def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of, attach, traffic):
     owner = client_of("sync", step_s=0.005)
     first, second = attach(owner), attach(owner)
@@ -126,6 +128,7 @@ def test_a_front_end_cannot_abort_or_read_requests_of_other_front_ends(client_of
         assert len(serve(first, traffic, traffic.request(name, max_tokens=3))[0][name]) == 3
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", ["killed", "closed"])
 def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, traffic, parts, how):
@@ -148,6 +151,7 @@ def test_a_front_end_that_exits_ends_only_its_own_requests(client_of, attach, tr
     await_stats(owner, lambda stats: stats.num_used_blocks == 0)
 
 
+@pytest.mark.costly
 def test_held_requests_of_a_killed_idle_front_end_are_freed(client_of, traffic):
     """The engine sends only heartbeats to this front end. A failed send detects its exit."""
     owner = client_of("sync", step_s=0.005)
@@ -163,6 +167,7 @@ def test_held_requests_of_a_killed_idle_front_end_are_freed(client_of, traffic):
     await_stats(owner, lambda stats: stats.num_aborted == 3 and not stats.num_running)
 
 
+@pytest.mark.costly
 def test_a_front_end_that_does_not_read_does_not_delay_other_front_ends(client_of, attach, traffic):
     owner = client_of("sync")
     slow, fast = attach(owner), attach(owner)
@@ -174,6 +179,7 @@ def test_a_front_end_that_does_not_read_does_not_delay_other_front_ends(client_o
     assert {name: len(arguments) for name, arguments in tokens.items()} == {"s0": 400, "s1": 400}
 
 
+@pytest.mark.costly
 def test_the_requests_of_a_front_end_that_reads_too_slowly_are_ended(
     client_of, attach, traffic, parts
 ):
@@ -187,6 +193,7 @@ def test_the_requests_of_a_front_end_that_reads_too_slowly_are_ended(
     assert len(serve(slow, traffic, traffic.request("again", max_tokens=3))[0]["again"]) == 3
 
 
+@pytest.mark.costly
 def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, attach, traffic):
     owner = client_of("sync")
     other = attach(owner)
@@ -206,6 +213,7 @@ def test_a_pause_and_the_prefix_cache_are_shared_by_all_front_ends(client_of, at
     assert attach(owner).reset_prefix_cache()
 
 
+@pytest.mark.costly
 def test_all_front_ends_are_notified_when_the_engine_ends(client_of, attach, traffic):
     async def serve_two():
         owner = client_of("sync", step_s=0.01)
@@ -223,6 +231,7 @@ def test_all_front_ends_are_notified_when_the_engine_ends(client_of, attach, tra
     asyncio.run(serve_two())
 
 
+@pytest.mark.costly
 def test_an_attached_front_end_cannot_shut_the_engine_down(client_of, attach, traffic):
     owner = client_of("sync")
     attach(owner).shutdown()
@@ -233,6 +242,7 @@ def test_an_attached_front_end_cannot_shut_the_engine_down(client_of, attach, tr
     assert len(serve(owner, traffic, traffic.request("a", max_tokens=3))[0]["a"]) == 3
 
 
+@pytest.mark.costly
 def test_an_invalid_address_is_rejected(client_of, tmp_path):
     owner = client_of("sync")
     path = Path(owner.address)
@@ -252,6 +262,7 @@ def test_an_invalid_address_is_rejected(client_of, tmp_path):
     os.kill(owner.process_id, signal.SIGCONT)
 
 
+@pytest.mark.costly
 def test_many_results_of_calls_do_not_delay_the_steps(client_of, attach, traffic):
     """Results of calls count as messages in flight and are acknowledged like outputs."""
     owner = client_of("sync")
@@ -269,6 +280,7 @@ def test_many_results_of_calls_do_not_delay_the_steps(client_of, attach, traffic
     asyncio.run(serve_one())
 
 
+@pytest.mark.costly
 def test_a_front_end_that_never_reads_the_results_of_its_calls_is_detached(
     client_of, traffic, parts
 ):

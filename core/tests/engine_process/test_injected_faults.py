@@ -133,6 +133,7 @@ CASES = [
 ]
 
 
+@pytest.mark.costly
 def test_an_engine_without_injected_faults_succeeds(healthy):
     assert healthy.status == 0 and healthy.result["outcome"] == "served", healthy
     assert healthy.result["message"].strip() == "" and len(healthy.result["tokens"]) == 12
@@ -166,6 +167,7 @@ def test_every_fault_is_reported_without_hangs_or_leaks(run_scenario, healthy, p
         assert actual.result["tokens"] == healthy.result["tokens"], actual
 
 
+@pytest.mark.costly
 def test_every_fault_point_is_reached(run_scenario, tmp_path):
     record = tmp_path / "seen"
     for executor in ("uniproc", "multiproc"):

@@ -95,6 +95,7 @@ def plain(output):
     )
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("depth", [1, 2])
 def test_both_kinds_of_engines_give_the_same_outputs_and_statistics(make, depth):
     llm = make(depth=depth)
@@ -244,6 +245,7 @@ def test_an_interrupt_ends_the_generate_call_but_not_the_engine(make):
     assert llm.llm_engine.last_stats.num_running == 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("depth", [1, 2])
 def test_statistics_are_current_after_the_last_abort(make, depth):
     engine = make(depth=depth, step_s=0.005).llm_engine

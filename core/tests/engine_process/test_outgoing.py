@@ -154,6 +154,7 @@ def test_requests_continue_if_their_outputs_exceed_the_message_limit(
     assert len(collected[1][2]["prompt"][1]) == 89
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("ahead", [False, True], ids=["depth1", "depth2"])
 def test_an_engine_waits_for_a_front_end_that_does_not_read(client_of, traffic, ahead):
@@ -169,6 +170,7 @@ def test_an_engine_waits_for_a_front_end_that_does_not_read(client_of, traffic, 
     assert len(tokens["a"]) == 400 and set(ends) == {"a"}
 
 
+@pytest.mark.costly
 def test_the_engine_waits_for_a_blocked_event_loop_and_loses_no_output(client_of, traffic):
     async def serve():
         client = client_of("async", async_scheduling=True)

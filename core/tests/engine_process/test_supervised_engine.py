@@ -59,6 +59,7 @@ def serve_standard(client, traffic):
     return traffic.Answers().collect_until(client, "standard")[0]["standard"]
 
 
+@pytest.mark.costly
 def test_receive_reports_the_requests_of_an_engine_that_failed_before_the_call(
     supervised, traffic, monkeypatch
 ):
@@ -83,6 +84,7 @@ def test_receive_reports_the_requests_of_an_engine_that_failed_before_the_call(
     assert [end.request_id for end in outputs.finished] == ["standard"]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 @pytest.mark.parametrize("num_rounds", ROUNDS)
@@ -114,6 +116,7 @@ def test_a_restarted_engine_gives_the_same_outputs(supervised, traffic, num_roun
         assert serve_standard(client, traffic) == expected
 
 
+@pytest.mark.costly
 def test_requests_of_an_event_loop_are_served_after_a_restart(supervised, traffic):
     async def serve():
         client = supervised("async", rules=MANY, step_s=0.01)
@@ -144,6 +147,7 @@ def test_requests_of_an_event_loop_are_served_after_a_restart(supervised, traffi
     asyncio.run(serve())
 
 
+@pytest.mark.costly
 def test_crashing_requests_of_one_client_do_not_exhaust_the_restarts_of_other_clients(
     supervised, traffic
 ):
@@ -164,6 +168,7 @@ def test_crashing_requests_of_one_client_do_not_exhaust_the_restarts_of_other_cl
     assert {name: error.parameter for name, error in rejected.items()} == {"p": "prompt"}
 
 
+@pytest.mark.costly
 def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, traffic):
     rules = SupervisionRules(max_restarts=1, first_delay_s=0.01, max_delay_s=0.05)
     client = supervised(dies_of=6, rules=rules)
@@ -182,6 +187,7 @@ def test_crashes_of_different_requests_do_not_exhaust_the_restarts(supervised, t
     assert client.num_restarts == 4 and client.state is EngineState.READY
 
 
+@pytest.mark.costly
 def test_a_request_that_ran_with_a_crashing_request_is_served_eventually(supervised, traffic):
     client = supervised(dies_of=6, rules=SupervisionRules(first_delay_s=0.02, max_delay_s=0.05))
     rejected, served = set(), 0
@@ -200,6 +206,7 @@ def test_a_request_that_ran_with_a_crashing_request_is_served_eventually(supervi
     assert served >= 2
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("kind", "victim"),
@@ -219,6 +226,7 @@ def test_a_killed_idle_engine_is_restarted_without_a_call(supervised, kind, vict
     assert client.num_restarts == 1 and client.process_id != engine
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "scope", [PauseScope.NEW, pytest.param(PauseScope.ALL, marks=pytest.mark.slow)]
 )
@@ -244,6 +252,7 @@ def test_a_pause_is_kept_across_a_restart(supervised, traffic, scope):
     )
 
 
+@pytest.mark.costly
 def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, traffic):
     async def serve():
         client = supervised("async", rules=MANY)
@@ -266,6 +275,7 @@ def test_a_pause_in_an_event_loop_is_kept_across_a_restart(supervised, traffic):
     asyncio.run(serve())
 
 
+@pytest.mark.costly
 def test_an_engine_that_always_crashes_is_not_restarted_and_reports_the_reason(
     supervised, traffic, monkeypatch
 ):
@@ -285,6 +295,7 @@ def test_an_engine_that_always_crashes_is_not_restarted_and_reports_the_reason(
     client.abort_requests(["a"])
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, traffic, victim):
@@ -300,6 +311,7 @@ def test_a_stopped_process_is_reported_as_stalled_and_can_recover(supervised, tr
     assert client.num_restarts == 0
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", ["engine", "worker"])
 def test_a_process_that_stays_stopped_is_killed_and_restarted(supervised, traffic, victim):

@@ -50,6 +50,7 @@ def watch(client):
     return num_news
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(("blocker", "ahead"), [("gate", False), ("load", True)])
 def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, blocker, ahead):
@@ -62,6 +63,7 @@ def test_an_engine_whose_requests_only_wait_uses_little_cpu(waiting, blocker, ah
     assert client.progress.num_steps - steps <= 200 * (WATCH_S + 1)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("blocker", ["gate", "load"])
 def test_a_waiting_request_delays_no_other_request_and_can_be_aborted(waiting, traffic, blocker):
@@ -78,6 +80,7 @@ def test_a_waiting_request_delays_no_other_request_and_can_be_aborted(waiting, t
     assert traffic.Answers().collect(client, 1)[0] == {"other": outputs.tokens["other"]}
 
 
+@pytest.mark.costly
 def test_blocks_are_computed_if_their_load_never_ends(waiting, traffic):
     client = waiting("load", timeout_s=0.2)
     results, end = traffic.Answers(), time.monotonic() + 20
@@ -87,6 +90,7 @@ def test_blocks_are_computed_if_their_load_never_ends(waiting, traffic):
     assert results.tokens["held"] == client.expected
 
 
+@pytest.mark.costly
 def test_an_in_process_engine_does_not_spin_during_a_pause_of_all_requests(client_of, traffic):
     client = client_of("inproc")
     client.add_request(traffic.request("a"))

@@ -28,6 +28,7 @@ def reported(*resolutions):
     return describe_plugins(SimpleNamespace(resolutions=resolutions))
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "case", list(executor_cases(MultiprocExecutor)), ids=lambda case: case.name
@@ -89,6 +90,7 @@ def test_more_calls_than_fit_into_the_rings_do_not_block(make):
         assert [response[0][0] for response in results] == [number, number]
 
 
+@pytest.mark.costly
 def test_a_call_that_times_out_does_not_affect_later_calls(make):
     executor = make(2)
     start(executor)
@@ -111,6 +113,7 @@ def test_execute_model_can_be_awaited_before_sampling(make):
         assert executor.sample_tokens().result(PATIENCE_S).step_id == plan.step_id
 
 
+@pytest.mark.costly
 def test_threads_can_call_the_executor_concurrently(make):
     executor = make(2)
     invalid = []
@@ -131,6 +134,7 @@ def test_threads_can_call_the_executor_concurrently(make):
     assert not invalid and not any(thread.is_alive() for thread in threads)
 
 
+@pytest.mark.costly
 def test_the_worker_receives_its_options_and_its_extension(make, parts):
     executor = make(2, config={"worker_extension_cls": parts.Extra}, colour="red", sizes=[1, 2])
     assert executor.collective_rpc("options") == [{"colour": "red", "sizes": [1, 2]}] * 2

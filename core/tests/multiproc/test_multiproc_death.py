@@ -50,6 +50,7 @@ def wait_until(actual, timeout_s):
     return actual()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, victim):
@@ -75,6 +76,7 @@ def test_every_waiting_call_raises_an_error_that_names_the_killed_worker(make, v
     assert wait_until(lambda: not any(map(is_running, pids)), NOTICE_S)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_error_of_a_failed_step_is_raised_even_if_the_other_worker_hangs(make, rank):
@@ -90,6 +92,7 @@ def test_the_error_of_a_failed_step_is_raised_even_if_the_other_worker_hangs(mak
         executor.check_health()
 
 
+@pytest.mark.costly
 def test_a_step_error_raised_before_the_tokens_are_requested_is_reported(make):
     executor = make(2, step=["rejects", "hangs"])
     start(executor)
@@ -103,6 +106,7 @@ def test_a_step_error_raised_before_the_tokens_are_requested_is_reported(make):
         executor.execute_model(third)
 
 
+@pytest.mark.costly
 def test_a_worker_that_exited_is_reported_as_the_cause_even_if_another_worker_fails_first(make):
     executor = make(2, step=["loses a peer", "exits late"])
     start(executor)
@@ -112,6 +116,7 @@ def test_a_worker_that_exited_is_reported_as_the_cause_even_if_another_worker_fa
         launch(executor, second).result(PATIENCE_S)
 
 
+@pytest.mark.costly
 def test_a_lost_connection_to_a_running_worker_is_reported(make):
     executor = make(2, step=["loses a peer", "hangs"])
     start(executor)
@@ -164,6 +169,7 @@ def test_an_error_while_the_model_is_loaded_keeps_its_class(make):
         make(worker_cls=UnloadableWorker)
 
 
+@pytest.mark.costly
 def test_a_stopped_worker_is_reported_and_can_recover(make):
     executor = make(2, limits={"stall_s": 0.8})
     pid = executor.collective_rpc("pid")[1]
@@ -184,6 +190,7 @@ def test_a_stopped_worker_is_reported_and_can_recover(make):
     assert executor.collective_rpc("pid", timeout=PATIENCE_S)[1] == pid
 
 
+@pytest.mark.costly
 def test_a_busy_worker_is_not_reported_as_stalled(make):
     executor = make(2, limits={"stall_s": 1.0})
     busy = executor.collective_rpc("burn", args=(1.4,), non_block=True)

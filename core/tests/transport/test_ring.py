@@ -229,6 +229,7 @@ def test_a_send_to_a_stopped_process_times_out_at_its_deadline(children):
         assert child.stdout.readline() == f"{crc32(b'frame' * 5)}\n"
 
 
+@pytest.mark.costly
 def test_closing_a_ring_frees_its_resources(children):
     before = open_descriptors(), sorted(os.listdir("/dev/shm"))
     for number in range(30):
@@ -270,6 +271,7 @@ def test_corrupted_ring_memory_is_detected(ring, seed):
     assert rejected
 
 
+@pytest.mark.costly
 def test_invalid_wakeup_packets_are_rejected():
     before = open_descriptors()
     for packet, num_descriptors in ((b"hello", 0), (b"!", 1), (b"p" + bytes(8), 0), (bytes(9), 2)):
@@ -286,6 +288,7 @@ def test_invalid_wakeup_packets_are_rejected():
     assert open_descriptors() == before
 
 
+@pytest.mark.costly
 def test_attaching_a_reader_to_invalid_memory_is_rejected():
     before = open_descriptors()
     shape = RingShape(num_readers=1, num_slots=2, slot_bytes=64)

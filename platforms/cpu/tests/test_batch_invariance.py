@@ -114,11 +114,13 @@ def test_outputs_do_not_depend_on_the_batch(checkpoint):
     hold(checkpoint, 33, 5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_outputs_of_quantized_models_do_not_depend_on_the_batch(checkpoint, quantization):
     hold(checkpoint, 17, 4, batches=[(1, 1), (3, 2), (16, 2)], quantization=quantization)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_outputs_of_experts_do_not_depend_on_the_batch(tmp_path, quantization):
     config = SHAPE | TINY_EXPERTS

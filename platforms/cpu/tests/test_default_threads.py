@@ -110,6 +110,7 @@ if native.status().available:
 """
 
 
+@pytest.mark.costly
 @needs_affinity
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("first", ["", "import torch"])

@@ -62,6 +62,7 @@ def test_portable_kernels_are_used_only_if_the_user_selects_them(monkeypatch):
     assert probe_fast().usable
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.skipif(not probe_any().usable, reason="native kernels are not usable")
 @pytest.mark.parametrize(("kind", "instead"), [("linear_method", "onednn"), ("attention", "torch")])

@@ -186,6 +186,7 @@ def test_instruction_set_levels_with_flags_unknown_to_the_compiler_are_omitted(t
     assert ("linear_level.avx512_bf16.o" in names) == setup["is_x86"]()
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(not (shutil.which("nm") and shutil.which("c++")), reason="no nm or no c++")
 def test_the_libraries_of_different_instruction_sets_share_no_function(tmp_path):
     """The linker keeps one copy of a shared function, which an older CPU may not be able to run."""

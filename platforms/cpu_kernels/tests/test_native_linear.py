@@ -173,6 +173,7 @@ def test_rows_of_linear_layers_may_have_any_address_and_stride(level, kind, grou
     assert (whole[:, 0] == 7).all() and (whole[:, N + 1 :] == 7).all()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "group"), KINDS[:3])
 @pytest.mark.parametrize(("N", "K"), [(200, 600), (33, 4200)], ids=["short", "long"])
 def test_the_result_of_a_row_does_not_depend_on_its_batch(level, kind, group, N, K):

@@ -31,6 +31,7 @@ def tensors():
     return torch.randn(3, 64).bfloat16(), torch.empty(3, 32, dtype=torch.bfloat16)
 
 
+@pytest.mark.costly
 def test_a_replay_reads_the_current_contents_of_memory(tensors):
     x, y = tensors
     with Recording() as recording:
@@ -107,6 +108,7 @@ except MemoryError as error:
 """
 
 
+@pytest.mark.costly
 def test_a_recording_that_does_not_fit_in_memory_raises_a_memory_error():
     command = [sys.executable, "-c", TOO_LONG]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -36,6 +36,7 @@ def driver(tmp_path_factory):
     return program
 
 
+@pytest.mark.costly
 @needs_compiler
 @pytest.mark.parametrize(
     "case", ["items", "ranges", "nested", "callers", "starved", "hog", "fork", "parked"]

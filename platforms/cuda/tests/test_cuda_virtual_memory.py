@@ -154,6 +154,7 @@ def test_the_fake_driver_rejects_invalid_calls(memory, library, misuse):
     library.stand_in_reset(MIB, 1)
 
 
+@pytest.mark.costly
 def test_using_unmapped_memory_ends_the_process(library_path):
     program = (
         "import sys; from pathlib import Path; import ctypes\n"
@@ -260,6 +261,7 @@ def counts(llm):
     return result.captured, result.replayed
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_cuda_engine_generates_the_same_tokens_after_sleep(engine, library, level):
     expected = tokens(engine)
@@ -276,6 +278,7 @@ def test_a_cuda_engine_generates_the_same_tokens_after_sleep(engine, library, le
     assert after[0] == before[0] and after[1] > before[1] > 0
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_stays_asleep_if_the_memory_is_taken_and_can_wake_up_later(

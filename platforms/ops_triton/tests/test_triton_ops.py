@@ -18,6 +18,7 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is
 NUM_INTERPRETED, NUM_SAMPLED = 250, 58
 
 
+@pytest.mark.costly
 @needs_triton
 def test_the_op_kernels_pass_their_tests_in_the_triton_interpreter():
     check_interpreted(NUM_SAMPLED)
@@ -49,6 +50,7 @@ def cases():
     ]
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize(("case", "target"), cases())
 def test_the_kernels_compile_for_gpus(case, target):
@@ -64,6 +66,7 @@ def test_without_triton_the_reason_is_reported(monkeypatch):
     )
 
 
+@pytest.mark.costly
 def test_the_ops_class_can_be_imported_without_triton():
     program = (
         "import sys\n"

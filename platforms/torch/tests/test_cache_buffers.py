@@ -103,6 +103,7 @@ def test_strided_blocks_are_rejected_for_a_backend_that_requires_contiguous_bloc
         take(BlocksFirst, [spec(head_size=3)], [spec(head_size=2)])
 
 
+@pytest.mark.costly
 def test_creating_the_buffers_allocates_no_pages():
     code = (
         "import resource, torch\n"

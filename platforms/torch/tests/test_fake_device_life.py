@@ -44,6 +44,7 @@ def context_of(checkpoint, **options):
     return make_worker_context(checkpoint, FakeDevicePlatform(), **(PARTS | options))
 
 
+@pytest.mark.costly
 def test_the_worker_meets_its_contract_without_hidden_waits(checkpoint):
     check_worker(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.check()
@@ -87,6 +88,7 @@ class LargeWorkspaceBackend(NoWaitAttentionBackend):
         return builder
 
 
+@pytest.mark.costly
 def test_the_workspace_of_the_attention_backend_is_not_available_for_the_cache(checkpoint):
     left = []
     for backend in (NoWaitAttentionBackend, LargeWorkspaceBackend):
@@ -191,6 +193,7 @@ def planted(checkpoint, monkeypatch, queues_cls):
     return run_steps(FakeDeviceWorker, context_of(checkpoint))
 
 
+@pytest.mark.costly
 def test_a_hidden_wait_in_a_step_is_detected(checkpoint):
     with pytest.raises(HiddenWaitError):
         run_steps(Waiting, context_of(checkpoint))
@@ -202,6 +205,7 @@ def test_a_write_to_memory_in_flight_is_detected(queues_cls, checkpoint, monkeyp
         planted(checkpoint, monkeypatch, queues_cls)
 
 
+@pytest.mark.costly
 def test_reusing_a_staging_slot_too_early_is_detected(checkpoint, monkeypatch):
     assert run_ahead(context_of(checkpoint)) == run_steps(FakeDeviceWorker, context_of(checkpoint))
     monkeypatch.setattr("dovetail_torch.accelerator.runtime.AcceleratorQueues", NeverWaiting)
@@ -209,6 +213,7 @@ def test_reusing_a_staging_slot_too_early_is_detected(checkpoint, monkeypatch):
         run_ahead(context_of(checkpoint))
 
 
+@pytest.mark.costly
 def test_a_result_that_is_read_before_its_copy_is_complete_is_wrong(checkpoint, monkeypatch):
     expected = run_steps(FakeDeviceWorker, context_of(checkpoint))
     DEVICE.reset()
@@ -219,6 +224,7 @@ def test_a_result_that_is_read_before_its_copy_is_complete_is_wrong(checkpoint, 
     assert mutant != expected
 
 
+@pytest.mark.costly
 def test_shutdown_frees_all_memory(checkpoint):
     gc.collect()
     before = install().memory_allocated()
@@ -238,6 +244,7 @@ def start(context):
     return worker
 
 
+@pytest.mark.costly
 def test_the_worker_does_not_exceed_its_fraction_of_the_memory(checkpoint):
     available = {}
     for share in (0.5, 0.75):
@@ -250,6 +257,7 @@ def test_the_worker_does_not_exceed_its_fraction_of_the_memory(checkpoint):
     assert available[0.5] < DEVICE.memory.total_bytes * 0.5
 
 
+@pytest.mark.costly
 def test_memory_in_use_includes_libraries_but_not_memory_used_before_startup(checkpoint):
     def left(outside_bytes):
         worker = start(context_of(checkpoint, gpu_memory_utilization=0.5))
@@ -285,6 +293,7 @@ def is_low_on_memory(operation):
     return type("ShortOfMemory", (FakeDeviceWorker,), {operation: call})
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("operation", "purpose"),
     [
@@ -301,6 +310,7 @@ def test_out_of_memory_is_reported_at_each_stage_of_the_worker_startup(
         bring_up(is_low_on_memory(operation)(context_of(checkpoint)))
 
 
+@pytest.mark.costly
 def test_too_small_a_memory_fraction_is_rejected_with_the_required_fraction(checkpoint):
     worker = start(context_of(checkpoint, gpu_memory_utilization=0.001))
     with pytest.raises(CapacityError, match=r"gpu_memory_utilization=0\.001 allows .* GiB more"):
@@ -341,6 +351,7 @@ def generate(checkpoint, **options):
         llm.shutdown()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_engine_generates_the_same_tokens_as_on_the_host(ahead, checkpoint):
     on_host = {"platform": "cpu", "ops": "torch", "linear_method": "torch", "worker_cls": "cpu"}

@@ -107,6 +107,7 @@ def test_a_single_rank_does_not_join_a_process_group(make_context):
     assert ONE_RANK.all_reduce(x) is ONE_RANK.all_gather(x) is ONE_RANK.broadcast(x) is x
 
 
+@pytest.mark.costly
 def test_a_single_rank_does_not_import_distributed_modules():
     program = """
 import sys, torch

@@ -59,6 +59,7 @@ def test_requests_with_few_tokens_come_first_in_the_order_of_the_plan(counts, th
     assert [first_R[run] for run in numbered] == first_R1[:-1].tolist()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("threshold", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_random_plans_have_the_same_results_in_every_order(runner_of, seed, threshold):

@@ -75,6 +75,7 @@ class Packing(LinearMethod):
         return nn.functional.linear(x_TI, layer.packed_IO)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("linear_method", ["torch", Packing], ids=["torch", "packing"])
 @pytest.mark.parametrize("level", [1, 2])
@@ -93,6 +94,7 @@ def test_tokens_are_equal_after_sleep(tmp_path, linear_method, level, tied):
     DEVICE.check()
 
 
+@pytest.mark.costly
 def test_waking_up_from_level_2_loads_the_current_weight_files(checkpoint):
     with engine(checkpoint) as llm:
         expected = tokens(llm)
@@ -107,6 +109,7 @@ def test_waking_up_from_level_2_loads_the_current_weight_files(checkpoint):
         assert tokens(llm) == changed != expected
 
 
+@pytest.mark.costly
 def test_an_engine_with_async_scheduling_sleeps_between_calls(checkpoint):
     with engine(checkpoint, async_scheduling=True) as llm:
         expected = tokens(llm)
@@ -117,6 +120,7 @@ def test_an_engine_with_async_scheduling_sleeps_between_calls(checkpoint):
     DEVICE.check()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("linear_method", ["torch", Packing], ids=["torch", "packing"])
 def test_weights_that_cannot_be_reloaded_leave_the_engine_asleep(checkpoint, linear_method):
@@ -133,6 +137,7 @@ def test_weights_that_cannot_be_reloaded_leave_the_engine_asleep(checkpoint, lin
         assert tokens(llm) == expected
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "error", [MemoryError("cannot pin"), RuntimeError("CUDA error: out of memory")]
@@ -153,6 +158,7 @@ def test_too_little_host_memory_for_level_1_releases_nothing(checkpoint, monkeyp
         assert tokens(llm) == expected
 
 
+@pytest.mark.costly
 def test_a_step_of_a_sleeping_worker_is_detected(checkpoint):
     engine_args = {name: OPTIONS[name] for name in ("attention_backend", "enable_sleep_mode")}
     worker = FakeDeviceWorker(make_worker_context(checkpoint, FakeDevicePlatform(), **engine_args))
@@ -168,6 +174,7 @@ def test_a_step_of_a_sleeping_worker_is_detected(checkpoint):
     worker.shutdown()
 
 
+@pytest.mark.costly
 def test_the_memory_of_the_weights_is_not_available_for_the_cache(checkpoint):
     left = []
     for enabled in (False, True):
@@ -185,6 +192,7 @@ def test_the_memory_of_the_weights_is_not_available_for_the_cache(checkpoint):
     assert 0 <= left[0] - left[1] < 2 * 16 * 16384
 
 
+@pytest.mark.costly
 def test_a_worker_without_sleep_mode_rejects_sleep(checkpoint):
     context = make_worker_context(
         checkpoint, FakeDevicePlatform(), attention_backend=GraphAttentionBackend
@@ -197,6 +205,7 @@ def test_a_worker_without_sleep_mode_rejects_sleep(checkpoint):
     worker.shutdown()
 
 
+@pytest.mark.costly
 def test_a_device_without_virtual_memory_is_rejected(checkpoint, monkeypatch):
     monkeypatch.setattr(FakeDeviceRuntime, "virtual_memory", lambda self: None)
     with pytest.raises(ConfigError, match="enable_sleep_mode=True is not supported on private"):
@@ -209,6 +218,7 @@ def test_the_cpu_platform_rejects_sleep_mode(checkpoint):
         LLM(str(checkpoint), platform="cpu", skip_tokenizer_init=True, enable_sleep_mode=True)
 
 
+@pytest.mark.costly
 def test_parameters_keep_their_strides_and_their_sharing(tmp_path):
     write_tiny_llama(tmp_path, tie_word_embeddings=True)
     engine_args = {"attention_backend": GraphAttentionBackend, "enable_sleep_mode": True}

@@ -76,6 +76,7 @@ def test_replayed_steps_generate_the_same_tokens_as_eager_steps(checkpoint, expe
     DEVICE.check()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("mode", ["full", "piecewise"])
 @pytest.mark.parametrize("level", ["as_is", "once", "piecewise"])
@@ -181,6 +182,7 @@ def test_replaying_a_graph_repeats_its_operations_on_the_captured_tensors(device
     assert y.tolist() == [10, 10, 10] and total.tolist() == [12, 12, 12]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "action",
     [

@@ -86,6 +86,7 @@ class Packing(LinearMethod):
         return nn.functional.linear(x_TI, layer.packed_IO)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("num_layers", [3, 4, 5, NUM_LAYERS])
 @pytest.mark.parametrize("ahead", [False, True])
@@ -97,6 +98,7 @@ def test_tokens_are_equal_and_the_host_never_waits(checkpoint, num_layers, ahead
     DEVICE.check()
 
 
+@pytest.mark.costly
 def test_packed_weights_are_offloaded(checkpoint):
     expected = tokens(checkpoint, linear_method=Packing)
     offload = gigabytes(checkpoint, 4)
@@ -112,6 +114,7 @@ def started(checkpoint, **options):
     return worker
 
 
+@pytest.mark.costly
 def test_the_memory_of_offloaded_layers_is_available_for_the_cache(checkpoint):
     size = layer_bytes(checkpoint)
     left = {}
@@ -126,6 +129,7 @@ def test_the_memory_of_offloaded_layers_is_available_for_the_cache(checkpoint):
     assert left[NUM_LAYERS] - left[0] == 4 * size
 
 
+@pytest.mark.costly
 def test_the_device_never_has_all_weights(checkpoint):
     """A model that does not fit is created and loaded layer by layer."""
     size = layer_bytes(checkpoint)
@@ -139,6 +143,7 @@ def test_the_device_never_has_all_weights(checkpoint):
     worker.shutdown()
 
 
+@pytest.mark.costly
 def test_the_next_layer_is_copied_on_another_stream_before_a_layer_computes(
     checkpoint, monkeypatch
 ):
@@ -177,6 +182,7 @@ def drop_writing_order(monkeypatch):
     monkeypatch.setattr(Stream, "wait_stream", lambda self, stream: None)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("drop", [drop_reading_order, drop_writing_order])
 def test_missing_synchronization_of_copies_and_layers_is_detected(checkpoint, monkeypatch, drop):
     worker = started(checkpoint, cpu_offload_gb=gigabytes(checkpoint, 4))
@@ -235,6 +241,7 @@ def test_the_cpu_platform_rejects_weight_offload(checkpoint):
         LLM(str(checkpoint), platform="cpu", skip_tokenizer_init=True, cpu_offload_gb=1)
 
 
+@pytest.mark.costly
 def test_too_little_host_memory_is_reported(checkpoint, monkeypatch):
     def reject(self, num_bytes):
         raise MemoryError(f"cannot pin {num_bytes} bytes")
@@ -246,6 +253,7 @@ def test_too_little_host_memory_is_reported(checkpoint, monkeypatch):
         started(checkpoint, cpu_offload_gb=offload)
 
 
+@pytest.mark.costly
 def test_damaged_weights_of_an_offloaded_layer_are_rejected(checkpoint):
     file = checkpoint / "model.safetensors"
     data = bytearray(file.read_bytes())

@@ -211,6 +211,7 @@ def test_a_server_that_cannot_be_reached_or_rejects_requests_ends_the_command(ru
     assert code == 2 and "no such model" in messages
 
 
+@pytest.mark.costly
 def test_the_html_report_has_all_charts_and_no_external_request(bench, null, tmp_path):
     path = tmp_path / "report.html"
     server = Recorder(null, first_s=0.002)

@@ -153,6 +153,7 @@ def test_an_endless_or_invalid_response_does_not_affect_other_lines(
     assert items["batch_req_4"]["response"]["status_code"] == 400
 
 
+@pytest.mark.costly
 def test_ctrl_c_keeps_finished_lines(files, serve, null):
     source, output = files
 

@@ -53,6 +53,7 @@ def test_a_small_model_has_one_file_without_an_index(tmp_path):
     assert names == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.costly
 def test_the_demo_model_is_converted_and_gives_the_same_text(tmp_path):
     from dovetail import LLM, SamplingParams
 

@@ -182,6 +182,7 @@ sys.exit(main(["convert", "demo", "--out", sys.argv[1]]))
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_conversion_leaves_no_files(tmp_path, number):
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "out")]
@@ -208,6 +209,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_the_memory_does_not_depend_on_the_size_of_the_model(tmp_path, dtype):
     """The limits of the reader are lowered for a model of 150 MB in one file."""

@@ -137,6 +137,7 @@ def test_the_chat_template_gives_the_token_ids_of_the_training_data(tokenizer, t
     assert learned == "27 + 58 = 85.planet: p l a n e t."
 
 
+@pytest.mark.costly
 def test_no_held_out_question_is_sampled_for_training():
     held_out = {
         hashlib.sha256(prompt.encode()).digest()
@@ -154,6 +155,7 @@ def test_no_held_out_question_is_sampled_for_training():
     assert not held_out & trained
 
 
+@pytest.mark.costly
 def test_training_conversations_contain_no_held_out_question(training_modules):
     from conversations import draw_conversation
 
@@ -218,6 +220,7 @@ def _assert_accurate(results):
     assert min(rates.values()) >= 0.8, rates
 
 
+@pytest.mark.costly
 def test_the_model_answers_190_of_200_questions_correctly(training_modules):
     pytest.importorskip("transformers")
     from evaluate import evaluate

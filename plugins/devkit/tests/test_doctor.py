@@ -86,6 +86,7 @@ def trials(install):
     return {trial.plugin.name: trial for trial in try_plugins(candidates, deadline_s=DEADLINE_S)}
 
 
+@pytest.mark.costly
 def test_a_plugin_that_fails_to_load_is_reported_and_does_not_affect_others(trials):
     assert set(trials) == set(FAULTS)
     errors = {name: trial.error for name, trial in trials.items() if trial.error}

@@ -140,6 +140,7 @@ def test_a_package_has_a_project_a_manifest_and_its_entry_points(packages, kind)
         assert "$" not in path.read_text(), f"{path}: a placeholder was not replaced"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", BLUEPRINTS)
 def test_a_package_passes_ruff_and_has_short_functions(packages, kind):
     folder = packages[kind].folder
@@ -201,6 +202,7 @@ def check_installed(packages, kinds, folder, *selection):
 QUICK = ("-k", "not float16")
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(60)
 @pytest.mark.parametrize("kind", sorted(set(BLUEPRINTS) - {COMMAND}))
 def test_a_new_plugin_passes_its_suite_and_its_tests(packages, tmp_path, kind):

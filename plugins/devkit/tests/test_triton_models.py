@@ -50,6 +50,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_bytes_and_flops_are_counted(tmp_path):
     program = tmp_path / "program.py"

@@ -86,6 +86,7 @@ def test_a_comparison_with_one_seed_has_no_verdict(tmp_path):
     assert result.verdict == "one seed: no interval"
 
 
+@pytest.mark.costly
 def test_finished_runs_are_reused_if_their_settings_are_unchanged(done, tmp_path):
     results, out = done
     counts = []
@@ -106,6 +107,7 @@ def test_a_run_with_a_damaged_file_is_repeated(done):
     assert run(spec_of(), out).num_reused == 24
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
@@ -122,6 +124,7 @@ def test_a_run_that_fails_is_marked_and_the_sweep_continues(policy, message, tmp
         assert len(results.values(Cell(engine="sim", policy=name, load=0.5), "e2e_mean")) == 2
 
 
+@pytest.mark.costly
 def test_a_run_that_hangs_is_ended_at_its_time_limit(tmp_path):
     spec = spec_of(("fcfs", "hangs", "shortest"), seeds=2, loads=(0.5,), time_limit_s=6)
     results = run(spec, tmp_path)
@@ -136,6 +139,7 @@ def test_output_of_a_policy_goes_to_the_log_of_the_workers(tmp_path):
     assert "hello from a policy" in (tmp_path / "workers.log").read_text()
 
 
+@pytest.mark.costly
 def test_a_failed_run_is_repeated(tmp_path):
     spec = spec_of(("fcfs", "raises"), seeds=1, loads=(0.5,))
     run(spec, tmp_path)

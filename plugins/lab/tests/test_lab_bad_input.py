@@ -117,6 +117,7 @@ def test_a_run_of_a_policy_that_raises_or_acts_illegally_is_an_error(name, messa
     assert message in words(capsys.readouterr().err)
 
 
+@pytest.mark.costly
 def test_an_invalid_option_in_a_sweep_does_not_affect_other_candidates(folder, capsys):
     command = ["lab", "sweep", "sarathi", "--option", "chunk=64,-1", "--trace", "chat", *SMALL]
     assert main(command) == 1

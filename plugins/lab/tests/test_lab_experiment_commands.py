@@ -41,6 +41,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.costly
 def test_compare_runs_policies_of_packages_and_files_and_writes_a_report(folder, capsys):
     policies = "fcfs,sarathi,./mine.py:Mine"
     command = ["lab", "compare", "--policies", policies, "--trace", "azure:conv", *SMALL]
@@ -61,6 +62,7 @@ def test_compare_runs_policies_of_packages_and_files_and_writes_a_report(folder,
     assert "18 runs, 18 reused" in capsys.readouterr().out
 
 
+@pytest.mark.costly
 def test_sarathi_shortens_the_largest_gap(folder, capsys):
     command = ["lab", "compare", "--policies", "fcfs,sarathi", "--trace", "azure:conv", *SMALL]
     assert main([*command, "--load", "0.8", "--no-report"]) == 0
@@ -70,6 +72,7 @@ def test_sarathi_shortens_the_largest_gap(folder, capsys):
     assert not (folder / "lab-results/report.html").exists()
 
 
+@pytest.mark.costly
 def test_declared_lengths_change_the_order_of_sjf(folder, capsys):
     (folder / "few.toml").write_text(
         'policies = ["fcfs", "sjf"]\nloads = [1.3]\nseeds = 6\n'
@@ -84,6 +87,7 @@ def test_declared_lengths_change_the_order_of_sjf(folder, capsys):
     assert verdicts == {"none": "equal", "exact": "better"}
 
 
+@pytest.mark.costly
 def test_a_policy_that_raises_or_breaks_the_contract_does_not_affect_other_policies(folder, capsys):
     policies = "fcfs,./mine.py:Broken,./mine.py:Cheating,./mine.py:Mine"
     command = ["lab", "compare", "--policies", policies, "--trace", "chat", *SMALL]
@@ -141,6 +145,7 @@ def test_an_impossible_comparison_is_rejected(arguments, message, folder, capsys
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.costly
 def test_sweep_prints_the_options_from_best_to_worst(folder, capsys):
     command = ["lab", "sweep", "sarathi", "--option", "chunk=64,2048", "--metric", "gap_mean"]
     assert main([*command, "--trace", "azure:conv", *SMALL, "--load", "0.7"]) == 0
@@ -149,6 +154,7 @@ def test_sweep_prints_the_options_from_best_to_worst(folder, capsys):
     assert [row[0] for row in rows] == ["chunk=64", "chunk=2048"] and rows[0][2] == "better"
 
 
+@pytest.mark.costly
 def test_adversary_writes_an_experiment_that_compare_repeats(folder, capsys):
     command = ["lab", "adversary", "fcfs", "sarathi", "--trials", "3", "--metric", "gap_mean"]
     options = ["--requests", "40", "--seeds", "1", "--out", "out", "--jobs", "1"]

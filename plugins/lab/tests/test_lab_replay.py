@@ -49,6 +49,7 @@ def replay(path, **given):
     return replay_log(LogReader(path), clock=ManualClock(), **given)
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_replay_creates_the_recorded_plans(name, tmp_path):

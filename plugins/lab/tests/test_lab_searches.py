@@ -26,6 +26,7 @@ def options(out, **fields):
     return RunOptions(out=out, num_workers=2, command=WORKER, **fields)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("halving", [False, True])
 def test_a_sweep_finds_the_best_options(halving, tmp_path):
     rounds = []
@@ -48,6 +49,7 @@ def test_a_sweep_finds_the_best_options(halving, tmp_path):
         assert [item.num_seeds for item in result.candidates] == [8, 8, 4, 2, 2, 2]
 
 
+@pytest.mark.costly
 def test_halving_reuses_the_runs_of_earlier_rounds(tmp_path):
     candidates = candidates_of("tuned", {"slowness": SLOWNESS})
     sweep(spec_of(["fcfs"]), candidates, "e2e_mean", options(tmp_path), halving=True)
@@ -93,6 +95,7 @@ def test_options_of_a_sweep_are_json_values_or_strings():
         sweep(spec_of(["fcfs"]), grid, "hit_rate_ideal", options(Path()), halving=False)
 
 
+@pytest.mark.costly
 def test_an_adversary_finds_a_workload_that_new_seeds_confirm(tmp_path):
     spec = spec_of(["shortest", "fcfs"], seeds=2)
     shown = []
@@ -121,6 +124,7 @@ def test_the_found_workload_can_be_repeated_from_its_file(tmp_path):
     assert make_spec(read_spec(path)) == result.spec
 
 
+@pytest.mark.costly
 def test_an_adversary_depends_only_on_its_seed(tmp_path):
     spec = spec_of(["shortest", "fcfs"], seeds=1)
     first, again, other = (

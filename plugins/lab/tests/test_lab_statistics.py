@@ -70,6 +70,7 @@ def test_pairing_removes_the_common_variation():
     assert a.high > b.mean and b.low < a.mean
 
 
+@pytest.mark.costly
 def test_confidence_intervals_have_the_stated_coverage():
     rng, covered, bootstrap = Random(2), 0, 0
     for trial in range(400):
@@ -99,6 +100,7 @@ def test_holm_adjusts_for_the_number_of_comparisons():
     assert holm([]) == []
 
 
+@pytest.mark.costly
 def test_holm_controls_the_false_positive_rate_over_many_comparisons(monkeypatch):
     monkeypatch.setattr(statistics, "NUM_RESAMPLES", 2)
     rng, plain, adjusted = Random(3), 0, 0

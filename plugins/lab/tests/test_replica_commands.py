@@ -62,6 +62,7 @@ def test_lab_run_prints_metrics_of_all_replicas(folder, capsys):
     assert rates[1] > 1.5 * rates[0] and rates[2] != rates[1]
 
 
+@pytest.mark.costly
 def test_compare_ranks_routers_as_policies_with_labels(folder, capsys):
     (folder / "routers.toml").write_text(
         'policies = [{policy = "fcfs", router = "round_robin", label = "turns"}, '

@@ -17,6 +17,7 @@ POLICIES = (
 )  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("num_blocks", [130, 600])
 @pytest.mark.parametrize("caching", [True, False])

@@ -64,6 +64,7 @@ def check_report(model, kind, capsys):
     assert all(answers(model))
 
 
+@pytest.mark.costly
 def test_a_checkpoint_is_served_and_the_error_of_each_layer_is_reported(
     tmp_path, short_text, capsys
 ):

@@ -86,6 +86,7 @@ def text(tmp_path):
     return path
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "method"), [("qwen3moe", "gptq"), ("qwen2moe", "rtn"), ("llama", "gptq")]
 )
@@ -125,6 +126,7 @@ def test_a_saved_model_with_experts_generates_the_same_tokens_as_before(
     assert "layers.1.mlp.experts.up_proj" in printed
 
 
+@pytest.mark.costly
 def test_experts_without_tokens_are_reported_and_rounded_to_nearest(tmp_path, text, capsys):
     model, out = make(tmp_path / "model", "qwen3moe", num_experts_per_tok=1), tmp_path / "out"
     command(
@@ -138,6 +140,7 @@ def test_experts_without_tokens_are_reported_and_rounded_to_nearest(tmp_path, te
         assert "4" in unused.split(", ")
 
 
+@pytest.mark.costly
 def test_experts_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys):
     model, out = make(tmp_path / "model", "qwen3moe"), tmp_path / "out"
     command(

@@ -338,6 +338,7 @@ def test_a_second_sigterm_ends_the_requests_of_all_processes_with_an_error(servi
         assert server.process.wait(WAIT_S) == 1
 
 
+@pytest.mark.costly
 def test_sigterm_drains_all_api_processes(shared):
     pause(shared)
     held = [OpenStream(shared) for _ in range(12)]

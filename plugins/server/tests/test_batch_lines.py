@@ -19,6 +19,7 @@ def line(**fields):
     return json.dumps(fields).encode()
 
 
+@pytest.mark.costly
 def test_batch_requests_run_without_a_server_and_an_invalid_body_does_not_affect_others():
     async def execute():
         async with AsyncLLM("demo", max_model_len=512) as llm:

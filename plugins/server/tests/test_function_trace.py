@@ -50,6 +50,7 @@ def test_a_trace_file_that_cannot_be_written_is_rejected(tmp_path):
         FunctionTrace(str(tmp_path / "absent" / "calls"), MonotonicClock())
 
 
+@pytest.mark.costly
 def test_a_server_with_the_option_records_its_function_calls(serving, tmp_path):
     file = tmp_path / "calls"
     options = ("--model", "demo", "--max-model-len", "64", "--trace-functions", str(file))

@@ -94,6 +94,7 @@ def test_a_stop_sequence_ends_the_message_and_is_named(client, streamed):
         assert message.content[0].text == text[: text.index(stop)]
 
 
+@pytest.mark.costly
 def test_tools_are_called_and_their_results_are_used(thinking):
     fields = {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 200}
     fields["thinking"] = THINKING

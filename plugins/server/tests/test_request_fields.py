@@ -304,6 +304,7 @@ def test_unknown_fields_are_accepted_and_named_in_a_header(server):
     assert "x-ignored-params" not in server.complete(prompt=PROMPT).headers
 
 
+@pytest.mark.costly
 def test_a_response_format_reaches_the_grammar_plugin(serving):
     grammar = "dovetail_devkit.fakes.grammar:FakeGrammar"
     with serving(

@@ -43,6 +43,7 @@ def test_errors_for_invalid_options_have_at_most_three_lines(arguments, expected
     assert len(error.splitlines()) <= 3
 
 
+@pytest.mark.costly
 def test_a_configuration_file_sets_options_of_the_server(serving, tmp_path):
     file = tmp_path / "serve.yaml"
     file.write_text("model: demo\nmax-model-len: 128\nserved-model-name: from-the-file\n")

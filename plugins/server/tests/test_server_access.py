@@ -130,6 +130,7 @@ def test_an_operator_aborts_a_request_by_its_id(closed):
     closed.post("/resume", {}, **bearer(ADMIN))
 
 
+@pytest.mark.costly
 def test_without_an_admin_key_there_are_no_admin_routes(server):
     for path in ("/pause", "/resume", "/abort", "/sleep", "/reset_prefix_cache"):
         assert server.post(path, {}).status == 404

@@ -179,6 +179,7 @@ def rejects_connections(server):
     return False
 
 
+@pytest.mark.costly
 def test_sigterm_lets_running_requests_finish_and_rejects_new_ones(small):
     pause(small)
     sent = Sent(small, LONG | {"stream": True, "max_tokens": 20})

@@ -26,6 +26,7 @@ def sleepy(serving):
         yield running.wait_until_ready()
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("level", [1, 2])
 def test_the_server_generates_the_same_text_after_sleep(sleepy, level):
@@ -39,6 +40,7 @@ def test_the_server_generates_the_same_text_after_sleep(sleepy, level):
     assert sleepy.complete(prompt="reverse: fox, two").json["choices"][0]["text"] == expected
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tags", ["weights", ["gpu"], [1], {"weights": 1}, [["weights"]]])
 def test_invalid_sleep_tags_are_rejected(sleepy, tags):
     reply = sleepy.post("/wake_up", {"tags": tags}, **ADMIN)

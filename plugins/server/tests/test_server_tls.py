@@ -121,6 +121,7 @@ def unusable(files, tmp_path):
     return by_name | {"missing": str(tmp_path / "missing.pem"), "folder": str(tmp_path)}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("certificate", "key", "authority", "named", "reason"),
     [

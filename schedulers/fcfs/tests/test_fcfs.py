@@ -1,5 +1,7 @@
 """First come, first served: the order of arrival, and the conformance suites."""
 
+import pytest
+
 from dovetail.interfaces import SchedulerLimits
 from dovetail_devkit.scheduler.program import Program, SchedulerDriver, make_kv_cache
 from dovetail_devkit.suites.policy import check_policy
@@ -23,10 +25,12 @@ def joined(plan):
     return [request.request_id for request in plan.joins]
 
 
+@pytest.mark.costly
 def test_the_scheduler_meets_its_contract():
     check_scheduler(FCFSScheduler, num_programs=20)
 
 
+@pytest.mark.costly
 def test_the_policy_meets_its_contract():
     check_policy(FCFSPolicy, num_programs=10)
 

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from dovetail.interfaces import SchedulerLimits
 from dovetail_devkit.scheduler.program import Program, SchedulerDriver, make_kv_cache
 from dovetail_devkit.suites.policy import check_policy
@@ -27,10 +29,12 @@ def play(game):
     return order
 
 
+@pytest.mark.costly
 def test_the_scheduler_meets_its_contract():
     check_scheduler(PriorityScheduler, num_programs=20)
 
 
+@pytest.mark.costly
 def test_the_policy_meets_its_contract():
     check_policy(PriorityPolicy, num_programs=10)
 

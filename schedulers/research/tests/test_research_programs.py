@@ -74,6 +74,7 @@ def with_options(policy_cls, arguments):
     return type(policy_cls.__name__, (policy_cls,), {"__init__": made} if arguments else {})
 
 
+@pytest.mark.costly
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("name", "arguments"), CASES)
 def test_every_policy_meets_its_contract_in_random_scheduler_calls(name, arguments):
