@@ -384,10 +384,8 @@ def test_the_conformance_cases_require_only_declared_capabilities():
         dtypes=frozenset({"bfloat16"}), head_sizes=frozenset({128, 256}), block_size_multiple=16
     )
     cases = standard_cases(capabilities)
-    assert {(case.dtype, case.head_size) for case in cases} == {
-        ("bfloat16", 128),
-        ("bfloat16", 256),
-    }
+    kinds = {(case.dtype, case.head_size) for case in cases}
+    assert kinds == {("bfloat16", 128), ("bfloat16", 256)}
     assert {case.block_size for case in cases} == {16, 32}
     assert not any(case.sliding_window or case.soft_cap or case.sinks for case in cases)
 
@@ -398,6 +396,5 @@ def test_the_reference_attention_equals_an_explicit_sum():
     v = torch.tensor([[[1.0]], [[10.0]], [[100.0]]])
     actual = reference_attention(q, k, v, scale=1.0, sliding_window=2).flatten()
     e = torch.tensor(1.0, dtype=torch.float64).exp()
-    first = (1 * 1 + 10 * e) / (1 + e)
-    second = (10 * e**2 + 100 * e**4) / (e**2 + e**4)
-    torch.testing.assert_close(actual, torch.stack([first, second]))
+    expected = torch.stack([(1 + 10 * e) / (1 + e), (10 * e**2 + 100 * e**4) / (e**2 + e**4)])
+    torch.testing.assert_close(actual, expected)
