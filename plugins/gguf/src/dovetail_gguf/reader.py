@@ -370,29 +370,30 @@ class _Cursor:
         return _Array(type=kind, count=count, start=start, end=self.place)
 
     def _skip_strings(self, count: int) -> None:
-        for _ in self._string_places(count):
-            pass
+        """Skip strings. A vocabulary has 10^5, read at each start, so `take` is too slow."""
+        end, unpack, memory = self.place, _U64.unpack_from, self._memory[:MAX_METADATA_BYTES]
+        try:
+            for _ in range(count):
+                end += 8 + unpack(memory, end)[0]
+        except (struct.error, OverflowError):
+            end = len(memory) + 1
+        self._end_strings(end)
 
     def _texts(self, count: int) -> list[str]:
-        memory = self._memory
-        return [
-            str(memory[start:end], "utf-8", "replace") for start, end in self._string_places(count)
-        ]
-
-    def _string_places(self, count: int) -> Iterator[tuple[int, int]]:
-        """Yield start and end of the next strings.
-
-        A vocabulary has 10^5 strings, which are read at each start, so `take` is too slow.
-        """
-        end, unpack = self.place, _U64.unpack_from
-        memory = self._memory[:MAX_METADATA_BYTES]
-        for _ in range(count):
-            try:
+        """Return the next strings."""
+        end, unpack, memory = self.place, _U64.unpack_from, self._memory[:MAX_METADATA_BYTES]
+        texts = []
+        try:
+            for _ in range(count):
                 start = end + 8
                 end = start + unpack(memory, end)[0]
-            except (struct.error, OverflowError):
-                end = len(memory) + 1
-            if end > len(memory):
-                raise _Damaged(f"a string in the array at {self.place} extends past the metadata")
-            yield start, end
+                texts.append(str(memory[start:end], "utf-8", "replace"))
+        except (struct.error, OverflowError):
+            end = len(memory) + 1
+        self._end_strings(end)
+        return texts
+
+    def _end_strings(self, end: int) -> None:
+        if end > min(len(self._memory), MAX_METADATA_BYTES):
+            raise _Damaged(f"a string in the array at {self.place} extends past the metadata")
         self.place = end

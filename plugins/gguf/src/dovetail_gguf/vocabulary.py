@@ -55,6 +55,9 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+_TOKEN_TYPES = frozenset(map(int, TokenType))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """A vocabulary. tokens, types, scores: by id. Scores are empty for byte-level BPE.
@@ -165,7 +168,7 @@ class _Metadata:
             "token_type",
             int,
             num_tokens,
-            lambda value: TokenType.UNDEFINED <= value <= TokenType.BYTE,
+            _TOKEN_TYPES.__contains__,
             [TokenType.NORMAL] * num_tokens,
         )
 
