@@ -94,7 +94,7 @@ def run_vidur(workload: Workload, checkout: Path, python: Path) -> dict[str, flo
 
 
 def main() -> None:
-    """Run both at two rates."""
+    """Run both simulators at two rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vidur", type=Path, required=True)
     parser.add_argument("--python", type=Path, required=True)

@@ -117,7 +117,7 @@ def _chosen(args: argparse.Namespace) -> list[Format]:
 
 
 def _compared(run: Run) -> str:
-    """Write and return the comparison of the file in Dovetail and llama.cpp."""
+    """Write and return the comparison of Dovetail and llama.cpp on the published file."""
     rows, absent = fidelity.measure(run.source, run.chunks, run.pythons, run.threads)
     absent = {**run.absent, **absent}
     result = {"origin": run.origin, "rows": fidelity.summary(rows), "absent": absent}

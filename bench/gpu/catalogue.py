@@ -79,7 +79,7 @@ class SectionSpec:
     accepted: frozenset[str] = frozenset()
 
 
-_SCALED = f"tokens/s scaled to the copies of an H200, {H200_COPY_GB_S:,d} GB/s"
+_SCALED = f"tokens/s scaled to the copy bandwidth of an H200, {H200_COPY_GB_S:,d} GB/s"
 _AGREEMENT = (
     FigureSpec(
         name="max_error",

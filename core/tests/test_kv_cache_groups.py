@@ -121,7 +121,7 @@ def test_a_prefix_that_ends_at_a_chunk_needs_no_block_of_earlier_chunks():
     cache.check_integrity([first])
 
 
-def test_one_chunk_and_one_step_are_enough_blocks_for_a_long_request():
+def test_blocks_for_one_chunk_and_one_step_are_enough_for_a_long_request():
     cache = manager(chunked(8), num_blocks=4, max_step_tokens=4)
     first = request(range(100))
     assert cache.max_tokens > 100

@@ -5,7 +5,7 @@ from device_step import TARGETS_MS, Submitted, count_submitted, measure
 
 MAX_LAUNCHES = 24
 SLACK = 4
-"""The machine of a test may be slow. `python bench/device_step.py` compares with the targets."""
+"""Tests may run on slow machines. `python bench/device_step.py` compares with the targets."""
 
 
 def test_a_decode_step_submits_one_graph_and_few_operations():

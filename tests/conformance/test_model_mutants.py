@@ -168,7 +168,7 @@ def test_a_model_passes_if_it_declares_its_missing_features(mutant, part):
 
 
 class OtherPositions(FakeModel):
-    """Adds one to the positions, which only a reference implementation detects."""
+    """Adds one to the positions, which only the comparison with a reference detects."""
 
     def forward(self, input_ids_T, positions_T, attention):
         return super().forward(input_ids_T, positions_T + 1, attention)

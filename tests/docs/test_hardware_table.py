@@ -36,7 +36,7 @@ def rows_of(platform):
 
 
 def plugins_on(platform, kind):
-    """Return the first-party plugins of a kind that need no other type of device."""
+    """Return the first-party plugins of a kind that need no other device type."""
     names = set()
     for item in REGISTRY.candidates(kind):
         needs = REGISTRY.describe(kind, item.reference).entry.needs
@@ -52,7 +52,7 @@ def test_every_row_of_the_hardware_table_belongs_to_one_platform():
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_the_hardware_table_has_the_attention_backends_that_a_platform_prefers(platform):
-    """Other backends that it lists must support the type of device."""
+    """All other backends in the table must support the platform's device type."""
     platform_cls = REGISTRY.load("platform", platform)
     listed = {name for row in rows_of(platform) for name in _CODE.findall(row[1])}
     assert set(platform_cls().prefer("attention")) <= listed

@@ -1,4 +1,4 @@
-"""Engines with a compile level: the tokens of eager engines, one compilation, cache and errors."""
+"""Engines with a compile level compile once and give the tokens of eager engines; cache, errors."""
 
 from __future__ import annotations
 

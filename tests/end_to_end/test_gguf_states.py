@@ -76,7 +76,7 @@ def test_a_decay_that_is_not_negative_is_rejected(value, tmp_path):
 
 
 def test_multi_token_prediction_layers_are_not_loaded(tmp_path):
-    """The last layer of the file is declared as such a layer; the model has the other layers."""
+    """The metadata declares the last layer as such a layer, so the model has one layer fewer."""
     path = write("qwen3next", tmp_path, keys={"nextn_predict_layers": 1})
     with LLM(
         str(path),

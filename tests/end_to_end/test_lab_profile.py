@@ -1,4 +1,4 @@
-"""`lab profile` measures the demo model, and its file is a step-time model of `lab run`."""
+"""`lab profile` measures the demo model, and `lab run` uses its file as a step-time model."""
 
 import json
 

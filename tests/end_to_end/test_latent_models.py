@@ -1,4 +1,4 @@
-"""DeepSeek models are served with the default options, quantized checkpoints and quantization."""
+"""DeepSeek models are served: plain and quantized checkpoints, and weights quantized at loading."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from parity.family_checkpoints import FAMILIES, usual_family
 BLOCK = 32
 """Values of a block of the types in the tests."""
 PATTERN = {"num_hidden_layers": 4}
-"""Enough layers for the fixed patterns of files, which do not list the type of each layer."""
+"""Enough layers for a fixed pattern, because files do not list the type of each layer."""
 
 
 _CAPS = {"attn_logit_softcapping": "attn_logit_softcapping"}

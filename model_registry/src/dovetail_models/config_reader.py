@@ -1,4 +1,4 @@
-"""Reads fields of config.json with their types. A ModelError for a wrong value names the field.
+"""Reads fields of config.json with their types. A ModelError for an invalid value names the field.
 
 This module checks types and ranges only. The model files define which fields an architecture has
 and their defaults.

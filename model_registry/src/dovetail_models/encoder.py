@@ -56,7 +56,7 @@ class ClassHead(nn.Module):
 
 
 def read_num_labels(config: Config) -> int:
-    """Return the number of labels: of `id2label`, or `num_labels`, or 2."""
+    """Return the number of labels: the length of `id2label`, or `num_labels`, or 2."""
     labels = config.get("id2label")
     default = len(labels) if isinstance(labels, dict) and labels else 2
     return read_count(config, "num_labels", default)

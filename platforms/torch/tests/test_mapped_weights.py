@@ -1,4 +1,4 @@
-"""Weights that are mapped instead of copied, weights that are already packed, NaN, fingerprints."""
+"""Mapped weights, packed weights, weights with NaN, and fingerprints of weights."""
 
 import os
 

@@ -43,7 +43,7 @@ def train(monkeypatch):
 
 
 def _weights(train, tokenizer, folder, stops):
-    """Train in a new process state for each stop. Return the last weights."""
+    """Train up to each stop, each time from the saved state. Return the last weights."""
     folder.mkdir()
     for stop in stops:
         args = argparse.Namespace(size="draft", steps=8, eager=True, out=folder)

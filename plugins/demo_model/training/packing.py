@@ -1,4 +1,4 @@
-"""Packing: puts several conversations one by one into rows of a fixed length.
+"""Packing: puts several conversations one after another into rows of a fixed length.
 
 Contract: `batch(step)` depends only on the seed and the step, so a run can be resumed and repeated.
 This module does not depend on the network.

@@ -100,7 +100,7 @@ def test_occupancy_is_limited_by_registers_shared_memory_and_blocks(
     assert kernel.occupancy == occupancy(target, **values)
 
 
-def test_every_target_has_limits_and_a_block_of_the_largest_size_is_resident():
+def test_every_target_has_limits_and_can_run_a_block_with_the_maximum_shared_memory():
     assert LIMITS.keys() == SHARED_BYTES.keys()
     for target, maximum in SHARED_BYTES.items():
         assert occupancy(target, num_warps=4, registers=64, shared_bytes=maximum) > 0

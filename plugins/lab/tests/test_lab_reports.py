@@ -121,7 +121,7 @@ def test_a_difference_that_is_not_significant_is_drawn_as_a_hollow_bar(done):
     assert unclear.get_facecolor()[3] == 0
 
 
-def test_a_distribution_ends_at_one_unless_requests_are_unfinished(done, tmp_path):
+def test_the_cumulative_distribution_ends_at_one_unless_requests_are_unfinished(done, tmp_path):
     results, _, _ = done
     figure = drawn("cdf", draw_distributions, results, "sim", 0.9)
     ends = [line.get_ydata()[-1] for line in figure.axes[0].get_lines()]
@@ -159,7 +159,7 @@ def test_tables_name_winners_and_ties(done):
     assert set(means.rows[2][1:]) == {"–"} and " ± " in means.rows[0][1]
 
 
-def test_the_report_of_equal_policies_names_no_winner_and_shows_a_visible_curve(tmp_path):
+def test_the_report_of_equal_policies_names_no_winner_and_its_curves_are_visible(tmp_path):
     results = run(tmp_path, ("fcfs", "sjf"), seeds=2)  # the queue serves both in the same order
     assert list(winner_table(results, "sim").rows) == [["all metrics", "equal", "equal"]]
     figure = drawn("load", draw_curves, results, "sim", ["gap_mean"])

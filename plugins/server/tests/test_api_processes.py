@@ -56,7 +56,7 @@ def api_processes(server):
 
 
 def engine_of(server):
-    """Return the id of the engine's process: the child with most threads, except API processes."""
+    """Return the process id of the engine: of the other children, that with the most threads."""
     others = children_of(server.process.pid) - api_processes(server)
     return max(others, key=num_threads_of)
 

@@ -307,7 +307,7 @@ def test_hostile_requests_do_not_change_another_stream(server, client):
 
 
 def test_repeated_references_to_an_item_are_limited(server, client):
-    """Each reference has a few bytes, and the item has any number."""
+    """A reference takes a few bytes, but the item that it names may be large."""
     response = create(client, max_output_tokens=200, extra_body={"ignore_eos": True})
     reference = {"type": "item_reference", "id": response.output[0].id}
     body = {"input": [reference] * 16_000, "store": False}

@@ -228,7 +228,7 @@ while True:
 
 
 def gaps_with(server, kind):
-    """Return the times between the events of streams, while `NUM_SLOW` readers of a kind run."""
+    """Return the times between the events of streams next to `NUM_SLOW` readers of a kind."""
     data = request_bytes(LONG | {"stream": True, "logprobs": 5}).hex()
     command = [sys.executable, "-c", READERS, server.host, str(server.port), str(NUM_SLOW)]
     gaps = []

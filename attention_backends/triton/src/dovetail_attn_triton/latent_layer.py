@@ -145,7 +145,10 @@ class TritonLatentLayer(AttentionLayer):
 
 
 def latent_sizes(heads: tuple[int, int], head_size: int, value_size: int) -> dict[str, Any]:
-    """Return the sizes of `attend_latent`. heads: of the layer, and of a program."""
+    """Return the size arguments of `attend_latent`.
+
+    heads: the number of heads of the layer, and of one program.
+    """
     first = first_features(head_size)
     return {
         "NUM_HEADS": heads[0],

@@ -250,7 +250,7 @@ def combine_splits(
 ) -> None:
     """Write the results of a launch with splits to `out_THD`.
 
-    constants: of the kernel; ROWS is the number of tokens of an item times GROUP.
+    constants: the kernel's constants; ROWS is the number of tokens of an item times GROUP.
     """
     batch = metadata.batch
     combine[(launch.num_items, launch.item_tokens, num_heads)](

@@ -33,7 +33,7 @@ def test_latent_attention_is_correct_for_any_number_of_heads(num_heads):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_vectors_of_deepseek_models_are_supported(dtype):
+def test_the_latent_vector_size_of_deepseek_models_is_supported(dtype):
     case = replace(LATENT, dtype=dtype, num_heads=16, head_size=576, value_size=512, seed=1)
     check_case(TritonAttentionBackend, replace(case, runs=((90, 1), (5, 7))), DEVICE)
 

@@ -19,7 +19,7 @@ MAX_TOOLS_BYTES = 2**22
 
 
 def read_chat_tools(tools: Any, tool_choice: Any, parallel_tool_calls: Any) -> ToolUse:
-    """Return the tools of a chat request. Raise RequestError that names a wrong argument."""
+    """Return the tools of a chat request. Raise RequestError that names an invalid argument."""
     check_choice("parallel_tool_calls", parallel_tool_calls, (True, False))
     plain = [
         value if value is None else plain_copy(name, value, max_bytes=MAX_TOOLS_BYTES)

@@ -87,8 +87,8 @@ class ExpertRouting:
 class RouterWeights:
     """The weights of a router.
 
-    weight_ED, bias_E: of the logits. correction_E: float32; added to the scores for the selection
-    only, not to the weights of the selected experts.
+    weight_ED, bias_E: of the linear layer that computes the logits. correction_E: float32; added to
+    the scores for the selection only, not to the weights of the selected experts.
     """
 
     weight_ED: torch.Tensor
@@ -180,8 +180,8 @@ class LinearAttentionInputs:
 class LatentWeights:
     """The weights of `Ops.latent_inputs`.
 
-    norm_L, eps: of the RMS norm of latent vectors. key_HNL: the projection of latent vectors to the
-    keys of each head.
+    norm_L, eps: the weight and epsilon of the RMS norm of latent vectors. key_HNL: the projection
+    of latent vectors to the keys of each head.
     """
 
     norm_L: torch.Tensor

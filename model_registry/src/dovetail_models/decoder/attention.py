@@ -24,7 +24,7 @@ from dovetail_torch.layers.attention import CacheLayer
 
 
 class AttentionBranch(nn.Module):
-    """The base of the attention of a layer. o_proj: the last projection.
+    """The base class of a layer's attention. o_proj: the last projection.
 
     attn: the attention over the cache, or the state of the layer.
     """

@@ -38,9 +38,9 @@ _EPS = 1e-6
 class LatentOptions:
     """The sizes of latent attention.
 
-    num_heads: of the queries. query_rank: features of the latent vector of queries; 0 if queries
-    are projected directly. rank: L. plain_size: N. rotary_dim: P. value_size: V.
-    scale: factor on the scores. bias: whether the first projections and the last one have a bias.
+    num_heads: the number of query heads. query_rank: features of the latent vector of queries; 0 if
+    queries are projected directly. rank: L. plain_size: N. rotary_dim: P. value_size: V. scale:
+    factor on the scores. bias: whether the first projections and the last one have a bias.
     """
 
     num_heads: int

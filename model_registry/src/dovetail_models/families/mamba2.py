@@ -58,7 +58,7 @@ _PARTS = ("z", "x", "b", "c", "dt")
 class Mamba2Options:
     """The sizes of a layer.
 
-    num_groups: groups of heads with the same keys and queries. limits: of the time step.
+    num_groups: groups of heads with the same keys and queries. limits: the bounds of the time step.
     """
 
     num_heads: int

@@ -219,7 +219,7 @@ class NoAttention:
     def __init__(self, num_layers: int, num_tokens: int = 1, num_requests: int = 1) -> None:
         """num_layers: number of attention layers and layers with states.
 
-        num_tokens, num_requests: of the forward pass; all requests but one have one token.
+        num_tokens, num_requests: the size of the forward pass; all requests but one have one token.
         """
         self._num_layers = num_layers
         self._sizes = (num_tokens - num_requests + 1, *(1,) * (num_requests - 1))

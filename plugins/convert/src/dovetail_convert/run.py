@@ -25,7 +25,10 @@ _SPARE_BYTES = 16 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What was written. num_files, num_bytes: of the weights. dtypes: in order of their names."""
+    """What was written.
+
+    num_files, num_bytes: number and size of the weight files. dtypes: in order of their names.
+    """
 
     num_tensors: int
     num_files: int

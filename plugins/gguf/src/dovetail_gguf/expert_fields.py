@@ -77,7 +77,7 @@ def check_experts(fields: Fields, names: ExpertNames, config: Config) -> None:
 
 
 def read_qwen2_moe(fields: Fields, config: Config) -> None:
-    """Read Qwen 2 with experts and a shared expert."""
+    """Read the fields of Qwen 2 with experts and a shared expert."""
     config["moe_intermediate_size"] = fields.integer(_SIZE, minimum=1)
     config["shared_expert_intermediate_size"] = fields.integer(
         "expert_shared_feed_forward_length", minimum=1
@@ -87,18 +87,18 @@ def read_qwen2_moe(fields: Fields, config: Config) -> None:
 
 
 def read_qwen3_moe(fields: Fields, config: Config) -> None:
-    """Read Qwen 3 with experts."""
+    """Read the fields of Qwen 3 with experts."""
     config["moe_intermediate_size"] = fields.integer(_SIZE, minimum=1)
     config["norm_topk_prob"] = fields.flag("expert_weights_norm", default=True)
 
 
 def read_olmoe(fields: Fields, config: Config) -> None:
-    """Read OLMoE."""
+    """Read the fields of OLMoE."""
     config["norm_topk_prob"] = fields.flag("expert_weights_norm", default=False)
 
 
 def read_gpt_oss(fields: Fields, config: Config) -> None:
-    """Read gpt-oss. Files do not state that the ends of the YaRN ramp are not rounded."""
+    """Read the fields of gpt-oss. No file states that the ends of the YaRN ramp are not rounded."""
     config["intermediate_size"] = fields.integer(_SIZE, minimum=1)
     config["attention_bias"] = fields.has("attn_q.bias")
     config["rope_scaling"] = {"rope_type": "default"} | config.get("rope_scaling", {})
@@ -106,7 +106,10 @@ def read_gpt_oss(fields: Fields, config: Config) -> None:
 
 
 def read_llama4(fields: Fields, config: Config) -> None:
-    """Read Llama 4. Only Maverick, which has 128 experts, has no norms of queries and keys."""
+    """Read the fields of Llama 4.
+
+    Only Maverick, which has 128 experts, has no norms of queries and keys.
+    """
     config["intermediate_size_mlp"] = config["intermediate_size"]
     config["intermediate_size"] = fields.integer(_SIZE, minimum=1)
     config["interleave_moe_layer_step"] = fields.integer("interleave_moe_layer_step", minimum=1)
@@ -118,7 +121,7 @@ def read_llama4(fields: Fields, config: Config) -> None:
 
 
 def read_deepseek(fields: Fields, config: Config) -> None:
-    """Read DeepSeek V2, or V3 if the scores of experts are sigmoids.
+    """Read the fields of DeepSeek V2, or V3 if the scores of experts are sigmoids.
 
     Files state the sizes of a head for attention over latent vectors (key_length is then that of a
     latent vector), or only those of the heads.

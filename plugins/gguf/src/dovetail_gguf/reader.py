@@ -57,7 +57,7 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 class TensorInfo:
     """One tensor. shape: outermost dimension first. The last one is stored contiguously.
 
-    offset: of the data from the start of the file, in bytes. path: of the file that contains it.
+    offset: the position of the data in the file, in bytes. path: the file that contains it.
     """
 
     name: str
@@ -129,7 +129,8 @@ class Metadata(Mapping[str, Any]):
 class GGUFFile:
     """One GGUF file, or all parts of a split model.
 
-    path: of the file, or of the first part. metadata: of that file. tensors: of all parts, by name.
+    path: the path of the file, or of the first part. metadata: the metadata of that file. tensors:
+    the tensors of all parts, by name.
     """
 
     def __init__(self, path: Path) -> None:

@@ -68,7 +68,7 @@ def tensor_mappings(
 ) -> list[WeightMapping]:
     """Return the mappings of the tensors of a file to the modules of the model.
 
-    config: the fields of config.json that the file states. names: of the file's tensors.
+    config: the fields of config.json that the file states. names: the names of the file's tensors.
     """
     modules = {**_OF_LAYER, **architecture.names}
     if "blk.0.attn_norm_2.weight" in names:  # Falcon 40B: the norm of attention is the second one

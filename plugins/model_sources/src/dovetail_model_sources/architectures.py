@@ -22,10 +22,10 @@ _CLASSIFIER = "ForSequenceClassification"
 class ArchitectureInfo:
     """An architecture, as config.json names it, and the plugin that implements it.
 
-    implementation: "native" or "transformers". tasks: the tasks of such a model. formats: of its
-    weights; safetensors may be quantized if the implementation is native. tested: the test that
-    compares it with transformers; "" if none is recorded. distribution: the installed package, with
-    its version.
+    implementation: "native" or "transformers". tasks: the tasks of such a model. formats: the
+    supported formats of its weights; safetensors may be quantized if the implementation is native.
+    tested: the test that compares it with transformers; "" if none is recorded. distribution: the
+    installed package, with its version.
     """
 
     architecture: str

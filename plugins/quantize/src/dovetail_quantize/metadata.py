@@ -50,7 +50,8 @@ def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
 def check_representable(config: Mapping[str, Any], method: str) -> None:
     """Raise ModelError if a GGUF file cannot describe the model.
 
-    method: of quantization; raises ConfigError if it does not support experts, which the model has.
+    method: the quantization method; raises ConfigError if it does not support experts, which the
+    model has.
     """
     model_type = str(config.get("model_type"))
     writable = _writable()

@@ -129,8 +129,8 @@ def _quantize_layer(
 ) -> Iterator[QuantizedPart]:
     """Quantize the parts of a layer and write the rounded values to its weight.
 
-    moments: of each expert, or of the layer; empty without calibration. The weights of one part of
-    all experts have the same type, because a file stacks them in one tensor.
+    moments: the moments of each expert, or of the layer; empty without calibration. The weights of
+    one part of all experts have the same type, because a file stacks them in one tensor.
     """
     shape = layer.shape
     type_name = pick_type(settings.types, shape.in_features)

@@ -20,7 +20,7 @@ class TorchBuild:
 
 
 def read_torch_build(field: str) -> TorchBuild:
-    """Return the build that would be imported. `field` is the variable of the toolkit's version."""
+    """Return the installed build of torch. `field` is the variable with the toolkit's version."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return TorchBuild(version="", toolkit="")

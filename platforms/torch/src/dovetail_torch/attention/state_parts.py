@@ -27,7 +27,7 @@ class StatePartsBuilder(AttentionMetadataBuilder):
     """
 
     def __init__(self, spec: StateSpec, limits: StepLimits) -> None:
-        """spec: a state with snapshots. limits: of all steps."""
+        """spec: a state with snapshots. limits: the limits of a step."""
         assert spec.snapshots, "the table of a state without snapshots has no positions"
         self._block_size = spec.block_size
         self._memory: StatePartsMemory | None = None

@@ -41,7 +41,7 @@ class NoWaitAttentionBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, B, 2, K, D]."""
+        """Return the shape [N, B, 2, K, D]."""
         return (num_blocks, spec.block_size, 2, spec.num_kv_heads, spec.head_size)
 
     @staticmethod

@@ -176,7 +176,7 @@ def _builder_keys(
     config: KVCacheConfig,
     specs: Mapping[str, FullAttentionSpec],
 ) -> list[_BuilderKey]:
-    """Return the key of each layer's builder. specs: of the attention layers."""
+    """Return the key of each layer's builder. specs: the KV-cache specs of the attention layers."""
     group_of = {name: i for i, group in enumerate(config.groups) for name in group.layer_names}
     return [
         (specs.get(name, config.groups[group_of[name]].spec), group_of[name]) for name in layers

@@ -48,7 +48,7 @@ class RandomStep(ABC):
         spec: FullAttentionSpec,
         dtype: torch.dtype,
     ) -> None:
-        """dtype: of queries, keys and values."""
+        """dtype: the dtype of queries, keys and values."""
         import torch
 
         self.backend, self.runs, self.spec, self.dtype = backend, runs, spec, dtype
@@ -113,7 +113,7 @@ class RandomStep(ABC):
     def builder(
         self, backend: type[AttentionBackend] | None = None, **options: object
     ) -> AttentionMetadataBuilder:
-        """Return a builder for the step. options: of the backend plugin."""
+        """Return a builder for the step. options: the options of the backend plugin."""
         context = AttentionGroupContext(
             spec=self.spec,
             device=self.cache.device,
@@ -127,7 +127,7 @@ class RandomStep(ABC):
     def layer(
         self, backend: type[AttentionBackend] | None = None, **changes: Any
     ) -> AttentionLayer:
-        """Return a layer. changes: of `layer_context`."""
+        """Return a layer. changes: changed fields of `layer_context`."""
         return (backend or self.backend).create_layer(self.layer_context(**changes))
 
     def layer_context(self, **changes: Any) -> AttentionLayerContext:
@@ -157,7 +157,7 @@ class RandomStep(ABC):
         return out
 
     def check(self, out: torch.Tensor, **changes: Any) -> None:
-        """Compare a result with the reference. changes: of `layer_context`."""
+        """Compare a result with the reference. changes: changed fields of `layer_context`."""
         import torch
 
         context = self.layer_context(**changes)
@@ -173,6 +173,6 @@ class RandomStep(ABC):
             assert torch.allclose(actual.double(), expected[first : first + n], atol=TOLERANCE)
 
     def run(self, backend: type[AttentionBackend] | None = None, **changes: Any) -> None:
-        """Run and check one layer. changes: of `layer_context`."""
+        """Run and check one layer. changes: changed fields of `layer_context`."""
         layer = self.layer(backend, **changes)
         self.check(self.attend(layer, self.builder(backend).build(self.batch())), **changes)

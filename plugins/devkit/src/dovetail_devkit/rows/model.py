@@ -37,7 +37,7 @@ class _Step:
     """An executed plan, and the attention results of each scheduled request.
 
     runs: start, end and number of verified drafts of each request. attended: for each request, one
-    number for each of its last 1 + num_drafts positions. report: of the connector's worker side.
+    number for each of its last 1 + num_drafts positions. report: that of the KV connector.
     """
 
     plan: SchedulerOutput

@@ -52,7 +52,8 @@ class BlockState:
 class BlockedWeight(StoredWeight):
     """W[n] = table[code[n]] · maximum[n // block_size] of the flattened weight.
 
-    codes: uint8, two in a byte. table: float32 [16]. maxima: float32 [B]. dtype: of the values.
+    codes: uint8, two in a byte. table: float32 [16]. maxima: float32 [B]. dtype: the dtype of the
+    values.
     """
 
     shape: tuple[int, int]

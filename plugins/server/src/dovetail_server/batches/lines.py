@@ -48,7 +48,7 @@ class BatchLine:
 
 
 def read_line(text: bytes, endpoints: Collection[str] = ENDPOINTS) -> BatchLine:
-    """Return the request in a line of JSON. Raise LineError that names the wrong field.
+    """Return the request in a line of JSON. Raise LineError that names the invalid field.
 
     endpoints: the routes that this batch may call.
     """
@@ -126,7 +126,7 @@ class LineExecutor:
         return await self.execute(request, record_id=record_id, caller=caller)
 
     def read(self, line: InputLine) -> BatchLine:
-        """Return the request in a line. Raise LineError that names the wrong field."""
+        """Return the request in a line. Raise LineError that names the invalid field."""
         if line.text is None:
             message = f"The line has more than {self._max_line_bytes:,} bytes."
             raise LineError(message, code="line_too_long")

@@ -31,7 +31,9 @@ def record_id(batch_id: str, number: int) -> str:
 
 
 class RecordFiles:
-    """Writes each record to one of two files. done: custom_id by number of the recorded lines.
+    """Writes each record to one of two files.
+
+    done: maps the number of each recorded line to its custom_id.
 
     Blocks, and may be used by several threads.
     """

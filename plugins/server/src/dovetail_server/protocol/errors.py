@@ -153,7 +153,7 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> APIEr
 def unavailable(
     message: str, *, code: str = "engine_unavailable", retry_after_s: float = 1.0
 ) -> APIError:
-    """Return the error of a server that cannot serve requests at this time."""
+    """Return the error of a server that cannot serve requests at present."""
     return APIError(message, status=503, code=code, retry_after_s=retry_after_s)
 
 

@@ -37,7 +37,7 @@ class Reading:
 
 
 def read_use(request: ChatRequest) -> ToolUse:
-    """Return the tools of a request. Raise an APIError that names a wrong field."""
+    """Return the tools of a request. Raise an APIError that names an invalid field."""
     try:
         return read_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
     except RequestError as error:
@@ -49,7 +49,7 @@ def apply_reading(
 ) -> Sampling:
     """Return the sampling with the grammar of the calls and the limit of the reasoning.
 
-    Raises an APIError that names a wrong field.
+    Raises an APIError that names an invalid field.
     """
     parsers = reading.parsers
     try:

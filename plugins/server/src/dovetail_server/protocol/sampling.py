@@ -66,7 +66,7 @@ class Sampling:
 
 
 def completion_sampling(request: CompletionRequest, defaults: SamplingParams) -> Sampling:
-    """Return the sampling of /v1/completions. Raise an APIError that names a wrong field."""
+    """Return the sampling of /v1/completions. Raise APIError that names an invalid field."""
     values = _common_values(request)
     without_output = bool(request.echo) and request.max_tokens == 0
     if without_output:
@@ -81,7 +81,7 @@ def completion_sampling(request: CompletionRequest, defaults: SamplingParams) ->
 
 
 def chat_sampling(request: ChatRequest, defaults: SamplingParams) -> Sampling:
-    """Return the sampling of /v1/chat/completions. Raise an APIError that names a wrong field."""
+    """Return the sampling of /v1/chat/completions. Raise APIError that names an invalid field."""
     values = _common_values(request)
     names = {**PARAMETER_NAMES, "prompt": "messages"}
     if request.max_completion_tokens is not None:

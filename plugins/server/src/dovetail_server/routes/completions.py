@@ -123,7 +123,7 @@ class GenerationRoutes:
         return chat_prompt(llm, request)
 
     async def read(self, exchange: Exchange, kind: type[S], rules: FieldRules = CHAT_RULES) -> S:
-        """Return the checked fields of a request. Raise APIError for a wrong field."""
+        """Return the checked fields of a request. Raise APIError for an invalid field."""
         fields = await exchange.read_object()
         strict = self._state.settings.strict_params
         request, ignored = read_fields(fields, kind, strict=strict, rules=rules)

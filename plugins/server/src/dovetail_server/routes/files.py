@@ -151,7 +151,7 @@ def _stated_length(exchange: Exchange, default: int) -> int:
 
 
 def _read_fields(upload: Upload) -> tuple[str, float | None]:
-    """Return the purpose and the lifetime of a file. Raise APIError for a wrong field."""
+    """Return the purpose and the lifetime of a file. Raise APIError for an invalid field."""
     purpose = upload.fields.get("purpose", "")
     if purpose not in PURPOSES:
         raise APIError(f"purpose must be one of: {', '.join(PURPOSES)}.", param="purpose")

@@ -14,7 +14,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 20, 100
 
 
 def read_query(exchange: Exchange, names: Collection[str]) -> dict[str, str]:
-    """Return the fields of the query. Raise APIError for an unknown or wrong field."""
+    """Return the fields of the query. Raise APIError for an unknown or invalid field."""
     try:
         pairs = parse_qsl(
             exchange.query.decode("latin-1"),
@@ -42,7 +42,7 @@ def page_of(
     maximum: int = MAX_LIMIT,
     default: int = DEFAULT_LIMIT,
 ) -> dict[str, Any]:
-    """Return the page of a list that a query selects. Raise APIError for a wrong limit or id.
+    """Return the page of a list that a query selects. Raise APIError for an invalid limit or id.
 
     maximum, default: number of entries of a page.
     """

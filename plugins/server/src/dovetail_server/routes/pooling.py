@@ -152,7 +152,7 @@ class PoolingRoutes:
             await self._respond(exchange, outputs, make, name="results")
 
     async def _read(self, exchange: Exchange, kind: type[F]) -> F:
-        """Return the checked fields. Raise APIError for a wrong field or an unsuitable model."""
+        """Return the checked fields. Raise APIError for an invalid field or an unsuitable model."""
         fields = await exchange.read_object()
         name = fields.get("model")
         if name is not None and not isinstance(name, str):

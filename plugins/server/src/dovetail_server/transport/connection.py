@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
             super().shutdown()
 
     def close_after_request(self) -> None:
-        """Close the connection. If its request is incomplete, discard the rest of it before."""
+        """Close the connection. If its request is incomplete, first discard the rest of it."""
         if not self._receives:
             self.transport.close()
             return

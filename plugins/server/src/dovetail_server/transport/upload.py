@@ -64,7 +64,7 @@ class Upload:
     def feed(self, data: bytes) -> None:
         """Parse a part of the body. Blocks while the file is written.
 
-        Raises APIError for a wrong form or field, or a file that is too large.
+        Raises APIError for an invalid form or field, or a file that is too large.
         """
         try:
             self._parser.write(data)

@@ -12,7 +12,7 @@ Block = Mapping[str, Any]
 
 
 def messages_of(system: Any, messages: Sequence[Block]) -> list[dict[str, Any]]:
-    """Return the messages of a chat. Raise an APIError that names a wrong block."""
+    """Return the messages of a chat. Raise an APIError that names an invalid block."""
     chat: list[dict[str, Any]] = []
     if system is not None and (text := _texts("system", system)):
         chat.append({"role": "system", "content": text})

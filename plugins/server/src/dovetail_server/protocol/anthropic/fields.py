@@ -96,7 +96,7 @@ NAMES = {
 
 
 def chat_request(request: CountRequest, messages: list[Object], templates: str) -> ChatRequest:
-    """Return the chat completion that a request describes. Raise APIError for a wrong field.
+    """Return the chat completion that a request describes. Raise APIError for an invalid field.
 
     templates: the text of the model's chat templates.
     """

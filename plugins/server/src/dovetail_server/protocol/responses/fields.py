@@ -169,7 +169,7 @@ def check_metadata(metadata: dict[str, str] | None) -> None:
 
 
 def chat_request(request: ResponsesRequest, messages: list[dict[str, Any]]) -> ChatRequest:
-    """Return the chat completion that a request describes. Raise APIError for a wrong field."""
+    """Return the chat completion that a request describes. Raise APIError for an invalid field."""
     reasoning, text = request.reasoning or Reasoning(), request.text or TextOptions()
     tools, choice = _tools(request.tools), request.tool_choice
     if isinstance(choice, dict):

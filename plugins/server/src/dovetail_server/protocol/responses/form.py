@@ -207,7 +207,7 @@ class ResponsesForm(BlockForm):
 
 
 class ResponsesErrors:
-    """Formats the errors of a request whose response has a form."""
+    """Formats the errors of a request; its form adds them to the response."""
 
     def __init__(self, form: ResponsesForm) -> None:
         self._form = form

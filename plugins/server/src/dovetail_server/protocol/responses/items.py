@@ -20,7 +20,7 @@ PREFIXES |= {"reasoning": "rs"}
 
 
 def read_items(value: Any) -> list[Item]:
-    """Return the items of the `input` field, each with an id. Raise APIError for a wrong item.
+    """Return the items of the `input` field, each with an id. Raise APIError for an invalid item.
 
     Items of the type `item_reference` are returned unchanged.
     """
