@@ -21,7 +21,12 @@ sys.path.insert(0, str(ROOT / "attention_backends" / "triton" / "tests" / "inter
 import torch  # noqa: E402
 from attention_rows import Rows  # noqa: E402
 
-from dovetail.interfaces.ops import LatentWeights, LinearAttentionInputs, StateParts  # noqa: E402
+from dovetail.interfaces.ops import (  # noqa: E402
+    DrawColumns,
+    LatentWeights,
+    LinearAttentionInputs,
+    StateParts,
+)
 from dovetail_attn_triton.backend import TritonAttentionBackend  # noqa: E402
 from dovetail_devkit.attention.case import AttentionCase  # noqa: E402
 from dovetail_devkit.attention.rows import AttentionRows  # noqa: E402
@@ -130,6 +135,23 @@ def _best() -> Counted:
     return _op("best_tokens", lambda ops: ops.best_tokens(logits), needed)
 
 
+def _draw() -> Counted:
+    """Count a draw from logits as a vocabulary of Qwen3 has them. Few tokens pass the filters."""
+    vocab_size = 151_936
+    source = torch.Generator().manual_seed(1)
+    logits = (2 * torch.randn(1, vocab_size, generator=source)).bfloat16()
+    columns = DrawColumns(
+        temperature_R=torch.ones(1),
+        top_k_R=torch.full((1,), 50, dtype=torch.int32),
+        top_p_R=torch.full((1,), 0.9),
+        min_p_R=torch.zeros(1),
+        seeds_R=torch.zeros(1, dtype=torch.int64),
+        positions_R=torch.zeros(1, dtype=torch.int64),
+    )
+    needed = _BYTES * logits.numel() + 40
+    return _op("draw_tokens: top-k, top-p", lambda ops: ops.draw_tokens(logits, columns), needed)
+
+
 def _layer_norm() -> Counted:
     x = torch.zeros(_R, _N, dtype=torch.bfloat16)
     weight, bias = (torch.ones(_N, dtype=torch.bfloat16) for _ in range(2))
@@ -151,11 +173,11 @@ def _convolution() -> Counted:
     return _op(name, lambda ops: ops.causal_conv(x, weight, None, states, _decodes()), needed)
 
 
-def _linear_attention() -> Counted:
-    """Count decodes with the delta rule: each reads and writes a state per head."""
-    q, k = (torch.zeros(_R, _K, _D, dtype=torch.bfloat16) for _ in range(2))
-    v = torch.zeros(_R, _H, _D, dtype=torch.bfloat16)
-    steps, beta = torch.zeros(2, _R, _H, dtype=torch.bfloat16)
+def _linear_attention(name: str, num_tokens: int, parts: StateParts) -> Counted:
+    """Count the delta rule: each request reads and writes a state per head."""
+    q, k = (torch.zeros(num_tokens, _K, _D, dtype=torch.bfloat16) for _ in range(2))
+    v = torch.zeros(num_tokens, _H, _D, dtype=torch.bfloat16)
+    steps, beta = torch.zeros(2, num_tokens, _H, dtype=torch.bfloat16)
     inputs = LinearAttentionInputs(
         q_TGK=q,
         k_TGK=k,
@@ -166,12 +188,18 @@ def _linear_attention() -> Counted:
         beta_TH=beta,
         key_eps=1e-6,
     )
-    states = torch.zeros(_R, _H, _D, _D)
+    states = torch.zeros(len(parts.sizes), _H, _D, _D)
     needed = 8 * states.numel() + _BYTES * (2 * q.numel() + v.numel() + 2 * steps.numel())
-    needed += 4 * v.numel() + 8 * _H + 16 * _R
-    name = f"linear_attention: {_R} decodes"
-    call = lambda ops: ops.linear_attention(inputs, states, _decodes())  # noqa: E731
+    needed += 4 * v.numel() + 8 * _H + 16 * len(parts.sizes)
+    call = lambda ops: ops.linear_attention(inputs, states, parts)  # noqa: E731
     return _op(name, call, needed)
+
+
+def _linear_prompt() -> Counted:
+    """Count one prompt, without products: its FLOPs depend on the algorithm."""
+    block, num_tokens = torch.zeros(1, dtype=torch.int64), 1024
+    parts = StateParts(sizes=(num_tokens,), num_parts=(1,), reads_N=block, writes_N=block)
+    return _linear_attention("linear_attention: prompt of 1,024 tokens", num_tokens, parts)
 
 
 def _gated_norm() -> Counted:
@@ -252,9 +280,13 @@ CALLS: dict[str, Callable[[], Counted]] = {
     "rotary_embedding": _rotary,
     "embedding": _embedding,
     "best_tokens": _best,
+    "draw_tokens": _draw,
     "layer_norm": _layer_norm,
     "causal_conv": _convolution,
-    "linear_attention": _linear_attention,
+    "linear_attention": lambda: _linear_attention(
+        f"linear_attention: {_R} decodes", _R, _decodes()
+    ),
+    "linear_prompt": _linear_prompt,
     "gated_rms_norm": _gated_norm,
     "sigmoid_and_mul": _sigmoid,
     "add_shared_expert": _shared_expert,

@@ -123,9 +123,14 @@ def _sampling() -> tuple[KernelCase, ...]:
         "seeds_ptr": "*i64",
         "positions_ptr": "*i64",
         "cuts_ptr": "*i64",
+        "counts_ptr": "*i64",
+        "candidates_ptr": "*i64",
     }
     limits = {"top_k_ptr": "*i32", "top_p_ptr": "*fp32", "min_p_ptr": "*fp32"}
-    cut_columns = {key: columns[key] for key in ("logits_ptr", "temperature_ptr", "cuts_ptr")}
+    cut_columns = {
+        key: columns[key] for key in columns if key not in ("seeds_ptr", "positions_ptr")
+    }
+    candidates = {"CANDIDATES": drawing.CANDIDATES}
     whole = {"TILE": best_columns.TILE, "IS_WHOLE": True}
     unaligned = frozenset({"num_tiles", "ids_ptr", "parts_ptr", *limits, *columns} - {"logits_ptr"})
     return (
@@ -148,17 +153,16 @@ def _sampling() -> tuple[KernelCase, ...]:
         KernelCase(
             name="draw_tokens: apply top-k and top-p",
             kernel=cuts.cuts_kernel,
-            types=cut_columns | limits | _ROW,
-            constexprs={"BLOCK": drawing.CUT_BLOCK},
+            types=cut_columns | limits | _ROW | {"deviations": "fp32"},
+            constexprs={"BLOCK": drawing.CUT_BLOCK} | candidates,
             unaligned=unaligned,
             num_warps=drawing.CUT_WARPS,
-            max_spill_bytes={"sm_120": 32},
         ),
         KernelCase(
             name="draw_tokens",
             kernel=drawing.draw_kernel,
             types=columns | _ROW | _PARTS,
-            constexprs=whole,
+            constexprs=whole | candidates,
             unaligned=unaligned,
             num_warps=best_columns.NUM_WARPS,
         ),

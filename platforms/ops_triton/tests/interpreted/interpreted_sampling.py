@@ -11,6 +11,7 @@ import triton.language as tl
 from dovetail.interfaces.ops import DrawColumns
 from dovetail_devkit.ops.draw import chi_squared
 from dovetail_devkit.ops.drawing_law import DrawParams, probabilities
+from dovetail_devkit.triton.traffic import count_traffic
 from dovetail_ops_triton.kernels import best_columns, drawing
 from dovetail_ops_triton.kernels.cuts import cuts_kernel
 from dovetail_ops_triton.kernels.order import column_of, image_of, number_of, sort_key_of
@@ -64,10 +65,22 @@ def kept_by_cuts(logits_RV, all_settings):
     """Return the columns of each row that the kernel keeps."""
     num_rows, vocab_size = logits_RV.shape
     columns = columns_of(all_settings, vocab_size=vocab_size)
-    cuts = torch.zeros(num_rows, dtype=torch.int64)
+    cuts, counts = torch.zeros(2, num_rows, dtype=torch.int64)
+    candidates = torch.zeros(num_rows, drawing.CANDIDATES, dtype=torch.int64)
     block = min(drawing.CUT_BLOCK, triton.next_power_of_2(vocab_size))
     limits = (columns.temperature_R, columns.top_k_R, columns.top_p_R, columns.min_p_R)
-    cuts_kernel[(num_rows,)](logits_RV, *limits, cuts, logits_RV.stride(0), vocab_size, BLOCK=block)
+    cuts_kernel[(num_rows,)](
+        logits_RV,
+        *limits,
+        cuts,
+        counts,
+        candidates,
+        logits_RV.stride(0),
+        vocab_size,
+        drawing.deviations_of(vocab_size),
+        BLOCK=block,
+        CANDIDATES=drawing.CANDIDATES,
+    )
     bits = (logits_RV + 0.0).view(torch.int32)
     images = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     sort_keys = (images << 32) | (M32 - torch.arange(vocab_size))
@@ -145,6 +158,44 @@ def test_top_k_and_top_p_are_correct_for_a_whole_vocabulary():
     # Float32 sums may move the limit by one or two of ten thousand tokens.
     assert abs(len(likely) - expected) <= 2
     assert likely <= set(order[: expected + 2].tolist())
+
+
+NUM_COLUMNS = 5000
+CANDIDATE_ROWS = {
+    "normal": normal(1, NUM_COLUMNS, scale=2.0, seed=21)[0],
+    "equal numbers": normal(1, NUM_COLUMNS, scale=2.0, seed=22)[0].round(),
+    "infinite": normal(1, NUM_COLUMNS, seed=25)[0].index_fill(0, torch.tensor([431, 4999]), INF),
+    "skewed": normal(1, NUM_COLUMNS, seed=26)[0].exp() * 3,
+}
+CANDIDATE_SETTINGS = [*SETTINGS[1:], DrawParams(top_k=900, top_p=0.999)]
+
+
+@pytest.mark.parametrize("row", CANDIDATE_ROWS)
+def test_candidates_give_the_same_tokens_as_the_whole_row(row, monkeypatch):
+    logits_RV = CANDIDATE_ROWS[row].expand(len(CANDIDATE_SETTINGS), -1).contiguous()
+    columns = columns_of(CANDIDATE_SETTINGS, vocab_size=NUM_COLUMNS)
+    tokens_R = TritonOps().draw_tokens(logits_RV, columns)
+    monkeypatch.setattr(drawing, "deviations_of", lambda vocab_size: 1e30)  # no candidates
+    assert torch.equal(tokens_R, TritonOps().draw_tokens(logits_RV, columns))
+
+
+def test_a_row_with_few_allowed_tokens_has_no_other_tokens_as_candidates():
+    allowed_V = torch.arange(NUM_COLUMNS) % 50 == 3
+    logits_RV = normal(4, NUM_COLUMNS, seed=23).masked_fill(~allowed_V, -INF)
+    settings = [DrawParams(top_k=7), DrawParams(top_p=0.9), DrawParams(min_p=0.2)]
+    kept = kept_by_cuts(logits_RV, [*settings, DrawParams(top_k=300)])
+    assert kept[0] == set(logits_RV[0].topk(7).indices.tolist())
+    assert all(columns <= set(allowed_V.nonzero().flatten().tolist()) for columns in kept[1:3])
+    assert len(kept[3]) == 300
+
+
+def test_the_usual_filters_read_the_logits_twice():
+    """The first read finds the distribution, and the second one collects candidates."""
+    logits_RV = normal(2, 60_000, scale=2.5, seed=27)
+    columns = columns_of([DrawParams(top_k=50, top_p=0.9)] * 2, vocab_size=60_000)
+    with count_traffic() as traffic:
+        TritonOps().draw_tokens(logits_RV, columns)
+    assert traffic.requested_bytes < 2.8 * logits_RV.nbytes
 
 
 @triton.jit

@@ -10,6 +10,9 @@ Dimensions: R rows, V vocabulary, S parts of a row.
 
 from __future__ import annotations
 
+from functools import cache
+from statistics import NormalDist
+
 import torch
 import triton
 import triton.language as tl
@@ -25,16 +28,35 @@ from dovetail_ops_triton.kernels.best_columns import (
     store_sort_key,
 )
 from dovetail_ops_triton.kernels.cuts import cuts_kernel
-from dovetail_ops_triton.kernels.order import MINIMUM, image_of, sort_key_of
+from dovetail_ops_triton.kernels.order import (
+    LOWEST,
+    MINIMUM,
+    column_of,
+    image_in,
+    image_of,
+    number_of,
+    sort_key_of,
+)
 from dovetail_ops_triton.kernels.row_layout import row_layout
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 CUT_BLOCK = 4096
 CUT_WARPS = 16
+CANDIDATES = 2048
+"""Maximum number of candidates of a row, with 8 bytes each: see `cuts.py`."""
 
 
 # Columns with one number per row share a buffer, so the alignment of their addresses varies.
-_COLUMNS = ["temperature_ptr", "seeds_ptr", "positions_ptr", "cuts_ptr", "ids_ptr", "parts_ptr"]
+_COLUMNS = [
+    "temperature_ptr",
+    "seeds_ptr",
+    "positions_ptr",
+    "cuts_ptr",
+    "counts_ptr",
+    "candidates_ptr",
+    "ids_ptr",
+    "parts_ptr",
+]
 
 
 @triton.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=_COLUMNS)
@@ -44,18 +66,22 @@ def draw_kernel(
     seeds_ptr,
     positions_ptr,
     cuts_ptr,
+    counts_ptr,
+    candidates_ptr,
     ids_ptr,
     parts_ptr,
     row_stride,
     vocab_size,
     num_tiles,
     TILE: tl.constexpr,
+    CANDIDATES: tl.constexpr,
     IS_WHOLE: tl.constexpr,
 ):
     """Sample from `num_tiles` tiles of a row. Store the token, or the sort key of a part.
 
-    Here sort keys order the sums of logit and noise. TILE: number of columns of a tile; the noise
-    of a column depends on it.
+    Here sort keys order the sums of logit and noise. If the row has candidates, its first program
+    samples from them, and the others do nothing. TILE: number of columns of a tile; the noise of a
+    column depends on it.
     """
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * num_tiles * TILE
@@ -66,9 +92,18 @@ def draw_kernel(
         position = tl.load(positions_ptr + row)
         cut = tl.load(cuts_ptr + row)
         scale = _LOG2E / temperature
-        sort_key = _drawn_sort_key(
-            row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE
-        )
+        num_candidates = tl.load(counts_ptr + row).to(tl.int32)
+        if num_candidates == 0:
+            sort_key = _drawn_sort_key(
+                row_ptr, first, num_tiles, vocab_size, scale, seed, position, cut, TILE
+            )
+        else:
+            sort_key = tl.full([], LOWEST, tl.int64)
+            if first == 0:
+                candidates_ptr += row * CANDIDATES
+                sort_key = _drawn_candidate(
+                    candidates_ptr, num_candidates, scale, seed, position, cut, TILE, CANDIDATES
+                )
     else:
         sort_key = best_sort_key(row_ptr, first, num_tiles, vocab_size, TILE)
     store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE)
@@ -97,6 +132,32 @@ def _drawn_sort_key(
             best_columns = tl.where(image > best, columns, best_columns)
             best = tl.maximum(best, image)
     return tl.max(sort_key_of(best, best_columns), axis=0)
+
+
+@triton.jit
+def _drawn_candidate(
+    candidates_ptr,
+    num_candidates,
+    scale,
+    seed,
+    position,
+    cut,
+    TILE: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
+    """Sample from the candidates of a row. The result is the same as from the whole row."""
+    QUARTER: tl.constexpr = TILE // 4
+    lanes = tl.arange(0, CANDIDATES)
+    sort_keys = tl.load(candidates_ptr + lanes, mask=lanes < num_candidates, other=LOWEST)
+    columns = column_of(sort_keys).to(tl.int32)
+    words = noise_words(seed, position, columns // TILE * QUARTER + columns % QUARTER)
+    quarter = columns % TILE // QUARTER
+    word = tl.where(quarter < 2, words[0], words[2])
+    word = tl.where(quarter % 2 == 0, word, tl.where(quarter < 2, words[1], words[3]))
+    sums = number_of(image_in(sort_keys)) * scale + gumbel(word)
+    stays = (lanes < num_candidates) & (sort_keys >= cut)
+    image = tl.where(stays, image_of(sums), MINIMUM)
+    return tl.max(sort_key_of(image, columns), axis=0)
 
 
 @triton.jit
@@ -129,8 +190,9 @@ def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
     """
     num_rows, vocab_size = logits_RV.shape
     num_parts, num_tiles = share_out(num_rows, vocab_size)
-    output = torch.empty((2 + num_parts) * num_rows, dtype=torch.int64, device=logits_RV.device)
-    ids_R, cuts_R, parts_RS = output.tensor_split((num_rows, 2 * num_rows))
+    sizes = [num_rows * size for size in (1, 1, 1, num_parts, CANDIDATES)]
+    output = torch.empty(sum(sizes), dtype=torch.int64, device=logits_RV.device)
+    ids_R, cuts_R, counts_R, parts_RS, candidates_RC = output.split(sizes)
     if not num_rows:
         return ids_R
     rows = row_layout(logits_RV)
@@ -141,9 +203,13 @@ def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         columns.top_p_R,
         columns.min_p_R,
         cuts_R,
+        counts_R,
+        candidates_RC,
         rows.outer_stride,
         vocab_size,
+        deviations_of(vocab_size),
         BLOCK=min(CUT_BLOCK, triton.next_power_of_2(vocab_size)),
+        CANDIDATES=CANDIDATES,
         num_warps=CUT_WARPS,
     )
     draw_kernel[(num_rows, num_parts)](
@@ -152,15 +218,27 @@ def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
         columns.seeds_R,
         columns.positions_R,
         cuts_R,
+        counts_R,
+        candidates_RC,
         ids_R,
         parts_RS,
         rows.outer_stride,
         vocab_size,
         num_tiles,
         TILE=TILE,
+        CANDIDATES=CANDIDATES,
         IS_WHOLE=num_parts == 1,
         num_warps=NUM_WARPS,
     )
     if num_parts > 1:
         join_parts_kernel[(num_rows,)](parts_RS, ids_R, num_parts, PARTS=MAX_PARTS, num_warps=1)
     return ids_R
+
+
+@cache
+def deviations_of(vocab_size: int) -> float:
+    """Return how many standard deviations candidates are above the mean.
+
+    Half of `CANDIDATES` logits are higher if logits are normally distributed.
+    """
+    return NormalDist().inv_cdf(1 - min(0.5, CANDIDATES / 2 / vocab_size))

@@ -42,6 +42,12 @@ def sort_key_of(image, columns):
 
 
 @triton.jit
+def image_in(sort_key):
+    """Return the int32 image that a sort key contains."""
+    return (sort_key >> 32).to(tl.int32)
+
+
+@triton.jit
 def column_of(sort_key):
     """Return the column that a sort key contains, int64."""
     return 0xFFFFFFFF - (sort_key & 0xFFFFFFFF)
