@@ -164,6 +164,15 @@ def test_amd_devices_get_the_smallest_tiles(monkeypatch):
     )
 
 
+def test_the_properties_of_an_xpu_device_select_the_smallest_tiles(monkeypatch):
+    """Its local memory may have only 64 KiB."""
+    properties = SimpleNamespace(gpu_subslice_count=32)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: properties)
+    assert device_facts.device_facts(torch.device("xpu", 0)) == DeviceFacts(
+        capability=0, num_processors=32, memory=SharedMemory.SMALL
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "reasons"),
     [

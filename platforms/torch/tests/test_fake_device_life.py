@@ -21,6 +21,7 @@ from dovetail_torch.fake_device.module import FakeDeviceModule
 from dovetail_torch.fake_device.platform import FakeDevicePlatform
 from dovetail_torch.fake_device.runtime import FakeDeviceRuntime
 from dovetail_torch.fake_device.worker import FakeDeviceWorker
+from dovetail_torch.runner import loaded_model
 
 pytest.importorskip("dovetail_models")
 MIB = 1 << 20
@@ -255,6 +256,29 @@ def test_the_worker_does_not_exceed_its_fraction_of_the_memory(checkpoint):
         DEVICE.memory.total_bytes * 0.25, abs=4096
     )
     assert available[0.5] < DEVICE.memory.total_bytes * 0.5
+
+
+def test_the_memory_of_sampling_for_all_requests_is_not_available_for_the_cache(
+    checkpoint, monkeypatch
+):
+    """The profile samples with grammars, penalties and log-probabilities, which needs the most."""
+
+    def left():
+        worker = start(context_of(checkpoint, gpu_memory_utilization=0.5, max_num_seqs=3))
+        available = worker.determine_available_memory()
+        worker.shutdown()
+        return available
+
+    usual, draw_for_all, sampled = left(), loaded_model.draw_for_all, []
+
+    def draw_with_more(sampler, logits_SV):
+        more = torch.zeros(8 * MIB, dtype=torch.uint8, device=NAME)
+        draw_for_all(sampler, logits_SV)
+        sampled.append((len(logits_SV), more.numel()))
+
+    monkeypatch.setattr(loaded_model, "draw_for_all", draw_with_more)
+    assert usual - left() > 7 * MIB
+    assert sampled == [(3, 8 * MIB)]
 
 
 @pytest.mark.costly

@@ -21,6 +21,7 @@ from dovetail_torch.fake_device.platform import FakeDevicePlatform
 from dovetail_torch.fake_device.virtual_memory import FakeVirtualMemory
 from dovetail_torch.fake_device.worker import FakeDeviceWorker
 from dovetail_torch.graphs.plan import GraphOptions, graph_sizes
+from dovetail_torch.graphs.step_graphs import StepGraphs
 
 pytest.importorskip("dovetail_models")
 PROMPTS = [[5, 9, 2, 7, 7, 1], [3], list(range(20)), [8] * 9, [4, 4]]
@@ -130,8 +131,32 @@ def test_a_failed_capture_is_reported_and_every_step_runs_eagerly(checkpoint, ex
     caplog.set_level(logging.WARNING, logger="dovetail_torch")
     actual, counts = generate(checkpoint, Waits, graph_mode="full")
     assert actual == expected and counts.replayed == 0
-    assert "runs without graphs: a capture failed" in caplog.text
+    assert "runs without graphs of decodes: a capture failed" in caplog.text
     assert "is not allowed while a graph is captured" in caplog.text
+
+
+def test_after_a_failed_capture_of_decodes_attention_runs_between_graphs(
+    checkpoint, expected, caplog
+):
+    caplog.set_level(logging.WARNING, logger="dovetail_torch")
+    actual, counts = generate(checkpoint, Waits)
+    assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
+    assert counts.replayed > 10 and counts.eager == 0
+    assert "runs without graphs of decodes: a capture failed" in caplog.text
+
+
+def test_after_a_failed_capture_of_mixed_steps_decodes_use_graphs(
+    checkpoint, expected, caplog, monkeypatch
+):
+    def fail(graphs, size):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(StepGraphs, "_capture_mixed", fail)
+    caplog.set_level(logging.WARNING, logger="dovetail_torch")
+    actual, counts = generate(checkpoint)
+    assert [tokens for tokens, _ in actual] == [tokens for tokens, _ in expected]
+    assert counts.replayed > 10 and counts.eager > 0
+    assert "runs without graphs of mixed steps: a capture failed: out of memory" in caplog.text
 
 
 class Outdated(GraphBuilder):

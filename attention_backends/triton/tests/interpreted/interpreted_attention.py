@@ -137,6 +137,16 @@ def test_a_step_with_many_prefills_and_decodes_is_computed_correctly():
         assert_close(results[row], rows.want(row, lengths[row]))
 
 
+def test_the_last_tokens_of_a_prompt_are_the_first_items():
+    """They see the most positions, and the longest programs must not start last."""
+    rows = Rows([300, 20], num_heads=4, num_kv_heads=1, head_size=32)
+    metadata = rows.builder.build(rows.batch([(0, 300), (1, 20)]))
+    long = metadata.passes(rows.layer._shape)[0]
+    items = long.work_W2[: long.num_items].tolist()
+    first_tokens = [first for run, first in items if run == 0]
+    assert len(first_tokens) > 2 and first_tokens == sorted(first_tokens, reverse=True)
+
+
 def test_layers_with_different_shapes_can_run_in_one_step():
     """Each layer shape has its own work list. Later layers of the first shape reuse its list."""
     rows = Rows([60, 41], num_heads=2, num_kv_heads=1)

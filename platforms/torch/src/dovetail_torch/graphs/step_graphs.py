@@ -134,32 +134,18 @@ class StepGraphs:
     def capture(self, *, progress: bool) -> None:
         """Capture all graphs of the plan, largest first. Log their number, time and memory.
 
-        progress: whether to show a progress bar. If a capture fails, no graph is used, and a
-        warning names the cause.
+        progress: whether to show a progress bar. If a capture fails, the graphs of its kind of
+        steps are not used, and a warning names the cause.
         """
         start_s, before = time.perf_counter(), self._capture.memory_bytes()
-        work: list[tuple[Callable[[int], None], int]] = [
-            *((self._capture_mixed, size) for size in reversed(self._plan.mixed_sizes)),
-            *((self._capture_decode, size) for size in reversed(self._plan.decode_sizes)),
-        ]
-        try:
-            with (
-                progress_bar("Capturing graphs", len(work), shown=progress) as advance,
-                self._capture.capturing(),
-            ):
-                for capture_one, size in work:
-                    capture_one(size)
-                    advance()
-        except RuntimeError as error:
-            self._decodes.clear()
-            self._mixed.clear()
-            name = type(self._model).__name__
-            cause = str(error).partition("\n")[0]
-            logger.warning("The model %s runs without graphs: a capture failed: %s", name, cause)
-            return
-        finally:
-            self._attention.table.capture = None
-        self._inputs.decode_sizes = self._plan.decode_sizes
+        mixed, decodes = self._plan.mixed_sizes, self._plan.decode_sizes
+        with progress_bar("Capturing graphs", len(mixed) + len(decodes), shown=progress) as advance:
+            if not self._capture_all("mixed steps", self._capture_mixed, mixed, advance):
+                self._mixed.clear()
+            if self._capture_all("decodes", self._capture_decode, decodes, advance):
+                self._inputs.decode_sizes = decodes
+            else:
+                self._decodes.clear()
         self.counts.eager = 0  # without the steps of the warm-up
         used = (self._capture.memory_bytes() - before) / _MIB
         logger.info(
@@ -169,6 +155,29 @@ class StepGraphs:
             time.perf_counter() - start_s,
             used,
         )
+
+    def _capture_all(
+        self,
+        kind: str,
+        capture_one: Callable[[int], None],
+        sizes: Sequence[int],
+        advance: Callable[[], object],
+    ) -> bool:
+        """Capture graphs of one kind. Return False, and warn, if a capture fails."""
+        try:
+            with self._capture.capturing():
+                for size in reversed(sizes):
+                    capture_one(size)
+                    advance()
+        except RuntimeError as error:
+            name = type(self._model).__name__
+            cause = str(error).partition("\n")[0]
+            message = "The model %s runs without graphs of %s: a capture failed: %s"
+            logger.warning(message, name, kind, cause)
+            return False
+        finally:
+            self._attention.table.capture = None
+        return True
 
     def run(self, batch: DeviceBatch) -> Outputs | None:
         """Replay the graph of a step and return its outputs, or None if it has no graph.
