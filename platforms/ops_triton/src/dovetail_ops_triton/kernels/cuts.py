@@ -19,19 +19,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dovetail_ops_triton.kernels.order import (
-    LOWEST,
-    MINIMUM,
-    column_of,
-    image_in,
-    image_of,
-    number_of,
-    sort_key_of,
-)
+from dovetail_ops_triton.kernels.candidates import collect, load, mass_of, survey, weigh
+from dovetail_ops_triton.kernels.order import LOWEST, MINIMUM, image_of, number_of, sort_key_of
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 _MAXIMUM = tl.constexpr(2**31 - 1)
-_LOWEST_FINITE = tl.constexpr(-3.4028234663852886e38)
 
 
 # Columns with one number per row share a buffer, so the alignment of their addresses varies.
@@ -102,15 +94,15 @@ def _cut(
 
     scale: converts logits to powers of two.
     """
-    best, mean, threshold = _survey(row_ptr, vocab_size, deviations, BLOCK, CANDIDATES)
-    low, count, mass, num_candidates = _likely(
+    best, mean, threshold = survey(row_ptr, vocab_size, deviations, BLOCK, CANDIDATES)
+    low, count, mass, num_candidates = collect(
         row_ptr, candidates_ptr, vocab_size, best, scale, tl.log2(min_p), threshold, BLOCK,
         CANDIDATES,
     )  # fmt: skip
     mass_above = mass * 0.0
     if num_candidates <= CANDIDATES:
         tl.debug_barrier()  # other threads have stored the candidates
-        mass_above = _mass_of(candidates_ptr, num_candidates, best, scale, CANDIDATES)
+        mass_above = mass_of(candidates_ptr, num_candidates, best, scale, CANDIDATES)
     has_mass = tl.where(top_p < 1, mass_above >= top_p * mass, num_candidates == count)
     is_enough = tl.where(top_k < count, num_candidates >= top_k, has_mass)
     if is_enough & (num_candidates > 0) & (num_candidates <= CANDIDATES):
@@ -163,98 +155,6 @@ def _narrow(
         column = _column_of_equal(ptr, size, low, equals, BLOCK, ARE_SORT_KEYS)
         sort_key = sort_key_of(low, column)
     return sort_key
-
-
-@triton.jit
-def _survey(row_ptr, vocab_size, deviations, BLOCK: tl.constexpr, CANDIDATES: tl.constexpr):
-    """Return the image of the row's maximum, the mean of the finite logits, and a threshold.
-
-    threshold: the lowest image of candidates. If there are few finite logits, all are candidates.
-    """
-    lanes = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], MINIMUM, tl.int32)
-    total = tl.zeros([BLOCK], tl.float32)
-    squares = tl.zeros([BLOCK], tl.float32)
-    count = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, vocab_size, BLOCK):
-        inside = start + lanes < vocab_size
-        x = tl.load(row_ptr + start + lanes, mask=inside, other=float("-inf")).to(tl.float32)
-        best = tl.maximum(best, image_of(x))
-        finite = tl.abs(x) < float("inf")
-        x = tl.where(finite, x, 0.0)
-        total += x
-        squares += x * x
-        count += finite.to(tl.int32)
-    num_finite = tl.maximum(tl.sum(count, axis=0), 1)
-    mean = tl.sum(total, axis=0) / num_finite
-    variance = tl.maximum(tl.sum(squares, axis=0) / num_finite - mean * mean, 0.0)
-    threshold = mean + deviations * tl.sqrt(variance)
-    threshold = tl.where(num_finite <= CANDIDATES, _LOWEST_FINITE, threshold)
-    return tl.max(best, axis=0), mean, image_of(threshold)
-
-
-@triton.jit
-def _weigh(x, image, best, scale):
-    """Return probabilities relative to that of the most likely token, from 0 to 1."""
-    weight = tl.exp2((x - number_of(best)) * scale)
-    # The most likely token has weight 1 even if its logit is infinite; NaN then has no weight.
-    weight = tl.where(weight <= 1.0, weight, 0.0)
-    return tl.where(image == best, 1.0, weight)
-
-
-@triton.jit
-def _likely(
-    row_ptr,
-    candidates_ptr,
-    vocab_size,
-    best,
-    scale,
-    log2_min_p,
-    threshold,
-    BLOCK: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-):
-    """Store the sort keys of the first CANDIDATES tokens from `threshold` on that min-p keeps.
-
-    Return the lowest integer image, the number and the mass of all tokens that min-p keeps, and the
-    number of candidates.
-    """
-    lanes = tl.arange(0, BLOCK)
-    minimum = tl.full([BLOCK], _MAXIMUM, tl.int32)
-    count = tl.zeros([BLOCK], tl.int32)
-    mass = tl.zeros([BLOCK], tl.float32)
-    num_candidates = best * 0
-    for start in range(0, vocab_size, BLOCK):
-        columns = start + lanes
-        inside = columns < vocab_size
-        x = tl.load(row_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        image = image_of(x)
-        likely = ((x - number_of(best)) * scale >= log2_min_p) | (image == best)
-        stays = inside & likely
-        minimum = tl.where(stays, tl.minimum(minimum, image), minimum)
-        count += stays.to(tl.int32)
-        mass += tl.where(stays, _weigh(x, image, best, scale), 0.0)
-        is_candidate = stays & (image >= threshold)
-        places = num_candidates + tl.cumsum(is_candidate.to(tl.int32), axis=0) - 1
-        sort_keys = sort_key_of(image, columns)
-        is_stored = is_candidate & (places < CANDIDATES)
-        tl.store(candidates_ptr + places, sort_keys, mask=is_stored)
-        num_candidates += tl.sum(is_candidate.to(tl.int32), axis=0)
-    return (
-        tl.min(minimum, axis=0),
-        tl.sum(count, axis=0),
-        tl.sum(mass, axis=0),
-        num_candidates,
-    )
-
-
-@triton.jit
-def _mass_of(candidates_ptr, num_candidates, best, scale, CANDIDATES: tl.constexpr):
-    """Return the mass of the candidates."""
-    lanes = tl.arange(0, CANDIDATES)
-    inside = lanes < num_candidates
-    x, image, _ = _load(candidates_ptr, lanes, inside, True)
-    return tl.sum(tl.where(inside, _weigh(x, image, best, scale), 0.0), axis=0)
 
 
 @triton.jit
@@ -318,27 +218,13 @@ def _search(
     equals = tl.where(low == first, first_equals, _MAXIMUM)
     if (count > wanted_count) & (count - count_above > 1):
         # Only equal tokens remain: keep as many as needed.
-        weight = _weigh(number_of(low), low, best, scale)
+        weight = weigh(number_of(low), low, best, scale)
         missing = tl.minimum(tl.maximum((wanted_mass - mass_above) / weight, 1.0), 1e9)
         equals = tl.maximum(tl.ceil(missing).to(tl.int32), wanted_count - count_above)
         equals = tl.minimum(equals, count - count_above)
         count = count_above + equals
         mass = mass_above + equals * weight
     return low, equals, count, mass
-
-
-@triton.jit
-def _load(ptr, columns, inside, ARE_SORT_KEYS: tl.constexpr):
-    """Return numbers, their images and their columns in the row."""
-    if ARE_SORT_KEYS:
-        sort_keys = tl.load(ptr + columns, mask=inside, other=0)
-        image = image_in(sort_keys)
-        x = number_of(image)
-        columns = column_of(sort_keys).to(tl.int32)
-    else:
-        x = tl.load(ptr + columns, mask=inside, other=0.0).to(tl.float32)
-        image = image_of(x)
-    return x, tl.where(inside, image, MINIMUM), columns
 
 
 @triton.jit
@@ -369,8 +255,8 @@ def _weigh_above(
     mass_b = tl.zeros([BLOCK], tl.float32)
     mass_c = tl.zeros([BLOCK], tl.float32)
     for start in range(0, size, BLOCK):
-        x, image, _ = _load(ptr, start + lanes, start + lanes < size, ARE_SORT_KEYS)
-        weight = _weigh(x, image, best, scale)
+        x, image, _ = load(ptr, start + lanes, start + lanes < size, ARE_SORT_KEYS)
+        weight = weigh(x, image, best, scale)
         lowest = tl.where(image >= low, tl.minimum(lowest, image), lowest)
         highest = tl.where(image <= top, tl.maximum(highest, image), highest)
         count_a += (image >= a).to(tl.int32)
@@ -398,7 +284,7 @@ def _column_of_equal(ptr, size, image, number, BLOCK: tl.constexpr, ARE_SORT_KEY
     result = tl.zeros([BLOCK], tl.int32)
     num_seen = number * 0
     for start in range(0, size, BLOCK):
-        _, images, columns = _load(ptr, start + lanes, start + lanes < size, ARE_SORT_KEYS)
+        _, images, columns = load(ptr, start + lanes, start + lanes < size, ARE_SORT_KEYS)
         same = (images == image).to(tl.int32)
         is_it = (same > 0) & (num_seen + tl.cumsum(same, axis=0) == number)
         result = tl.where(is_it, columns, result)
