@@ -46,7 +46,7 @@ def windows_of(model: nn.Module) -> list[int]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"hidden_act": "gelu"}, ("hidden_act", "'gelu'", "silu")),
+        ({"hidden_act": "tanh"}, ("hidden_act", "'tanh'", "silu")),
         ({"hidden_size": None}, ("hidden_size", "is absent")),
         ({"num_hidden_layers": 0}, ("num_hidden_layers", "is 0")),
         ({"vocab_size": "many"}, ("vocab_size", "'many'")),

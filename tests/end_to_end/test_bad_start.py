@@ -143,7 +143,7 @@ def test_a_config_that_is_not_valid_json_is_an_error(broken, options):
     [
         ({"hidden_size": "wide"}, "hidden_size"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"hidden_act": "tanh"}, "hidden_act"),
         ({"rope_parameters": {"rope_type": "twisted"}}, "twisted"),
     ],
 )

@@ -285,6 +285,7 @@ FAMILIES: Mapping[str, Family] = {
         residual_multiplier=0.6,
         attention_multiplier=0.4,
     ),
+    "granite, gelu": usual_family("Granite", hidden_act="gelu", tie_word_embeddings=True),
     "cohere": usual_family("Cohere", logit_scale=0.7),
     "cohere, qk norm": usual_family("Cohere", logit_scale=0.7, use_qk_norm=True),
     "cohere2": usual_family("Cohere2", logit_scale=0.7, sliding_window=37, **_MIXED),

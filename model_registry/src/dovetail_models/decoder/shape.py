@@ -23,7 +23,7 @@ from dovetail_models.config_reader import (
     read_number,
 )
 from dovetail_models.decoder.norms import MakeHeadNorm, MakeNorm, rms_norm
-from dovetail_torch.layers import HeadShape
+from dovetail_torch.layers import ACTIVATIONS, HeadShape
 from dovetail_torch.layers.rope_frequencies import DEFAULT_THETA, read_rope_parameters
 
 if TYPE_CHECKING:
@@ -134,7 +134,9 @@ def read_decoder_shape(config: Config, **changes: Any) -> DecoderShape:
     Raises ModelError, naming the field, for a value that is absent, invalid or not supported.
     """
     readers: Mapping[str, Callable[[], Any]] = {
-        "activation": lambda: read_choice(config, "hidden_act", SILU_NAMES),
+        "activation": lambda: read_choice(
+            config, "hidden_act", SILU_NAMES if "num_experts" in changes else tuple(ACTIVATIONS)
+        ),
         "vocab_size": lambda: read_count(config, "vocab_size"),
         "hidden_size": lambda: read_count(config, "hidden_size"),
         "intermediate_size": lambda: read_count(config, "intermediate_size"),
