@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from dovetail import LLM, PoolingParams
 from dovetail.errors import ConfigError
 from parity.checkpoints import VOCAB_SIZE
+from parity.rank_threads import TORCH_PARTS, RankThreads
 
 SIZES = {
     "vocab_size": VOCAB_SIZE,
@@ -197,6 +198,23 @@ def test_classification_outputs_and_scores_agree_with_transformers(tmp_path, nam
     own = expected.sigmoid() if num_labels == 1 else expected.softmax(-1)
     torch.testing.assert_close(probs, own, rtol=0, atol=TOLERANCE)
     assert tasks == (("classify", "score", "reward") if num_labels == 1 else ("classify", "reward"))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", [*ENCODERS, *CLASSIFIERS, "Phi3ForSequenceClassification"])
+def test_two_ranks_agree_with_transformers(tmp_path, name):
+    oracle, prompts = make_oracle(name, tmp_path), make_prompts()
+    has_classes = name not in ENCODERS
+    with torch.no_grad():
+        results = [oracle(torch.tensor([ids])) for ids in prompts]
+    expected = torch.stack(
+        [each.logits[0] if has_classes else each.last_hidden_state[0, 0] for each in results]
+    )
+    options = {"tensor_parallel_size": 2, "executor_backend": RankThreads, **TORCH_PARTS}
+    with open_model(tmp_path, **options) as llm:
+        outputs = llm.reward(prompts, use_tqdm=False) if has_classes else None
+        outputs = outputs or llm.embed(prompts, RAW, use_tqdm=False)
+    torch.testing.assert_close(vectors(outputs), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_the_second_text_of_a_pair_has_its_own_token_type(tmp_path):

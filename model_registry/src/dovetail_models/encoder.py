@@ -21,7 +21,7 @@ class Encoder(nn.Module):
 
     CONTRACT: ClassVar[str] = "model"
     CONTRACT_VERSION: ClassVar[str] = "0.10"
-    provides: ClassVar[frozenset[str]] = frozenset({"pooling", "whole_prompts"})
+    provides: ClassVar[frozenset[str]] = frozenset({"pooling", "tensor_parallel", "whole_prompts"})
     architectures: ClassVar[tuple[str, ...]]
     pooling_type: str = "cls"
     num_labels: int = 0

@@ -75,7 +75,7 @@ def _read_shape(config: Config) -> DecoderShape:
 class BertModel(Encoder):
     """A bidirectional encoder with learned positions and token types; norms follow each branch."""
 
-    provides: ClassVar[frozenset[str]] = frozenset({"pooling", "token_types", "whole_prompts"})
+    provides: ClassVar[frozenset[str]] = Encoder.provides | {"token_types"}
     lacks: ClassVar[frozenset[str]] = frozenset({"final_norm"})
     architectures: ClassVar[tuple[str, ...]] = ("BertModel",)
     offset: int = 0
