@@ -47,7 +47,7 @@ _PLATFORMS = (
     "manylinux2014_x86_64",
     "manylinux_2_31_x86_64",
 )
-"""Accepted platforms, the preferred one first. llguidance has wheels only for the last one."""
+"""Accepted platform tags of wheels, the preferred one first. llguidance has only the last one."""
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 

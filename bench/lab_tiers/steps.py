@@ -92,7 +92,7 @@ def _pass(engine: RealEngine, num_requests: int) -> Pass:
 def _add_row(
     table: Table, model: str, source: str, passes: Sequence[Pass], step_times: CalibratedStepTimes
 ) -> None:
-    """Compare the model's times with all passes, and the first pass with each other pass."""
+    """Compare the model's times with all passes, and the first pass with each of the others."""
     steps = [step for item in passes for step in item[source]]
     quality = model_quality(steps, step_times)
     repeats = [repeat_quality(item[source], passes[0][source]) for item in passes[1:]]

@@ -23,7 +23,7 @@ class EnginePool:
     """Owns at most one child process per engine. seen: information on each loaded engine."""
 
     def __init__(self, checkpoint: Path, threads: int, deadline_s: float) -> None:
-        """checkpoint: the model's directory; deadline_s: for loading."""
+        """checkpoint: the model's directory; deadline_s: time limit of loading."""
         self._checkpoint, self._threads, self._deadline_s = checkpoint, threads, deadline_s
         self._children: dict[str, tuple[Child, str]] = {}
         self.seen: dict[tuple[str, str], dict[str, Any]] = {}

@@ -104,7 +104,10 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
 
 
 def plot_speed(result: Mapping[str, Any], speeds: Mapping[str, float], path: Path) -> None:
-    """Draw KL divergence over tokens per second of one request. speeds: by format."""
+    """Draw KL divergence over tokens per second of one request.
+
+    speeds: the tokens per second of each format.
+    """
     title = f"{_model(result)}: accuracy and speed"
     _draw(result, speeds, ("tokens per second of one request", title), path)
 

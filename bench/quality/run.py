@@ -23,10 +23,10 @@ DEADLINE_S = 1800.0
 
 @dataclass(kw_only=True)
 class Run:
-    """One run. folder: for intermediate files. out: for results.
+    """One run. folder: directory for intermediate files. out: directory for results.
 
-    texts: the sources of the texts that are used. absent: reasons by name.
-    origin: command, commit and date, as they were at the start, and the settings.
+    texts: the sources of the texts that are used. absent: reasons by name. origin: command, commit
+    and date, as they were at the start, and the settings.
     """
 
     folder: Path

@@ -92,7 +92,7 @@ def test_a_trace_shows_chunks_decodes_and_ends(make):
     assert trace.stats.num_running == 0 and trace.after == 0 and trace.num_steps == 6
 
 
-def test_a_cached_prefix_is_the_start_of_the_first_chunk(make):
+def test_the_first_traced_chunk_starts_after_the_cached_prefix(make):
     core = make()
     core.read_steps()
     add(core, "a", range(12))

@@ -36,7 +36,7 @@ def test_the_median_is_compared_with_the_target(capsys):
 
 
 @pytest.mark.parametrize("subject", [first_answer.DEMO, first_answer.CHAT])
-def test_commands_keep_bytecode_in_a_directory_of_the_benchmarks(subject):
+def test_commands_write_bytecode_to_the_directory_of_the_benchmarks(subject):
     program = "import sys; print(sys.dont_write_bytecode, sys.pycache_prefix)"
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -50,8 +50,8 @@ def keep_run(run: dict[str, Any]) -> None:
 def merge_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one run that contains the sections of several runs on the same device.
 
-    The last run with a section determines its result. A section of another commit than the last
-    run names its commit. Raise ValueError for different devices or versions.
+    The last run with a section determines its result. A section that ran on another commit than the
+    last run states its commit. Raise ValueError for different devices or versions.
     """
     *earlier, last = parts
     sections: dict[str, Any] = {}

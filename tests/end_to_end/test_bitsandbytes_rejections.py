@@ -25,7 +25,7 @@ def quantized(*, nested=False):
 
 
 def change_fields(**fields):
-    """Return a change of the JSON of the weight. A value of None removes the field."""
+    """Return a function that changes fields of the weight's JSON, or removes them if given as None."""
 
     def change(tensors):
         state = json.loads(bytes(tensors[STATE].tolist())) | fields

@@ -142,7 +142,7 @@ def test_weights_that_cannot_be_reloaded_leave_the_engine_asleep(checkpoint, lin
 @pytest.mark.parametrize(
     "error", [MemoryError("cannot pin"), RuntimeError("CUDA error: out of memory")]
 )
-def test_too_little_host_memory_for_level_1_releases_nothing(checkpoint, monkeypatch, error):
+def test_level_1_sleep_releases_nothing_if_host_memory_is_too_small(checkpoint, monkeypatch, error):
     def reject(self, num_bytes):
         raise type(error)(*error.args)  # a new object, whose traceback is not kept
 

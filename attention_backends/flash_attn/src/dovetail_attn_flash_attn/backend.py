@@ -55,7 +55,7 @@ class FlashAttentionBackend(AttentionBackend):
     requirements. The cache has the dtype of the model, or is fp8 (e4m3) with two scales for each
     layer. It has the same shape for all providers.
 
-    providers: in the order of selection. devices: properties of the GPUs.
+    providers: the available providers, in the order of selection. devices: properties of the GPUs.
     """
 
     name: ClassVar[str] = "flash_attn"

@@ -87,7 +87,7 @@ class ExpertRouting:
 class RouterWeights:
     """The weights of a router.
 
-    weight_ED, bias_E: of the linear layer that computes the logits. correction_E: float32; added to
+    weight_ED, bias_E: the linear layer that computes the logits. correction_E: float32; added to
     the scores for the selection only, not to the weights of the selected experts.
     """
 

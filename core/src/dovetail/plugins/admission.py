@@ -46,7 +46,8 @@ class Plugin:
 class Admission:
     """Loads and checks resolved plugins.
 
-    adapters: for plugins of earlier contract versions. options: the user's options of plugins.
+    adapters: adapters for plugins of earlier contract versions. options: the user's options of
+    plugins.
     """
 
     def __init__(self, *, clock: Clock, adapters: Adapters, options: PluginOptions) -> None:

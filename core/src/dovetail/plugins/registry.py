@@ -54,8 +54,8 @@ class PluginRegistry:
     ) -> None:
         """Create a registry of `distributions` (iterated once), or of all installed ones.
 
-        policy: the user's rules. options: options by plugin name. adapters: for plugins of earlier
-        contract versions. clock: measures the time of imports.
+        policy: the user's rules. options: options by plugin name. adapters: adapters for plugins of
+        earlier contract versions. clock: measures the time of imports.
         """
         self.policy = policy or PluginPolicy()
         self._options = PluginOptions(options)

@@ -22,7 +22,10 @@ MAX_KERNEL_SIZE = 64
 
 
 def check_sizes(sizes: Mapping[str, int], maximum: int) -> None:
-    """Raise ModelError if a size is above `maximum`. sizes: by the field of config.json."""
+    """Raise ModelError if a size is above `maximum`.
+
+    sizes: each size, by its field in config.json.
+    """
     for field, size in sizes.items():
         if size > maximum:
             raise ModelError(f"config.json: {field} is {size}; at most {maximum} is supported")

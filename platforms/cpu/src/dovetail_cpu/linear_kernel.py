@@ -162,7 +162,7 @@ class PackedExperts:
 class ExpertKernel:
     """Computes the experts of a layer. Its argument struct is reused for each call.
 
-    gate_up: with `PackedLinear.gate_up`. limit, alpha: see `LinearKernel`.
+    gate_up: a layer with `PackedLinear.gate_up`. limit, alpha: see `LinearKernel`.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ def scale_decoder_layer(
 ) -> dict[ParallelLinear, Moments]:
     """Scale the weights of one decoder layer and return the moments of the scaled inputs.
 
-    decoder: with the modules `self_attn`, `mlp` and the norms before them. types: block types of
-    the format.
+    decoder: a layer that has the modules `self_attn`, `mlp` and the norms before them. types: block
+    types of the format.
     """
     scaled = {}
     for name, norm in _NORMS.items():

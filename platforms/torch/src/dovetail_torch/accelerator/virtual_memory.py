@@ -59,9 +59,9 @@ class VirtualMemory(Protocol):
 
 
 class SleepableMemory:
-    """The memory of one purpose. Its tensors must not be used while it is not mapped.
+    """Device memory that can be unmapped. Its tensors must not be used while it is not mapped.
 
-    is_mapped: whether the tensors have memory. purpose: for error messages.
+    is_mapped: whether the tensors have memory. purpose: what the memory is for, in error messages.
     """
 
     def __init__(

@@ -48,7 +48,7 @@ class StepReports:
     def columns(self, tensors: Sequence[torch.Tensor]) -> tuple[Columns, Columns]:
         """Return the columns of sampled tokens and of prompts, by position in the plan.
 
-        tensors: on the host.
+        The tensors are on the host.
         """
         logprobs: Columns = {}
         if self.sampled is not None:
@@ -63,7 +63,7 @@ class StepReports:
 
 
 def pooled_result(tensor: torch.Tensor) -> PooledTensor | None:
-    """Return a result, or None if a value is not finite. tensor: on the host."""
+    """Return the result in `tensor`, which is on the host, or None if a value is not finite."""
     if not tensor.isfinite().all():
         return None
     values = array("f", tensor.numpy().tobytes())

@@ -23,7 +23,7 @@ SLO_NAMES = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, kw_only=True)
 class Distribution:
-    """Statistics of a latency in milliseconds. percentiles: by percent."""
+    """Statistics of a latency in milliseconds. percentiles: maps a percentage to its percentile."""
 
     count: int
     mean: float

@@ -33,7 +33,7 @@ _MAX_CACHED_BLOCKS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class TokenScale:
-    """How the server counts tokens. words_per_token: for common words.
+    """How the server counts tokens. words_per_token: the mean for common words.
 
     overhead: tokens of a template.
     """

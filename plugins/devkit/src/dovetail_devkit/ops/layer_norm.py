@@ -36,7 +36,10 @@ def layer_norm_cases(
 
 
 class _Arguments:
-    """Random arguments of a shape. parameters: with or without a weight and a bias."""
+    """Random arguments of a shape.
+
+    parameters: whether there is a weight, and whether there is a bias.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: str, device: torch.device) -> None:
         def numbers(seed: int, *sizes: int, scale: float = 1.0) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Tables of a report, as rows of strings; a printed table and an HTML table show the same."""
+"""Tables of a report, as rows of strings, which are printed or written as HTML."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ DONE = b"data: [DONE]\n\n"
 class ResponseForm:
     """The form of the responses of one API. id, created, model: fields of every response.
 
-    has_batches: whether a request may have several prompts.
-    texts: for log-probabilities. num_top: log-probabilities at each position; None for none.
-    with_usage: whether a stream ends with the token counts, and every event has the `usage` field.
+    has_batches: whether a request may have several prompts. texts: the texts of tokens, for
+    log-probabilities. num_top: log-probabilities at each position; None for none. with_usage:
+    whether a stream ends with the token counts, and every event has the `usage` field.
     """
 
     id_prefix: ClassVar[str]

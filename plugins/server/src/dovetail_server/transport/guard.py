@@ -33,7 +33,7 @@ class Guard:
         """Raise APIError if a request must not be served. Set its `caller`."""
         if self._hosts is not None and not _is_allowed(exchange.headers, self._hosts):
             raise APIError(
-                "The host of the request is not allowed (--allowed-hosts).",
+                "The host of the request is not allowed (--allowed-host).",
                 status=403,
                 code="host_not_allowed",
             )

@@ -171,8 +171,8 @@ def prepare_chunks(
 ) -> torch.Tensor:
     """Return what all programs for the values of a head share, [chunks, heads, rows, L].
 
-    inputs: with rows whose heads are contiguous. queries, keys: the layouts of its queries and
-    keys. sizes: the sizes of heads, and whether queries and keys are normalized.
+    inputs: the heads of a row are contiguous. queries, keys: the layouts of its queries and keys.
+    sizes: the sizes of heads, and whether queries and keys are normalized.
     """
     num_heads, device = sizes["NUM_HEADS"], keys.tensor.device
     num_rows = 4 + CHUNK_SIZE * (1 if inputs.beta_TH is None else 2)
