@@ -38,14 +38,14 @@ def test_pause_ends_with_block_and_with_error() -> None:
     assert gc.isenabled()
 
 
-def test_collector_of_program_that_disabled_it_stays_disabled() -> None:
+def test_a_collector_that_the_program_disabled_stays_disabled() -> None:
     gc.disable()
     with paused_garbage_collection():
         pass
     assert not gc.isenabled()
 
 
-def test_new_objects_are_in_oldest_generation() -> None:
+def test_new_objects_are_in_the_oldest_generation() -> None:
     with paused_garbage_collection():
         created = [object(), []]
     assert not any(found is created for young in YOUNG for found in gc.get_objects(young))

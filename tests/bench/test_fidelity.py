@@ -24,7 +24,7 @@ def recorded(chunks, logits):
     return recorder.result()["text"]
 
 
-def test_the_figures_of_positions_equal_those_computed_with_torch():
+def test_the_figures_of_each_position_equal_those_computed_with_torch():
     generator = torch.Generator().manual_seed(0)
     logits = [torch.randn(90, 40, generator=generator) for _ in range(2)]
     chunks = [torch.randint(40, (91,), generator=generator).tolist() for _ in range(2)]

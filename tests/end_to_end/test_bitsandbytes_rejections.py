@@ -25,7 +25,7 @@ def quantized(*, nested=False):
 
 
 def change_fields(**fields):
-    """Return a function that changes fields of the weight's JSON, or removes them if given as None."""
+    """Return a change of fields in the JSON of a weight. A field of None is removed."""
 
     def change(tensors):
         state = json.loads(bytes(tensors[STATE].tolist())) | fields

@@ -79,7 +79,7 @@ def test_other_devices_are_rejected_based_on_the_capabilities_only():
     assert rejections(device_type="cpu") == []
 
 
-def test_without_providers_each_provider_has_a_reason_with_advice(gpu):
+def test_if_no_provider_is_installed_each_one_is_rejected_with_advice(gpu):
     assert rejections() == [
         "provider 'vllm': vLLM is not installed: run pip install vllm",
         "provider 'fa3': no package registers torch.ops.flash_attn_3: run pip install "

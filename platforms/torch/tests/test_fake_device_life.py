@@ -59,7 +59,7 @@ class ContextAware(FakeDeviceRuntime):
         return {"": DEVICE.memory.free_bytes + 50 * MIB}
 
 
-def test_the_memory_of_the_context_counts_as_memory_in_use():
+def test_the_memory_of_the_device_context_counts_as_memory_in_use():
     runtime, aware = FakeDeviceRuntime(), ContextAware()
     for item in (runtime, aware):
         item.activate(0, num_threads=None)

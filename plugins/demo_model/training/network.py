@@ -69,7 +69,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
 
     def forward(self, x_BLD: Tensor, rope: tuple[Tensor, Tensor], mask_B1LL: Tensor) -> Tensor:
-        """Map (B, L, D) to (B, L, D). `mask` is True where a query may attend."""
+        """Return the attention output, [B, L, D]. `mask` is True where a query may attend."""
         b, length, _ = x_BLD.shape
         size, heads, kv_heads = self.shape.head_size, self.shape.num_heads, self.shape.num_kv_heads
         q = self.q_proj(x_BLD).view(b, length, heads, size).transpose(1, 2)
@@ -94,7 +94,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        """Map (B, L, D) to (B, L, D)."""
+        """Return the MLP output, [B, L, D]."""
         return self.down_proj(functional.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
 
 
@@ -109,7 +109,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
     def forward(self, x_BLD: Tensor, rope: tuple[Tensor, Tensor], mask_B1LL: Tensor) -> Tensor:
-        """Map (B, L, D) to (B, L, D)."""
+        """Return the hidden states after this layer, [B, L, D]."""
         x_BLD = x_BLD + self.self_attn(self.input_layernorm(x_BLD), rope, mask_B1LL)
         return x_BLD + self.mlp(self.post_attention_layernorm(x_BLD))
 

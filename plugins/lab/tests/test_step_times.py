@@ -125,7 +125,7 @@ def decode_samples(all_rows, contexts, noise=0.0):
     ]
 
 
-def test_a_jump_of_the_time_per_cached_token_is_fitted_between_the_measured_contexts():
+def test_a_jump_in_the_time_per_cached_token_is_fitted_between_measured_context_lengths():
     steps = decode_samples(range(1, 17), (24, 60, 96, 140, 190, 280, 370, 460), noise=0.05)
     jump = calibration([*steps, *prefill_samples()])
     linear = jump.model_copy(update={"decode_factors": ()})

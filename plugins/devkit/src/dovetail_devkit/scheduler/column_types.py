@@ -70,7 +70,7 @@ def check_outputs_types(outputs: EngineCoreOutputs) -> None:
 
 
 def check_depth_types(depth: Depth) -> None:
-    """Check counts of requests against the types of `Depth`."""
+    """Check that the counts have the types that `Depth` declares."""
     _check(depth, Depth)
 
 

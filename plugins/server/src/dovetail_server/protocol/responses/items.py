@@ -138,7 +138,7 @@ def _reasoning(name: str, item: Mapping[str, Any]) -> str:
 
 
 def _text(name: str, content: Any) -> str:
-    """Return the text of a content. Raise APIError if it has other parts."""
+    """Return the text of an item's content. Raise APIError if it has other parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
