@@ -200,6 +200,21 @@ SECTIONS = (
         ),
     ),
     SectionSpec(
+        name="compilation",
+        question="Do compiled engines generate the tokens of eager engines?",
+        deadline_s=45,
+        on_cpu=False,
+        figures=(
+            FigureSpec(
+                name="equal", what="share of requests with equal tokens", unit="%", at_least=100
+            ),
+            FigureSpec(name="ratio", what="speed of one request, relative to eager", unit="%"),
+            FigureSpec(
+                name="seconds", what="time of the compiled engine, with its start", unit="s"
+            ),
+        ),
+    ),
+    SectionSpec(
         name="fp8_cache",
         question="Do engines with fp8 KV caches run, and how many tokens are those of bf16?",
         deadline_s=30,
@@ -217,7 +232,7 @@ SECTIONS = (
     SectionSpec(
         name="small_model",
         question="How fast is a model of the shape of Qwen3-0.6B, in bf16?",
-        deadline_s=50,
+        deadline_s=40,
         figures=(
             *_THROUGHPUT[:-1],
             FigureSpec(name="host_ms", what=_THROUGHPUT[-1].what, unit="ms", at_most=3),
@@ -228,7 +243,7 @@ SECTIONS = (
     SectionSpec(
         name="large_model",
         question="How fast is a model of the shape of Qwen3-8B, in bf16?",
-        deadline_s=55,
+        deadline_s=45,
         on_cpu=False,
         figures=(
             *_THROUGHPUT,
@@ -243,7 +258,7 @@ SECTIONS = (
     SectionSpec(
         name="vllm",
         question="How fast is vLLM with the same model and requests, if it is installed?",
-        deadline_s=75,
+        deadline_s=55,
         on_cpu=False,
         figures=(
             FigureSpec(name="one", what="one request, relative to vLLM", unit="%"),

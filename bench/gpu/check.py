@@ -32,7 +32,7 @@ from gpu.bundle_contents import BUNDLE, read_bundle  # noqa: E402
 from gpu.catalogue import SECTIONS, TOTAL_S, SectionSpec  # noqa: E402
 from gpu.device_parts import STAND_INS  # noqa: E402
 from gpu.processes import python_path, run_until  # noqa: E402
-from gpu.report import DIED, LATE, NO_DEVICE, OK, read_report  # noqa: E402
+from gpu.report import DIED, LACKS, LATE, NO_DEVICE, OK, read_report  # noqa: E402
 from gpu.tables import aims_missed, render_table  # noqa: E402
 
 _MIN_S = 2.0
@@ -111,7 +111,10 @@ class Check:
     def machine_problem(self) -> str:
         """Return why the machine is unknown, or "" if the `machine` section has described it."""
         result = self.run["sections"]["machine"]
-        return "" if result["state"] == OK else f"{result['state']}: {result['why']}"
+        if result["state"] == OK:
+            return ""
+        advice = "; select another Python with GPU_PYTHON" if result["state"] == LACKS else ""
+        return f"{result['state']}: {result['why']}{advice}"
 
     def _section(self, spec: SectionSpec) -> dict[str, Any]:
         if spec.name != "machine" and not self._device:

@@ -6,6 +6,7 @@ Dimensions: T tokens of a sequence, V vocabulary.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from dovetail import LLM, SamplingParams
 from dovetail.engine.input.input_processor import user_request_id
 from dovetail.plugins import PluginRegistry
 from gpu.device_parts import DeviceParts
-from gpu.report import Report
+from gpu.report import Report, Task
 from parity.margin_rule import MIN_SHARE, TOLERANCE, Agreement, Sequenced
 from parity.recording import RecordedRun, Recording
 
@@ -28,6 +29,9 @@ BASE_OPTIONS: Mapping[str, Any] = {
     "num_gpu_blocks_override": 2000,
     "max_num_seqs": 32,
 }
+
+
+_NUM_TOKENS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +91,33 @@ def _sampled(params: SamplingParams, seed: int) -> SamplingParams:
     return SamplingParams(
         temperature=1.0, seed=seed, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos
     )
+
+
+def run_shape(
+    task: Task, model: Path, prompts: Sequence[Sequence[int]], **options: Any
+) -> tuple[list[list[int]], float]:
+    """Run a model with random weights, without graphs.
+
+    Return the tokens of each prompt, and the seconds of one request.
+    """
+    parts: dict[str, Any] = {
+        **task.parts.options,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "use_tqdm_on_load": False,
+        "max_model_len": 128,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 4,
+        "graph_mode": "none",
+    }
+    params = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
+    inputs = [list(prompt) for prompt in prompts]
+    with LLM(str(model), **parts, **options) as llm:
+        outputs = llm.generate(inputs, params, use_tqdm=False)
+        start_s = time.perf_counter()
+        llm.generate(inputs[:1], params, use_tqdm=False)
+        seconds = time.perf_counter() - start_s
+    return [list(output.outputs[0].token_ids) for output in outputs], seconds
 
 
 class EngineOracle:

@@ -104,6 +104,7 @@ def test_a_failing_description_of_the_machine_is_a_failure_and_not_a_missing_dev
     assert (code, fine["state"]) == (1, NO_DEVICE)
     assert "the section machine failed" in fine["why"]
     assert run["sections"]["machine"]["why"] in fine["why"]
+    assert ("select another Python with GPU_PYTHON" in fine["why"]) == (source == LACKING)
 
 
 def test_unused_time_of_earlier_sections_is_given_to_later_sections(tmp_path):
@@ -262,18 +263,19 @@ def test_gpu_check_sections_run_their_device_code_on_a_fake_device(tmp_path):
 
 
 @pytest.mark.soak
-def test_parity_graphs_sleep_and_offload_are_checked_on_a_fake_device(tmp_path):
-    sections = ("parity", "graphs", "sleep", "offload", "fp8_cache", "vllm")
+def test_parity_and_options_of_memory_and_speed_are_checked_on_a_fake_device(tmp_path):
+    sections = ("parity", "graphs", "sleep", "offload", "compilation", "fp8_cache", "vllm")
     run = _run_on_the_fake_device(tmp_path, *sections)
     states = {name: item["state"] for name, item in run["sections"].items()}
-    done = dict.fromkeys(("machine", *sections[:4]), OK)
+    done = dict.fromkeys(("machine", *sections[:5]), OK)
     assert states == {**done, "fp8_cache": NO_DEVICE, "vllm": LACKS}
     for name in ("parity", "graphs"):
         values = {item["name"]: item["value"] for item in run["sections"][name]["figures"]}
         assert values["max_error"] <= 1e-4 and values["equal"] == 100
     assert _names(run, "sleep") == {"equal", "released"}
-    figures = {item["name"]: item["value"] for item in run["sections"]["offload"]["figures"]}
-    assert figures["equal"] == 100 and figures["ratio"] > 0
+    for name in ("offload", "compilation"):
+        figures = {item["name"]: item["value"] for item in run["sections"][name]["figures"]}
+        assert figures["equal"] == 100 and figures["ratio"] > 0
 
 
 def _run_on_the_fake_device(folder: Path, *sections: str) -> dict:

@@ -79,7 +79,10 @@ class Platform(ABC):
         It reports what plugins need, but has no runtime. Raises ConfigError if the platform
         does not support it, or for an unknown architecture.
         """
-        raise ConfigError(f"the platform {cls.info.name!r} cannot assume a device")
+        raise ConfigError(
+            f"the platform {cls.info.name!r} cannot assume a device; platforms such as 'cuda' and "
+            "'rocm' can."
+        )
 
     @abstractmethod
     def capabilities(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
-from dovetail.errors import CapacityError
+from dovetail.errors import CapacityError, ConfigError
 from dovetail.interfaces import ConfigPatch, Platform, PlatformInfo, Probe
 from dovetail_cuda.machine import (
     Machine,
@@ -59,8 +59,11 @@ class CUDAPlatform(Platform):
     @classmethod
     def assume(cls, architecture: str) -> CUDAPlatform:
         """Return the platform of a machine with one device, such as "sm_90"."""
+        machine = assumed_machine(architecture)
+        if reasons := reasons_against(machine):
+            raise ConfigError("; ".join(reasons))
         platform = cls()
-        platform._machine = assumed_machine(architecture)
+        platform._machine = machine
         platform.assumed = architecture
         return platform
 
