@@ -278,7 +278,7 @@ def test_shared_blocks_are_freed_when_all_their_requests_have_left():
     assert cache.fits(requested, hit, 16, leaving=[first, second])
 
 
-def test_blocks_of_a_leaving_request_that_the_prefix_hit_uses_do_not_count_as_free():
+def test_blocks_in_the_prefix_hit_do_not_count_as_freed_by_a_leaving_request():
     cache = manager(full(), num_blocks=4)
     first = computed(cache, range(16))
     requested = request([*range(8), 50, 51, 52, 53, 54, 55, 56, 57, 58], "s")

@@ -76,7 +76,7 @@ def test_both_names_for_the_expert_count_are_read():
     assert default.model.layers[0].mlp.gate.weight.shape == (8, 24)
 
 
-def test_even_layers_of_qwen2_moe_below_the_limit_have_windows():
+def test_even_qwen2_moe_layers_below_max_window_layers_have_sliding_windows():
     model = make_model(
         Qwen2MoeForCausalLM, use_sliding_window=True, sliding_window=9, max_window_layers=3
     )

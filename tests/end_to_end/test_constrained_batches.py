@@ -66,7 +66,7 @@ def engine(request):
 class Counts:
     """Numbers of outputs by their end.
 
-    unchecked: truncated outputs without another implementation.
+    unchecked: truncated outputs that no other implementation can check.
     """
 
     ended: int = 0

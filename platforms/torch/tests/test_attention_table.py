@@ -84,7 +84,7 @@ def test_the_ops_apply_rope_for_layers_that_do_not_apply_it(qkv, rotary_args):
     assert torch.equal(inputs[0], turned[0]) and torch.equal(inputs[1], turned[1])
 
 
-def test_rope_in_the_attention_layer_is_computed_in_runs_without_a_kv_cache_too(qkv, rotary_args):
+def test_the_attention_layer_applies_rope_even_if_there_is_no_kv_cache(qkv, rotary_args):
     class Counting(TorchOps):
         num_turned = 0
 

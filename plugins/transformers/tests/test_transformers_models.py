@@ -157,7 +157,7 @@ def test_a_model_that_mixes_tokens_outside_of_attention_is_rejected(folder, monk
 
 
 @pytest.mark.parametrize("window", [None, 20, 100])
-def test_a_sliding_window_that_only_the_mask_has_is_rejected_if_it_has_an_effect(tmp_path, window):
+def test_a_sliding_window_that_exists_only_in_the_mask_is_rejected_if_effective(tmp_path, window):
     sizes = {**SIZES, "num_local_experts": 4, "sliding_window": window}
     path = save(PhimoeForCausalLM(PhimoeConfig(**sizes)), tmp_path)
     if window == 20:  # less than max_model_len
