@@ -202,7 +202,7 @@ SECTIONS = (
     SectionSpec(
         name="compilation",
         question="Do compiled engines generate the tokens of eager engines?",
-        deadline_s=45,
+        deadline_s=40,
         on_cpu=False,
         figures=(
             FigureSpec(
