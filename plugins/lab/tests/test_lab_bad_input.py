@@ -81,12 +81,35 @@ def test_the_error_for_a_malformed_trace_names_the_line(name, text, message, fol
     assert message in words(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("load", ["0", "-0.5", "nan", "inf", "101", "fast", "0.5:0.9:1", "0.5,0.5"])
+@pytest.mark.parametrize(
+    "load", ["0", "-0.5", "nan", "101", "fast", "0.5:0.9:1", "0.5,0.5", "0.5:1:9999999"]
+)
 def test_an_impossible_load_is_rejected(load, folder, capsys):
     command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", "--load", load]
     assert main(command) == 2
     assert "load" in words(capsys.readouterr().err)
     assert not (folder / "lab-results").exists()
+
+
+@pytest.mark.parametrize("option", ["seeds", "requests", "replicas", "time-limit"])
+def test_a_count_of_zero_is_not_replaced_by_the_default(option, folder, capsys):
+    command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", f"--{option}", "0"]
+    assert main(command) == 2
+    error = words(capsys.readouterr().err)
+    assert option.replace("-", "_") in error and "greater than" in error
+
+
+@pytest.mark.parametrize("option", ["trace", "load", "slo", "engine"])
+def test_an_empty_option_is_rejected(option, folder, capsys):
+    command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", f"--{option}="]
+    assert main(command) == 2
+    assert option in words(capsys.readouterr().err)
+
+
+def test_an_invalid_load_is_the_only_error_that_is_reported(folder, capsys):
+    command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", "--load", "-1"]
+    assert main(command) == 2
+    assert words(capsys.readouterr().err).count("loads") == 1
 
 
 def test_a_comparison_on_a_malformed_trace_is_rejected(folder, capsys):

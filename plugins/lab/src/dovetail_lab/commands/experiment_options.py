@@ -32,40 +32,45 @@ def _option(group: Group, text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentOptions:
-    """Flags that describe the experiment. An empty value keeps the file's value, or the default."""
+    """Flags that describe the experiment. None keeps the file's value, or the default."""
 
     trace: Annotated[
-        str,
+        str | None,
         _option(
             WORKLOAD_GROUP,
             "azure:conv, azure:code, mooncake:conversation, mooncake:synthetic, a file, or a "
             "synthetic workload such as chat, conversations, agents or hot_prefix.",
         ),
-    ] = ""
-    requests: Annotated[int, _option(WORKLOAD_GROUP, "Requests per run (1000).")] = 0
-    tenants: Annotated[int, _option(WORKLOAD_GROUP, "Assign requests to this many tenants.")] = 0
+    ] = None
+    requests: Annotated[int | None, _option(WORKLOAD_GROUP, "Requests per run (1000).")] = None
+    tenants: Annotated[
+        int | None, _option(WORKLOAD_GROUP, "Assign requests to this many tenants.")
+    ] = None
     slo: Annotated[
-        str, _option(WORKLOAD_GROUP, "Objectives in milliseconds, such as ttft:500,tpot:50.")
-    ] = ""
+        str | None, _option(WORKLOAD_GROUP, "Objectives in milliseconds, such as ttft:500,tpot:50.")
+    ] = None
     expected_tokens: Annotated[
-        str, _option(WORKLOAD_GROUP, "Estimates of output lengths: none, exact or noisy:SIGMA.")
-    ] = ""
+        str | None,
+        _option(WORKLOAD_GROUP, "Estimates of output lengths: none, exact or noisy:SIGMA."),
+    ] = None
     load: Annotated[
-        str,
+        str | None,
         _option(
             EXPERIMENT_GROUP, "Fractions of the capacity: 0.5,0.9 or FROM:TO:COUNT (0.5,0.7,0.9)."
         ),
-    ] = ""
-    seeds: Annotated[int, _option(EXPERIMENT_GROUP, "Number of workloads per load (10).")] = 0
-    engine: Annotated[str, _option(EXPERIMENT_GROUP, "sim, real or both (sim).")] = ""
+    ] = None
+    seeds: Annotated[
+        int | None, _option(EXPERIMENT_GROUP, "Number of workloads per load (10).")
+    ] = None
+    engine: Annotated[str | None, _option(EXPERIMENT_GROUP, "sim, real or both (sim).")] = None
     step_times: Annotated[
-        str,
+        str | None,
         _option(
             EXPERIMENT_GROUP,
             "Step times of the simulator: linear, calibrated:NAME, a file of lab profile, or "
             "roofline:DEVICE (linear).",
         ),
-    ] = ""
+    ] = None
     strict: Annotated[
         bool,
         _option(
@@ -74,18 +79,21 @@ class ExperimentOptions:
         ),
     ] = False
     replicas: Annotated[
-        int, _option(EXPERIMENT_GROUP, "Engines behind a router, in the simulator (1).")
-    ] = 0
+        int | None, _option(EXPERIMENT_GROUP, "Engines behind a router, in the simulator (1).")
+    ] = None
     router: Annotated[
-        str, _option(EXPERIMENT_GROUP, "round_robin, least_load, session, prefix or a class.")
-    ] = ""
+        str | None,
+        _option(EXPERIMENT_GROUP, "round_robin, least_load, session, prefix or a class."),
+    ] = None
     prefill_replicas: Annotated[
-        int, _option(EXPERIMENT_GROUP, "Replicas that only run prefill; the others decode (0).")
-    ] = 0
+        int | None,
+        _option(EXPERIMENT_GROUP, "Replicas that only run prefill; the others decode (0)."),
+    ] = None
     model: Annotated[
-        str, _option(EXPERIMENT_GROUP, "Model of the real engine and of the step times (demo).")
-    ] = ""
-    time_limit: Annotated[float, _option(EXPERIMENT_GROUP, "Seconds per run (600).")] = 0.0
+        str | None,
+        _option(EXPERIMENT_GROUP, "Model of the real engine and of the step times (demo)."),
+    ] = None
+    time_limit: Annotated[float | None, _option(EXPERIMENT_GROUP, "Seconds per run (600).")] = None
 
     def make_spec(self, fields: Mapping[str, Any]) -> ExperimentSpec:
         """Return the experiment described by a file's fields and the flags.
@@ -127,7 +135,7 @@ class ExperimentOptions:
             output["setup"] = setup
         output |= _set(
             {
-                "loads": parse_loads(self.load) if self.load else (),
+                "loads": None if self.load is None else parse_loads(self.load),
                 "seeds": self.seeds,
                 "engine": self.engine,
                 "time_limit_s": self.time_limit,
@@ -136,7 +144,7 @@ class ExperimentOptions:
         return output
 
     def _workload(self, workload: dict[str, Any]) -> dict[str, Any]:
-        if self.trace:
+        if self.trace is not None:
             for name in ("trace", "synthetic", "mix", "sessions"):
                 workload.pop(name, None)
             workload |= workload_fields(self.trace)
@@ -145,7 +153,7 @@ class ExperimentOptions:
                 "num_requests": self.requests,
                 "tenants": self.tenants,
                 "expected_tokens": self.expected_tokens,
-                "slo_classes": [_slo_class(self.slo)] if self.slo else [],
+                "slo_classes": None if self.slo is None else [_slo_class(self.slo)],
             }
         )
 
@@ -236,7 +244,7 @@ def _line_printer(title: str, write: Any) -> OnProgress:
 
 def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that are set."""
-    return {name: value for name, value in fields.items() if value}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _slo_class(text: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def run_once(
     experiment: Annotated[ExperimentOptions, Parameter(name="*")] = DEFAULT_OPTIONS,
 ) -> int:
     """Simulate one policy on one workload at one load (0.9 by default), and print its metrics."""
-    if experiment.engine not in ("", "sim"):
+    if experiment.engine not in (None, "sim"):
         raise UserError(f"--engine {experiment.engine}: this command only simulates.")
     spec = experiment.make_spec({"loads": (0.9,), "policies": (policy,)})
     if decision_log is not None and spec.setup.replicas > 1:

@@ -24,6 +24,7 @@ Share = Annotated[float, Field(ge=0, lt=0.5)]
 Load = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 MAX_REPLICAS = 1024
+MAX_LOADS = 1000
 _MAX_FILE_BYTES = 2**20
 _PARSERS: Mapping[str, Callable[[str], Any]] = {
     ".json": json.loads,
@@ -170,7 +171,7 @@ class ExperimentSpec(_Model):
     name: str = "experiment"
     policies: Annotated[tuple[PolicySpec, ...], Field(min_length=1)]
     workload: WorkloadSpec
-    loads: Annotated[tuple[Load, ...], Field(min_length=1)] = (0.5, 0.7, 0.9)
+    loads: Annotated[tuple[Load, ...], Field(min_length=1, max_length=MAX_LOADS)] = (0.5, 0.7, 0.9)
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 10
     first_seed: Annotated[int, Field(ge=0)] = 0
     engine: Literal["sim", "real", "both"] = "sim"
@@ -231,9 +232,12 @@ def _checked(kind: type[_SpecT], fields: Mapping[str, Any], name: str) -> _SpecT
     try:
         return kind.model_validate(dict(fields))
     except ValidationError as error:
+        items = error.errors()
+        # An invalid item of a list also makes pydantic report that the list is too short.
+        parents = {item["loc"][:length] for item in items for length in range(len(item["loc"]))}
         shown = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or name}: {item['msg']}"
-            for item in error.errors()[:3]
+            for item in [item for item in items if item["loc"] not in parents][:3]
         )
         raise UserError(f"the {name} is invalid: {shown}.") from error
 
@@ -263,7 +267,7 @@ def parse_loads(text: str) -> tuple[float, ...]:
             return tuple(float(part) for part in text.split(","))
         parts = text.split(":")
         low, high, count = float(parts[0]), float(parts[1]), int(parts[2])
-        if count < 2 or len(parts) != 3:
+        if not 2 <= count <= MAX_LOADS or len(parts) != 3:
             raise ValueError
         return tuple(round(low + (high - low) * i / (count - 1), 6) for i in range(count))
     except (ValueError, IndexError) as error:
