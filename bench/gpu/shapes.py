@@ -63,7 +63,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-"""The sizes in the published config.json of Qwen3-0.6B and Qwen3-8B. The others are not real."""
+"""The sizes in the published config.json of Qwen3-0.6B and Qwen3-8B. The other shapes are not those
+of real models."""
 
 
 def write_shape(name: str, folder: Path) -> Path:

@@ -155,7 +155,7 @@ def _ask_date(rng: Random, values: Values) -> str:
 
 
 def weekday_of(day: str, shift: int) -> str:
-    """Return the weekday `shift` days after an ISO date. Raises ValueError for another text."""
+    """Return the weekday `shift` days after an ISO date. Raises ValueError for any other text."""
     return WEEKDAYS[(date.fromisoformat(day) + timedelta(days=shift)).weekday()]
 
 

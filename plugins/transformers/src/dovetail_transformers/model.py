@@ -34,8 +34,9 @@ if TYPE_CHECKING:  # transformers is imported when a model is created: the impor
 _PROBE_LEN = 3
 _REMEDY = "Install a plugin with a model of this architecture."
 _EXPERTS = {"cpu": "eager", "meta": "batched_mm"}
-"""How transformers computes experts by type of device; its own default on the others. The default
-needs bfloat16 on CPUs, and the loop over experts needs values, which "meta" does not have."""
+"""The experts implementation in transformers for each device type; others use its default. The
+default needs bfloat16 on CPUs, and the loop over experts needs values, which "meta" does not have.
+"""
 
 
 class TransformersForCausalLM(nn.Module):

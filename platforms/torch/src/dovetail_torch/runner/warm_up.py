@@ -97,7 +97,7 @@ def run_step(runner: RunsSteps, sampler: Sampler, num_tokens: int, row_tokens: i
 def _limited(
     step: Sequence[tuple[int, int]], num_rows: int, max_num_tokens: int
 ) -> list[tuple[int, int]]:
-    """Return the entries of a step that fit into the rows and the token limit of this runner."""
+    """Return the requests of a warm-up step that fit the runner's rows and token limit."""
     runs = []
     for start, num_tokens in step[:num_rows]:
         left = max_num_tokens - sum(count for _, count in runs)

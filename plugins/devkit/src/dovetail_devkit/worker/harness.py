@@ -215,7 +215,7 @@ class WorkerHarness:
         )
         expect(
             len(result.token_ids) == sum(plan.samples),
-            f"the result has {len(result.token_ids)} tokens for {sum(plan.samples)} sampling runs",
+            f"the result has {len(result.token_ids)} tokens; the plan samples {sum(plan.samples)}",
         )
         columns = ((result.num_sampled, "B"), (result.token_ids, "i"))
         for column, typecode in columns:
