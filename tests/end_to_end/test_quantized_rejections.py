@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from dovetail.errors import ModelError, WeightError
 from dovetail_torch.weights import Assignment
 from end_to_end.quantized_checkpoints import FORMAT_CLASSES, make_plain, opened, outputs
 from end_to_end.quantized_writers import (
+    fp8_blocks,
     gptq,
     packed_integers,
     rows_of_floats,
@@ -217,4 +219,14 @@ def test_a_method_that_no_plugin_reads_is_rejected(plain, tmp_path):
     config = json.loads(file.read_text()) | {"quantization_config": {"quant_method": "quip"}}
     file.write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"'quip'.*Installed methods and loaders"):
+        outputs(quantized)
+
+
+@pytest.mark.parametrize(
+    "written", [gptq(), packed_integers(), fp8_blocks()], ids=["gptq", "packed", "fp8"]
+)
+def test_the_error_for_quantized_weights_without_a_configuration_says_so(written, plain, tmp_path):
+    quantized, _ = write(plain, tmp_path, written)
+    shutil.copy(plain / "config.json", quantized)
+    with pytest.raises(WeightError, match=r"needs quantization_config in config\.json; it is"):
         outputs(quantized)

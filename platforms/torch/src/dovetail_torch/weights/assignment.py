@@ -31,6 +31,7 @@ from dovetail_torch.weights.kv_scales import (
 from dovetail_torch.weights.rotary_pairs import split_rotary_pairs
 from dovetail_torch.weights.weight_names import PLAIN, StoredLayout, WeightNames
 
+QUANTIZED_ENDINGS = (".qweight", ".qzeros", ".g_idx", ".weight_packed", ".weight_scale_inv")
 NUM_SHOWN = 5
 IGNORED_ENDINGS = ("rotary_emb.inv_freq",)
 """Entries of old checkpoints that the model computes instead of loading them."""
@@ -263,7 +264,7 @@ class WeightTable:
             raise WeightError(
                 f"{source}: the model does not have {_listed(unexpected)}. config.json "
                 "describes another model, or the checkpoint contains weights that this "
-                "architecture does not use"
+                f"architecture does not use{_hint(missing, unexpected)}"
             )
         return chosen
 
@@ -392,5 +393,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _hint(missing: list[str], unexpected: list[str]) -> str:
-    close = nearest(missing[0], unexpected)
+    if quantized := [name for name in unexpected if name.endswith(QUANTIZED_ENDINGS)]:
+        return f". {quantized[0]} needs quantization_config in config.json; it is missing or wrong"
+    close = nearest(missing[0], unexpected) if missing else ""
     return f".{close}" if close else ""
