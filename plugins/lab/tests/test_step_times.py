@@ -357,5 +357,5 @@ def test_the_shipped_calibrations_are_valid():
         reference = StepTimeReference(name=f"calibrated:{name}")
         assert reference.load().decode_times_ns(4, 400, 3).min() > 10_000
         assert not any("extrapolated" in item for item in reference.problems(engine))
-    with pytest.raises(UserError, match="Shipped ones are demo"):
+    with pytest.raises(UserError, match="shipped calibrations are demo"):
         StepTimeReference(name="calibrated:none").load()
