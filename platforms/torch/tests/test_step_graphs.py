@@ -1,7 +1,9 @@
 """Graphs of steps on the fake device: equal tokens, fixed addresses, and reasons to run eagerly."""
 
+import gc
 import logging
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -208,6 +210,22 @@ def test_replaying_a_graph_repeats_its_operations_on_the_captured_tensors(device
 
 
 @pytest.mark.costly
+@pytest.mark.parametrize(("num_frozen", "expected"), [(0, ["freeze", "unfreeze"]), (9, [])])
+def test_captures_run_without_the_garbage_collector_and_keep_a_freeze(
+    device, monkeypatch, num_frozen, expected
+):
+    """Freeing a device object may wait. `unfreeze` would also undo a freeze of the program."""
+    calls = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: num_frozen)
+    for name in ("freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, partial(calls.append, name))
+    graphs = AcceleratorGraphs(install())
+    with pytest.raises(RuntimeError, match="out of memory"), graphs.capturing():
+        assert not gc.isenabled() and calls == expected[:1]
+        raise RuntimeError("out of memory")
+    assert gc.isenabled() and calls == expected
+
+
 @pytest.mark.parametrize(
     "action",
     [
