@@ -167,16 +167,12 @@ def check_model_fields(config: Mapping[str, Any]) -> None:
                 _check_rope(part.get(table), f"{name}.{table}")
 
 
-def check_token_ids(name: str, file: str, value: Any, vocab_size: object) -> None:
-    """Raise ModelError unless `value`, a token id or a list of them, is in the vocabulary.
-
-    vocab_size: the value in config.json; without it, all integers are accepted.
-    """
-    maximum = vocab_size - 1 if type(vocab_size) is int else MAX_LENGTH
+def check_token_ids(name: str, file: str, value: Any) -> None:
+    """Raise ModelError unless `value` is a token id, from 0 to MAX_LENGTH, or a list of them."""
     for token in value if isinstance(value, (list, tuple)) else (value,):
-        if type(token) is not int or not 0 <= token <= maximum:
+        if type(token) is not int or not 0 <= token <= MAX_LENGTH:
             raise ModelError(
-                f"{name}={shorten(value)} of {file} must be a token id from 0 to {maximum} or a "
+                f"{name}={shorten(value)} of {file} must be a token id from 0 to {MAX_LENGTH} or a "
                 "list of them; correct the file, or use hf_overrides or override_generation_config."
             )
 

@@ -53,20 +53,21 @@ def longest_token_chars(tokenizer: Tokenizer) -> int:
 def usable_eos_token_ids(
     configured: frozenset[int], tokenizer_eos: int | None, vocab_size: int
 ) -> frozenset[int]:
-    """Return the ids that end a text. Raise ModelError if a configured id is not in the vocabulary.
+    """Return the ids that end a text. Ids outside of the vocabulary are ignored with a warning.
 
-    configured: the ids in config.json or generation_config.json. tokenizer_eos: the tokenizer's
-    id; ignored with a warning if it is not in the vocabulary.
+    configured: the ids in config.json or generation_config.json. tokenizer_eos: the tokenizer's id.
     """
-    for token in sorted(configured):
-        if token >= vocab_size:
-            raise ModelError(
-                f"eos_token_id={shorten(token)} of generation_config.json or config.json is not in "
-                f"the model's vocabulary, which has ids from 0 to {vocab_size - 1}; correct the "
-                "file, or use override_generation_config."
-            )
+    usable = frozenset(token for token in configured if token < vocab_size)
+    if unusable := configured - usable:
+        logger.warning(
+            "eos_token_id %s of generation_config.json or config.json is not in the model's "
+            "vocabulary (ids from 0 to %d); it is ignored. If this is a mistake, correct the file, "
+            "or use override_generation_config.",
+            shorten(sorted(unusable)),
+            vocab_size - 1,
+        )
     if tokenizer_eos is None:
-        return configured
+        return usable
     if not 0 <= tokenizer_eos < vocab_size:
         logger.warning(
             "The tokenizer's end-of-text token %s is not in the model's vocabulary (ids from 0 to "
@@ -74,8 +75,8 @@ def usable_eos_token_ids(
             shorten(tokenizer_eos),
             vocab_size - 1,
         )
-        return configured
-    return configured | {tokenizer_eos}
+        return usable
+    return usable | {tokenizer_eos}
 
 
 def load_tokenizer(
