@@ -119,7 +119,7 @@ def test_the_error_for_an_invalid_sampling_default_names_file_and_field(folder, 
 
 @pytest.mark.parametrize("value", [2**33, 2**31, [1, 2**31], -1, "2", 1.0, True, [[1]], {}])
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-def test_an_eos_token_that_is_no_token_id_is_rejected_before_startup(folder, file, value):
+def test_an_invalid_eos_token_id_is_rejected_before_startup(folder, file, value):
     stated = PLAIN if file == "config.json" else {}
     (folder / file).write_text(json.dumps({**stated, "eos_token_id": value}))
     with pytest.raises(ModelError, match=rf"eos_token_id.* {file}|{file}: eos_token_id"):
