@@ -12,7 +12,7 @@ from gguf.constants import MODEL_ARCH_NAMES
 from gguf_files.families import CONVERSIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from parity.fallback_checkpoints import REJECTED, SERVED
+from parity.fallback_checkpoints import ONE_RANK_ONLY, REJECTED, SERVED
 from parity.family_checkpoints import FAMILIES
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
@@ -44,12 +44,16 @@ def render() -> str:
     }
     lines += [f"| `{name}` | {gguf} | {tests} |" for name, (gguf, tests) in sorted(rows.items())]
     served = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] for name in SERVED)
+    one_rank = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] for name in ONE_RANK_ONLY)
     rejected = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name] for name in REJECTED)
     return "\n".join(
         [
             *lines,
             "",
             f"Tested with the fallback to transformers ({len(served)}):\n{_codes(served)}.",
+            "",
+            "With one rank only, because transformers has no tensor-parallel plan for the layers:\n"
+            f"{_codes(one_rank)}.",
             "",
             f"Rejected by the fallback to transformers, tested:\n{_codes(rejected)}.",
             "",

@@ -72,6 +72,21 @@ SERVED: Mapping[str, Mapping[str, Any]] = {
 }
 """model_type, and fields of the config."""
 
+ONE_RANK_ONLY = (
+    "biogpt",
+    "bitnet",
+    "gpt_bigcode",
+    "gpt_oss",
+    "hunyuan_v1_dense",
+    "jetmoe",
+    "modernbert-decoder",
+    "persimmon",
+)
+"""Architectures without a tensor-parallel plan for their layers."""
+
+NATIVE = ("cohere", "gemma2", "glm4", "gpt_neox", "llama", "mistral", "olmo2", "phi3", "qwen2")
+"""Architectures with a native model that have a plan."""
+
 REJECTED: Mapping[str, Mapping[str, Any]] = {
     "bamba": {},
     "bart": {},
@@ -114,8 +129,8 @@ def make_config(model_type: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_fallback(model_type: str, folder: Path, seed: int) -> Checkpoint:
-    """Create and save the checkpoint of a served architecture."""
-    fields = make_config(model_type, SERVED[model_type])
+    """Create and save the checkpoint of an architecture."""
+    fields = make_config(model_type, SERVED.get(model_type, {}))
     config = CONFIG_MAPPING[model_type].from_dict(fields)
     model_cls = getattr(transformers, fields["architectures"][0])
     oracle = model_cls._from_config(

@@ -7,6 +7,7 @@ head size of queries and keys, V head size of values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from torch.nn import functional
 
 from dovetail.errors import ContractError, ModelError
 from dovetail.interfaces import AttentionContext
+from dovetail.interfaces.model import ONE_RANK, RankGroup
+from dovetail_torch.layers import Attention, HeadShape
 
 IMPLEMENTATION = "dovetail"
 """The name of the attention function in transformers."""
@@ -40,6 +43,12 @@ class Call:
     sliding_window: int
     soft_cap: float
     sinks: torch.Tensor | None
+
+    @property
+    def heads(self) -> HeadShape:
+        """The numbers of heads and their size."""
+        (num_heads, size), num_kv_heads = self.q_THD.shape[1:], self.k_TKD.shape[1]
+        return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=size)
 
 
 class TakesCalls(Protocol):
@@ -111,20 +120,41 @@ class RecordedCalls:
 class StepCalls:
     """Passes the calls to the attention context of the current step.
 
-    indices: the index of the attention layer of each module. attention: set before each forward.
+    modules, layers: the modules that make the calls, and the attention layer of each. ranks: they
+    divide the heads of a layer, also if the module computes all heads on each rank.
+    attention: set before each forward.
     """
 
-    def __init__(self, modules: list[nn.Module]) -> None:
-        self.indices = {id(module): index for index, module in enumerate(modules)}
+    def __init__(
+        self, modules: list[nn.Module], layers: Sequence[Attention], ranks: RankGroup = ONE_RANK
+    ) -> None:
+        self.layers = dict(zip(map(id, modules), layers, strict=True))
+        self.ranks = ranks
         self.attention: AttentionContext | None = None
-        self.num_calls = 0
 
     def take(self, module: nn.Module, call: Call) -> torch.Tensor:
         """Return the attention over the cache. Smaller values are padded to the size of keys."""
         if self.attention is None:
             raise ContractError(f"{type(module).__name__} computes attention outside of a step")
-        self.num_calls += 1
-        size = call.v_TKV.shape[-1]
+        size, num_heads = call.v_TKV.shape[-1], call.heads.num_heads
+        layer = self.layers[id(module)]
         v_TKD = functional.pad(call.v_TKV, (0, call.k_TKD.shape[-1] - size))
-        index = self.indices[id(module)]
-        return self.attention.attend(index, call.q_THD, call.k_TKD, v_TKD)[..., :size]
+        q_THD, k_TKD, v_TKD = (
+            self._own(x, count)
+            for x, count in (
+                (call.q_THD, layer.num_heads),
+                (call.k_TKD, layer.num_kv_heads),
+                (v_TKD, layer.num_kv_heads),
+            )
+        )
+        own_THV = self.attention.attend(layer.index, q_THD, k_TKD, v_TKD)[..., :size]
+        if layer.num_heads == num_heads:
+            return own_THV
+        return self.ranks.all_gather(own_THV.flatten(1)).unflatten(1, (num_heads, size))
+
+    def _own(self, x_TND: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the `count` heads of this rank, from its own heads or from all heads."""
+        num_heads = x_TND.shape[1]
+        if num_heads == count:
+            return x_TND
+        return x_TND.narrow(1, self.ranks.rank * num_heads // self.ranks.size, count)

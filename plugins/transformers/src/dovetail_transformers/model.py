@@ -26,11 +26,13 @@ from dovetail_transformers.attention_calls import (
     StepCalls,
     set_taker,
 )
-from dovetail_transformers.self_check import check
+from dovetail_transformers.self_check import check, reference_logits
+from dovetail_transformers.tensor_parallel import FakeRanks, check_plan, divide_model
 
 if TYPE_CHECKING:  # transformers is imported when a model is created: the import takes seconds
     import transformers
 
+_CPU = torch.device("cpu")
 _PROBE_LEN = 3
 _REMEDY = "Install a plugin with a model of this architecture."
 _EXPERTS = {"cpu": "eager", "meta": "batched_mm"}
@@ -45,10 +47,13 @@ class TransformersForCausalLM(nn.Module):
     module: the model of the transformers library. attn: one attention layer for each module that
     calls the interface. The first forward pass compares the model with transformers' own attention.
     The hidden states of this model are its logits, because each class scales and caps them itself.
+    Several ranks divide the model by its plan in transformers.
+    reference: the logits of the undivided model for the check, if the ranks divide a loaded model.
     """
 
     CONTRACT: ClassVar[str] = "model"
     CONTRACT_VERSION: ClassVar[str] = "0.10"
+    provides: ClassVar[frozenset[str]] = frozenset({"tensor_parallel"})
     architectures: ClassVar[tuple[str, ...]] = ("TransformersForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {"architectures": ["LlamaForCausalLM"]}
 
@@ -73,36 +78,81 @@ class TransformersForCausalLM(nn.Module):
         classes = importlib.import_module("dovetail_transformers.model_classes")
         self.config = classes.read_config(context.hf_config)
         self.cls = classes.find_class(context.hf_config, self.config)
-        with classes.no_init_weights():
-            self.module = self._create(context.dtype, context.device)
+        self.device, self.ranks = context.device, context.ranks
+        self.reference: list[torch.Tensor] | None = None
+        is_divided = self.ranks.size > 1
+        moves = is_divided and self.device.type != "meta"
+        with classes.LOCK, classes.no_init_weights():
+            self.module = self._create(context.dtype, _CPU if moves else self.device)
             recorded, probed = self._record(context)
-        names = {id(module): name for name, module in probed.named_modules()}
-        self.attention_names = [names[id(module)] for module in recorded.modules]
-        parameters = {id(parameter): name for name, parameter in probed.named_parameters()}
-        self.sink_names = [parameters.get(id(call.sinks), "") for call in recorded.calls]
+            names = {id(module): name for name, module in probed.named_modules()}
+            self.attention_names = [names[id(module)] for module in recorded.modules]
+            parameters = {id(parameter): name for name, parameter in probed.named_parameters()}
+            self.sink_names = [parameters.get(id(call.sinks), "") for call in recorded.calls]
+            self._vocab_size = int(probed.get_output_embeddings().weight.shape[0])
+            if is_divided:
+                self._check_division(context.dtype, recorded)
+                divide_model(self.module, self.ranks)
         self.attn = nn.ModuleList(
             _make_layer(call, index, context) for index, call in enumerate(recorded.calls)
         )
-        self.adopt(self.module)
+        self._use(self.module)
         self.keeps_logits = "logits_to_keep" in inspect.signature(self.module.forward).parameters
         self.is_checked, self.max_model_len = False, context.max_model_len
 
     def adopt(self, module: transformers.PreTrainedModel) -> None:
-        """Use `module`, a model of the same class and config, and its weights."""
-        self.module = module.eval().requires_grad_(False)
-        self.calls = StepCalls([module.get_submodule(name) for name in self.attention_names])
+        """Use the weights of `module`, an undivided model of the same class and config on a CPU."""
+        if self.ranks.size > 1:
+            self.module = module.eval().requires_grad_(False)
+            with _experts(module, "eager"):
+                self.reference = reference_logits(self, _CPU)
+            divide_model(module, self.ranks)
+        self._use(module)
+
+    def _use(self, module: transformers.PreTrainedModel) -> None:
+        self.module = module.to(self.device).eval().requires_grad_(False)
+        modules = [module.get_submodule(name) for name in self.attention_names]
+        self.calls = StepCalls(modules, self.attn, self.ranks)
         set_taker(module, self.calls)
+
+    def _check_division(self, dtype: torch.dtype, recorded: RecordedCalls) -> None:
+        """Raise ConfigError or ModelError if the ranks cannot share the model.
+
+        recorded: the calls of the undivided model.
+        """
+        size = self.ranks.size
+        probed = self._create(dtype, torch.device("meta"))
+        check_plan(probed, self.ranks)
+        shares = [
+            call.heads.share(self.ranks, name)
+            for name, call in zip(self.attention_names, recorded.calls, strict=True)
+        ]
+        divide_model(probed, FakeRanks(size=size))
+        problem = "the numbers of its heads do not fit"
+        try:
+            heads = [call.heads for call in _record(probed).calls]
+        except (ModelError, NotImplementedError, RuntimeError, ValueError) as error:
+            heads, problem = [], shorten(str(error))
+        wholes = [call.heads for call in recorded.calls]
+        if heads not in (shares, wholes):
+            raise ModelError(
+                f"tensor_parallel_size={size} was requested, but {self.cls.__name__} in "
+                f"transformers cannot be divided by its plan ({wholes[0].num_heads} query heads, "
+                f"{wholes[0].num_kv_heads} key-value heads): {problem}\nSet "
+                "tensor_parallel_size=1, or install a plugin with a model of this architecture."
+            )
 
     def _create(self, dtype: torch.dtype, device: torch.device) -> transformers.PreTrainedModel:
         """Return the model with uninitialized weights. Raise ModelError for an invalid config."""
         config = copy.deepcopy(self.config)
+        kind = device.type if device.type == "meta" else self.device.type
         try:
             with torch.device(device):
                 model = self.cls._from_config(
                     config,
                     dtype=dtype,
                     attn_implementation=IMPLEMENTATION,
-                    experts_implementation=_EXPERTS.get(device.type),
+                    experts_implementation=_EXPERTS.get(kind),
                 )
         except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
             raise ModelError(
@@ -168,7 +218,7 @@ class TransformersForCausalLM(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
-        return int(self.module.get_output_embeddings().weight.shape[0])
+        return self._vocab_size
 
     def eager_logits(self, input_ids_T: torch.Tensor, window: int | None) -> torch.Tensor:
         """Return the logits of one sequence by transformers' own attention, [T, V].
@@ -184,7 +234,11 @@ class TransformersForCausalLM(nn.Module):
         """Copy the sinks to the attention layers. Call it when weights have been loaded."""
         for layer, name in zip(self.attn, self.sink_names, strict=True):
             if name and isinstance(layer, Attention) and layer.sinks is not None:
-                layer.sinks.copy_(self.module.get_parameter(name))
+                sinks_H = self.module.get_parameter(name)
+                shard = layer.shards.get("sinks")
+                if shard is not None and len(sinks_H) == shard.whole:
+                    sinks_H = sinks_H[shard.slice]
+                layer.sinks.copy_(sinks_H)
 
 
 def _record(model: transformers.PreTrainedModel) -> RecordedCalls:
@@ -238,3 +292,14 @@ def _eager(model: transformers.PreTrainedModel, window: int | None) -> Iterator[
         model.set_attn_implementation(IMPLEMENTATION)
         if window is not None:
             model.config.sliding_window = stated
+
+
+@contextmanager
+def _experts(model: transformers.PreTrainedModel, implementation: str) -> Iterator[None]:
+    """Make a model compute its experts with another implementation."""
+    before = model.config._experts_implementation
+    model.set_experts_implementation(implementation)
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(before)

@@ -6,6 +6,7 @@ Code in a model directory is never run.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +20,11 @@ from dovetail.errors import ModelError
 from dovetail.value_checks import shorten
 from dovetail_transformers.attention_calls import IMPLEMENTATION, attention_function
 
-__all__ = ["find_class", "no_init_weights", "read_config"]
+__all__ = ["LOCK", "find_class", "no_init_weights", "read_config"]
 transformers.AttentionInterface.register(IMPLEMENTATION, attention_function)
 
+LOCK = threading.RLock()
+"""To create or load a model. transformers then replaces functions of torch for all threads."""
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "global", "local"})
 _VARYING_ROPE = ("dynamic", "longrope")
 """Types of RoPE whose angles depend on the length of a request, which a cache of keys excludes."""

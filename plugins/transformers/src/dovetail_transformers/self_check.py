@@ -33,17 +33,21 @@ TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 OTHER_TOLERANCE = 0.1
 
 
+def reference_logits(model: TransformersForCausalLM, device: torch.device) -> list[torch.Tensor]:
+    """Return the eager logits of each sequence, [T, V]."""
+    window = _window(model)
+    return [model.eager_logits(sequence, window) for sequence in _sequences(model, device)]
+
+
 def check(model: TransformersForCausalLM, device: torch.device) -> None:
-    """Raise ModelError if the packed, chunked logits differ from the eager ones."""
-    vocab_size = model.module.get_output_embeddings().weight.shape[0]
-    generator = torch.Generator().manual_seed(0)
-    sequences = [
-        torch.randint(0, vocab_size, (length,), generator=generator).to(device)
-        for length in LENGTHS
-    ]
+    """Raise ModelError if the packed, chunked logits differ from the eager ones.
+
+    Ranks that divide a loaded model compare with the undivided one.
+    """
+    sequences, window = _sequences(model, device), _window(model)
+    expected = model.reference or reference_logits(model, device)
+    model.reference = None
     stated = getattr(model.module.config, "sliding_window", None)
-    window = WINDOW if type(stated) is int and WINDOW < stated < model.max_model_len else None
-    expected = [model.eager_logits(sequence, window) for sequence in sequences]
     layers: Sequence[Any] = [
         _shortened(layer) if window and layer.sliding_window == stated else layer
         for layer in model.attn
@@ -60,7 +64,21 @@ def check(model: TransformersForCausalLM, device: torch.device) -> None:
             rows.append(part_TV)
         done = [d + n for d, n in zip(done, counts, strict=True)]
     for expected_LV, rows in zip(expected, actual, strict=True):
-        _compare(type(model.module).__name__, expected_LV, torch.cat(rows))
+        _compare(type(model.module).__name__, expected_LV.to(device), torch.cat(rows))
+
+
+def _sequences(model: TransformersForCausalLM, device: torch.device) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randint(0, model.vocab_size, (length,), generator=generator).to(device)
+        for length in LENGTHS
+    ]
+
+
+def _window(model: TransformersForCausalLM) -> int | None:
+    """Return the shortened window, or None if windows have no effect or are short already."""
+    stated = getattr(model.module.config, "sliding_window", None)
+    return WINDOW if type(stated) is int and WINDOW < stated < model.max_model_len else None
 
 
 def _shortened(layer: Attention) -> SimpleNamespace:

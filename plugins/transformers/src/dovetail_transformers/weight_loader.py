@@ -44,20 +44,22 @@ class TransformersLoader(WeightLoader):
         logging = importlib.import_module("transformers.utils.logging")
         if not self.context.progress:
             logging.disable_progress_bar()
+        classes = importlib.import_module("dovetail_transformers.model_classes")
         target = model.module
         folder = self.context.model_dir
         try:
-            loaded, report = type(target).from_pretrained(
-                folder,
-                config=copy.deepcopy(target.config),
-                dtype=target.dtype,
-                attn_implementation=IMPLEMENTATION,
-                experts_implementation=target.config._experts_implementation,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
+            with classes.LOCK:
+                loaded, report = type(target).from_pretrained(
+                    folder,
+                    config=copy.deepcopy(target.config),
+                    dtype=target.dtype,
+                    attn_implementation=IMPLEMENTATION,
+                    experts_implementation=target.config._experts_implementation,
+                    local_files_only=True,
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    output_loading_info=True,
+                )
         except (OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
             raise WeightError(
                 f"{folder}: transformers cannot read the weights: {str(error)[:300]}"
@@ -67,6 +69,7 @@ class TransformersLoader(WeightLoader):
             if names:
                 shown = ", ".join(names[:_NUM_SHOWN])
                 raise WeightError(f"{folder}: {problem.replace('_keys', ' weights')}: {shown}")
-        model.adopt(loaded.to(target.device))
+        num_bytes = sum(parameter.nbytes for parameter in loaded.parameters())
+        model.adopt(loaded)
         model.fill_sinks()
-        return sum(parameter.nbytes for parameter in loaded.parameters())
+        return num_bytes
