@@ -5,6 +5,7 @@ The ranks divide a model by its plan in transformers. What cannot be divided is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,14 @@ def test_two_ranks_agree_with_transformers(name: str, tmp_path: Path, record_pro
     record_property("parity", row)
     assert ran.stats.prefix_hits
     agreement.check()
+
+
+@pytest.mark.costly
+def test_four_ranks_share_two_key_value_heads_that_the_plan_does_not_divide(tmp_path: Path) -> None:
+    checkpoint = make_fallback("olmo2", tmp_path, commit_seed()[0])
+    run_config = replace(TWO_RANKS, options={"tensor_parallel_size": 4, **RANKS})
+    ran = run_engine(checkpoint, run_config, MAX_LEN)
+    measure(ran.requests, ran.recorded[0], checkpoint.logits).check()
 
 
 @pytest.mark.costly
