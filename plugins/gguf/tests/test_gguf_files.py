@@ -130,14 +130,53 @@ def test_the_error_for_an_unknown_gguf_architecture_names_it(tmp_path):
 
 
 def test_the_error_for_a_gguf_field_of_a_wrong_type_names_it(tmp_path):
-    file = write_file(tmp_path / "wrong.gguf", changes={"block_count": 1 << 31})
+    file = write_file(tmp_path / "wrong.gguf", changes={"context_length": 1 << 31})
     GGUFFormat().describe(file)
     data = bytearray(file.read_bytes())
-    index = data.index(b"llama.block_count") + len(b"llama.block_count")
+    index = data.index(b"llama.context_length") + len(b"llama.context_length")
     data[index : index + 4] = (5).to_bytes(4, "little")  # read as int32, so the value is negative
     file.write_bytes(data)
-    with pytest.raises(ModelError, match=r"llama\.block_count"):
+    with pytest.raises(ModelError, match=r"llama\.context_length"):
         GGUFFormat().describe(file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("block_count", 2, r"no tensors of layer 1 \(blk\.1\), but llama\.block_count is 2"),
+        (
+            "embedding_length",
+            (1 << 31) - 1,
+            r"token_embd\.weight.*llama\.embedding_length.*columns",
+        ),
+        ("feed_forward_length", 1 << 31, r"ffn_down\.weight.*llama\.feed_forward_length"),
+        ("attention.head_count", 3, r"llama\.attention\.head_count is 3.*multiple of"),
+        ("attention.head_count", 1 << 20, r"attn_output\.weight.*llama\.attention\.head_count"),
+        ("attention.head_count_kv", 0, r"llama\.attention\.head_count_kv \(0\)"),
+        ("attention.head_count_kv", 1, r"attn_k\.weight.*llama\.attention\.head_count_kv"),
+        ("rope.dimension_count", 3, r"llama\.rope\.dimension_count is 3"),
+        ("attention.key_length", 16, r"rope\.dimension_count is 8.*the head size 16"),
+    ],
+)
+def test_metadata_that_contradicts_the_tensors_is_rejected(key, value, message, tmp_path):
+    file = write_file(tmp_path / "contradiction.gguf", changes={key: value})
+    with pytest.raises(ModelError, match=rf"(?s)contradiction\.gguf.*{message}"):
+        GGUFFormat().describe(file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor"),
+    [
+        ({"rope.scaling.factor": 4}, 4.0),
+        ({"rope.scale_linear": 2}, 2.0),
+        ({"rope.scaling.factor": 1}, None),
+        ({}, None),
+    ],
+)
+def test_a_rope_factor_without_a_type_is_linear_scaling(changes, factor, tmp_path):
+    file = write_file(tmp_path / "model.gguf", changes=changes)
+    scaling = GGUFFormat().describe(file).config.get("rope_scaling")
+    assert scaling == (None if factor is None else {"rope_type": "linear", "factor": factor})
 
 
 @pytest.mark.parametrize(

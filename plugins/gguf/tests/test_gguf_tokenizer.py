@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+import numpy as np
 import pytest
 from gguf import GGUFWriter, TokenType
 from tokenizers import Tokenizer, models
@@ -29,7 +30,7 @@ PIECES_OF_TEXT = (
 )
 
 
-def write_bytes_vocabulary(path, *, pre="gpt-2", omit=(), **changes):
+def write_bytes_vocabulary(path, *, pre="gpt-2", omit=(), num_rows=None, **changes):
     """Write a small byte-level vocabulary. changes: values that replace or add keys."""
     tokens = [*ALPHABET, *(merge.replace(" ", "") for merge in MERGES), *SPECIAL]
     types = [TokenType.NORMAL] * (len(tokens) - 3)
@@ -43,7 +44,7 @@ def write_bytes_vocabulary(path, *, pre="gpt-2", omit=(), **changes):
         "bos_token_id": len(tokens) - 3,
         "eos_token_id": len(tokens) - 2,
     }
-    return write(path, {**values, **changes}, omit)
+    return write(path, {**values, **changes}, omit, num_rows)
 
 
 def write_pieces_vocabulary(path, *, omit=(), **changes):
@@ -60,8 +61,11 @@ def write_pieces_vocabulary(path, *, omit=(), **changes):
     return write(path, {**values, **changes}, omit)
 
 
-def write(path, values, omit):
+def write(path, values, omit, num_rows=None):
+    """num_rows: rows of the embedding; None for a file without tensors."""
     writer = GGUFWriter(path, "llama")
+    if num_rows is not None:
+        writer.add_tensor("token_embd.weight", np.zeros((num_rows, 32), dtype=np.float32))
     for key, value in values.items():
         name = key if key.startswith("tokenizer.") else f"tokenizer.ggml.{key}"
         if key in omit or value is None:
@@ -237,6 +241,13 @@ def test_the_error_for_an_invalid_value_names_its_key(key, tmp_path):
 def test_the_error_for_a_missing_key_names_it(key, tmp_path):
     path = write_bytes_vocabulary(tmp_path / "bad.gguf", omit=(key,))
     with pytest.raises(ModelError, match=rf"(?s)bad\.gguf.*tokenizer\.ggml\.{key}.*missing"):
+        load(path)
+
+
+def test_more_tokens_than_rows_of_the_embedding_are_rejected(tmp_path):
+    load(write_bytes_vocabulary(tmp_path / "good.gguf", num_rows=265))
+    path = write_bytes_vocabulary(tmp_path / "bad.gguf", num_rows=264)
+    with pytest.raises(ModelError, match=r"bad\.gguf: .*tokens has 265 tokens.* only 264 rows"):
         load(path)
 
 

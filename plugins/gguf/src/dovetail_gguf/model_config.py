@@ -17,6 +17,7 @@ from dovetail_gguf.architectures import ARCHITECTURES, Architecture
 from dovetail_gguf.expert_fields import check_experts, read_counts
 from dovetail_gguf.metadata_fields import Fields
 from dovetail_gguf.reader import GGUFFile
+from dovetail_gguf.shape_checks import check_rotary_size, check_shapes
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor with the divisors of the rotary frequencies of Llama 3.1 and later."""
@@ -95,6 +96,9 @@ def read_config(file: GGUFFile) -> dict[str, Any]:
         row.read(fields, config)
     if row.experts is not None:
         check_experts(fields, row.experts, config)
+    if "kv_lora_rank" not in config:
+        check_rotary_size(fields, head_dim, is_partial=row.is_rotary_partial)
+    check_shapes(fields, config, head_dim)
     return config
 
 
@@ -131,11 +135,11 @@ def _rope_scaling(fields: Fields, head_dim: int, config: Mapping[str, Any]) -> d
         return _llama3_scaling(fields.file, head_dim, config["rope_theta"])
     kind = fields.get("rope.scaling.type")
     if kind in (None, "none"):
-        # Old files state linear scaling only by its factor.
-        scale = fields.get("rope.scale_linear")
-        if scale is None or scale == 1:
-            return {}
-        return {"rope_type": "linear", "factor": fields.number("rope.scale_linear")}
+        # Files without a type have linear scaling if they state a factor.
+        keys = () if kind == "none" else ("rope.scaling.factor", "rope.scale_linear")
+        stated = next((key for key in keys if fields.get(key) is not None), None)
+        factor = 1.0 if stated is None else fields.number(stated)
+        return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
     if kind not in ("linear", "yarn"):
         raise ModelError(
             f"{fields.file.path}: {fields.name}.rope.scaling.type is {kind!r:.80}, which is not "

@@ -96,6 +96,11 @@ def read_vocabulary(file: GGUFFile) -> Vocabulary:
             "Set the option tokenizer to a directory with a tokenizer.json, or skip_tokenizer_init."
         )
     tokens = source.strings("tokens", MAX_TOKENS)
+    table = file.tensors.get("token_embd.weight")
+    if table is not None and len(tokens) > table.shape[0]:
+        raise source.rejection(
+            f"tokens has {len(tokens)} tokens, but token_embd.weight has only {table.shape[0]} rows"
+        )
     types = source.token_types(len(tokens))
     is_byte_level = model == "gpt2"
     pre = source.pre_tokenizer() if is_byte_level else None

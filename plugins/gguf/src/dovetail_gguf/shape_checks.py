@@ -1,0 +1,85 @@
+"""Compares the sizes in the metadata of a GGUF file with the shapes of its tensors.
+
+The model is created from the metadata before its weights are read. Therefore these checks limit the
+size of the model by the tensors of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.errors import ModelError
+from dovetail_gguf.metadata_fields import Fields
+
+_LAYER = re.compile(r"blk\.(?P<number>\d{1,9})\.(?P<leaf>\w+\.weight)")
+
+
+def check_shapes(fields: Fields, config: Mapping[str, Any], head_dim: int) -> None:
+    """Raise ModelError, naming file and key, if a size contradicts a tensor or another size.
+
+    config: the fields of config.json. head_dim: the head size that the metadata states. Attention
+    over latent vectors has other head sizes, which are not compared.
+    """
+    num_heads = fields.integer("attention.head_count")
+    num_kv_heads = fields.integer("attention.head_count_kv", default=num_heads)
+    # Leaf of a tensor: dimension, expected size, keys of the metadata.
+    expected = {
+        "ffn_down.weight": (1, fields.integer("feed_forward_length"), "feed_forward_length")
+    }
+    if "kv_lora_rank" not in config and num_heads:
+        _check_heads(fields, num_heads, num_kv_heads)
+        keys = f"attention.head_count × head size {head_dim}"
+        expected["attn_output.weight"] = (1, num_heads * head_dim, keys)
+        keys = f"attention.head_count_kv × head size {head_dim}"
+        expected["attn_k.weight"] = (0, num_kv_heads * head_dim, keys)
+    _check_size(fields, "token_embd.weight", 1, config["hidden_size"], "embedding_length")
+    layers = set()
+    for name in fields.file.tensors:
+        if match := _LAYER.fullmatch(name):
+            layers.add(int(match["number"]))
+            if match["leaf"] in expected:
+                _check_size(fields, name, *expected[match["leaf"]])
+    missing = next((n for n in range(config["num_hidden_layers"]) if n not in layers), None)
+    if missing is not None:
+        raise ModelError(
+            f"{fields.file.path} has no tensors of layer {missing} (blk.{missing}), but "
+            f"{fields.name}.block_count is {fields.integer('block_count')}. The file is "
+            "incomplete; download it again."
+        )
+
+
+def check_rotary_size(fields: Fields, head_dim: int, *, is_partial: bool) -> None:
+    """Raise ModelError if rope.dimension_count does not fit the head size.
+
+    is_partial: whether only a part of each head may rotate.
+    """
+    if fields.get("rope.dimension_count") is None:
+        return
+    size = fields.integer("rope.dimension_count")
+    is_valid = size <= head_dim if is_partial else size == head_dim
+    if size % 2 or not is_valid:
+        rule = "even and at most" if is_partial else "even and equal to"
+        raise ModelError(
+            f"{fields.file.path}: {fields.name}.rope.dimension_count is {size}; it must be {rule} "
+            f"the head size {head_dim}."
+        )
+
+
+def _check_heads(fields: Fields, num_heads: int, num_kv_heads: int) -> None:
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ModelError(
+            f"{fields.file.path}: {fields.name}.attention.head_count is {num_heads}, which is not "
+            f"a multiple of {fields.name}.attention.head_count_kv ({num_kv_heads})."
+        )
+
+
+def _check_size(fields: Fields, name: str, dimension: int, size: int, key: str) -> None:
+    """Compare one dimension of a tensor, if it has two, with the size that the metadata states."""
+    shape = fields.file.tensors[name].shape
+    if len(shape) == 2 and shape[dimension] != size:
+        raise ModelError(
+            f"{fields.file.path}: {name} has the shape {list(shape)}, but the metadata "
+            f"({fields.name}.{key}) require {size} {'columns' if dimension else 'rows'}."
+        )
