@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dovetail.cli import main
+from dovetail.cli.plugins_table import print_table
 from dovetail.plugins.contracts.checks import contract_version
 
 SOURCE = """
@@ -134,3 +135,14 @@ def test_an_options_class_without_source_is_shown_by_name_only(site, capsys):
     (site / "shown_mod/dovetail.toml").write_text(MANIFEST.replace("shown_mod:Opt", "gone:Opt"))
     assert main(["plugins", "show", "policy:shown"]) == 0
     assert "gone:Options (use --load to read its fields)" in capsys.readouterr().out
+
+
+def test_a_table_with_an_empty_column_breaks_no_line_in_a_pipe(capsys):
+    name = "layers.2.self_attn.q_proj"
+    print_table(("layer", "type", ""), [(name, "Q4_K", ""), ("short", "Q4_K", "")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["layer", "type"],
+        [name, "Q4_K"],
+        ["short", "Q4_K"],
+    ]

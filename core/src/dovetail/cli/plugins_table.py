@@ -45,7 +45,9 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, title
     console = Console()
     if not console.is_terminal:
         unbounded = console.options.update(max_width=100_000)
-        console.width = max(1, Measurement.get(console, unbounded, table).maximum)
+        # A column without text is one character wide, which the measurement does not count.
+        width = Measurement.get(console, unbounded, table).maximum + len(headings)
+        console.width = max(1, width)
     if title:
         console.print(Text(title, style="bold"), soft_wrap=True)
     console.print(table)
