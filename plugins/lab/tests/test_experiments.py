@@ -4,6 +4,7 @@ A queue with one server replaces the engine (`queue_worker`).
 """
 
 import csv
+import errno
 import json
 import sys
 from pathlib import Path
@@ -15,9 +16,13 @@ from dovetail_lab.experiments.comparison import compare_all, rank_policies
 from dovetail_lab.experiments.experiment import RunOptions, run_experiment
 from dovetail_lab.experiments.export import export_results
 from dovetail_lab.experiments.results import Cell
-from dovetail_lab.experiments.spec import make_spec, parse_loads, read_spec
+from dovetail_lab.experiments.spec import make_spec, parse_loads
+from dovetail_lab.experiments.spec_file import read_spec
 
 WORKER = (sys.executable, str(Path(__file__).with_name("queue_worker.py")))
+YAML_ALIASES = "".join(
+    f"{y}: &{y} [{f'*{x},' * 9}]\n" for x, y in zip("abcdefg", "bcdefgh", strict=True)
+)
 WORKLOAD = {"synthetic": "chat", "num_requests": 200}
 
 
@@ -112,7 +117,7 @@ def test_a_run_with_a_damaged_file_is_repeated(done):
     ("policy", "message"),
     [
         ("raises", "RuntimeError: the policy is broken"),
-        ("exits", "exited with code 7"),
+        ("exits", "exited with code 7; see workers.log"),
         ("incomplete", "stopped at step 5"),
     ],
 )
@@ -211,6 +216,14 @@ def test_the_columns_of_a_run_can_be_read_again(done):
         ({"setup": {"max_num_batched_tokens": 8}}, "at least max_num_seqs=256"),
         ({"setup": {"num_blocks": 8}}, "needs num_blocks of at least 1025"),
         ({"workload": {"trace": ""}}, "exactly one"),
+        ({"policies": [""]}, r"policies\.0\.policy"),
+        ({"policies": "fcfs"}, "policies: must be a list"),
+        ({"policies": [3]}, r"policies\.0: must be a table of fields"),
+        ({"time_limit_s": 1e300}, "time_limit_s"),
+        ({"first_seed": 2**63}, "first_seed"),
+        ({"setup": {"max_num_seqs": 10**9}}, r"setup\.max_num_seqs"),
+        ({"seed": 3}, r"seed: unknown field\. Did you mean 'seeds'\?$"),
+        ({"workload": {**WORKLOAD, "reqs": 3}}, r"workload\.reqs: unknown field; use trace, synth"),
     ],
 )
 def test_an_invalid_experiment_is_rejected(fields, message):
@@ -238,6 +251,41 @@ def test_toml_and_yaml_describe_the_same_experiment(tmp_path):
         read_spec(yaml)
     with pytest.raises(UserError, match="cannot be read"):
         read_spec(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "[" * 100_000, "nested too deeply"),
+        ("a.yaml", "[" * 5000, "nested too deeply"),
+        ("a.toml", "a = " + "[" * 5000, "nested too deeply"),
+        ("a.yaml", "policies: &again [*again]", "nested too deeply"),
+        ("a.yaml", "a: &a [1,1,1,1,1,1]\n" + YAML_ALIASES, "more than 100,000 values"),
+        ("a.toml", "#" * 2**20 + "#", "larger than 1,048,576 bytes"),
+    ],
+)
+def test_an_experiment_file_is_read_in_bounded_memory(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_spec(tmp_path / name)
+
+
+def test_a_device_is_not_an_experiment_file():
+    with pytest.raises(UserError, match="larger than"):
+        read_spec(Path("/dev/zero"))
+
+
+def test_a_full_disk_ends_the_experiment_with_an_error_and_leaves_no_part_of_a_file(
+    tmp_path, monkeypatch
+):
+    def fail(path, content):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(UserError, match=r"out=.*cannot be written: No space left on device"):
+        run(spec_of(("exits",), seeds=1, loads=(0.5,)), tmp_path)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_loads_are_a_list_or_a_range():

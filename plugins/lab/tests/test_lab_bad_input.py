@@ -106,6 +106,46 @@ def test_an_empty_option_is_rejected(option, folder, capsys):
     assert option in words(capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('workload = "chat"', "workload: must be a table of fields"),
+        ("workload = []", "workload: must be a table of fields"),
+        ('workload = {synthetic = "chat"}\nsetup = 0', "setup: must be a table of fields"),
+    ],
+)
+def test_a_table_of_an_experiment_file_has_fields(text, message, folder, capsys):
+    (folder / "a.toml").write_text(f'policies = ["fcfs"]\n{text}\n')
+    assert main(["lab", "compare", "a.toml"]) == 2
+    assert message in words(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["compare", "a.toml", "--policies="], "no policies are specified"),
+        (["compare", "a.toml", "--jobs", "0"], "--jobs 0 must be between 1 and 1024"),
+        (["compare", "a.toml", "--slo", "ttft:0"], "positive numbers"),
+        (["compare", "a.toml", "--slo", "ttft:5,ttft:6"], "contains ttft twice"),
+        (["sweep", "sarathi", "--option", "chunk=64,128", "--load", "0.5,0.7"], "runs one load"),
+        (["run", "fcfs", "--load", "0.5,0.7"], "load=0.5,0.7: this command runs one load"),
+        (["adversary", "sjf", "fcfs", "--trace="], "omit --trace"),
+        (["adversary", "sjf", "fcfs", "--tenants", "2"], "omit --tenants"),
+    ],
+)
+def test_an_option_without_effect_is_rejected(command, message, folder, capsys):
+    (folder / "a.toml").write_text('policies = ["fcfs"]\nworkload = {synthetic = "chat"}\n')
+    trace = ["--trace", "chat"] if command[0] in ("sweep", "run") else []
+    assert main(["lab", *command, *trace]) == 2
+    assert message in words(capsys.readouterr().err)
+
+
+def test_a_chrome_trace_that_cannot_be_written_is_an_error(folder, capsys):
+    command = ["lab", "run", "fcfs", "--trace", "chat", "--requests", "20"]
+    assert main([*command, "--perfetto", "none/a.json"]) == 2
+    assert "--perfetto='none/a.json' cannot be written" in words(capsys.readouterr().err)
+
+
 def test_an_invalid_load_is_the_only_error_that_is_reported(folder, capsys):
     command = ["lab", "compare", "--policies", "fcfs", "--trace", "chat", "--load", "-1"]
     assert main(command) == 2

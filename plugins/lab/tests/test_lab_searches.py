@@ -7,7 +7,8 @@ import pytest
 
 from dovetail.errors import UserError
 from dovetail_lab.experiments.experiment import RunOptions
-from dovetail_lab.experiments.spec import make_spec, read_spec
+from dovetail_lab.experiments.spec import make_spec
+from dovetail_lab.experiments.spec_file import read_spec
 from dovetail_lab.searches.adversary import BOUNDS, search_adversary
 from dovetail_lab.searches.sweep import candidates_of, parse_option, sweep
 
@@ -89,6 +90,10 @@ def test_options_of_a_sweep_are_json_values_or_strings():
             parse_option(bad)
     with pytest.raises(UserError, match="has 1 combinations"):
         candidates_of("p", {"a": [1]})
+    with pytest.raises(UserError, match="'a' has the value 64 twice"):
+        candidates_of("p", {"a": [64, 64]})
+    with pytest.raises(UserError, match="has 1000000000000 combinations"):  # without listing them
+        candidates_of("p", {name: range(1000) for name in "abcd"})
     with pytest.raises(UserError, match="has 1001 combinations"):
         candidates_of("p", {"a": range(1001)})
     with pytest.raises(UserError, match="metric='hit_rate_ideal' is not one of"):

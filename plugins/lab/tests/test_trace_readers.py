@@ -200,6 +200,9 @@ GOOD = "2023-11-16 18:17:03.5,10,10\n"
         ('[{"conversations": []}', 1, "ends in the middle"),
         ("[5]", 1, "conversation object, got int"),
         ("hello\n", 1, "format is not known"),
+        ("{" + '"a":[' * 50_000 + "\n", 1, "format is not known"),
+        (BURST + "1e300,m,4,4,8,API\n", 2, "more than 10,000 years"),
+        (AZURE + "1960-01-02 00:00:00,5,1\n1960-01-01 00:00:00,5,1\n", 3, "86400 s earlier"),
     ],
 )
 def test_the_error_for_an_invalid_trace_names_the_line(text, line, message, tmp_path):
@@ -235,6 +238,11 @@ def test_a_file_that_is_not_utf8_is_rejected(tmp_path):
 def test_an_unknown_trace_name_is_rejected_with_a_suggestion():
     with pytest.raises(UserError, match=r"azure:convv.*Did you mean 'azure:conv'"):
         find_trace("azure:convv")
+
+
+def test_times_before_1970_are_valid(tmp_path):
+    times = [row.arrival_ns for row in rows_of(tmp_path, AZURE + "1969-12-31 23:59:59,5,1\n" * 2)]
+    assert times == [-1_000_000_000] * 2
 
 
 def test_a_format_can_be_named_before_the_path(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from random import Random
 
 import pytest
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from dovetail_lab.workloads.spec import (
     SLOClass,
     WorkloadSpec,
 )
+from dovetail_lab.workloads.synthetic import sample_length
 
 NS = 1_000_000_000
 
@@ -227,12 +229,27 @@ def test_requests_that_are_too_long_are_clipped_or_dropped_and_counted():
         ({"synthetic": "chat", "slo_classes": [{"name": "a"}, {"name": "a"}]}, "not unique"),
         ({"synthetic": "chat", "expected_tokens": "oracle"}, "expected_tokens"),
         ({"mix": [{"name": "a", "share": 0}]}, "share"),
+        ({"mix": [{"name": "a", "share": 1e308}]}, "share"),
+        ({"mix": [{"name": "a", "prompt_cv": 1e300}]}, "prompt_cv"),
+        ({"mix": [{"name": "a", "priority": 2**63}]}, "priority"),
+        ({"sessions": {"think_s": 1e300}}, "think_s"),
+        ({"synthetic": "chat", "tenant_skew": 1e308}, "tenant_skew"),
+        ({"synthetic": "chat", "slo_classes": [{"ttft_ms": 1e300}]}, "ttft_ms"),
+        ({"synthetic": "chat", "expected_tokens": "noisy:1.2.3"}, "SIGMA from 0 to 10"),
+        ({"synthetic": "chat", "expected_tokens": "noisy:9999"}, "SIGMA from 0 to 10"),
+        ({"synthetic": "chat", "expected_tokens": "noisy:nan"}, "SIGMA from 0 to 10"),
+        ({"trace": "azure:conv", "first_row": 2**63}, "first_row"),
         ({"synthetic": "chat", "load": 3}, "load"),
     ],
 )
 def test_an_invalid_description_is_rejected(fields, message):
     with pytest.raises(ValidationError, match=message):
         WorkloadSpec(**fields)
+
+
+def test_sampled_lengths_are_bounded():
+    lengths = [sample_length(10_000_000, 100.0, Random(seed)) for seed in range(200)]
+    assert max(lengths) == 10_000_000 and min(lengths) >= 1
 
 
 def test_impossible_workloads_are_rejected():

@@ -15,6 +15,7 @@ from dovetail_lab.commands.experiment_options import (
     RunFlags,
 )
 from dovetail_lab.experiments.experiment import RunOptions
+from dovetail_lab.output_errors import output_errors
 from dovetail_lab.searches.adversary import Trial, search_adversary
 
 _POLICY_HELP = "The policy A, whose regret is maximized."
@@ -36,8 +37,9 @@ def adversary(
     run: Annotated[RunFlags, Parameter(name="*")] = DEFAULT_RUN,
 ) -> int:
     """Search for a workload that maximizes the regret of one policy against another."""
-    if experiment.trace or experiment.load:
-        raise UserError("the search chooses workload and load; omit --trace and --load.")
+    for option in ("trace", "load", "tenants"):
+        if getattr(experiment, option) is not None:
+            raise UserError(f"the search chooses workload and load; omit --{option}.")
     name = f"{policy} against {against}"
     fields = {
         "name": name,
@@ -66,6 +68,7 @@ def adversary(
         f"{result.confirmed.regret:+.1%} in {metric} ({verdict})."
     )
     path = run.out / "adversary.json"
-    path.write_text(result.spec.model_dump_json(indent=1), "utf-8")
+    with output_errors("out", run.out):
+        path.write_text(result.spec.model_dump_json(indent=1), "utf-8")
     print_line(f"Wrote {path}. Repeat it with: dovetail lab compare {path}")
     return 0

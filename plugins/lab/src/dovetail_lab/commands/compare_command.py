@@ -24,7 +24,9 @@ from dovetail_lab.commands.experiment_options import (
 from dovetail_lab.experiments.experiment import RunOptions, run_experiment
 from dovetail_lab.experiments.export import export_results
 from dovetail_lab.experiments.results import Results
-from dovetail_lab.experiments.spec import ExperimentSpec, read_spec
+from dovetail_lab.experiments.spec import ExperimentSpec
+from dovetail_lab.experiments.spec_file import read_spec
+from dovetail_lab.output_errors import output_errors
 from dovetail_lab.reports.tables import (
     TextTable,
     difference_table,
@@ -43,8 +45,8 @@ def compare(
     /,
     *,
     policies: Annotated[
-        str, Parameter(help=_POLICIES_HELP, group=EXPERIMENT_GROUP, show_default=False)
-    ] = "",
+        str | None, Parameter(help=_POLICIES_HELP, group=EXPERIMENT_GROUP, show_default=False)
+    ] = None,
     experiment: Annotated[ExperimentOptions, Parameter(name="*")] = DEFAULT_OPTIONS,
     run: Annotated[RunFlags, Parameter(name="*")] = DEFAULT_RUN,
     report: Annotated[bool, Parameter(help=_REPORT_HELP, group=RUN_GROUP)] = True,
@@ -64,22 +66,23 @@ def compare(
             ),
         )
     print_results(results)
-    paths = export_results(results, run.out)
-    if report and results.by_cell:
-        from dovetail_lab.reports.report import write_report  # imports matplotlib
+    with output_errors("out", run.out):
+        paths = export_results(results, run.out)
+        if report and results.by_cell:
+            from dovetail_lab.reports.report import write_report  # imports matplotlib
 
-        paths.append(write_report(results, run.out).page)
+            paths.append(write_report(results, run.out).page)
     for path in paths:
         print_line(f"Wrote {path}")
     return 1 if results.failures else 0
 
 
 def experiment_spec(
-    file: Path | None, policies: str, experiment: ExperimentOptions
+    file: Path | None, policies: str | None, experiment: ExperimentOptions
 ) -> ExperimentSpec:
     """Return the experiment of a file and flags; raise UserError if it is incomplete."""
     fields = dict(read_spec(file)) if file else {}
-    if policies:
+    if policies is not None:
         fields["policies"] = [name.strip() for name in policies.split(",") if name.strip()]
     if file and "name" not in fields:
         fields["name"] = file.stem

@@ -24,6 +24,7 @@ from dovetail_lab.experiments.spec import (
 WORKLOAD_GROUP = Group("Workload", sort_key=1)
 EXPERIMENT_GROUP = Group("Experiment", sort_key=2)
 RUN_GROUP = Group("Running", sort_key=3)
+MAX_JOBS = 1024
 
 
 def _option(group: Group, text: str) -> Parameter:
@@ -118,9 +119,9 @@ class ExperimentOptions:
     def apply(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of an experiment file, overridden by the flags."""
         output = dict(fields)
-        output["workload"] = self._workload(dict(output.get("workload") or {}))
+        output["workload"] = self._workload(_table(output, "workload"))
         setup = {
-            **dict(output.get("setup") or {}),
+            **_table(output, "setup"),
             **_set(
                 {
                     "step_times": self.step_times,
@@ -169,8 +170,8 @@ class RunFlags:
         Path, Parameter(group=RUN_GROUP, help="Directory of the results; finished runs are reused.")
     ] = Path("lab-results")
     jobs: Annotated[
-        int, _option(RUN_GROUP, "Number of processes; one per core without this option.")
-    ] = 0
+        int | None, _option(RUN_GROUP, "Number of processes; one per core without this option.")
+    ] = None
     trust_local_code: Annotated[
         bool, _option(RUN_GROUP, "Run policies that are given as ./file.py:Class.")
     ] = False
@@ -178,9 +179,11 @@ class RunFlags:
     @property
     def num_workers(self) -> int:
         """The number of processes."""
-        if self.jobs < 0:
-            raise UserError(f"--jobs {self.jobs} must not be negative.")
-        return self.jobs or cpu_count() or 1
+        if self.jobs is None:
+            return cpu_count() or 1
+        if not 1 <= self.jobs <= MAX_JOBS:
+            raise UserError(f"--jobs {self.jobs} must be between 1 and {MAX_JOBS}.")
+        return self.jobs
 
 
 DEFAULT_RUN = RunFlags()
@@ -247,15 +250,38 @@ def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a copy of a table of an experiment file; an absent table is empty."""
+    table = fields.get(name, {})
+    if not isinstance(table, Mapping):
+        raise UserError(f"the experiment is invalid: {name}: must be a table of fields.")
+    return dict(table)
+
+
+def one_load(spec: ExperimentSpec) -> ExperimentSpec:
+    """Return the experiment; raise UserError if it has more than one load."""
+    if len(spec.loads) > 1:
+        raise UserError(
+            f"load={','.join(f'{load:g}' for load in spec.loads[:5])}: this command runs one load."
+        )
+    return spec
+
+
 def _slo_class(text: str) -> dict[str, Any]:
     """Return an SLO class from a text such as "ttft:500,tpot:50"."""
     fields: dict[str, Any] = {"name": "default"}
     for part in text.split(","):
         name, _, number = part.partition(":")
+        key = f"{name.strip()}_ms"
         try:
-            fields[{"ttft": "ttft_ms", "tpot": "tpot_ms"}[name.strip()]] = float(number)
-        except (KeyError, ValueError) as error:
+            if key not in ("ttft_ms", "tpot_ms") or not float(number) > 0:
+                raise ValueError
+        except ValueError as error:
             raise UserError(
-                f"slo={text!r} is not of the form ttft:MILLISECONDS,tpot:MILLISECONDS."
+                f"slo={text!r} is not of the form ttft:MILLISECONDS,tpot:MILLISECONDS with "
+                "positive numbers."
             ) from error
+        if key in fields:
+            raise UserError(f"slo={text!r} contains {name.strip()} twice.")
+        fields[key] = float(number)
     return fields

@@ -9,13 +9,19 @@ from cyclopts import Parameter
 
 from dovetail.cli.plugins_table import print_line, print_table
 from dovetail.errors import UserError
-from dovetail_lab.commands.experiment_options import DEFAULT_OPTIONS, RUN_GROUP, ExperimentOptions
+from dovetail_lab.commands.experiment_options import (
+    DEFAULT_OPTIONS,
+    RUN_GROUP,
+    ExperimentOptions,
+    one_load,
+)
 from dovetail_lab.experiments.engines import run_workload
 from dovetail_lab.experiments.job import built_workload, burst_capacity
 from dovetail_lab.experiments.metric_table import METRICS
 from dovetail_lab.experiments.run_key import CAPACITY_LOAD, RunKey
 from dovetail_lab.experiments.run_metrics import measure_run
 from dovetail_lab.experiments.spec import ExperimentSpec
+from dovetail_lab.output_errors import output_errors
 from dovetail_lab.reports.perfetto import write_trace
 from dovetail_lab.reports.tables import number_text
 from dovetail_lab.simulation.results import RunResult
@@ -46,7 +52,7 @@ def run_once(
     """Simulate one policy on one workload at one load (0.9 by default), and print its metrics."""
     if experiment.engine not in (None, "sim"):
         raise UserError(f"--engine {experiment.engine}: this command only simulates.")
-    spec = experiment.make_spec({"loads": (0.9,), "policies": (policy,)})
+    spec = one_load(experiment.make_spec({"loads": (0.9,), "policies": (policy,)}))
     if decision_log is not None and spec.setup.replicas > 1:
         raise UserError("--decision-log records one engine; it cannot be used with replicas.")
     if not 0 <= seed < spec.seeds:
@@ -71,7 +77,8 @@ def run_once(
     print_table(("metric", "value", "unit"), rows)
     if perfetto is not None:
         names = [request.request_id for request in requests]
-        count = write_trace(perfetto, result.requests, result.steps, names)
+        with output_errors("--perfetto", perfetto):
+            count = write_trace(perfetto, result.requests, result.steps, names)
         print_line(f"Wrote {perfetto}: {count:,} events. Open it at https://ui.perfetto.dev.")
     if decision_log is not None:
         print_line(f"Wrote {decision_log}")

@@ -13,10 +13,12 @@ from dovetail_lab.commands.experiment_options import (
     DEFAULT_RUN,
     ExperimentOptions,
     RunFlags,
+    one_load,
     progress_bar,
 )
 from dovetail_lab.experiments.experiment import RunOptions
 from dovetail_lab.experiments.export import export_results
+from dovetail_lab.output_errors import output_errors
 from dovetail_lab.reports.tables import number_text
 from dovetail_lab.searches.sweep import candidates_of, parse_option, sweep
 
@@ -42,7 +44,7 @@ def sweep_options(
     if len(values) != len(option):
         raise UserError("an option occurs twice; write all of its values in one --option.")
     fields = {"loads": (0.9,), "name": f"sweep of {policy}", "policies": (baseline,)}
-    spec = experiment.make_spec(fields)
+    spec = one_load(experiment.make_spec(fields))
     with progress_bar(spec.name) as show:
         result = sweep(
             spec,
@@ -69,6 +71,8 @@ def sweep_options(
     print_table(("options", metric, f"compared with {baseline}", "seeds"), rows)
     if result.tied:
         print_line(f"Not distinguishable from the best: {', '.join(result.tied)}.")
-    for path in export_results(result.results, run.out):
+    with output_errors("out", run.out):
+        paths = export_results(result.results, run.out)
+    for path in paths:
         print_line(f"Wrote {path}")
     return 1 if result.results.failures else 0

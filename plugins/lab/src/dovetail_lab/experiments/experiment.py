@@ -15,6 +15,7 @@ from dovetail_lab.experiments.results import Results
 from dovetail_lab.experiments.run_files import RunFolder, RunRecord
 from dovetail_lab.experiments.run_key import CAPACITY_LOAD, RunKey, run_id
 from dovetail_lab.experiments.spec import ExperimentSpec
+from dovetail_lab.output_errors import output_errors
 from dovetail_lab.workloads.building import BURST, workload_fingerprint
 
 OnProgress = Callable[[int, int, RunRecord | None], None]
@@ -45,14 +46,10 @@ class RunOptions:
 
     def make_pool(self) -> WorkerPool:
         """Return a new pool of processes; its log is in the directory `out`."""
-        try:
+        with output_errors("out", self.out):
             self.out.mkdir(parents=True, exist_ok=True)
             log = self.out / "workers.log"
             return WorkerPool(self.num_workers, self.clock, log, command=self.command)
-        except OSError as error:
-            raise UserError(
-                f"out={str(self.out)!r} cannot be written: {error.strerror}."
-            ) from error
 
 
 def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
@@ -66,12 +63,10 @@ def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
         with options.make_pool() as pool:
             return run_experiment(spec, replace(options, pool=pool))
     runs = options.out / "runs"
-    try:
+    with output_errors("out", options.out):
         runs.mkdir(parents=True, exist_ok=True)
         output = json.dumps(spec.model_dump(mode="json"), indent=1)
         (options.out / "experiment.json").write_text(output, "utf-8")
-    except OSError as error:
-        raise UserError(f"out={str(options.out)!r} cannot be written: {error.strerror}.") from error
     folder = RunFolder(runs)
     seeds = range(spec.first_seed, spec.first_seed + (options.max_seeds or spec.seeds))
     capacity = _capacities(spec, seeds, options, folder)

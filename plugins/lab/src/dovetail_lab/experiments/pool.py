@@ -20,6 +20,7 @@ from typing import IO
 from dovetail.clock import Clock
 from dovetail_lab.experiments.job import Job
 from dovetail_lab.experiments.run_files import RunFolder, RunRecord
+from dovetail_lab.output_errors import output_errors
 
 COMMAND = (sys.executable, "-m", "dovetail_lab.experiments.worker")
 _NS = 1_000_000_000
@@ -107,7 +108,8 @@ class WorkerPool:
 def _lost(job: Job, error: str) -> RunRecord:
     """Store and return the record of a run that has no result."""
     record = RunRecord(run_id=job.run_id, key=job.key, status="failed", error=error)
-    RunFolder(Path(job.folder)).write(record)
+    with output_errors("out", Path(job.folder)):
+        RunFolder(Path(job.folder)).write(record)
     return record
 
 
@@ -144,7 +146,7 @@ class _Worker:
             code = self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
             return "the process closed its output"
-        return f"the process of the run exited with code {code}"
+        return f"the process of the run exited with code {code}; see workers.log"
 
     def stop(self, *, kill: bool) -> None:
         """End the process and close its pipes."""

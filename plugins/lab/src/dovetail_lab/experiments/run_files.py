@@ -121,5 +121,9 @@ def _decode(header: Mapping[str, Mapping[str, int]], body: memoryview) -> dict[s
 def _replace(path: Path, content: bytes) -> None:
     """Write a file so that readers see either the old or the new content, never a part."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
-from dovetail.errors import UserError
+from dovetail.errors import UserError, nearest
 from dovetail.interfaces import SchedulerLimits
 from dovetail_lab.experiments.run_metrics import Cut
 from dovetail_lab.simulation.setup import EngineSetup
 from dovetail_lab.step_times.calibration import MeasuredEngine
 from dovetail_lab.step_times.references import StepTimeReference
 from dovetail_lab.workloads.presets import PRESETS
-from dovetail_lab.workloads.spec import WorkloadSpec
+from dovetail_lab.workloads.spec import (
+    ArrivalSpec,
+    Component,
+    SessionSpec,
+    SLOClass,
+    WorkloadSpec,
+)
 
 Share = Annotated[float, Field(ge=0, lt=0.5)]
 Load = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Milliseconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 MAX_REPLICAS = 1024
 MAX_LOADS = 1000
-_MAX_FILE_BYTES = 2**20
-_PARSERS: Mapping[str, Callable[[str], Any]] = {
-    ".json": json.loads,
-    ".yaml": yaml.safe_load,
-    ".yml": yaml.safe_load,
-}
-"""Maps the ending of a file to its parser; other files are TOML."""
 
 
 _SpecT = TypeVar("_SpecT", bound=BaseModel)
@@ -49,7 +45,7 @@ class PolicySpec(_Model):
     the name of the policy or class.
     """
 
-    policy: str
+    policy: Annotated[str, Field(min_length=1)]
     options: dict[str, Any] = {}
     router: str = ""
     label: str = ""
@@ -74,15 +70,15 @@ class EngineSpec(_Model):
     step_times: str = "linear"
     model: str = ""
     num_threads: Annotated[int, Field(ge=0, le=4096)] = 0
-    max_num_seqs: Annotated[int, Field(ge=1)] = 256
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = 2048
-    max_model_len: Annotated[int, Field(ge=2)] = 16384
-    num_blocks: Annotated[int, Field(ge=2)] = 8192
-    block_size: Annotated[int, Field(ge=1)] = 16
+    max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = 256
+    max_num_batched_tokens: Annotated[int, Field(ge=1, le=100_000_000)] = 2048
+    max_model_len: Annotated[int, Field(ge=2, le=100_000_000)] = 16384
+    num_blocks: Annotated[int, Field(ge=2, lt=2**31)] = 8192
+    block_size: Annotated[int, Field(ge=1, le=65536)] = 16
     depth: Annotated[int, Field(ge=1, le=4)] = 1
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = 0
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=100_000_000)] = 0
     replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = 1
     router: str = "least_load"
     prefill_replicas: Annotated[int, Field(ge=0)] = 0
@@ -173,14 +169,14 @@ class ExperimentSpec(_Model):
     workload: WorkloadSpec
     loads: Annotated[tuple[Load, ...], Field(min_length=1, max_length=MAX_LOADS)] = (0.5, 0.7, 0.9)
     seeds: Annotated[int, Field(ge=1, le=10_000)] = 10
-    first_seed: Annotated[int, Field(ge=0)] = 0
+    first_seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     engine: Literal["sim", "real", "both"] = "sim"
     setup: EngineSpec = EngineSpec()
     warmup: Share = 0.1
     drain: Share = 0.1
-    min_p99: Annotated[int, Field(ge=100)] = 1000
-    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
-    time_limit_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    min_p99: Annotated[int, Field(ge=100, le=100_000_000)] = 1000
+    confidence: Annotated[float, Field(gt=0.5, le=0.9999)] = 0.95
+    time_limit_s: Annotated[float, Field(gt=0, le=1e9)] = 600.0
 
     @field_validator("policies", mode="before")
     @classmethod
@@ -218,6 +214,24 @@ class ExperimentSpec(_Model):
         return next(policy for policy in self.policies if policy.name == name)
 
 
+_MODELS: Mapping[str, type[BaseModel]] = {
+    "policies": PolicySpec,
+    "setup": EngineSpec,
+    "workload": WorkloadSpec,
+    "arrivals": ArrivalSpec,
+    "mix": Component,
+    "sessions": SessionSpec,
+    "slo_classes": SLOClass,
+}
+"""Maps the name of a table of an experiment file to its model."""
+_TYPE_REASONS: Mapping[str, str] = {
+    "tuple_type": "must be a list",
+    "model_type": "must be a table of fields",
+    "dict_type": "must be a table of fields",
+}
+"""Maps a type of pydantic's errors to a text in the terms of the file."""
+
+
 def make_spec(fields: Mapping[str, Any]) -> ExperimentSpec:
     """Return a checked description; raise UserError with every invalid field."""
     return _checked(ExperimentSpec, fields, "experiment")
@@ -236,28 +250,23 @@ def _checked(kind: type[_SpecT], fields: Mapping[str, Any], name: str) -> _SpecT
         # An invalid item of a list also makes pydantic report that the list is too short.
         parents = {item["loc"][:length] for item in items for length in range(len(item["loc"]))}
         shown = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or name}: {item['msg']}"
+            f"{'.'.join(map(str, item['loc'])) or name}: {_reason(item, kind)}"
             for item in [item for item in items if item["loc"] not in parents][:3]
         )
-        raise UserError(f"the {name} is invalid: {shown}.") from error
+        end = "" if shown.endswith("?") else "."
+        raise UserError(f"the {name} is invalid: {shown}{end}") from error
 
 
-def read_spec(path: Path) -> dict[str, Any]:
-    """Return the fields of a TOML, YAML or JSON file; raise UserError if it cannot be read."""
-    try:
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            raise UserError(f"{str(path)!r} is larger than {_MAX_FILE_BYTES:,} bytes.")
-        text = path.read_text("utf-8")
-        fields = _PARSERS.get(path.suffix, tomllib.loads)(text)
-    except UserError:
-        raise
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error}.") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{str(path)!r} is not valid: {error}.") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{str(path)!r} does not contain a table of fields.")
-    return fields
+def _reason(item: ErrorDetails, kind: type[BaseModel]) -> str:
+    """Return what is wrong with a field, and what to write instead."""
+    if item["type"] == "extra_forbidden":
+        tables = [name for name in item["loc"][:-1] if isinstance(name, str)]
+        known = _MODELS.get(tables[-1], kind) if tables else kind
+        hint = nearest(str(item["loc"][-1]), known.model_fields)
+        return f"unknown field{'.' + hint if hint else '; use ' + ', '.join(known.model_fields)}"
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"])
+    return _TYPE_REASONS.get(item["type"], item["msg"])
 
 
 def parse_loads(text: str) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ Runs are reused from round to round. Source: K. Jamieson and A. Talwalkar,
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -62,16 +63,23 @@ def parse_option(text: str) -> tuple[str, list[Any]]:
 
 def candidates_of(policy: str, options: Mapping[str, Sequence[Any]]) -> list[PolicySpec]:
     """Return one policy per combination of values."""
+    for name, listed in options.items():
+        texts = [str(value) for value in listed]
+        twice = next((text for text in texts if texts.count(text) > 1), None)
+        if twice is not None:
+            raise UserError(f"option {name!r} has the value {twice} twice.")
+    num_candidates = math.prod(len(listed) for listed in options.values())
+    if not 2 <= num_candidates <= MAX_CANDIDATES:
+        raise UserError(
+            f"the sweep has {num_candidates} combinations of options; it needs 2 to "
+            f"{MAX_CANDIDATES}."
+        )
     names = list(options)
     matches = []
     for values in product(*(options[name] for name in names)):
         chosen = dict(zip(names, values, strict=True))
         label = ",".join(f"{name}={value}" for name, value in chosen.items())
         matches.append(PolicySpec(policy=policy, options=chosen, label=label))
-    if not 2 <= len(matches) <= MAX_CANDIDATES:
-        raise UserError(
-            f"the sweep has {len(matches)} combinations of options; it needs 2 to {MAX_CANDIDATES}."
-        )
     return matches
 
 

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
+MAX_SIGMA = 10.0
+"""The largest SIGMA of `expected_tokens`."""
+
+Weight = Annotated[float, Field(ge=1e-9, le=1e9)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+PositiveSeconds = Annotated[float, Field(ge=1e-3, le=1e6)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e9)]
+Variation = Annotated[float, Field(ge=0, le=100)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+MAX_TOKENS = 10_000_000
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 
 
 class _Model(BaseModel):
@@ -29,10 +37,10 @@ class ArrivalSpec(_Model):
     """
 
     process: Literal["", "trace", "poisson", "gamma", "on_off", "diurnal", "burst"] = ""
-    burstiness: Positive = 0.25
-    on_s: Positive = 10.0
-    off_s: NotNegative = 10.0
-    period_s: Positive = 600.0
+    burstiness: Annotated[float, Field(ge=1e-3, le=1e3)] = 0.25
+    on_s: PositiveSeconds = 10.0
+    off_s: Seconds = 10.0
+    period_s: PositiveSeconds = 600.0
     amplitude: Annotated[float, Field(ge=0, le=1)] = 0.8
 
 
@@ -45,13 +53,13 @@ class Component(_Model):
     """
 
     name: str
-    share: Positive = 1.0
+    share: Weight = 1.0
     prompt_tokens: Tokens = 1024
-    prompt_cv: NotNegative = 1.0
+    prompt_cv: Variation = 1.0
     output_tokens: Tokens = 200
-    output_cv: NotNegative = 1.0
+    output_cv: Variation = 1.0
     tenant: str = ""
-    priority: int = 0
+    priority: Priority = 0
     prefix_groups: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     prefix_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
 
@@ -68,8 +76,8 @@ class SessionSpec(_Model):
     """
 
     turns: Annotated[float, Field(ge=1, le=10_000)] = 4.0
-    think_s: NotNegative = 10.0
-    think_cv: NotNegative = 1.0
+    think_s: Seconds = 10.0
+    think_cv: Variation = 1.0
     first_tokens: Tokens = 512
     message_tokens: Tokens = 100
     reply_tokens: Tokens = 200
@@ -84,10 +92,10 @@ class SLOClass(_Model):
     """
 
     name: str = "default"
-    share: Positive = 1.0
-    ttft_ms: NotNegative = 0.0
-    tpot_ms: NotNegative = 0.0
-    priority: int = 0
+    share: Weight = 1.0
+    ttft_ms: Milliseconds = 0.0
+    tpot_ms: Milliseconds = 0.0
+    priority: Priority = 0
 
 
 class WorkloadSpec(_Model):
@@ -108,15 +116,32 @@ class WorkloadSpec(_Model):
     mix: tuple[Component, ...] = ()
     sessions: SessionSpec | None = None
     num_requests: Annotated[int, Field(ge=1, le=100_000_000)] = 1000
-    first_row: Annotated[int, Field(ge=0)] = 0
+    first_row: Annotated[int, Field(ge=0, le=10**12)] = 0
     tokenizer: str = ""
     arrivals: ArrivalSpec = ArrivalSpec()
     tenants: Annotated[int, Field(ge=0, le=100_000)] = 0
-    tenant_skew: NotNegative = 0.0
+    tenant_skew: Annotated[float, Field(ge=0, le=10)] = 0.0
     slo_classes: tuple[SLOClass, ...] = ()
-    expected_tokens: Annotated[str, Field(pattern=r"^(none|exact|noisy:[0-9.]+)$")] = "none"
+    expected_tokens: str = "none"
     max_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
     too_long: Literal["clip", "drop"] = "clip"
+
+    @field_validator("expected_tokens")
+    @classmethod
+    def _check_estimates(cls, value: str) -> str:
+        kind, _, sigma = value.partition(":")
+        try:
+            valid = value in ("none", "exact") or (
+                kind == "noisy" and 0 <= float(sigma) <= MAX_SIGMA
+            )
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError(
+                f"{value[:40]!r} is not none, exact or noisy:SIGMA "
+                f"with a SIGMA from 0 to {MAX_SIGMA:g}"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:

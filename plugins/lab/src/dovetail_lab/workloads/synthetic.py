@@ -8,7 +8,7 @@ from itertools import accumulate
 from random import Random
 
 from dovetail_lab.workloads.draft import DraftRequest
-from dovetail_lab.workloads.spec import Component, SessionSpec
+from dovetail_lab.workloads.spec import MAX_TOKENS, Component, SessionSpec
 from dovetail_lab.workloads.workload import HASH_BLOCK_TOKENS
 
 NS = 1_000_000_000
@@ -54,11 +54,12 @@ def sample_sessions(spec: SessionSpec, count: int, rng: Random) -> list[DraftReq
 
 
 def sample_length(mean: float, cv: float, rng: Random) -> int:
-    """Return a log-normal length of at least 1 token."""
+    """Return a log-normal length of 1 to `MAX_TOKENS` tokens."""
     if not cv:
         return max(1, round(mean))
     variance = math.log1p(cv * cv)
-    return max(1, round(rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance))))
+    length = round(rng.lognormvariate(math.log(mean) - variance / 2, math.sqrt(variance)))
+    return min(max(1, length), MAX_TOKENS)
 
 
 def _session(spec: SessionSpec, name: str, first: int, rng: Random) -> Iterator[DraftRequest]:

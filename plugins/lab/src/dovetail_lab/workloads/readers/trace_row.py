@@ -14,6 +14,7 @@ MAX_TOKENS = 10_000_000
 MAX_TIME_S = 10 * 366 * 86_400
 """Rows later than this many seconds after the first row are rejected."""
 NS = 1_000_000_000
+_MAX_TIME_NS = 10_000 * 366 * 86_400 * NS
 
 
 class TraceError(UserError):
@@ -89,16 +90,18 @@ class RowChecker:
         number = self.number(line, name, value)
         if number < 0:
             self.fail(line, f"{name}={value!r} is negative.")
+        if number * unit_ns > _MAX_TIME_NS:
+            self.fail(line, f"{name}={value!r} is more than 10,000 years.")
         if isinstance(number, float):
             return round(number * unit_ns)
         return number * unit_ns
 
     def in_order(self, rows: Iterable[TraceRow]) -> Iterator[TraceRow]:
         """Yield the rows; raise `TraceError` if one is earlier than its predecessor or too late."""
-        first = last = -1
+        first = last = None
         for row in rows:
-            if first < 0:
-                first = row.arrival_ns
+            if first is None or last is None:
+                first = last = row.arrival_ns
             if row.arrival_ns < last:
                 early_s = (last - row.arrival_ns) / NS
                 self.fail(

@@ -114,7 +114,7 @@ def _detect(path: Path) -> str:
         return "sharegpt"
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         fields = {}
     if isinstance(fields, dict) and {"timestamp", "input_length"} <= fields.keys():
         return "mooncake"
