@@ -32,6 +32,10 @@ class Acts(Policy):
     def plan(self, view):
         yield ("grant", 5)
 
+class Incomparable(Policy):
+    def rank(self, request, view):
+        return object()
+
 class Mine(Policy):
     def rank(self, request, view):
         return -request.sequence
@@ -202,6 +206,27 @@ def test_a_log_of_a_different_version_is_rejected(command, folder, capsys):
     assert "version" in words(capsys.readouterr().err)
     assert main(["lab", "run", "fcfs", "--trace", "log:a.log", "--requests", "9"]) == 2
     assert "version" in words(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("", "scheduler='' names no scheduler"),
+        ("./bad.py:Incomparable", "Incomparable failed at step 1: TypeError"),
+    ],
+)
+def test_a_log_is_not_replayed_with_an_invalid_policy(reference, message, folder, capsys):
+    log = ["--decision-log", "a.log"]
+    assert main(["lab", "run", "fcfs", "--trace", "chat", "--requests", "30", *log]) == 0
+    trust = ["--trust-local-code"]
+    for command in (
+        ["replay", "a.log", "--scheduler", reference],
+        ["explain", "a.log", "9", "--scheduler", reference],
+        ["diff", "a.log", reference],
+    ):
+        capsys.readouterr()
+        assert main(["lab", *command, *trust]) == 2
+        assert message in words(capsys.readouterr().err)
 
 
 def test_a_calibration_of_a_different_version_is_rejected(folder, capsys):

@@ -25,7 +25,7 @@ from dovetail.decision_log import (
     decode_request,
     split_readings,
 )
-from dovetail.errors import RequestError, UserError
+from dovetail.errors import DovetailError, RequestError, UserError, describe_failure
 from dovetail.interfaces import (
     EngineCoreOutputs,
     PauseScope,
@@ -179,10 +179,19 @@ class ReplayedScheduler:
         }
 
     def step(self, kind: RecordKind, payload: bytes) -> Difference | None:
-        """Apply one record; return the difference between log and replay, or None."""
+        """Apply one record; return the difference between log and replay, or None.
+
+        Raises UserError if the scheduler fails.
+        """
         if kind not in self._steps:
             raise UserError(f"The decision log is damaged: it has two {kind.name} records.")
-        return self._steps[kind](payload)
+        try:
+            return self._steps[kind](payload)
+        except DovetailError:
+            raise
+        except Exception as error:  # a policy may raise anything
+            reason = describe_failure(error)
+            raise UserError(f"{self.name} failed at step {self.num_steps}: {reason}.") from error
 
     def _add(self, payload: bytes) -> Difference | None:
         request = decode_request(payload)
@@ -220,6 +229,13 @@ class ReplayedScheduler:
     def _settle(self, payload: bytes) -> None:
         output = decode_output(payload)
         self.last_outputs = self.scheduler.update_from_output(self._out.popleft(), output)
+
+
+def checked_reference(scheduler: str | None) -> str:
+    """Return the reference of a scheduler, or "" for None; raise UserError for an empty one."""
+    if scheduler == "":
+        raise UserError("scheduler='' names no scheduler; omit it or name a scheduler or policy.")
+    return scheduler or ""
 
 
 def make_scheduler(

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from dovetail.cli.plugins_table import print_line
 from dovetail.clock import MonotonicClock
 from dovetail.decision_log import LogReader
-from dovetail_lab.replay import Difference, Replay, replay_log
+from dovetail_lab.replay import Difference, Replay, checked_reference, replay_log
 
 _LOG_HELP = "The decision log: a file written with --decision-log."
 _SCHEDULER_HELP = "Replay with this scheduler or policy and show the first plan that differs."
@@ -26,7 +26,7 @@ def replay(
     log: Annotated[Path, Parameter(help=_LOG_HELP)],
     /,
     *,
-    scheduler: Annotated[str, Parameter(help=_SCHEDULER_HELP, show_default=False)] = "",
+    scheduler: Annotated[str | None, Parameter(help=_SCHEDULER_HELP, show_default=False)] = None,
     trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
     """Replay a decision log, and verify that every plan is the same, byte for byte.
@@ -36,7 +36,7 @@ def replay(
     result = replay_log(
         LogReader(log),
         clock=MonotonicClock(),
-        scheduler=scheduler,
+        scheduler=checked_reference(scheduler),
         trust_local_code=trust_local_code,
     )
     print_line(_summary(result))

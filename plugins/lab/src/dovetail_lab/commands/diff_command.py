@@ -15,7 +15,7 @@ from dovetail.clock import MonotonicClock
 from dovetail.decision_log import LogReader
 from dovetail_lab.commands.explain_command import print_step
 from dovetail_lab.inspection.observed_replay import ObservedStep, observe_step
-from dovetail_lab.replay import replay_log
+from dovetail_lab.replay import checked_reference, replay_log
 
 _LOG_HELP = "The decision log of the first policy."
 _SCHEDULER_HELP = "The second scheduler or policy."
@@ -33,7 +33,7 @@ def diff(
     result = replay_log(
         LogReader(log),
         clock=MonotonicClock(),
-        scheduler=scheduler,
+        scheduler=checked_reference(scheduler),
         trust_local_code=trust_local_code,
     )
     if result.difference is None:

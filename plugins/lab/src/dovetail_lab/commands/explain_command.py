@@ -13,6 +13,7 @@ from dovetail.errors import UserError, nearest
 from dovetail_lab.inspection.explanation import describe_actions, explain_request
 from dovetail_lab.inspection.observed_replay import ObservedStep, observe_step
 from dovetail_lab.inspection.step_view import RequestState
+from dovetail_lab.replay import checked_reference
 
 _LOG_HELP = "The decision log: a file written with --decision-log."
 _STEP_HELP = "The number of the step, from 0."
@@ -28,13 +29,15 @@ def explain(
     request: Annotated[str, Parameter(help=_REQUEST_HELP)] = "",
     /,
     *,
-    scheduler: Annotated[str, Parameter(help=_SCHEDULER_HELP, show_default=False)] = "",
+    scheduler: Annotated[str | None, Parameter(help=_SCHEDULER_HELP, show_default=False)] = None,
     trust_local_code: Annotated[bool, Parameter(negative="", help=_TRUST_HELP)] = False,
 ) -> int:
     """Explain a step: the policy's order, its actions, the budget, rows and blocks."""
     if step < 0:
         raise UserError(f"step {step} must not be negative.")
-    result = observe_step(log, step, scheduler=scheduler, trust_local_code=trust_local_code)
+    result = observe_step(
+        log, step, scheduler=checked_reference(scheduler), trust_local_code=trust_local_code
+    )
     if request:
         _check_known(result, request)
         for sentence in explain_request(result, request):

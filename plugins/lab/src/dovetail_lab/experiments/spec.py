@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
 
 from dovetail.errors import UserError, nearest
 from dovetail.interfaces import SchedulerLimits
@@ -257,7 +256,7 @@ def _checked(kind: type[_SpecT], fields: Mapping[str, Any], name: str) -> _SpecT
         raise UserError(f"the {name} is invalid: {shown}{end}") from error
 
 
-def _reason(item: ErrorDetails, kind: type[BaseModel]) -> str:
+def _reason(item: Mapping[str, Any], kind: type[BaseModel]) -> str:
     """Return what is wrong with a field, and what to write instead."""
     if item["type"] == "extra_forbidden":
         tables = [name for name in item["loc"][:-1] if isinstance(name, str)]
