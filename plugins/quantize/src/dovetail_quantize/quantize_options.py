@@ -84,6 +84,17 @@ def check_options(options: QuantizeOptions) -> None:
         raise ConfigError("--damping must be greater than 0 and at most 1.")
     if not options.max_layer_error >= 0:
         raise ConfigError("--max-layer-error must be at least 0.")
+    _check_effects(options)
+
+
+def _check_effects(options: QuantizeOptions) -> None:
+    """Raise ConfigError for an option that has no effect with the others."""
+    if options.method != "gptq" and options.damping != DEFAULTS.damping:
+        raise ConfigError("--damping has no effect without --method=gptq.")
+    for name in ("max_layer_error", "max_tokens"):
+        if options.calibrate is None and getattr(options, name) != getattr(DEFAULTS, name):
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{option} has no effect without --calibrate.")
 
 
 def _check_choice(option: str, value: str, choices: Collection[str]) -> None:
