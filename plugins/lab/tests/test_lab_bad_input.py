@@ -132,6 +132,7 @@ def test_a_table_of_an_experiment_file_has_fields(text, message, folder, capsys)
         (["compare", "a.toml", "--slo", "ttft:0"], "positive numbers"),
         (["compare", "a.toml", "--slo", "ttft:5,ttft:6"], "contains ttft twice"),
         (["sweep", "sarathi", "--option", "chunk=64,128", "--load", "0.5,0.7"], "runs one load"),
+        (["run", "fcfs", "--strict"], "Times of linear are rough"),
         (["run", "fcfs", "--load", "0.5,0.7"], "load=0.5,0.7: this command runs one load"),
         (["adversary", "sjf", "fcfs", "--trace="], "omit --trace"),
         (["adversary", "sjf", "fcfs", "--tenants", "2"], "omit --tenants"),

@@ -72,10 +72,12 @@ class StepTimeReference:
         """Return sentences about why the times may be wrong for an experiment.
 
         engine: the limits of the experiment. strict: whether a calibration of another commit or
-        version of torch is a problem.
+        version of torch is a problem, and the rough constants of the default model.
         """
         if self.kind == _ROOFLINE:
             return ("Times of roofline are rough: errors of 25 to 50 % are usual.",)
+        if self.kind == LINEAR and strict:
+            return ("Times of linear are rough: constants of a model on a large GPU.",)
         if self.kind != _CALIBRATED:
             return ()
         return mismatches(
