@@ -154,7 +154,7 @@ def test_the_error_for_a_gguf_field_of_a_wrong_type_names_it(tmp_path):
         ("attention.head_count", 1 << 20, r"attn_output\.weight.*llama\.attention\.head_count"),
         ("attention.head_count_kv", 0, r"llama\.attention\.head_count_kv \(0\)"),
         ("attention.head_count_kv", 1, r"attn_k\.weight.*llama\.attention\.head_count_kv"),
-        ("rope.dimension_count", 3, r"llama\.rope\.dimension_count is 3"),
+        ("rope.dimension_count", 3, r"attn_k\.weight.*head size 3\)"),
         ("attention.key_length", 16, r"rope\.dimension_count is 8.*the head size 16"),
     ],
 )

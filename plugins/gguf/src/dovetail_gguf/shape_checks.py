@@ -58,9 +58,10 @@ def check_rotary_size(fields: Fields, head_dim: int, *, is_partial: bool) -> Non
     if fields.get("rope.dimension_count") is None:
         return
     size = fields.integer("rope.dimension_count")
-    is_valid = size <= head_dim if is_partial else size == head_dim
-    if size % 2 or not is_valid:
-        rule = "even and at most" if is_partial else "even and equal to"
+    # Models without RoPE may have an odd head size, and some files state it here.
+    is_valid = size <= head_dim and not size % 2 if is_partial else size == head_dim
+    if not is_valid:
+        rule = "even and at most" if is_partial else "equal to"
         raise ModelError(
             f"{fields.file.path}: {fields.name}.rope.dimension_count is {size}; it must be {rule} "
             f"the head size {head_dim}."
