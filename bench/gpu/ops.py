@@ -248,7 +248,7 @@ def measure(device: torch.device, *, small: bool) -> Iterator[Figure]:
         ours = time_call(comparison.ours)
         theirs = time_call(comparison.theirs, in_graph=comparison.their_graph)
         host_us = host_s(comparison.ours) * 1e6
-        note = f"torch {theirs * 1e6:.1f} us; the host is busy for {host_us:.0f} us"
+        note = f"torch {theirs * 1e6:.1f} us ({host_us:.0f} us of host time)"
         yield Figure(name=comparison.name, value=ours * 1e6, unit="us", note=note)
         if comparison.num_bytes:
             note = f"torch {comparison.num_bytes / theirs / 1e9:.0f} GB/s"

@@ -37,7 +37,10 @@ class Times:
 
 
 def measure_shape(name: str, task: Task, report: Report) -> None:
-    """Measure the shape. Report the startup time, both rates and the host times."""
+    """Measure a model of the shape `name`.
+
+    Report its startup time, the throughput of one and of many requests, and the host times.
+    """
     num_in, num_out, num_many = _SMALL if task.small else (_NUM_IN, _NUM_OUT, _NUM_MANY)
     model = write_shape("tiny" if task.small else name, task.folder)
     report.note(f"{num_in} tokens in, {num_out} out; {num_many} requests at once")

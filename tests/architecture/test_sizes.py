@@ -146,7 +146,7 @@ def test_each_listed_exception_is_still_needed():
 
 
 def crowded_packages(paths: Iterable[Path]) -> dict[str, int]:
-    """Return the packages with too many files, and how many they have."""
+    """Return the packages with too many files, and the number of their files."""
     counts = Counter(path.parent for path in paths)
     return {
         relative(folder): count

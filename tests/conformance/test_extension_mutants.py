@@ -315,7 +315,7 @@ MUTANTS = [
     ("tool_parser", CallsUnknownFunctions, "a call of a function that is not offered"),
     ("tool_parser", DropsMarkersInContent, "example must contain one call"),
     ("tool_parser", DependsOnPieces, "but the whole text gives"),
-    ("tool_parser", ForcesAnotherFormat, "which call_text gives"),
+    ("tool_parser", ForcesAnotherFormat, "built from call_text"),
     ("tool_parser", RepeatsCallIds, "must return a new id each time"),
     ("reasoning_parser", KeepsTheMarker, "example must have the reasoning"),
     ("reasoning_parser", WaitsForTheWholeReasoning, "the reasoning as it is generated"),

@@ -23,7 +23,8 @@ _HEAD = """# GPU kernels, compiled without a GPU
 
 Each launch variant of each kernel is compiled for NVIDIA (sm_) and AMD (gfx) targets, with the
 assembler that Triton includes. The table gives registers per thread, spilled bytes per thread,
-shared memory per block, and the occupancy: the share of a processor's warps that can be resident.
+shared memory per block, and the occupancy: the share of the maximum number of warps of a
+multiprocessor (SM or CU) that can be resident at once.
 The tests of the two packages that contain the kernels compile all kernels and check their resource
 limits. The tests in Triton's interpreter check correctness. The speed of the kernels is not
 measured.

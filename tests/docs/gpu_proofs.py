@@ -1,4 +1,4 @@
-"""Renders the tables of docs/gpu.md that state how each part of the GPU path was proven.
+"""Renders the tables of docs/gpu.md that state how each part of the GPU path was tested.
 
 The source is gpu_proofs.toml beside this module; results on devices come from docs/gpu.json.
 """
@@ -24,7 +24,7 @@ def read_proofs() -> dict[str, list[dict[str, Any]]]:
 def parts_block(runs: Mapping[str, Run]) -> str:
     """Return a Markdown table: part, proof without a device, sections, result on devices."""
     lines = [
-        "| part | proven without a GPU by | `make gpu-check` | on a device |",
+        "| part | tested without a GPU by | `make gpu-check` | on a device |",
         "|---|---|---|---|",
     ]
     for part in read_proofs()["part"]:

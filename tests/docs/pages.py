@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "plugins"
-OTHER_PAGES = {"README", "commands", "layers", "model_family", "prove_kernels"}
+OTHER_PAGES = {"README", "commands", "layers", "model_family", "test_kernels"}
 """Pages that do not describe one plugin kind."""
 
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -90,7 +90,7 @@ def test_a_configuration_without_quantized_weights_is_rejected(plain, tmp_path):
 
 @pytest.mark.parametrize("value", [7, "lm_head", [None], {"lm_head": {}, 3: {}}])
 def test_an_invalid_list_of_excluded_modules_is_rejected(value):
-    with pytest.raises(WeightError, match=r"modules_to_not_convert is .* names of modules"):
+    with pytest.raises(WeightError, match=r"modules_to_not_convert is .* module names"):
         Exclusions("awq", {"modules_to_not_convert": value})
 
 

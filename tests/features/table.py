@@ -1,4 +1,4 @@
-"""Reads docs/features.md: one row per feature, with its status and the tests that prove it."""
+"""Reads docs/features.md: one row per feature, with its status and the tests that check it."""
 
 from __future__ import annotations
 

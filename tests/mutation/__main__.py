@@ -3,9 +3,9 @@ them.
 
     PYTHONPATH=tests python -m mutation [--only PART] [--sample N] [--seed S]
 
-The script prints each surviving mutant, and the kill rate of each file. Ends with code 1 if fewer
-mutants of a file are killed than its target requires (or `--at-least`). The script runs one child
-at a time with low priority.
+The script prints each surviving mutant, and the kill rate of each file. It exits with code 1 if
+fewer mutants of a file are killed than its target requires (or `--at-least`). The script runs one
+child at a time with low priority.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def is_accepted(reader, content):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_hostile_pickle_leaves_a_trace_if_it_is_opened(protocol, tmp_path):
+def test_unpickling_a_hostile_pickle_creates_the_marker_file(protocol, tmp_path):
     content = make_hostile_pickle(tmp_path / "opened", protocol)
     assert not (tmp_path / "opened").exists()
     pickle.loads(content)

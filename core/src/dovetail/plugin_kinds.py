@@ -25,7 +25,7 @@ FRONTEND, ENGINE, WORKER = ROLES = ("frontend", "engine", "worker")
 
 
 class Cardinality(StrEnum):
-    """How many plugins of a kind an engine has, which determines the type of the option."""
+    """The number of plugins of a kind in an engine. It determines the type of the option."""
 
     ONE = "one"
     """An engine has exactly one such plugin; "auto" leaves the choice to the engine."""

@@ -38,7 +38,7 @@ def test_the_error_for_a_missing_or_too_deep_directory_names_it(tmp_path, set_pa
     assert not list(deep.iterdir())
 
 
-def test_the_path_of_a_socket_fits_into_every_accepted_directory(set_parent):
+def test_socket_paths_in_every_accepted_directory_are_short_enough_to_bind(set_parent):
     with tempfile.TemporaryDirectory(dir="/tmp") as base:
         for length in range(1, 99):
             set_parent(f"{base}/{'d' * length}")

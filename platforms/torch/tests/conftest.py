@@ -1,4 +1,7 @@
-"""Fixtures with model runners on a tiny model, which rebuild or advance attention metadata."""
+"""Fixtures for model runners of a tiny model.
+
+Some runners rebuild the attention metadata in each step, others advance it.
+"""
 
 from functools import partial
 

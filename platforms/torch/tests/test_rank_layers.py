@@ -308,7 +308,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_indivisible_sizes_are_rejected_with_possible_numbers_of_ranks(case: str) -> None:
+def test_the_error_for_an_indivisible_size_lists_the_possible_numbers_of_ranks(case: str) -> None:
     make, message = REFUSED[case]
     context = ModelContext(
         hf_config={},

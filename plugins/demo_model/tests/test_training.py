@@ -1,4 +1,4 @@
-"""Tests of the training script: an interrupted run continues to the same weights."""
+"""Tests of the training script: a resumed run ends with the weights of an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_every_request_gets_its_output_on_one_prefill_and_one_decode_replica():
     assert len(arrived) == longer < len(lengths)
 
 
-def test_a_decode_replica_computes_only_the_part_of_the_prompt_that_is_not_a_full_block():
+def test_a_decode_replica_computes_only_the_partial_last_block_of_the_prompt():
     result = split(workload(request(0, num_prompt_tokens=100)))
     decode = result.replicas[1]
     assert sum(decode.steps.num_prefill_tokens) == 100 % 16 + 1

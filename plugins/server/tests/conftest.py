@@ -160,7 +160,7 @@ def check_event_loops():
 
 @pytest.fixture(scope="session")
 def serving():
-    """Return the context manager that runs a server with options of the command line."""
+    """Return the context manager that runs a server with command-line options."""
     return run_server
 
 

@@ -222,9 +222,10 @@ def _to_device(values: Sequence[object], dtype: torch.dtype, device: torch.devic
 def _repeated(
     counts: Sequence[int], shifts: Sequence[int], like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two int64 tensors on the device of `like`, with counts[i] items for each row i.
+    """Return two int64 tensors of length sum(counts) on the device of `like`.
 
-    The first contains i; the second contains shifts[i] plus the index of the item.
+    Row i has counts[i] consecutive items. In the first tensor, they are i. In the second tensor,
+    item n, counted over all rows, is n + shifts[i].
     """
     counts_R, shifts_R = _to_device([counts, shifts], torch.int64, like.device)
     total = sum(counts)

@@ -105,7 +105,7 @@ class FlashInferOps(Ops):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return q and k, rotated by their positions (NeoX style). Two new tensors.
 
-        torch rotates heads of sizes that the kernel would rotate incorrectly.
+        torch computes head sizes for which the kernel would be incorrect.
         """
         check_dtype(q_THS, k_TKS)
         size, rotary_dim = q_THS.shape[-1], cos_sin_PS.shape[-1]

@@ -90,6 +90,6 @@ def reach_of(
 
 @triton.jit
 def span_of(begin, end, num_splits, least_span, TILE: tl.constexpr):
-    """Return how many positions each split of an item has, a multiple of TILE."""
+    """Return the number of positions in each split of an item, a multiple of TILE."""
     share = (end - begin + num_splits - 1) // num_splits
     return tl.maximum(least_span, (share + TILE - 1) // TILE * TILE)

@@ -76,7 +76,7 @@ class ExecutorContext:
 class Executor(ABC):
     """Owns the workers: `context.config.worker.tensor_parallel_size` of them.
 
-    Contract. Plans are executed in the order of the calls. After each `execute_model`,
+    Contract: Plans are executed in the order of the calls. After each `execute_model`,
     `sample_tokens` is called exactly once before the next `execute_model`. The result is that of
     rank 0. If a worker returns a handle ("async_output"), the executor returns the result of that
     handle. If a worker or its handle fails, the executor's handle raises the error. Every later

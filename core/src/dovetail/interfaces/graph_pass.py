@@ -23,7 +23,7 @@ class GraphPassContext:
 class GraphPass(ABC):
     """Changes graphs of tensor operations, for example to fuse operations.
 
-    Contract. A pass keeps the placeholders and the number of outputs of the graph. It keeps each
+    Contract: A pass keeps the placeholders and the number of outputs of the graph. It keeps each
     call of the operator `torch.ops.dovetail.attend` and their order, because a call writes to the
     KV cache. The outputs stay equal within the tolerance of the dtype.
     """

@@ -78,7 +78,7 @@ class HookSpecs:
 class Hooks(ABC):
     """A hooks plugin, created once per engine or once per command line.
 
-    Contract. Public methods named `on_…` or `register_…` must be hooks of `HookSpecs`, with
+    Contract: Public methods named `on_…` or `register_…` must be hooks of `HookSpecs`, with
     parameters of the same names. Other methods with these prefixes are rejected.
     """
 

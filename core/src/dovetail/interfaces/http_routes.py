@@ -71,7 +71,7 @@ class HTTPRoute:
 class HTTPRoutes(ABC):
     """Provides routes. A path that the server or another plugin already serves is rejected.
 
-    Contract. A handler raises RequestError for an invalid request, which becomes a response with
+    Contract: A handler raises RequestError for an invalid request, which becomes a response with
     the status 400 that names the parameter; other DovetailErrors get the status of their class. Any
     other exception becomes the status 500 and affects no other request.
     """

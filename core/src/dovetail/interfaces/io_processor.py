@@ -81,7 +81,7 @@ class IOResult:
 class IOProcessor(ABC):
     """Converts data to prompts, and outputs to the caller's result.
 
-    Contract. Calls may overlap, so an instance keeps no state of a call except in `IOBatch.state`.
+    Contract: Calls may overlap, so an instance keeps no state of a call except in `IOBatch.state`.
     Invalid data raises RequestError with the position in the data. Data and outputs are not
     changed.
     example_data: valid data for `pre_process`, for documentation and test suites.

@@ -5,7 +5,8 @@ side knows which blocks are stored and selects transfers. The worker side moves 
 exchange bytes in a format of the connector: instructions are sent with a plan, reports with its
 result.
 
-Contract. The key of a block is the hash of all tokens up to its end, so that equal keys mean equal
+Contract: The key of a block is the hash of all tokens up to the end of
+the block, so that equal keys mean equal
 contents in engines of the same model. Every transfer ends with exactly one outcome; until then its
 blocks are not given to other requests. After a failed load the tokens are recomputed; the
 request does not fail. Only `KVWorkerSide.begin` may wait. With several ranks each rank has a worker

@@ -40,7 +40,7 @@ class LogitsProcessor(ABC):
 
     Requests pass arguments in `SamplingParams.extra_args`. All calls come from one thread.
 
-    Contract. A request uses the processor if `join` returned True for it, until `leave` or the next
+    Contract: A request uses the processor if `join` returned True for it, until `leave` or the next
     `join` of its row. The other methods are called only for steps in which a request uses the
     processor. The logits of all other requests stay bitwise equal. A logit of -inf stays -inf, and
     a request with a finite logit keeps at least one: a change that would remove the last one is not

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class RankGroup(Protocol):
     """The workers that share the layers of a model, with their collective operations.
 
-    Contract. All ranks call the same operations in the same order, with tensors of the same shape
+    Contract: All ranks call the same operations in the same order, with tensors of the same shape
     and dtype, and get bit-identical results. An operation raises PeerLostError if a rank has exited
     or does not call the operation. rank: from 0 to size - 1.
     """

@@ -36,7 +36,7 @@ class ModelDescription:
 class ModelFormat(ABC):
     """Reads the description of model files.
 
-    Contract. Time and memory are bounded for any file. Weights are not read.
+    Contract: Time and memory are bounded for any file. Weights are not read.
     """
 
     CONTRACT: ClassVar[str] = "model_format"

@@ -45,7 +45,7 @@ class LocalModel:
 class ModelSource(ABC):
     """Finds models by name and downloads them.
 
-    Contract. Only `fetch` uses a network. No method imports or runs code of a downloaded package.
+    Contract: Only `fetch` uses a network. No method imports or runs code of a downloaded package.
     After a download that fails or does not match its checksum, `find` still returns None. Several
     processes may fetch the same model at the same time.
     """

@@ -49,7 +49,7 @@ class ReasoningMarkers:
 class ReasoningParser(ABC):
     """Separates reasoning from content.
 
-    Contract. The result does not depend on how the text is split into pieces. Only the markers
+    Contract: The result does not depend on how the text is split into pieces. Only the markers
     between reasoning and content, and white space next to them, are removed. No text raises an
     error.
 
@@ -79,6 +79,6 @@ class ReasoningParser(ABC):
     def markers(self) -> ReasoningMarkers | None:
         """Return the markers of this completion, or None if it has no reasoning.
 
-        A grammar applies after the end marker, and a limit of the reasoning forces it.
+        A grammar applies after the end marker, and a limit of reasoning tokens forces it.
         """
         return None

@@ -208,7 +208,7 @@ class EngineCoreOutputs:
 class SchedulerInterface(ABC):
     """Decides which requests run in each step.
 
-    Contract. Plans are executed in the order in which they were made, and `update_from_output` is
+    Contract: Plans are executed in the order in which they were made, and `update_from_output` is
     called once for each, in that order. Up to four plans may be in flight. Every added request ends
     in exactly one `Finished`, except an aborted one: `abort_requests` returns its id. No plan
     exceeds `SchedulerLimits`. If any request can run, the plan of `schedule` is not empty.

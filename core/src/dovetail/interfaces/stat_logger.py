@@ -46,7 +46,7 @@ class StatLoggerContext:
 class StatLogger(ABC):
     """Receives the statistics of every step.
 
-    Contract. `record` is called in order, once for each step for which the scheduler returned
+    Contract: `record` is called in order, once for each step for which the scheduler returned
     statistics. If requests were added or aborted and no request can run, an empty step follows, so
     that the counts are current. If `record` raises, the logger is closed, one warning gives the
     reason, and the engine continues. A logger writes to the destination in its options, not to

@@ -47,7 +47,7 @@ class TokenPieces(dict[int, str | bytes]):
 class Tokenizer(ABC):
     """Converts text to token ids and back.
 
-    Contract. `decode` never fails for ids below `vocab_size`. Bytes that are not UTF-8 become
+    Contract: `decode` never fails for ids below `vocab_size`. Bytes that are not UTF-8 become
     U+FFFD. Instances may be used by several threads.
     """
 
@@ -110,7 +110,7 @@ class Tokenizer(ABC):
     def token_pieces(self, *, skip_special_tokens: bool) -> TokenPieces | None:
         """Return the piece of text of each token, or None if it depends on neighboring tokens.
 
-        Contract. The pieces of a sequence, joined and decoded as UTF-8, equal the result of
+        Contract: The pieces of a sequence, joined and decoded as UTF-8, equal the result of
         `decode`, except for bytes that are not UTF-8. Streaming with pieces needs one look-up per
         token; without them `decode` is called for each token. All calls return the same object.
         """

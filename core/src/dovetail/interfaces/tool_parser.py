@@ -66,7 +66,7 @@ class CallText:
 class ToolParser(ABC):
     """Separates tool calls from content.
 
-    Contract. The result does not depend on how the text is split into pieces. A call starts when
+    Contract: The result does not depend on how the text is split into pieces. A call starts when
     its function's name is read; its arguments follow as they are generated. Text without such a
     start, and a call of a function that the request does not offer, are content. No text raises an
     error.

@@ -30,7 +30,7 @@ class WeightLoaderContext:
 class WeightLoader(ABC):
     """Fills the parameters of a model.
 
-    Contract. The loader streams weights; it never holds a second copy of the model in memory.
+    Contract: The loader streams weights; it never holds a second copy of the model in memory.
     `load` writes every parameter and persistent buffer exactly once.
     """
 

@@ -92,7 +92,7 @@ class WorkerBase(ABC):
     is read. `result` of the handle may be called from any thread, in any order and repeatedly. It
     raises the errors of the device.
 
-    Contract. The worker stores the state of each request under its batch slot (`row`). `joins` are
+    Contract: The worker stores the state of each request under its batch slot (`row`). `joins` are
     new requests with their batch slots and tokens, and `leaves` are batch slots that become free.
     The worker appends each sampled token. The worker applies leaves, joins and blocks in this order
     before it computes tokens; it applies an empty plan too. The engine never copies, moves or

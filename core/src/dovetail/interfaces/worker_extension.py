@@ -14,7 +14,7 @@ from typing import ClassVar
 class WorkerExtension:
     """A class with methods for which `self` is the worker.
 
-    Contract. It defines methods and constants, but no constructor. Its names must not occur in the
+    Contract: It defines methods and constants, but no constructor. Its names must not occur in the
     worker's class or contract. Attributes that it sets on `self` have a prefix of the plugin, such
     as `_myplugin_count`.
     """

@@ -166,7 +166,7 @@ def set_num_threads(num_threads: int) -> None:
     """
     if not 1 <= num_threads <= MAX_THREADS:
         raise ValueError(
-            f"{num_threads} threads were requested, but a thread team can have 1 to "
+            f"{num_threads} threads were requested, but a thread team supports 1 to "
             f"{MAX_THREADS} threads"
         )
     library().dk_set_num_threads(num_threads)

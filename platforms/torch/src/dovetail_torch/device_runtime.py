@@ -35,8 +35,8 @@ class DeviceEvent(Protocol):
 class AsyncDevice(Protocol):
     """The operations of an asynchronous device that its runner needs in addition to tensors.
 
-    Contract. Work submitted by one thread is done in that order. Host memory that a copy reads or
-    writes must not be read or written until an event recorded after the copy is complete.
+    Contract: Work submitted by one thread runs in the order of submission. Host memory that a copy
+    reads or writes must not be read or written until an event recorded after the copy is complete.
     """
 
     def pinned_zeros(self, num_bytes: int) -> torch.Tensor:

@@ -199,6 +199,6 @@ def _check_finite(name: str, tensor: torch.Tensor) -> None:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return a number that identifies the storage of a tensor without memory."""
+    """Return a number that identifies the storage of a meta tensor, whose data_ptr() is 0."""
     number: int = tensor.untyped_storage()._cdata
     return number

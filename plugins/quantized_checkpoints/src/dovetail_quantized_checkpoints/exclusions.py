@@ -121,8 +121,8 @@ def _strings(field: str, value: Any) -> Collection[str]:
     items = list(value) if isinstance(value, (list, tuple, Mapping)) else None
     if items is None or len(items) > MAX_ENTRIES or not all(isinstance(x, str) for x in items):
         raise WeightError(
-            f"quantization_config: {field} is {shorten(value)}; it must have up to {MAX_ENTRIES:,} "
-            "names of modules"
+            f"quantization_config: {field} is {shorten(value)}; it must be a list or object of "
+            f"at most {MAX_ENTRIES:,} module names"
         )
     return items
 

@@ -141,9 +141,10 @@ class DenseAttention:
 def attend_densely(
     layer: Any, q_THD: torch.Tensor, k_LKD: torch.Tensor, v_LKD: torch.Tensor
 ) -> torch.Tensor:
-    """Return the causal attention of the last T of L tokens, [T, H, D], by the definition.
+    """Return the causal attention of the last T of L tokens, [T, H, D].
 
-    layer: an `Attention`, or an object with its options.
+    It is computed directly from the definition. layer: an `Attention`, or an object with its
+    options.
     """
     groups = layer.num_heads // layer.num_kv_heads
     k_LHD, v_LHD = k_LKD.repeat_interleave(groups, 1), v_LKD.repeat_interleave(groups, 1)

@@ -221,12 +221,13 @@ def _check_bad_words(words: object, vocab_size: int, limits: LimitsConfig) -> No
         )
     # Each word has two spellings, with and without a space before it.
     chars = limits.max_bad_words_chars + limits.max_bad_words
+    max_sequences, max_tokens = 2 * limits.max_bad_words, 2 * MAX_TOKENS_PER_CHAR * chars
     num_tokens = sum(map(len, words))
-    if len(words) > 2 * limits.max_bad_words or num_tokens > 2 * MAX_TOKENS_PER_CHAR * chars:
+    if len(words) > max_sequences or num_tokens > max_tokens:
         raise RequestError(
-            f"bad_words has {len(words)} token sequences with {num_tokens} tokens, more than "
-            f"{limits.max_bad_words} words with {limits.max_bad_words_chars} characters can have "
-            "(max_bad_words, max_bad_words_chars).",
+            f"bad_words has {len(words)} token sequences with {num_tokens} tokens; the limits are "
+            f"{max_sequences} sequences (max_bad_words={limits.max_bad_words}) and {max_tokens} "
+            f"tokens (max_bad_words_chars={limits.max_bad_words_chars}).",
             parameter="bad_words",
         )
     check_token_ids("bad_words", tuple(chain.from_iterable(words)), vocab_size)

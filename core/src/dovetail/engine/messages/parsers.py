@@ -116,7 +116,7 @@ class MessageParsers:
         return None if self.tools is None else self.tools.cls
 
     def markers(self, prompt_end: str) -> ReasoningMarkers | None:
-        """Return the markers of the reasoning after a prompt, or None if there is no reasoning."""
+        """Return the reasoning markers after a prompt, or None if there is no reasoning."""
         parser = self._reasoning_parser(prompt_end)
         return None if parser is None else parser.markers()
 

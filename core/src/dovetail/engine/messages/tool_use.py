@@ -100,7 +100,7 @@ def constrain(
 ) -> SamplingParams:
     """Return sampling parameters that constrain the calls, the answer and the reasoning.
 
-    parser_cls: the parser of the model's format. markers: the markers of the reasoning, or None.
+    parser_cls: the parser of the model's format. markers: the reasoning markers, or None.
     has_grammar: whether the engine has a grammar plugin. thinking_budget: maximum number of
     reasoning tokens, or None. Raises RequestError, naming the field, if the engine does not support
     the request.

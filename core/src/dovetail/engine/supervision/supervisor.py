@@ -367,7 +367,9 @@ def _restore_pause(channel: ProcessChannel, scope: PauseScope | None) -> None:
     channel.send(Call(1, EnginePort.pause, (scope,)))
     reply = channel.receive(_PAUSE_S)
     if not isinstance(reply, Reply):
-        raise EngineDeadError("The new engine did not restore the pause of the previous one.")
+        raise EngineDeadError(
+            "The previous engine was paused, but the new engine did not confirm the pause."
+        )
     reply.result()
 
 

@@ -31,7 +31,7 @@ class Explanation:
         return tuple(verdict for verdict in self.verdicts if verdict.state == TAKEN)
 
     def with_state(self, state: str, *reasons: str) -> Explanation:
-        """Return a copy in which the selected plugins have `state` and further reasons."""
+        """Return a copy that replaces the state of the selected plugins and adds `reasons`."""
         verdicts = tuple(
             replace(verdict, state=state, reasons=(*verdict.reasons, *reasons))
             if verdict.state == TAKEN

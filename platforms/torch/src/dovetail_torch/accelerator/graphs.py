@@ -15,7 +15,10 @@ from typing import Any
 from dovetail_torch.graphs.capture import ReplayableGraph
 
 _THIS_THREAD = "thread_local"
-"""Only this thread may not call functions that a capture forbids; other threads wait for events."""
+"""Capture error mode: functions that are unsafe during a capture fail only in this thread.
+
+Other threads may still call them, for example to wait for events.
+"""
 
 
 class AcceleratorGraphs:

@@ -279,8 +279,8 @@ def build_weight_table(
 ) -> WeightTable:
     """Return the table of all parameters and persistent buffers of `model`.
 
-    mappings: the names and layouts of a format that differ from those of the modules. None for
-    those that the model declares for its checkpoints.
+    mappings: the names and layouts of a format that differ from those of the modules. None:
+    use the mappings that the model declares for its checkpoints.
     """
     layers = dict(model.named_modules(remove_duplicate=False))
     assignments: dict[str, Assignment] = {}

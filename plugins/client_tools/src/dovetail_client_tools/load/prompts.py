@@ -1,7 +1,7 @@
 """Writes prompts of a given length in tokens, without the tokenizer of the server.
 
-A prompt is a sequence of common words. Two requests before the test measure how many tokens the
-server counts for a word and for the chat template.
+A prompt is a sequence of common words. Two requests before the test measure the number of
+tokens that the server counts for a word and for the chat template.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def is_running(pid: int) -> bool:
 
 
 def num_threads_of(pid: int) -> int:
-    """Return how many threads process `pid` has, or 0 if there is none."""
+    """Return the number of threads in process `pid`, or 0 if it does not exist."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except _GONE:

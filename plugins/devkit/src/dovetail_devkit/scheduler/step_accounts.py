@@ -25,7 +25,10 @@ _SUMS = (
 
 
 class StepAccounts:
-    """Counts preemptions in the plans of one scheduler. idle: whether no request was added yet."""
+    """Counts readmissions and recomputed tokens in the plans of one scheduler.
+
+    idle: True until the first request is added.
+    """
 
     def __init__(self) -> None:
         self.idle = True

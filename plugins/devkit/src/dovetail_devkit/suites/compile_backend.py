@@ -46,7 +46,7 @@ def compile_backend_cases(
     suite = _Suite(backend_cls, device, options or {})
     yield Case(name="any number of tokens", run=suite.check_any_number)
     yield Case(name="a fixed number of tokens", run=suite.check_fixed_number)
-    yield Case(name="files of an earlier start are used", run=suite.check_folder)
+    yield Case(name="cached files of an earlier start are reused", run=suite.check_folder)
     yield Case(name="the cache key is constant", run=suite.check_key)
 
 

@@ -116,7 +116,7 @@ def _check_round_trips(tokenizer: Tokenizer) -> None:
         again = tokenizer.decode(tokenizer.encode(back, add_special_tokens=False))
         expect(
             again == back,
-            f"the decoded text {back!r} is encoded and decoded as {again!r}; it must not change",
+            f"encoding and decoding {back!r} gives {again!r}; a decoded text must not change",
         )
     _check_surrogate(tokenizer)
 

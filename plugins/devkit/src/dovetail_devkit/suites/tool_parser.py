@@ -98,14 +98,14 @@ class _Suite:
         text = self._cls.call_text(NAME)
         if text is None:
             return
-        expect(text.begin.startswith(text.trigger), "begin of call_text must start with trigger")
+        expect(text.begin.startswith(text.trigger), "call_text: begin must start with trigger")
         call = text.begin + json.dumps(ARGUMENTS) + text.end
         texts = [call] if text.separator is None else [call, call + text.separator + call]
         for number, item in enumerate(texts, start=1):
             parsed = self._read([item])
             expect(
                 len(parsed.calls) == number,
-                f"the parser must read {number} calls in {item!r}, which call_text gives; found "
+                f"the parser must find {number} calls in {item!r}, built from call_text(); found "
                 f"{parsed}",
             )
             for parsed_call in parsed.calls:

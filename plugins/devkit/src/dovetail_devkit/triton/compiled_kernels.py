@@ -93,7 +93,7 @@ class CompiledKernel:
 
     @property
     def occupancy(self) -> float:
-        """The share of the processor's warps that can be resident at the same time."""
+        """The share of a multiprocessor's warps that can be resident at the same time."""
         return occupancy(
             self.target,
             num_warps=self.num_warps,
@@ -105,8 +105,8 @@ class CompiledKernel:
 def check_kernel(case: KernelCase, target: str) -> CompiledKernel:
     """Compile `case` for `target` and return its resources.
 
-    Raises AssertionError if it does not compile, spills too much or uses more shared memory than a
-    block of the target may have.
+    Raises AssertionError if it does not compile, spills too much or uses more shared memory than
+    the target allows per block.
     """
     what = f"{case.name}, {target}"
     try:
@@ -116,8 +116,8 @@ def check_kernel(case: KernelCase, target: str) -> CompiledKernel:
     maximum = SHARED_BYTES[target]
     expect(
         kernel.shared_bytes <= maximum,
-        f"{what} uses {kernel.shared_bytes} bytes of shared memory, but a block of the target has "
-        f"{maximum}",
+        f"{what} uses {kernel.shared_bytes} bytes of shared memory, but the target allows only "
+        f"{maximum} bytes per block",
     )
     maximum = case.max_spill_bytes.get(target, 0)
     expect(

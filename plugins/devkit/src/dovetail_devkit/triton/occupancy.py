@@ -1,4 +1,4 @@
-"""Computes the occupancy of a kernel: the share of a processor's warps that can be resident.
+"""Computes a kernel's occupancy: the share of a multiprocessor's warps that can be resident.
 
 The limits are those of the CUDA C++ Programming Guide (compute capabilities) and of the CDNA 3
 Instruction Set Architecture. This module does not depend on Triton.
@@ -47,11 +47,11 @@ LIMITS = {
         reserved_bytes=0,
     ),
 }
-"""Limits by target. Four SIMD units of a gfx942 processor have 512 registers per lane each."""
+"""Limits by target. Four SIMD units of a gfx942 multiprocessor have 512 registers per lane each."""
 
 
 def occupancy(target: str, *, num_warps: int, registers: int, shared_bytes: int) -> float:
-    """Return the share of the processor's warps that can be resident, between 0 and 1.
+    """Return the share of a multiprocessor's warps that can be resident, between 0 and 1.
 
     num_warps: warps of a block. registers: number per thread. shared_bytes: size per block. Raises
     KeyError for an unknown target.

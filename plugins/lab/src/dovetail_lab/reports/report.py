@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 MAX_GANTT_POLICIES = 3
 MIN_SPAN = 10
-"""Arrivals should last this many times the mean latency."""
+"""Minimum ratio of the arrival period to the mean latency. Below it, the report warns that queues
+cannot build up."""
 
 
 @dataclass(kw_only=True)

@@ -30,8 +30,8 @@ _FIRST_SEEDS = 2
 class Candidate:
     """A candidate of a sweep.
 
-    mean: over seeds; None if no run is complete. verdict: see `Comparison`, against the baseline.
-    num_seeds: seeds that it ran.
+    mean: mean of the metric over seeds; None if no run is complete. verdict: see `Comparison`,
+    against the baseline. num_seeds: number of seeds with a complete run.
     """
 
     name: str

@@ -141,7 +141,11 @@ def _from_trace(
 
 
 def _linked(rows: Sequence[TraceRow]) -> list[DraftRequest]:
-    """Return the rows as requests; a turn that contains its predecessor waits for its end."""
+    """Return the rows as requests.
+
+    A turn whose prompt is longer than the prompt and output of the previous turn of its session
+    starts only after that turn has finished.
+    """
     last: dict[str, int] = {}
     drafts: list[DraftRequest] = []
     for index, row in enumerate(rows):

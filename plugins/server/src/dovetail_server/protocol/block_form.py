@@ -155,7 +155,7 @@ class BlockForm(ResponseForm):
         return ChatLogprobs(self.texts, self.num_top or 0)
 
     async def num_reasoning_tokens(self) -> int:
-        """Return how many tokens the text of the reasoning has."""
+        """Return the number of tokens in the reasoning text."""
         text = "".join(block.text for block in self.blocks if block.kind == REASONING)
         return await asyncio.to_thread(self.texts.count, text) if text else 0
 

@@ -226,7 +226,10 @@ class PoolingRoutes:
 
     @contextmanager
     def _observed(self, exchange: Exchange) -> Iterator[list[PoolingRequestOutput]]:
-        """Notify the observers of a request. The context adds its outputs to the list."""
+        """Notify the observers when a request starts and ends.
+
+        The body of the `with` statement must append the request's outputs to the yielded list.
+        """
         state, outputs = self._state, list[PoolingRequestOutput]()
         arrival_ns, status, code = state.clock.now_ns(), "left", ""
         state.observers.started(exchange.request_id, exchange.path)
