@@ -37,6 +37,7 @@ RUN = {
     ("README.md", 3): Example(),
     ("docs/lab/simulator.md", 0): Example(),
     ("docs/lab/tutorial.md", 0): Example(),
+    ("docs/models.md", 0): Example(printed=("nearest: Find me a store in the capital of Italy",)),
     ("docs/schedulers.md", 0): Example(names={"LLM": LLM}),
     ("docs/schedulers.md", 1): Example(names={"SamplingParams": dovetail.SamplingParams}),
     ("docs/structured_output.md", 0): Example(printed=("name='", "age=")),
@@ -58,7 +59,6 @@ COMPILED = {
     ("docs/cpu.md", 0): "int4 groups of 64 do not fit the demo model",
     ("docs/device_memory.md", 0): "needs a GPU",
     ("docs/gguf.md", 0): "needs a file `model.gguf`",
-    ("docs/models.md", 0): "needs all-MiniLM-L6-v2",
     ("docs/quantization.md", 0): "needs a model in the directory `model`",
 }
 """Examples that are only compiled, with the reason."""

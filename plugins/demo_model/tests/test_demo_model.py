@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from dovetail.interfaces import ModelSourceContext
-from dovetail_demo_model import draft_dir, model_dir
+from dovetail_demo_model import draft_dir, embedding_dir, model_dir
 from dovetail_demo_model.tasks import TASKS, held_out_set
 from dovetail_demo_model.vocabulary import NOUNS
 
@@ -87,7 +87,11 @@ def test_each_model_source_provides_the_directory_of_its_model():
     context = ModelSourceContext(cache_dir=Path("unused"))
     sources = {name: EntryPoint(name, value, "").load()(context) for name, value in points.items()}
     folders = {name: source.fetch("") for name, source in sources.items()}
-    assert folders == {"demo": model_dir(), "demo-draft": draft_dir()}
+    assert folders == {
+        "demo": model_dir(),
+        "demo-draft": draft_dir(),
+        "demo-embedding": embedding_dir(),
+    }
 
 
 def test_both_models_have_the_same_tokenizer():

@@ -38,7 +38,8 @@ class RunFacts:
     agreement: float | None
 
 
-def _num_parameters(folder: Path) -> int:
+def num_parameters(folder: Path) -> int:
+    """Return the number of parameters of a saved model."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
         return sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
 
@@ -145,7 +146,7 @@ def write_card(
     text = _CARD.format(
         **{key: config[key] for key in config if isinstance(config[key], int)},
         size=facts.size,
-        parameters=_num_parameters(folder),
+        parameters=num_parameters(folder),
         megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
         commands="\n".join(f"    {_SCRIPT} --out DIR {command}" for command in facts.commands),
         nouns=len(NOUNS),

@@ -1,6 +1,6 @@
-"""The demo model of Dovetail: the directories of its weights, and its tasks.
+"""The demo models of Dovetail: the directories of their weights, and their data.
 
-Contract: the weights are package data, so `--model demo` needs no download. The two functions
+Contract: the weights are package data, so `--model demo` needs no download. The functions
 return directories in Hugging Face format (config.json, model.safetensors, tokenizer.json).
 Importing this package loads no weights. The package does not depend on an engine.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["draft_dir", "model_dir"]
+__all__ = ["draft_dir", "embedding_dir", "model_dir"]
 
 
 def model_dir() -> Path:
@@ -20,3 +20,8 @@ def model_dir() -> Path:
 def draft_dir() -> Path:
     """Return the directory of the draft model: same tokenizer, at most 1 million parameters."""
     return Path(__file__).parent / "draft"
+
+
+def embedding_dir() -> Path:
+    """Return the directory of the embedding model (BERT, float32, with its own tokenizer)."""
+    return Path(__file__).parent / "embedding"

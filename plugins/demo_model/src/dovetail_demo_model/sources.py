@@ -1,4 +1,4 @@
-"""The model sources `demo` and `demo-draft`: the weights are files of this package."""
+"""The model sources `demo`, `demo-draft` and `demo-embedding`: the weights are package data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dovetail.errors import ModelError
 from dovetail.interfaces import LocalModel, ModelSource, ModelSourceContext
-from dovetail_demo_model import draft_dir, model_dir
+from dovetail_demo_model import draft_dir, embedding_dir, model_dir
 
 LICENSE = "Apache-2.0"
 
@@ -43,3 +43,13 @@ class DraftSource(DemoSource):
     def directory(self) -> Path:
         """Return the model directory."""
         return draft_dir()
+
+
+class EmbeddingSource(DemoSource):
+    """The embedding model: an encoder with its own tokenizer."""
+
+    name = "demo-embedding"
+
+    def directory(self) -> Path:
+        """Return the model directory."""
+        return embedding_dir()

@@ -69,10 +69,13 @@ class Task:
                 return prompt, answer
 
 
-def facts_are_held_out(name: str, facts: Facts) -> bool:
-    """Return whether a question of the task `name` with these canonical facts is held out."""
+def facts_are_held_out(name: str, facts: Facts, *, share: int = HELD_OUT_SHARE) -> bool:
+    """Return whether a question of the task `name` with these canonical facts is held out.
+
+    share: one question in this number is held out.
+    """
     digest = hashlib.sha256(f"{name}:{facts!r}".encode()).digest()
-    return int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
+    return int.from_bytes(digest, "big") % share == 0
 
 
 def held_out_set(task: Task, count: int, seed: int) -> list[tuple[str, str]]:
