@@ -246,22 +246,34 @@ def test_a_feature_needs_a_test_that_ran_at_this_commit() -> None:
     ]
 
 
-def test_the_commit_hash_selects_a_part_of_the_costly_tests(tree: Path) -> None:
+def outputs_at_four_commits(tree: Path, tests: str, *options: str) -> list[list[str]]:
+    """Return the lines that pytest prints for `tests` at each of four commits."""
     shutil.copy(ROOT / "conftest.py", tree)
     (tree / "pyproject.toml").write_text(SETTINGS)
-    (tree / "test_it.py").write_text(COSTLY)
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "--some-costly"]
-    chosen = []
+    (tree / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
+    outputs = []
     for number in range(4):
         (tree / "code.py").write_text(f"x = {number}\n")
         commit(tree)
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
-        chosen.append({line.split()[0] for line in done.stdout.splitlines() if "PASSED" in line})
-        assert "not selected at this commit: 6 costly tests (6 cases)" in done.stdout
+        outputs.append(done.stdout.splitlines())
+    return outputs
+
+
+@pytest.mark.costly
+def test_the_commit_hash_selects_a_part_of_the_costly_tests(tree: Path) -> None:
+    outputs = outputs_at_four_commits(tree, COSTLY, "-v", "--some-costly")
+    chosen = [{line.split()[0] for line in lines if "PASSED" in line} for lines in outputs]
+    assert all("not selected at this commit: 6 costly tests (6 cases)" in it for it in outputs)
     assert [len(item) for item in chosen] == [2] * 4
     assert len(set.union(*chosen)) > 2
-    everything = subprocess.run(command[:-1], cwd=tree, capture_output=True, text=True, check=True)
-    assert "8 passed" in everything.stdout
+
+
+@pytest.mark.costly
+def test_without_the_option_all_costly_tests_run(tree: Path) -> None:
+    for lines in outputs_at_four_commits(tree, COSTLY, "-v"):
+        assert sum("PASSED" in line for line in lines) == 8
 
 
 def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
@@ -278,18 +290,9 @@ def test_the_slowest_test_files_are_printed(tmp_path: Path) -> None:
 
 @pytest.mark.costly
 def test_the_commit_hash_selects_a_part_of_the_cases_of_a_sampled_test(tree: Path) -> None:
-    shutil.copy(ROOT / "conftest.py", tree)
-    (tree / "pyproject.toml").write_text(SETTINGS)
-    (tree / "test_it.py").write_text(SAMPLED)
-    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
-    chosen = []
-    for number in range(4):
-        (tree / "code.py").write_text(f"x = {number}\n")
-        commit(tree)
-        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=True)
-        lines = done.stdout.splitlines()
-        chosen.append({line for line in lines if "::test_some[" in line})
-        assert "test_it.py::test_one_quick_case[0]" in lines
+    outputs = outputs_at_four_commits(tree, SAMPLED, "-q", "--collect-only")
+    chosen = [{line for line in lines if "::test_some[" in line} for lines in outputs]
+    assert all("test_it.py::test_one_quick_case[0]" in lines for lines in outputs)
     assert [len(item) for item in chosen] == [3] * 4
     assert len(set.union(*chosen)) > 3
 
