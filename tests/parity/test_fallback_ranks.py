@@ -165,11 +165,13 @@ def test_sizes_that_the_ranks_cannot_divide_are_rejected(
     ("entries", "text"),
     [
         ({"layers.*.input_layernorm": "sequence_parallel"}, "the style 'sequence_parallel'"),
+        ({"layers.*.input_layernorm": {"a": 1}}, r"the style \{'a': 1\}"),
+        ({"layers.*.input_layernorm": 5}, "the style 5"),
         ({"layers.*.input_layernorm": "colwise"}, "input_layernorm .ArceeRMSNorm"),
     ],
 )
 def test_a_plan_with_an_unsupported_entry_is_rejected(
-    entries: dict[str, str], text: str, monkeypatch
+    entries: dict[str, object], text: str, monkeypatch
 ) -> None:
     change_plan(monkeypatch, entries)
     with pytest.raises(ConfigError, match=f"divide ArceeForCausalLM: its plan .*{text}"):

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from dovetail.errors import ConfigError
 from dovetail.interfaces.model import RankGroup
+from dovetail.value_checks import shorten
 from dovetail_torch.distributed.shard import Shard, divide, divide_unevenly
 
 if TYPE_CHECKING:
@@ -70,8 +71,11 @@ def check_plan(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
     """Raise ConfigError for a class that the ranks cannot share."""
     plan = _plan_of(model)
     for entry, name in plan.items():
-        if name not in _STYLES and name not in _UNDIVIDED:
-            reason = f"its plan has the style {name!r} ({entry}), which is not supported"
+        # config.json can replace the plan of the class.
+        if not isinstance(name, str) or name not in _STYLES.keys() | _UNDIVIDED:
+            reason = (
+                f"its plan has the style {shorten(name)} ({shorten(entry)}), which is not supported"
+            )
             raise _unsupported(model, ranks, reason)
     for name, module in model.named_modules():
         style = _style_of(plan, name)
