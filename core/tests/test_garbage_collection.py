@@ -10,7 +10,12 @@ import pytest
 
 from dovetail.config import EngineArgs
 from dovetail.engine.front_end import FrontEndParts
-from dovetail.plugins.loading import Origin, load_target, paused_garbage_collection
+from dovetail.plugins.loading import (
+    MANY_OBJECTS,
+    Origin,
+    load_target,
+    paused_garbage_collection,
+)
 from dovetail_devkit.fakes.platform import FakePlatform
 from dovetail_devkit.fakes.tokenizer import ByteTokenizer
 
@@ -47,7 +52,7 @@ def test_a_collector_that_the_program_disabled_stays_disabled() -> None:
 
 def test_new_objects_are_in_the_oldest_generation() -> None:
     with paused_garbage_collection():
-        created = [object(), []]
+        created = [[] for _ in range(MANY_OBJECTS)]
     assert not any(found is created for young in YOUNG for found in gc.get_objects(young))
     assert any(found is created for found in gc.get_objects(2))
 
@@ -56,8 +61,19 @@ def test_frozen_objects_stay_frozen() -> None:
     gc.freeze()
     count = gc.get_freeze_count()
     with paused_garbage_collection():
-        pass
+        created = [[] for _ in range(MANY_OBJECTS)]
     assert gc.get_freeze_count() == count
+    assert created
+
+
+def test_a_small_block_does_not_visit_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("freeze", "unfreeze", "get_freeze_count"):
+        monkeypatch.setattr(gc, name, lambda: pytest.fail("all objects were visited"))
+    gc.collect(0)  # earlier tests may have left many young objects
+    with paused_garbage_collection():
+        created = [[] for _ in range(100)]
+    monkeypatch.undo()
+    assert created
 
 
 def test_cyclic_garbage_of_block_is_collected_later() -> None:

@@ -20,6 +20,8 @@ from types import ModuleType
 from dovetail.errors import PluginLoadError, PluginNotFoundError, nearest
 
 _MAX_NAMES = 8
+MANY_OBJECTS = 10_000
+"""The number of young objects at which a pause of the garbage collector moves them."""
 
 LOCAL_PREFIX = "dovetail_local_"
 """Prefix of the names of modules that are loaded from a path."""
@@ -47,8 +49,9 @@ def paused_garbage_collection() -> Iterator[None]:
     """Pause the garbage collector in a block. Blocks may be nested.
 
     The import of a tensor library creates hundreds of thousands of objects that stay, and each
-    collection would visit them. At the end all objects move to the oldest generation, so that
-    collections of young objects do not visit them. Objects that the program has frozen stay so.
+    collection would visit them. If a block creates many objects, all objects then move to the
+    oldest generation, so that collections of young objects do not visit them. Objects that the
+    program has frozen stay so.
     """
     if not gc.isenabled():
         yield
@@ -57,7 +60,8 @@ def paused_garbage_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        # The number of frozen objects is counted one by one, which takes up to 0.1 s.
+        if gc.get_count()[0] >= MANY_OBJECTS and not gc.get_freeze_count():
             gc.freeze()
             gc.unfreeze()
         gc.enable()
