@@ -1,21 +1,16 @@
 """Startup phases are recorded, reported, undone on failure and limited in time."""
 
-import gc
 import signal
 import threading
 import time
 
 import pytest
 
-from dovetail import LLM
 from dovetail.clock import ManualClock, MonotonicClock
-from dovetail.engine import start as engine_start
-from dovetail.errors import CapacityError, ConfigError, StartError
+from dovetail.errors import CapacityError, StartError
 from dovetail.plugins import PluginRegistry
 from dovetail.plugins.construction import construct
 from dovetail.processes.startup_phases import StartUp, describe_phases, enter_phase
-from dovetail_devkit.executor.null_executor import NullWorker
-from dovetail_devkit.fakes.platform import FakePlatform
 
 
 def test_startup_phases_are_recorded_and_reported_in_order():
@@ -147,25 +142,3 @@ def test_a_startup_phase_in_another_thread_that_exceeds_its_deadline_is_logged(c
     assert [item.name for item in collected] == ["load_model"]
     assert "load_model has taken" in caplog.text
     assert not [item for item in threading.enumerate() if item.name == "start-watch"]
-
-
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_the_garbage_collector_pauses_while_the_parts_of_an_engine_are_imported(
-    monkeypatch, is_enabled
-):
-    seen = []
-
-    def reject(*arguments):
-        seen.append(gc.isenabled())
-        raise ConfigError("refused")
-
-    monkeypatch.setattr(engine_start, "resolve", reject)
-    if not is_enabled:
-        gc.disable()
-    try:
-        with pytest.raises(ConfigError, match="refused"):
-            LLM("demo", platform=FakePlatform, worker_cls=NullWorker)
-        assert seen == [False]
-        assert gc.isenabled() is is_enabled
-    finally:
-        gc.enable()
