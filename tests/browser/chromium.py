@@ -116,6 +116,17 @@ class Browser:
         self._call("Input.dispatchKeyEvent", type="keyDown", **fields, **text)
         self._call("Input.dispatchKeyEvent", type="keyUp", **fields)
 
+    def press_when(self, condition: str, key: str) -> None:
+        """Let the page press a key as soon as a change of its content makes `condition` true."""
+        self.run(
+            "new MutationObserver((changes, observer) => {"
+            f" if (!({condition})) return;"
+            " observer.disconnect();"
+            " document.activeElement.dispatchEvent("
+            f"new KeyboardEvent('keydown', {{key: {json.dumps(key)}, bubbles: true}})); }})"
+            ".observe(document.body, {childList: true, subtree: true, characterData: true})"
+        )
+
     def emulate(self, *, width: int = 1000, height: int = 700, dark: bool = False) -> None:
         """Set the size of the window and the colors that the user prefers."""
         self._call(

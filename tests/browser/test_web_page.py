@@ -137,15 +137,7 @@ def test_escape_stops_the_request_in_the_engine(page, server):
         "...options, body: options?.body?.replace('{', '{\"ignore_eos\":true,')}); })()"
     )
     page.run("document.getElementById('max_tokens').value = 4000")
-    # The page presses the key itself, because the demo model writes all its tokens in 0.6 s.
-    page.run(
-        "new MutationObserver((changes, observer) => {"
-        " if (!(document.querySelector('.assistant .body')?.textContent.length > 20)) return;"
-        " observer.disconnect();"
-        " document.activeElement.dispatchEvent("
-        "new KeyboardEvent('keydown', {key: 'Escape', bubbles: true})); })"
-        ".observe(document.body, {childList: true, subtree: true, characterData: true})"
-    )
+    page.press_when("document.querySelector('.assistant .body')?.textContent.length > 20", "Escape")
     ask(page)
     page.wait("document.querySelector('.assistant .figures').textContent != ''")
     assert page.run("document.querySelectorAll('.error').length") == 0
