@@ -295,7 +295,7 @@ def test_a_trace_contains_the_steps_until_the_server_restarts_or_exits(
     page = tmp_path / "page.html"
     with null.running(respond) as url:
         code, text, _ = run("trace", "--url", url, "--duration-s", 5, "--html", page)
-    assert code == 0 and "was started again" in text and page_data(page)["kinds"]
+    assert code == 0 and "was restarted" in text and page_data(page)["kinds"]
     answers.clear()
     steps.started_ns -= 10**10
 

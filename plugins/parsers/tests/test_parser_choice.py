@@ -1,4 +1,4 @@
-"""An engine chooses the parsers by the chat template of the model, unless an option names them."""
+"""The model's chat template determines the parsers, unless an option names them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_template_for_tools_determines_the_tool_parser(tmp_path: Path) -> No
     assert chosen("tool_parser", tmp_path, tokenizer) == "kimi_k2"
 
 
-def test_an_option_names_a_parser_or_prevents_one(tmp_path: Path) -> None:
+def test_an_option_selects_or_disables_a_parser(tmp_path: Path) -> None:
     tokenizer = TemplateTokenizer(default="[TOOL_CALLS]")
     assert chosen("tool_parser", tmp_path, tokenizer, tool_parser="hermes") == "hermes"
     assert chosen("tool_parser", tmp_path, tokenizer, tool_parser="none") == ""

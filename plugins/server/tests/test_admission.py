@@ -1,4 +1,4 @@
-"""Requests above the limit are rejected, and retries are spread over the time that they need."""
+"""Requests above the limit are rejected, with retry times spread over the expected service time."""
 
 from collections import Counter
 from contextlib import ExitStack

@@ -56,13 +56,13 @@ def api_processes(server):
 
 
 def engine_of(server):
-    """Return the process id of the engine: of the other children, that with the most threads."""
+    """Return the process id of the engine: the non-API child with the most threads."""
     others = children_of(server.process.pid) - api_processes(server)
     return max(others, key=num_threads_of)
 
 
 class OpenStream:
-    """A streamed request. port: the port of the client's end.
+    """A streamed request. port: the local port of the client.
 
     request_id: the id of its response.
     """
@@ -375,7 +375,7 @@ def test_no_process_remains_after_the_main_process_is_killed(serving):
 @pytest.mark.parametrize(
     ("option", "value"), [("--http-routes", "absent"), ("--kv-cache-memory-bytes", "1")]
 )
-def test_a_start_that_fails_ends_the_server_with_the_reason(serving, count, option, value):
+def test_a_server_that_fails_to_start_exits_with_the_reason(serving, count, option, value):
     options = ("--model", "demo", "--max-model-len", "512", "--api-processes", count)
     with serving(*options, option, value) as server:
         assert server.process.wait(WAIT_S) != 0

@@ -295,7 +295,7 @@ def test_the_number_of_files_is_limited_and_counts_uploads(tmp_path):
     asyncio.run(run())
 
 
-def test_a_disk_that_fails_is_an_error_of_the_batch(tmp_path, monkeypatch):
+def test_a_batch_fails_if_the_disk_is_full(tmp_path, monkeypatch):
     def fail(*_):
         raise sqlite3.OperationalError("database or disk is full")
 

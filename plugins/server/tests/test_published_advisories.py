@@ -22,7 +22,7 @@ SCHEMA = "json_schema"
 
 
 class TouchesFile:
-    """An object whose pickle creates a file when it is opened."""
+    """An object whose pickle creates a file when it is loaded."""
 
     def __init__(self, path):
         self.path = path
@@ -74,7 +74,7 @@ REFUSED = {
     "PYSEC-2026-4353: metadata of media": chat(mm_processor_kwargs={"fps": 1e9}),
     "CVE-2026-105756: a salt of a wrong type": prompt(cache_salt={"a": 1}),
     "CVE-2026-116173: too many log-probabilities": prompt(logprobs=129),
-    "CVE-2026-116173: too many of the prompt": prompt(prompt_logprobs=10**6),
+    "CVE-2026-116173: too many prompt log-probabilities": prompt(prompt_logprobs=10**6),
     "CVE-2026-114051: a huge min_tokens": prompt(min_tokens=2**31, max_tokens=2),
     "CVE-2026-105922: a huge penalty": prompt(repetition_penalty=1e308),
     "CVE-2026-21869: a negative length": prompt(truncate_prompt_tokens=-1),
@@ -91,11 +91,11 @@ REFUSED = {
     "CVE-2026-34756: a huge n": prompt(n=2**31),
     "CVE-2026-34756: an n beyond 64 bits": prompt(n=2**70),
     "CVE-2025-46560: a very long prompt": prompt(prompt="<image>" * 200_000),
-    "a prompt of very many prompts": prompt(prompt=["a"] * 3000),
+    "a list of very many prompts": prompt(prompt=["a"] * 3000),
     "an infinite temperature": prompt(temperature=1e308),
     # Templates.
     "CVE-2025-61620: an endless template": template("{% for a in range(10**12) %}a{% endfor %}"),
-    "CVE-2025-61620: a template of a huge text": template("{{ 'a' * 10**10 }}"),
+    "CVE-2025-61620: a template that renders a huge text": template("{{ 'a' * 10**10 }}"),
     "CVE-2025-9141: a template with attributes": template("{{ ''.__class__.__mro__ }}"),
     "CVE-2026-5760: a template that runs a command": template(
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}"

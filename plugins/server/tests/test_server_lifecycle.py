@@ -143,7 +143,7 @@ def test_a_client_that_does_not_read_is_disconnected(small):
         resume(small)
         wait_until(lambda: load_of(small) == 0)
         received = b""
-        # The kernel ignores the reset of a connection with a full buffer: nothing comes any more.
+        # The kernel ignores the reset of a connection with a full buffer: no more data arrives.
         connection.settimeout(2)
         with suppress(ConnectionError, TimeoutError):
             while data := connection.recv(1 << 20):

@@ -228,7 +228,7 @@ while True:
 
 
 def gaps_with(server, kind):
-    """Return the times between the events of streams next to `NUM_SLOW` readers of a kind."""
+    """Return the times between stream events while `NUM_SLOW` readers of a kind are connected."""
     data = request_bytes(LONG | {"stream": True, "logprobs": 5}).hex()
     command = [sys.executable, "-c", READERS, server.host, str(server.port), str(NUM_SLOW)]
     gaps = []
@@ -273,7 +273,7 @@ def rss_of(pid):
 
 
 def completions_per_second(server, num_clients):
-    """Return completions per second of clients that repeat requests, and times of rejections."""
+    """Return the completions per second of closed-loop clients, and the times of rejections."""
     end_s, times, finished = time.monotonic() + OVERLOAD_S, [], []
 
     def run(_):

@@ -106,7 +106,7 @@ def test_old_versions_of_tls_are_rejected(encrypted, files):
 
 @pytest.fixture
 def unusable(files, tmp_path):
-    """Return paths of files that the server cannot use, each by a word that describes it."""
+    """Return paths of files that the server cannot use, by a keyword."""
     created, key, _, other = files
     locked, text = tmp_path / "locked.pem", tmp_path / "text.pem"
     openssl("rsa", "-aes256", "-passout", "pass:secret", "-in", key, "-out", str(locked))

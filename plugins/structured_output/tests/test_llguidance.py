@@ -60,7 +60,7 @@ def allowed(matcher):
 
 
 def write(matcher, seed, maximum=400):
-    """Return a text of random allowed tokens, and whether it ended by itself."""
+    """Return a text of random allowed tokens, and whether a stop token ended it."""
     rng = random.Random(seed)
     tokens = []
     while len(tokens) < maximum:
@@ -119,7 +119,7 @@ def test_a_structural_tag_constrains_the_text_after_its_trigger(backend):
     assert END in allowed(matcher)
 
 
-def test_with_at_least_one_the_text_starts_with_a_structure_and_stop_after_first_ends_it(backend):
+def test_at_least_one_and_stop_after_first_permit_exactly_one_structure(backend):
     tag = {"structures": [CALL], "at_least_one": True, "stop_after_first": True}
     for seed in range(5):
         text, has_ended = write(backend.compile(spec("structural_tag", tag)), seed)
@@ -129,7 +129,7 @@ def test_with_at_least_one_the_text_starts_with_a_structure_and_stop_after_first
         assert 0 <= call["arguments"]["a"] <= 99
 
 
-def test_the_end_of_a_text_is_counted_and_can_be_rolled_back(backend):
+def test_a_stop_token_counts_as_accepted_and_can_be_rolled_back(backend):
     matcher = backend.compile(spec("regex", "[a-z]{2}"))
     letters = TOKENIZER.encode("ab", add_special_tokens=False)
     before = allowed(matcher)

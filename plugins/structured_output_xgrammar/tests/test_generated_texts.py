@@ -97,7 +97,10 @@ def compiled(backend, form, text):
 
 
 def generate(matcher, rng, soon=40, maximum=3000):
-    """Return a text of random allowed tokens, which ends soon, or None if it is too long."""
+    """Return a text of random allowed tokens, or None if it exceeds `maximum` tokens.
+
+    After `soon` tokens, tokens that close the text are preferred.
+    """
     tokens = []
     while len(tokens) < maximum:
         words = bytearray(4 * ((WIDTH + 31) // 32))

@@ -59,7 +59,7 @@ def accepts(matcher, text):
 
 
 def write(matcher, seed, maximum=400):
-    """Return a text of random allowed tokens, and whether it ended by itself."""
+    """Return a text of random allowed tokens, and whether a stop token ended it."""
     rng = random.Random(seed)
     tokens = []
     while len(tokens) < maximum:
@@ -116,7 +116,7 @@ def test_a_structural_tag_constrains_the_text_after_its_trigger(backend):
     assert not accepts(once, f"{ADDED} Done")
 
 
-def test_with_at_least_one_the_text_starts_with_a_structure_and_stop_after_first_ends_it(backend):
+def test_at_least_one_requires_a_structure_at_the_start(backend):
     tag = {"structures": [CALL], "at_least_one": True}
     for more in ({}, {"stop_after_first": True}, {"separator": ", "}):
         matcher = backend.compile(spec("structural_tag", tag | more))
@@ -140,7 +140,7 @@ def test_structures_of_each_form_are_constrained(backend):
         assert accepts(matcher, f"<{valid}>") and not accepts(matcher, f"<{invalid}>")
 
 
-def test_the_end_of_a_text_is_counted_and_can_be_rolled_back(backend):
+def test_a_stop_token_counts_as_accepted_and_can_be_rolled_back(backend):
     matcher = backend.compile(spec("regex", "[a-z]{2}"))
     before = allowed(matcher)
     assert not matcher.is_finished()

@@ -1,7 +1,7 @@
 """Reads a text that arrives in pieces, with generators that wait for the next piece.
 
-A generator decides only by the characters of the text, never by the ends of the pieces. The result
-of a parser that is written with these functions therefore does not depend on the pieces.
+A generator decides based only on the characters of the text, never on where a piece ends. The
+result of a parser that is written with these functions therefore does not depend on the pieces.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_SCALAR_CHARS = 400
 
 
 class MalformedCallError(Exception):
-    """The text is not a call of the format. Never leaves the parsers."""
+    """The text is not a call of the format. The parsers always catch this error."""
 
 
 @lru_cache(maxsize=64)
@@ -44,7 +44,7 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 
 
 class Cursor:
-    """A position in a text of which a part has arrived. No marker may start another marker."""
+    """A position in a text that arrives in pieces. No marker may start another marker."""
 
     def __init__(self) -> None:
         self.ended = False

@@ -200,7 +200,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def python_to_json(text: str) -> str:
-    """Return a Python literal as JSON. A text that is no such literal becomes a string."""
+    """Return a Python literal as JSON. Any other text becomes a string."""
     try:
         return json.dumps(
             json.loads(_PYTHON_TOKEN.sub(_json_token, text), strict=False), ensure_ascii=False

@@ -152,7 +152,7 @@ class GraniteReasoningParser(MarkedReasoningParser):
     ends = ("Here is my response:", "Here's my response:")
 
     def _prompt_opens(self) -> bool:
-        # The system message explains both markers, so the prompt does not show it.
+        # The system message mentions both markers, so the prompt cannot show whether it is open.
         return False
 
 

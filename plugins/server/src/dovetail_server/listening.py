@@ -36,7 +36,7 @@ def listen(host: str, port: int, *, option: str = "--port") -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"Port {port} of {host} cannot be used: {error.strerror}.\n"
+            f"Port {port} on {host} cannot be used: {error.strerror}.\n"
             f"Choose another one with {option}, or {option} 0 for a free one."
         ) from None
     listener.setblocking(False)

@@ -1,4 +1,4 @@
-"""Runs a server: its listeners, the event loop, the engine, and the end of all of them."""
+"""Runs a server: its listeners, the event loop and the engine, and their shutdown."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def make_state(
 
 
 def run_server(state: ServerState, listeners: Listeners, make: Callable[[], AsyncLLM]) -> int:
-    """Serve until a signal. Return the exit code. make: creates the engine, in a thread.
+    """Serve until a signal arrives. Return the exit code. make: creates the engine, in a thread.
 
     Raises ConfigError for keys or TLS files that cannot be used, and the error of an engine or
     plugin that could not start.
@@ -107,7 +107,7 @@ def log_ready(state: ServerState, listeners: Listeners) -> None:
 class Lead(Protocol):
     """The main process of a server, as seen by an API process.
 
-    replaces_another: whether this process replaces an API process that has ended.
+    replaces_another: whether this process replaces an API process that has exited.
     """
 
     replaces_another: bool
@@ -165,11 +165,11 @@ class Server:
                 self.table.add(route)
 
     def serve(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
-        """Serve until a signal, or until `lead` ends it. Return the exit code."""
+        """Serve until a signal arrives, or `lead` starts the drain. Return the exit code."""
         return uvloop.run(self.run(make, lead))
 
     async def run(self, make: Callable[[], AsyncLLM], lead: Lead | None = None) -> int:
-        """Serve until a signal, or until `lead` ends it. Return the exit code."""
+        """Serve until a signal arrives, or `lead` starts the drain. Return the exit code."""
         state = self._state
         drain = Drain(state.slot, state.settings.drain_timeout_s)
         if lead is None:
@@ -197,7 +197,7 @@ class Server:
         finally:
             for server in servers:
                 server.should_exit = True
-            # A listener that stays open would keep uvloop from ending if warnings are errors.
+            # If warnings are errors, a listener that is still open prevents uvloop from exiting.
             await asyncio.gather(*serving, return_exceptions=True)
             self._plugins.close()
             await asyncio.to_thread(state.slot.shutdown)
@@ -214,12 +214,12 @@ class Server:
         for route in routes.routes():
             self.table.add(route)
         gc.collect()
-        gc.freeze()  # collections of garbage no longer visit the objects of the start
+        gc.freeze()  # garbage collections then skip the objects created at startup
         slot.put(llm)
         self._batches.wake()
 
     def _announce(self, loading: asyncio.Task[None], drain: Drain, lead: Lead | None) -> None:
-        """Announce that the server is ready. If it could not start, end it."""
+        """Announce that the server is ready. If it could not start, shut it down."""
         if loading.cancelled() or loading.exception() is not None:
             drain.handle_signal()
         elif lead is None:
@@ -250,7 +250,7 @@ class Server:
 def _add_batches(
     table: RouteTable, state: ServerState, database: Database, probe: LoopProbe
 ) -> BatchRunner:
-    """Add the routes of files and batches to a table, and return what executes the batches."""
+    """Add the routes of files and batches to a table, and return the batch runner."""
     files, batches = FileStore(database, state.settings), BatchStore(database, state.settings)
     calls = InternalCalls(table, state, probe)
     runner = BatchRunner(state, database, (batches, files), calls)
@@ -279,6 +279,6 @@ async def _finish_loading(loading: asyncio.Task[None], drain: Drain) -> None:
     await asyncio.wait([loading, forced], return_when=asyncio.FIRST_COMPLETED)
     forced.cancel()
     if not loading.done():
-        logger.warning("The model was still being loaded.")
+        logger.warning("The server exits while the model is still being loaded.")
         os._exit(1)
     await loading

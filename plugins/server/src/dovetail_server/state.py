@@ -58,7 +58,7 @@ class ServerState:
     exchanges: set[Exchange] = field(default_factory=set)
 
     def admit(self, llm: AsyncLLM) -> AbstractContextManager[None]:
-        """Count a request while it is served. Raise APIError if the queue is full."""
+        """Count a request within the context. Raise APIError if the queue is full."""
         return self.admission.enter(self._max_unfinished(llm))
 
     def check_size(self, llm: AsyncLLM, num_completions: int, param: str) -> None:
@@ -72,7 +72,7 @@ class ServerState:
             )
 
     def abort(self, ids: Collection[str], everything: bool) -> int:
-        """End requests of this process by the ids of their responses, or all. Return how many."""
+        """Abort this process's requests by the ids of their responses, or all. Return how many."""
         requested, error = set(ids), unavailable("The request was aborted by the operator.")
         error.code, error.retry_after_s = "aborted", None
         num_aborted = 0

@@ -1,6 +1,6 @@
 """Translates the forms of grammars to the grammars of llguidance.
 
-All functions raise ValueError with a sentence about the text.
+All functions raise ValueError with a message that describes the invalid text.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ FORMS: Mapping[str, Callable[[str, Mapping[str, int]], str]] = {
 """For each form, the function that builds the grammar from the form's text and the special tokens.
 """
 
-# They replace the options in a schema ("x-guidance"): a client cannot make keywords be ignored.
+# They replace the options in a schema ("x-guidance"), so that a client cannot disable keywords.
 _JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": WHITESPACE,

@@ -27,7 +27,7 @@ MAX_CACHED_BYTES = 256 << 20
 MAX_GRAMMAR_BYTES = 64 << 20
 _JSON = frozenset({"json_schema", "json_object"})
 MAX_STEP_S = 0.5
-"""Maximum processor time of one call of a matcher; ambiguous grammars become slower and slower."""
+"""Maximum CPU time of one matcher call, in seconds. Ambiguous grammars get slower over time."""
 
 
 class Matcher:
@@ -196,7 +196,7 @@ def _compile(spec: GrammarSpec, vocabulary: Vocabulary) -> xgrammar.CompiledGram
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an exception. The library's begins with a time and a source file."""
+    """Return the message of an exception. The library's messages start with a timestamp."""
     text = " ".join(str(error).split())
     if not isinstance(error, ValueError):
         text = text.rpartition("is false: ")[2].partition("/cpp/")[2].partition(": ")[2] or text
@@ -205,7 +205,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Raise ValueError if the body needed more processor time than a step may take."""
+    """Raise ValueError if the body needed more CPU time than a step may take."""
     begin_s = time.thread_time()
     yield
     if time.thread_time() - begin_s > MAX_STEP_S:

@@ -2,7 +2,7 @@
 
 The library's syntax has more than GBNF: functions such as `Token(1)`, properties of rules, texts
 that must follow a rule. Such grammars are rejected, because they restrict more than the text of the
-output. All functions raise ValueError with a sentence about the grammar.
+output. All functions raise ValueError with a message about the grammar.
 """
 
 from __future__ import annotations

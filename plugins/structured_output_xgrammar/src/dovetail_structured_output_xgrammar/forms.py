@@ -1,6 +1,6 @@
 """Compiles the forms of grammars with xgrammar.
 
-All functions raise ValueError with a sentence about the text; the library raises RuntimeError.
+All functions raise ValueError with a message about the text; the library raises RuntimeError.
 """
 
 from __future__ import annotations

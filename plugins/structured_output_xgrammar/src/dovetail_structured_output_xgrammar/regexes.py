@@ -4,7 +4,7 @@ The library ignores anchors inside an expression, and inside JSON strings some e
 quotes that end the text. The translation therefore contains only groups, alternatives, repetitions
 and explicit sets of characters. A class of letters, digits or spaces gets the smallest
 set that JavaScript, Python and Rust agree on, so a translated expression never matches more.
-All functions raise ValueError with a sentence about the expression.
+All functions raise ValueError with a message about the expression.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Translates JSON schemas to the part of JSON Schema that xgrammar enforces.
 
-The library ignores many keywords, and others next to `$ref`, `anyOf` or `enum`. The translation is
-built from scratch: a keyword either gets into it, or the schema is rejected, and the error names
-the keyword. It permits only valid values, but not always all of them: properties are written in the
-order of the schema, and an object with `properties` has no others. All functions raise ValueError
-with a sentence about the schema.
+The library ignores many keywords everywhere, and others next to `$ref`, `anyOf` or `enum`.
+Therefore, each keyword is either translated, or the schema is rejected with an error that names the
+keyword. The translation permits only valid values, but not always all of them: properties are
+written in the order of the schema, and an object with `properties` has no others. All functions
+raise ValueError with a message about the schema.
 """
 
 from __future__ import annotations

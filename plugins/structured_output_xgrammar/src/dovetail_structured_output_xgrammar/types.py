@@ -1,6 +1,6 @@
 """Translates the keywords of one JSON type to those that xgrammar enforces.
 
-All functions raise ValueError with a sentence that names the keyword.
+All functions raise ValueError with a message that names the keyword.
 """
 
 from __future__ import annotations

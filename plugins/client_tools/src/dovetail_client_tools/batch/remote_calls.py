@@ -15,7 +15,7 @@ from dovetail_server.transport.internal import InternalResponse
 MAX_RESPONSE_BYTES = 32 << 20
 UNAUTHORIZED = 401
 MAX_ATTEMPTS = 5
-"""How often a request is sent to a server that cannot be reached."""
+"""Maximum number of attempts while the server cannot be reached."""
 FIRST_WAIT_S = 0.5
 
 
@@ -37,9 +37,9 @@ class RemoteCalls:
     ) -> InternalResponse:
         """Send a JSON body to a route and return the response.
 
-        caller, request_id: not sent. Raises ServerLostError if the server cannot be reached, for a
-        server that has responded before after several attempts; RequestError if it sends no valid
-        response.
+        caller, request_id: not sent. Raises ServerLostError if the server cannot be reached: after
+        `MAX_ATTEMPTS` attempts if it has responded before, otherwise at once. Raises RequestError
+        if the server sends no valid response.
         """
         for attempt in range(MAX_ATTEMPTS):
             try:

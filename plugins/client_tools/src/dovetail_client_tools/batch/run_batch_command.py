@@ -128,7 +128,7 @@ def _server(batch: BatchOptions, engine: OptionalModelOptions) -> Server | None:
 
 
 def _source(server: Server | None, timeout_s: float, engine: OptionalModelOptions) -> Any:
-    """Return a function that opens the calls for the lines."""
+    """Return a function that opens a context, in which calls execute the lines."""
     if server is None:
         engine_config = engine_args(engine).create_engine_config()
         return lambda: _local(engine_config)

@@ -57,7 +57,7 @@ class BatchRun:
         """Execute all lines that have no record yet.
 
         Raises ConfigError if the output belongs to another input, and ServerLostError if the server
-        disappears.
+        becomes unreachable.
         """
         remaining = self._remaining()
         try:

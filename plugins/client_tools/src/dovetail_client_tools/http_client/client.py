@@ -125,7 +125,7 @@ class HTTPClient:
                     Connection, server.host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            message = f"{server.url} accepts no connection within {CONNECT_TIMEOUT_S:g} s."
+            message = f"{server.url} accepted no connection within {CONNECT_TIMEOUT_S:g} s."
             raise CallError("connect", message) from None
         except (OSError, ssl.SSLError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -113,7 +113,7 @@ class Connection(asyncio.Protocol):
             self._fail(_malformed(error))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End the response. Without a length, it ends where the connection ends."""
+        """End the response. A response without a length ends when the connection is closed."""
         self._keeps_alive = False
         headers = self._headers
         is_endless = not self._in_head and not (

@@ -73,12 +73,12 @@ class LoadOptions:
     input_len: Annotated[int, _load("Prompt tokens per request, for --workload fixed.")] = 128
     output_len: Annotated[int, _load("Output tokens per request, for --workload fixed.")] = 64
     max_model_len: Annotated[
-        int, _load("Requests of other workloads are shortened to this number of tokens.")
+        int, _load("Maximum tokens of a request of other workloads; longer ones are shortened.")
     ] = 4096
     seed: Annotated[int, _load("Seed of arrivals, lengths and prompts.")] = 0
-    warmup: Annotated[int, _load("Requests before the first measurement.")] = 2
+    warmup: Annotated[int, _load("Number of warm-up requests.")] = 2
     duration_s: Annotated[
-        float, _load("Seconds after which a measurement sends no request; 0: no limit.")
+        float, _load("Seconds after which a measurement sends no more requests; 0: no limit.")
     ] = 0.0
 
 
@@ -93,7 +93,7 @@ class RequestOptions:
         bool, _request("Send ignore_eos, so that outputs have the intended length.")
     ] = True
     temperature: Annotated[float, _request("Sampling temperature.")] = 0.0
-    extra_body: Annotated[str, _request("JSON object with more fields of each request.")] = ""
+    extra_body: Annotated[str, _request("JSON object with additional request fields.")] = ""
     timeout_s: Annotated[float, _request("Time limit of a request in seconds.")] = 600.0
 
 

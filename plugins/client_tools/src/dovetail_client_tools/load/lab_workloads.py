@@ -84,4 +84,4 @@ def lab_requests(
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "it is invalid."
+    return lines[-1] if lines else "The workload is invalid."

@@ -42,7 +42,7 @@ def sample_arrivals(
 
     rate: mean requests per second. burstiness: shape of the gamma distribution; smaller values are
     more bursty, and 1 is Poisson. The random numbers depend only on the seed, so the times of two
-    rates differ by a factor.
+    rates are proportional.
     """
     if process == "burst" or math.isinf(rate):
         return [0] * count

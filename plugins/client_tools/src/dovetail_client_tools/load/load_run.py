@@ -95,7 +95,7 @@ class LoadRecord:
 class LoadLimits:
     """Limits of a run.
 
-    is_closed: whether requests start as soon as there is room, not at their times. max_in_flight:
+    is_closed: closed loop: a request starts when another one ends, not at its time. max_in_flight:
     requests in flight; 0 for no limit. timeout_s: limit for each request. duration_s: time after
     which no request is sent; 0 for no limit.
     """

@@ -66,7 +66,7 @@ class LoadTest:
     async def run(self, planned: Sequence[PlannedPoint], objectives: Mapping[str, float]) -> None:
         """Measure all points.
 
-        Raises RequestError if the server rejects a request before the test, UserError if the
+        Raises RequestError if the server rejects a warm-up request, UserError if the
         workload cannot be read.
         """
         requests = [self._requests(point) for point in planned]
@@ -111,7 +111,7 @@ class LoadTest:
         index: int,
     ) -> LoadRun:
         load = self._load
-        # Other prompts at each point, so that the server finds none in its prefix cache.
+        # Each point has its own prompts, so that the server finds none in its prefix cache.
         writer = PromptWriter(scale, f"{load.seed} {index}")
         is_chat = self._request.endpoint == "chat"
         bodies = BodyWriter(requests, writer, fields=self._fields, is_chat=is_chat)

@@ -59,7 +59,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The load in a few characters."""
+        """A short label of the load."""
         if not self.rate:
             return f"{self.concurrency} in flight"
         load = "burst" if math.isinf(self.rate) else f"{self.rate:g}/s"
@@ -67,7 +67,7 @@ class Point:
 
 
 def read_objectives(text: str) -> dict[str, float]:
-    """Return objectives in milliseconds from a text such as "ttft:500,tpot:50"."""
+    """Return objectives in milliseconds from a string such as "ttft:500,tpot:50"."""
     objectives = {}
     for part in text.split(",") if text else ():
         name, _, number = part.strip().partition(":")

@@ -47,9 +47,9 @@ class TokenScale:
 
 
 def measured_scale(counts: Mapping[int, int]) -> TokenScale:
-    """Return the scale from two prompts: their tokens by their number of words.
+    """Return the scale. counts: maps the number of words of two prompts to their number of tokens.
 
-    Without a usable count, a word is a token.
+    If the counts are unusable, each word counts as one token.
     """
     (few, few_tokens), (many, many_tokens) = sorted(counts.items())
     if many_tokens <= few_tokens or few_tokens <= 0:

@@ -162,7 +162,7 @@ def _draw_time(point: Point) -> Figure:
     latencies.plot(
         sent, [item.e2e_ms for item in ok], ".", ms=3, color=color_of(1), label="end to end"
     )
-    latencies.set_title("latency by time of sending")
+    latencies.set_title("latency by send time")
     latencies.set_ylabel("ms")
     latencies.set_ylim(bottom=0)
     latencies.legend()

@@ -12,7 +12,7 @@ from dovetail_client_tools.http_client.connection import CallError
 MAX_LINE_BYTES = 1 << 20
 MAX_ERROR_BYTES = 64 << 10
 MAX_EVENTS_PER_TOKEN = 4
-"""A stream with more events than this times the requested tokens is endless."""
+"""A stream with more events per requested token than this is treated as endless."""
 _SPARE_EVENTS = 64
 MAX_STORED_CHARS = 1 << 20
 

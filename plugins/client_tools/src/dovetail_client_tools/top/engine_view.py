@@ -29,7 +29,7 @@ class RequestRow:
 
     num_prompt, num_cached: tokens of the prompt, and those found in the prefix cache; None if the
     request started before the recording. num_computed: computed prompt tokens. num_output:
-    generated tokens; a step that verifies draft tokens counts as one. first_ns, last_ns: the begin
+    generated tokens; a step that verifies draft tokens counts as one. first_ns, last_ns: the start
     of its first and the end of its last step. reason: why it ended, or "".
     """
 
@@ -65,7 +65,7 @@ class EngineView:
 
     stats: the latest statistics, or None. steps: the last steps, oldest first; `decodes` is never
     None.
-    requests: by number, oldest first. num_restarts: how often the recording started again.
+    requests: by number, oldest first. num_restarts: how often the recording was restarted.
     """
 
     def __init__(self) -> None:

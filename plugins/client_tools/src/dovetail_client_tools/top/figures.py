@@ -1,4 +1,4 @@
-"""The figures of `dovetail top` as JSON, and as one line of text."""
+"""The values that `dovetail top` shows, as JSON and as one line of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dovetail_client_tools.top.frame import NUM_LAST_STEPS, Picture, percent
 
 
 def as_json(picture: Picture) -> dict[str, Any]:
-    """Return the figures. Values that are unknown are None."""
+    """Return the values that are shown. Unknown ones are None."""
     view, stats, rates = picture.view, picture.view.stats, picture.view.rates()
     requests = [asdict(row) | {"tokens_per_s": row.output_rate or None} for row in view.running()]
     steps = list(view.steps)[-NUM_LAST_STEPS:]
@@ -49,7 +49,7 @@ def as_json(picture: Picture) -> dict[str, Any]:
 
 
 def as_line(picture: Picture) -> str:
-    """Return the most important figures as one line."""
+    """Return the most important values as one line."""
     stats, rates = picture.view.stats, picture.view.rates()
     parts = [picture.time] if picture.time else []
     if picture.problem:

@@ -47,7 +47,7 @@ class _Column(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """The content of one picture. problem: why the server cannot be read at the moment, or ""."""
+    """The state that is drawn. problem: why the server cannot be read at the moment, or ""."""
 
     names: ServerNames
     view: EngineView
@@ -189,7 +189,7 @@ _COLUMNS = (
     _Column("tokens/s", 10),
     _Column("cached", 8),
 )
-"""The last ones are omitted first if the terminal is narrow."""
+"""The columns of the table. In a narrow terminal, the rightmost ones are omitted first."""
 
 
 def _width(columns: Sequence[_Column]) -> int:

@@ -20,7 +20,7 @@ from dovetail_client_tools.trace.slices import MAX_LEFT, TraceBuilder
 from dovetail_lab.summary import LogObserver
 
 MAX_IN_FLIGHT = 16
-"""Number of plans without a result after which the oldest one is taken to be complete."""
+"""If more plans than this have no result, the oldest one is treated as complete."""
 _ABORT = "abort"
 
 

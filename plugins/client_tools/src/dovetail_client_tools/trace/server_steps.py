@@ -53,7 +53,7 @@ async def follow(
                 result.problem = str(error)
                 return
             if trace.started_ns != started_ns:
-                result.problem = "The engine was started again, so the trace ends before that."
+                result.problem = "The engine was restarted, so the trace ends before the restart."
                 return
             before, after = after, _add(trace, after, builder, result)
             is_complete = after == before or after >= trace.num_steps
@@ -66,7 +66,7 @@ def _add(trace: Steps, after: int, builder: TraceBuilder, result: ServerTrace) -
         result.policy = trace.stats.policy
     for step in trace.steps:
         if step.number <= after:
-            continue  # numbers that do not increase would never end
+            continue  # otherwise, repeated numbers would cause an endless loop
         builder.add(step)
         result.num_steps += 1
         after = step.number

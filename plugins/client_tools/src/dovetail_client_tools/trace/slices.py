@@ -14,7 +14,7 @@ from dovetail_client_tools.engine_steps.records import Step
 WAITING, PREFILL, DECODE, VERIFY, PREEMPTED = "waiting", "prefill", "decode", "verify", "preempted"
 KINDS = (WAITING, PREFILL, DECODE, VERIFY, PREEMPTED)
 MAX_LEFT = 100_000
-"""Number of requests without a row that can join again. An older one would be a new request."""
+"""Maximum number of preempted or ended requests that are remembered, in case they continue."""
 MAX_LANES = 4
 """Maximum number of steps that are in progress at the same time."""
 

@@ -30,10 +30,10 @@ MAX_STEP = 2**62
 _RANGE = re.compile(r"(\d{0,18}):(\d{0,18})")
 _LOG_HELP = "A decision log: a file written with --decision-log."
 _URL_HELP = "Read the steps of this server instead, such as http://127.0.0.1:8000."
-_DURATION_HELP = "With --url: for how many seconds steps are read. Ctrl-C ends it earlier."
+_DURATION_HELP = "With --url: seconds during which steps are read. Ctrl-C ends the trace earlier."
 _PERFETTO_HELP = "Write a trace in Chrome's format to this file, for Perfetto."
-_HTML_HELP = "Write a page with the picture to this file, for a browser."
-_STEPS_HELP = "Only the steps FROM:TO, by the numbers of the plans; TO is excluded."
+_HTML_HELP = "Write an HTML page with the timeline to this file, for a browser."
+_STEPS_HELP = "Only the steps FROM:TO, by step number; TO is excluded."
 
 
 @dataclass(frozen=True, kw_only=True)

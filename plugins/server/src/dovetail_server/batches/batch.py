@@ -12,7 +12,7 @@ COMPLETION_WINDOW = "24h"
 
 
 class LineCounts(Struct, kw_only=True):
-    """Numbers of lines. completed: lines with the status 200. failed: other lines with a record."""
+    """Line counts. completed: lines with the status 200. failed: other lines with a record."""
 
     total: int = 0
     completed: int = 0

@@ -19,7 +19,7 @@ from dovetail_server.storage.files import WRITING, FileStore
 from dovetail_server.transport.internal import InternalCalls
 
 SAVE_S = 0.5
-"""How often the progress is stored, and the end of the batch is checked."""
+"""Interval at which the progress is stored, and cancellation and expiry are checked."""
 
 
 _ENDS = {"cancelled": "was cancelled", "expired": "expired"}

@@ -25,7 +25,7 @@ class FreeBatchSlots:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[None]:
-        """Wait for a free batch slot, in the order of the calls, and use it within the context."""
+        """Wait for a free batch slot, first come, first served. The context holds the slot."""
         if self._turns is None:
             self._turns = asyncio.Lock()
         async with self._turns:

@@ -22,7 +22,7 @@ MAX_CUSTOM_ID_CHARS = 512
 BUSY = (429, 503)
 """HTTP statuses after which the server may execute the line later."""
 MAX_ATTEMPTS = 8
-"""How often a line is sent while the server is busy, or its engine restarts."""
+"""Maximum number of attempts for a line while the server is busy, or its engine restarts."""
 MAX_WAIT_S = 10.0
 
 
@@ -105,7 +105,7 @@ class LineExecutor:
 
         max_values: maximum number of JSON values of a line, counted by `num_values`; None for no
         limit.
-        max_attempts: how often a line is sent while the server is busy; None for no limit.
+        max_attempts: maximum number of attempts while the server is busy; None for no limit.
         """
         self.custom_ids: dict[str, int] = {}
         self._calls = calls
@@ -155,7 +155,8 @@ class LineExecutor:
                 break
             await asyncio.sleep(_wait_s(response))
         if not response.status:
-            return error_record(record_id, line.custom_id, "cancelled", "The request was ended.")
+            message = "The request was cancelled."
+            return error_record(record_id, line.custom_id, "cancelled", message)
         return {
             "id": record_id,
             "custom_id": line.custom_id,

@@ -17,7 +17,7 @@ from dovetail_server.transport.internal import InternalCalls
 def local_calls(
     llm: AsyncLLM, *, served_model_name: str, settings: ServerSettings | None = None
 ) -> InternalCalls:
-    """Return calls of the generation routes for an engine. Use them in its event loop.
+    """Return an object that calls the routes with an engine, for use in its event loop.
 
     settings: the limits of the requests; the defaults of a server if None.
     """

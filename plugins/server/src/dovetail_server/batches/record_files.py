@@ -39,7 +39,7 @@ class RecordFiles:
     """
 
     def __init__(self, output: BinaryIO, errors: BinaryIO, counts: LineCounts) -> None:
-        """Continue the files of an earlier process, and set `counts` to their records."""
+        """Continue the files of an earlier process, and count their records in `counts`."""
         self.done: dict[int, str] = {}
         self._output = output
         self._errors = errors
@@ -51,7 +51,7 @@ class RecordFiles:
     def write(self, number: int, record: dict[str, Any]) -> None:
         """Append the record of a line. Raise APIError if the disk fails.
 
-        Does nothing if the line has a record.
+        Does nothing if the line already has a record.
         """
         text, succeeded = msgspec.json.encode(record) + b"\n", is_success(record)
         with self._lock:

@@ -22,7 +22,7 @@ MAX_RUNNING = 4
 """Batches that one process executes at the same time."""
 
 POLL_S = 5.0
-"""How often a process looks for batches of a process that has ended, and for old files."""
+"""Interval at which a process checks for batches of exited processes, and for old files."""
 
 
 class BatchRunner:
@@ -45,7 +45,7 @@ class BatchRunner:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Execute batches from now on, in the running event loop."""
+        """Start executing batches in the running event loop."""
         self._task = asyncio.create_task(self._run())
 
     def wake(self) -> None:
@@ -101,7 +101,7 @@ class BatchRunner:
                 await asyncio.shield(self._batches.release(batch.id))
             raise
         except Exception:
-            logger.exception("The execution of %s failed; it is tried again.", batch.id)
+            logger.exception("The execution of %s failed; the server will retry it.", batch.id)
             await asyncio.sleep(POLL_S)
             with suppress(APIError):
                 await self._batches.release(batch.id)

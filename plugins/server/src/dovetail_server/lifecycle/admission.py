@@ -16,23 +16,23 @@ _WEIGHT = 0.1
 class Admission:
     """Counts the running requests, and computes when rejected clients should retry.
 
-    num_running: requests between `enter` and their end.
+    num_running: number of requests inside the context of `enter`.
 
-    The time to retry grows with the number of clients that were rejected and whose time has not
-    come yet: a server that finishes `limit` requests in one mean duration could serve them one
-    after another. So retries arrive at the rate at which the server finishes requests, and
-    rejections take little of its CPU time, however many clients there are.
+    The retry delay grows with the number of rejected clients whose retry time is still in the
+    future, because the server finishes about `limit` requests in one mean request duration. Retries
+    therefore arrive at the rate at which the server finishes requests, and rejections take little
+    of its CPU time, however many clients there are.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.num_running = 0
         self._clock = clock
         self._mean_s = 1.0
-        self._retries: Counter[int] = Counter()  # second of the clock -> clients to retry
+        self._retries: Counter[int] = Counter()  # clock second -> clients that retry then
 
     @contextmanager
     def enter(self, limit: int) -> Iterator[None]:
-        """Count a request while it is served. Raise APIError if `limit` requests are running."""
+        """Count a request within the context. Raise APIError if `limit` requests are running."""
         if self.num_running >= limit:
             raise self._queue_full(limit)
         self.num_running += 1

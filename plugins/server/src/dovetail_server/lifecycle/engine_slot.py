@@ -36,7 +36,7 @@ class EngineSlot:
         self._llm = llm
 
     def replace(self, llm: AsyncLLM) -> None:
-        """Serve requests with another engine, after the first engine has ended."""
+        """Serve requests with another engine, after the previous engine has exited."""
         before, self._llm, self._owned = self._owned, llm, llm
         if before is not None:
             before.shutdown()
@@ -81,6 +81,6 @@ class EngineSlot:
         return ""
 
     def shutdown(self) -> None:
-        """Shut the engine down. Blocks for at most a few seconds."""
+        """Shut down the engine. Blocks for at most a few seconds."""
         if self._owned is not None:
             self._owned.shutdown()

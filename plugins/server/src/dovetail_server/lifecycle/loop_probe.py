@@ -11,17 +11,17 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 MAX_BLOCKED_S = 0.05
-"""CPU time between two turns of the event loop, above which the probe warns."""
+"""CPU time of one iteration of the event loop, in seconds, above which the probe warns."""
 
 _PERIOD_S = 0.01
 _MIN_SECONDS_BETWEEN_WARNINGS = 10.0
 
 
 class LoopProbe:
-    """Warns if the event loop runs for more than `MAX_BLOCKED_S` before its next turn.
+    """Warns if one iteration of the event loop takes more than `MAX_BLOCKED_S`.
 
     A timer measures the CPU time of the loop's thread, so a busy machine causes no warning. The
-    timer runs only while requests are served. At most one warning is logged in ten seconds.
+    timer runs only while requests are served. At most one warning is logged in 10 s.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class LoopProbe:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Measure the event loop during this context, and until its next turn."""
+        """Measure the event loop within the context, and until its next iteration."""
         self._num_watched += 1
         if self._timer is None:
             self._last_s = time.thread_time()

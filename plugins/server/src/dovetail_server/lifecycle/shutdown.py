@@ -19,7 +19,7 @@ _LAST_WORDS_S = 2.0
 
 
 class Drain:
-    """Ends a server. requested: set by the first signal; forced: by the second."""
+    """Shuts down a server gracefully. requested: set by the first signal; forced: by the second."""
 
     def __init__(self, slot: EngineSlot, timeout_s: float) -> None:
         self.requested = asyncio.Event()
@@ -34,7 +34,7 @@ class Drain:
             loop.add_signal_handler(item, self.handle_signal)
 
     def handle_signal(self) -> None:
-        """Start the graceful shutdown. A second call ends the running requests."""
+        """Start the graceful shutdown. A second call aborts the running requests."""
         if self.requested.is_set():
             self.forced.set()
             return
@@ -42,7 +42,7 @@ class Drain:
         self.requested.set()
 
     async def finish(self, exchanges: Collection[Exchange]) -> bool:
-        """Wait for the running requests. Return whether all of them ended by themselves.
+        """Wait for the running requests. Return whether none of them was aborted.
 
         After the time limit, or a second signal, requests that still run end with an error.
         exchanges: the running requests; a request that ends is removed from it.
@@ -59,7 +59,7 @@ class Drain:
 
     async def _end(self, exchanges: Collection[Exchange]) -> bool:
         error = unavailable("The server is shutting down.", code="shutting_down")
-        logger.warning("%d requests did not finish and are ended.", len(exchanges))
+        logger.warning("%d requests did not finish and are aborted.", len(exchanges))
         for exchange in list(exchanges):
             exchange.interrupt(error)
         deadline = asyncio.get_running_loop().time() + _LAST_WORDS_S

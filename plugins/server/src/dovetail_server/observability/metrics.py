@@ -30,7 +30,7 @@ from dovetail_server.observers import RequestRecord
 from dovetail_server.protocol.errors import APIError
 
 SHARED_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-"""The variable of prometheus_client with the directory in which processes share counts."""
+"""Environment variable of prometheus_client: the directory in which processes share counts."""
 MEDIA_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 SECONDS = (
@@ -184,7 +184,7 @@ class RequestMetrics:
 
 @contextmanager
 def shared_metrics() -> Iterator[None]:
-    """Let the child processes that start inside share their counts, in a temporary directory."""
+    """Let child processes started in the context share their counts in a temporary directory."""
     with TemporaryDirectory(prefix="dovetail-metrics-") as folder:
         os.environ[SHARED_VARIABLE] = folder
         try:

@@ -60,7 +60,7 @@ def main(context: ChildContext) -> int:
 class Lead:
     """The main process, as seen by an API process.
 
-    replaces_another: whether this process replaces an API process that has ended.
+    replaces_another: whether this process replaces an API process that has exited.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Lead:
     def attach(self) -> AsyncLLM:
         """Wait for an address of the engine and attach to it. Blocks."""
         while address := self._addresses.get():
-            with suppress(EngineDeadError, ConfigError):  # this engine has ended; wait for the next
+            with suppress(EngineDeadError, ConfigError):  # it has exited; wait for the next one
                 return AsyncLLM.attach(address, max_waiting=self._max_waiting)
         raise EngineDeadError("the server was stopped before the engine was ready.")
 
@@ -129,7 +129,7 @@ class Lead:
 
     async def _follow(self, address: str) -> None:
         """Attach to the next process of the engine."""
-        with suppress(EngineDeadError, ConfigError):  # it has ended, too
+        with suppress(EngineDeadError, ConfigError):  # it has exited, too
             self._slot.replace(
                 await asyncio.to_thread(AsyncLLM.attach, address, max_waiting=self._max_waiting)
             )

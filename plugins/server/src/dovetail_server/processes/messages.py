@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 16
 class Start(msgspec.Struct, frozen=True):
     """The data that an API process needs: settings, the model's name, and inherited descriptors.
 
-    replaces_another: whether the process replaces an API process that has ended.
+    replaces_another: whether the process replaces an API process that has exited.
     """
 
     settings: dict[str, Any]
@@ -35,7 +35,7 @@ class EngineEvent(msgspec.Struct, frozen=True, tag="engine"):
 
 
 class DrainNow(msgspec.Struct, frozen=True, tag="drain"):
-    """Start the drain. The second message ends it."""
+    """Tells an API process to start the drain. A second message aborts its requests."""
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):

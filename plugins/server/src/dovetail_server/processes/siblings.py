@@ -15,7 +15,7 @@ ANSWER_S = 2.0
 """How long an API process waits for the responses of all others."""
 
 MAX_ID_CHARS = 160
-"""No response has a longer id."""
+"""Maximum length of a response id. No response has a longer one."""
 _IDS_PER_QUESTION = 200
 
 
@@ -109,7 +109,7 @@ class Questions:
             self._finish(reply.number)
 
     def forget(self, ended: Asker) -> None:
-        """Expect no response from a process that has ended."""
+        """Stop waiting for responses of a process that has exited."""
         for number, item in list(self._open.items()):
             item.missing.discard(ended)
             self._finish(number)

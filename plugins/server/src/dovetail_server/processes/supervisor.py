@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 ENTRY = "dovetail_server.processes.api_process:main"
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
 LONG_LIFE_S = 60.0
-"""An API process that ran for longer is restarted after the first delay again."""
+"""Run time after which the restart delay of an API process returns to the first delay."""
 END_S = 10.0
-"""How long API processes may take to end after their drain."""
+"""How long API processes may take to exit after their drain."""
 _POLL_S = 0.05
 
 
@@ -78,14 +78,14 @@ class APIProcess(Asker):
             asyncio.get_running_loop().remove_reader(self._channel)
 
     def close(self) -> None:
-        """End the API process if it runs, and release its resources."""
+        """Terminate the API process if it runs, and release its resources."""
         asyncio.get_running_loop().remove_reader(self._channel)
         self.child.close()
         self._channel.close()
 
 
 class Supervisor:
-    """Runs the engine and the API processes, and restarts API processes that end."""
+    """Runs the engine and the API processes, and restarts API processes that exit."""
 
     def __init__(
         self, state: ServerState, listeners: Listeners, announce: Callable[[], None]
@@ -110,7 +110,7 @@ class Supervisor:
         return uvloop.run(self.run(make))
 
     async def run(self, make: Callable[[], AsyncLLM]) -> int:
-        """Serve until a signal. Return the exit code."""
+        """Serve until a signal arrives. Return the exit code."""
         loop = asyncio.get_running_loop()
         for item in SIGNALS:
             loop.add_signal_handler(item, self._handle_signal)
@@ -136,7 +136,7 @@ class Supervisor:
         loading = asyncio.create_task(slot.load(make))
         while not loading.done():
             if self._num_signals > 1:
-                logger.warning("The model was still being loaded.")
+                logger.warning("The server exits while the model is still being loaded.")
                 os._exit(1)
             await asyncio.wait([loading], timeout=_POLL_S)
         llm = await loading
@@ -185,7 +185,7 @@ class Supervisor:
             self._starts_s[index] = now_s + delay_s
             self._delays_s[index] = min(2 * delay_s, MAX_DELAY_S)
             cause = "" if report is None else f": {error_of(report)}"
-            logger.error("API process %d ended %s%s. It is restarted.", index, end, cause)
+            logger.error("API process %d ended %s%s. It will be restarted.", index, end, cause)
 
     def _keep_running(self) -> None:
         """Start the API processes that do not run."""
@@ -228,7 +228,7 @@ class Supervisor:
         self._questions.ask(sender, message, others)
 
     async def _drain(self) -> bool:
-        """Let the running requests finish. Return whether all of them ended by themselves."""
+        """Let the running requests finish. Return whether none of them was aborted."""
         for item in (self._listeners.public, self._listeners.admin):
             if item is not None:
                 item.close()

@@ -91,7 +91,7 @@ def fit_messages(llm: AsyncLLM, request: ChatRequest) -> ChatRequest:
 def read_messages(
     items: Sequence[Mapping[str, Any]], maximum: int, templates: Iterable[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return messages whose content is a text or None. Raise APIError for an invalid entry.
+    """Return messages whose content is a string or None. Raise APIError for an invalid entry.
 
     templates: the chat templates, which may name further roles than those of OpenAI.
     """
@@ -189,7 +189,7 @@ def _message(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_role(name: str, role: str, templates: Iterable[str]) -> None:
-    """Raise APIError for a role that no template names: it is a mistake, or injects text."""
+    """Raise APIError for a role that no template names: a typo, or an injection of text."""
     named = len(role) <= MAX_ROLE_CHARS and any(
         quote + role + quote in template for template in templates for quote in ("'", '"')
     )

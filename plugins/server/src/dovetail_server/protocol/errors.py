@@ -1,7 +1,7 @@
 """Errors in the form of the OpenAI API.
 
-A message never contains a path of this machine, a memory address or a traceback. Routes such as
-`/v1/completions` are not paths of the machine.
+A message never contains a path of this machine, a memory address or a traceback. URL paths such as
+`/v1/completions` are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_MESSAGE_CHARS = 1000
 _PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/.])/(?!v[12]/)(?:[\w.@+-]+/)+[\w.@+-]*")
 
 _TUPLE = re.compile(r"(?<=\w)=\((.*?),?\)(?= )")
-"""A value in a message about a list, which JSON writes in brackets."""
+"""A tuple in an error message, for example "=(1, 2)". JSON writes it in brackets."""
 
 _TYPES = {
     401: "authentication_error",
@@ -78,7 +78,7 @@ class APIError(Exception):
 
 
 class ErrorForm(Protocol):
-    """The form of the errors of an API."""
+    """The format of an API's errors."""
 
     def body(self, error: APIError, request_id: str) -> dict[str, Any]:
         """Return the body of an error response."""
@@ -88,7 +88,7 @@ class ErrorForm(Protocol):
 
 
 class OpenAIErrors:
-    """The form of OpenAI's API, which all routes have unless the route table names another form."""
+    """OpenAI's error format, which all routes use unless the route table names another one."""
 
     def body(self, error: APIError, request_id: str) -> dict[str, Any]:
         """Return the body of an error response."""
@@ -153,7 +153,7 @@ def api_error(error: Exception, names: Mapping[str, str] | None = None) -> APIEr
 def unavailable(
     message: str, *, code: str = "engine_unavailable", retry_after_s: float = 1.0
 ) -> APIError:
-    """Return the error of a server that cannot serve requests at present."""
+    """Return an error with the status 503, for a server that cannot serve requests now."""
     return APIError(message, status=503, code=code, retry_after_s=retry_after_s)
 
 

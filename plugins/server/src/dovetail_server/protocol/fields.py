@@ -161,7 +161,7 @@ WITHOUT_EFFECT = frozenset(
         "service_tier",
     }
 )
-"""Fields without effect: they inform a provider or choose an implementation."""
+"""Accepted fields without effect, such as information for the provider of a service."""
 
 
 MAX_FIELDS = 1024
@@ -180,7 +180,7 @@ _TYPE_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class FieldRules:
-    """The rules of an API for the fields that its requests do not have.
+    """An API's rules for fields that its request classes do not have.
 
     unsupported: see `UNSUPPORTED`. without_effect: see `WITHOUT_EFFECT`.
     """

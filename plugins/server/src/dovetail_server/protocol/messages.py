@@ -47,7 +47,7 @@ def read_use(request: ChatRequest) -> ToolUse:
 def apply_reading(
     llm: AsyncLLM, request: ChatRequest, sampling: Sampling, reading: Reading
 ) -> Sampling:
-    """Return the sampling with the grammar of the calls and the reasoning limit.
+    """Return `sampling` with the grammar of the tool calls and the reasoning limit.
 
     Raises an APIError that names an invalid field.
     """

@@ -94,7 +94,7 @@ def embedding_items(
     """Return an item for each output. kind: the value of "object". key: the key of the result."""
     items = []
     for index, output in enumerate(outputs):
-        assert output.outputs is not None, "failed outputs were raised"
+        assert output.outputs is not None, "raise_failure has raised the errors of failed outputs"
         data: Any = output.outputs.data
         if encoding == "base64":
             data = _base64(data)
@@ -108,7 +108,7 @@ def class_items(
     """Return an item for each output, with the label of the most likely class."""
     items = []
     for index, output in enumerate(outputs):
-        assert output.outputs is not None, "failed outputs were raised"
+        assert output.outputs is not None, "raise_failure has raised the errors of failed outputs"
         probs = output.outputs.probs
         best = str(probs.index(max(probs)))
         label = labels.get(best, f"LABEL_{best}")
@@ -152,12 +152,12 @@ def _item(fields: Mapping[str, Any]) -> msgspec.Raw:
 
 
 def _score(output: PoolingRequestOutput) -> float:
-    assert output.outputs is not None, "failed outputs were raised"
+    assert output.outputs is not None, "raise_failure has raised the errors of failed outputs"
     return output.outputs.score
 
 
 def _base64(data: Any) -> Any:
-    """Return little-endian float32 values in base64, one text per row if there are several rows."""
+    """Return little-endian float32 values in base64: a string, or a list of one per row."""
     if data and isinstance(data[0], list):
         return [_base64(row) for row in data]
     values = array("f", data)

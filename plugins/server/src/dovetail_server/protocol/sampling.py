@@ -138,7 +138,7 @@ def _sampling(
     if request.best_of is not None and request.best_of != num_returned:
         _check_best_of(request.best_of, num_returned, streamed=bool(request.stream))
         values["n"] = request.best_of
-        values.setdefault("logprobs", 0)  # the sum that orders the completions
+        values.setdefault("logprobs", 0)  # the completions are ordered by their sum
         names = {**names, "n": "best_of"}
     try:
         params = replace(defaults, **values)

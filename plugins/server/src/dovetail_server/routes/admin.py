@@ -64,7 +64,7 @@ class AdminRoutes:
         await exchange.respond({"paused": scope})
 
     async def resume(self, exchange: Exchange) -> None:
-        """End a pause."""
+        """Serve requests again after `pause`."""
         await _fields(exchange)
         await self._state.slot.llm.resume()
         await exchange.respond({"paused": None})
@@ -75,7 +75,7 @@ class AdminRoutes:
         await exchange.respond({"paused": None if paused is None else str(paused)})
 
     async def abort(self, exchange: Exchange) -> None:
-        """End requests by the ids of their responses. The `all` field ends all of them."""
+        """Abort the requests whose response ids the body lists. The `all` field aborts all."""
         fields = await _fields(exchange, "request_ids", "all")
         ids, everything = fields.get("request_ids", []), fields.get("all", False)
         if type(everything) is not bool:

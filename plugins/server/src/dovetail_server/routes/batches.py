@@ -108,7 +108,7 @@ class BatchRoutes:
         await exchange.respond(batch.object())
 
     async def cancel(self, exchange: Exchange) -> None:
-        """Request the end of a batch, and respond with it."""
+        """Request the cancellation of a batch, and respond with the batch."""
         await exchange.read_body()
         batch = await self._batches.cancel(exchange.caller, exchange.rest)
         self._runner.wake()

@@ -89,7 +89,7 @@ def read_priority(exchange: Exchange, request: SharedFields) -> int:
 def prompt_traits(
     exchange: Exchange, request: SharedFields, settings: ServerSettings
 ) -> dict[str, Any]:
-    """Return the entries of a prompt for the scheduler and the prefix cache.
+    """Return the entries of an engine prompt that the scheduler and the prefix cache use.
 
     The tenant is the `user` field, or the name of the API key.
     """

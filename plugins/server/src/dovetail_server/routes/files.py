@@ -120,7 +120,7 @@ class FileRoutes:
 
     async def content(self, exchange: Exchange) -> None:
         """Respond with the content of a file."""
-        await exchange.read_body()  # from now on, a client that leaves ends this request
+        await exchange.read_body()  # from now on, a disconnect cancels this request
         file = await self._get(exchange)
         content = await asyncio.to_thread(self._open, file)
         with content:

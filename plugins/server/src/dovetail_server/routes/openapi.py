@@ -102,7 +102,7 @@ _ANSWER = {
 
 
 def openapi_route(table: RouteTable) -> Route:
-    """Return the route that serves the OpenAPI document of all routes in `table` at that time."""
+    """Return the route of the OpenAPI document, made from `table` at the time of a request."""
 
     async def respond(exchange: Exchange) -> None:
         await exchange.respond(make_document(table.routes()))
@@ -147,7 +147,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {
             "200": {"description": "The response.", "content": content},
             "4XX": {"description": "The request is rejected.", "content": error},
-            "503": {"description": "The server cannot serve now.", "content": error},
+            "503": {"description": "The server cannot serve the request now.", "content": error},
         },
         "security": [] if route.access is Access.PUBLIC else [{}, {"key": []}],
     }

@@ -152,7 +152,7 @@ class ResponsesRoutes:
         await exchange.respond({"id": exchange.rest, "object": "response", "deleted": True})
 
     async def cancel(self, exchange: Exchange) -> None:
-        """End a response that is being generated, and respond with it."""
+        """Cancel a response that is being generated, and respond with it."""
         await exchange.read_body()
         body = await self._store.get(exchange.caller, exchange.rest)
         if body["status"] == "in_progress":
@@ -173,7 +173,7 @@ class ResponsesRoutes:
             await self._state.others.abort([response_id], False)
 
     async def _ended(self, owner: str, response_id: str) -> dict[str, Any]:
-        """Return a response once it is not generated any more."""
+        """Wait until a response is no longer being generated, and return it."""
         for _ in range(100):
             body = await self._store.get(owner, response_id)
             if body["status"] != "in_progress":
@@ -216,7 +216,7 @@ class _Saved:
 
 
 def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an input item in the form of a list: content as parts, with a status."""
+    """Return an input item as `list_items` shows it: content as parts, with a status."""
     if item["type"] == "message" and isinstance(item.get("content"), str):
         kind = "output_text" if item["role"] == "assistant" else "input_text"
         item = {**item, "content": [{"type": kind, "text": item["content"]}]}

@@ -77,7 +77,7 @@ class BatchStore:
         return [_DECODER.decode(row[0]) for row in rows]
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Request the end of a batch, and return it. Raise APIError if it is complete."""
+        """Request that a batch is cancelled, and return it. Raise APIError if it is complete."""
 
         def work(db: sqlite3.Connection) -> Batch:
             row = db.execute(

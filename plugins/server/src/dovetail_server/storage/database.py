@@ -167,7 +167,7 @@ class Database:
 
 
 def storage_failed(error: Exception) -> APIError:
-    """Return the error of a disk or database that fails. The reason names no path."""
+    """Return the error for a failed operation of the disk or database, without a path."""
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return APIError(
         f"The server cannot store the data: {reason}. Try again later.",

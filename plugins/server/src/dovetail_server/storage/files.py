@@ -93,7 +93,7 @@ class FileStore:
         return file_id
 
     def create(self, file_id: str) -> BinaryIO:
-        """Open a reserved file for writing, at its end. Blocks."""
+        """Open a reserved file for appending. Blocks."""
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             return os.fdopen(os.open(self.path(file_id), flags, 0o600), "a+b")

@@ -19,8 +19,8 @@ from dovetail_server.transport.body import num_values
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 RUNNING = "in_progress"
 CONVERSATION_BODIES = 2
-"""Maximum size of a stored conversation, relative to the limits of a request's body: the items of a
-request, which have more fields when they are stored, and earlier turns."""
+"""Maximum size of a stored conversation, as a multiple of the limits of a request's body. It also
+contains the earlier turns, and stored items have additional fields."""
 _ITEMS_PER_QUERY = 500
 
 
@@ -108,15 +108,15 @@ class ResponseStore:
             raise not_found(response_id)
         body = _decode(row[0])
         if row[2] == RUNNING and not self._database.is_running(row[3]):
-            message = "The server process that generated this response has ended."
+            message = "The server process that generated this response has exited."
             body |= {"status": "failed", "error": {"code": "server_error", "message": message}}
         return body, row[1]
 
     async def items(self, owner: str, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Return output items of stored responses by id.
 
-        Raises APIError if the key has not all of them, or if the items that `ids` names have more
-        bytes than the body of a request may have.
+        Raises APIError if the key does not have all of them, or if the items that `ids` names have
+        more bytes than the body of a request may have.
         """
         counts = Counter(ids)
         names = list(counts)
@@ -187,7 +187,7 @@ class ResponseStore:
 
 
 def _decode_items(text: bytes) -> list[dict[str, Any]]:
-    """Return the items of a conversation. Other threads continue between two items."""
+    """Return the items of a conversation. Other threads can run between two items."""
     return [_decode(item) for item in msgspec.json.decode(text, type=list[msgspec.Raw])]
 
 

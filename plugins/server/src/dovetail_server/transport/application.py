@@ -1,7 +1,7 @@
 """The ASGI application: finds the route of each request, and turns errors into responses.
 
-It is written on plain ASGI. Every request passes the same steps in the same order: id, key, route,
-handler. An exception ends only its own request.
+It uses plain ASGI, without a web framework. Every request passes the same steps in the same order:
+id, key, route, handler. An exception ends only its own request.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class BodyReader:
 
 
 def num_values(text: bytes) -> int:
-    """Return an upper limit of the number of values in JSON. A name, list or object counts as 4."""
+    """Return an upper bound of the number of values in JSON. A name, list or object counts as 4."""
     return sum(weight * text.count(sign) for sign, weight in _WEIGHTS)
 
 

@@ -2,8 +2,8 @@
 
 Headers and bodies have a deadline, and a client that does not read its response is disconnected.
 All checks are timers of a connection, so streamed tokens have no additional cost. A connection that
-closes before its request has arrived reads on for a short time: otherwise, the kernel resets the
-connection and the client may lose the response.
+closes before its request has arrived continues to read for a short time: otherwise, the kernel
+resets the connection and the client may lose the response.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close the connection after the running request.
 
-        A connection without a request so far waits for its first and rejects it, so that the client
-        learns the reason.
+        A connection that has not received a request waits for the first one and rejects it, so that
+        the client learns the reason.
         """
         self._shuts_down = True
         if self.cycle is None and not self.transport.is_closing():
@@ -177,7 +177,7 @@ class Connection(HttpToolsProtocol):
         if self._closes or (self._shuts_down and self.cycle is None):
             self.transport.close()
         elif self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # the running request is notified that its client has left
+            self.transport.close()  # the running request is notified of the disconnect
         elif not self.transport.is_closing():
             self._reject(_TOO_SLOW)
 

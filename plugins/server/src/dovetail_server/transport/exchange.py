@@ -44,7 +44,7 @@ class Exchange:
     the end of the path behind a route that ends with "/*". request_id: the id of the response.
     caller: the name of the API key, or "". response_id: the `id` field of a generated response, or
     "". started, ended: whether the response has started and whether it is complete. failure: the
-    error with which the server ends the request from outside. left: whether the client has closed
+    error passed to `interrupt`, or None. left: whether the client has closed
     the connection. is_background: whether no client waits, so that the request has the lowest
     priority.
     extra_headers: further headers of the response. errors: the form of errors.

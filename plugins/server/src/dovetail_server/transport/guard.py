@@ -1,4 +1,4 @@
-"""Decides whether a request may be served, from its host, API key and the origin of a web page."""
+"""Decides whether to serve a request, based on its host, its API key and the web page's origin."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ HEADERS: tuple[Header, ...] = (
 MAX_QUERY_BYTES = 200
 DEFAULT_STEPS = 256
 MIN_READ_PERIOD_S = 0.1
-"""Minimum time between two reads of the engine's steps, so that readers cannot slow it down."""
+"""Minimum time between two reads of the engine's steps, which limits the load on the engine."""
 MAX_READERS = 16
 
 
