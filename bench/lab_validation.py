@@ -130,13 +130,13 @@ def _lines(table: Mapping[str, Any]) -> Iterable[str]:
     yield ""
     low, high = (f"{value:.1f}" for value in table["load"])
     threads = table["num_threads"]
-    yield f"**{table['passed']:,} of {table['judged']:,} reached the limit.** {table['machine']},"
+    yield f"**{table['passed']:,} of {table['judged']:,} passed.** {table['machine']},"
     yield f"{threads} thread{'s' * (threads > 1)} for the model, {table['created']}, commit"
     yield f"{table['commit']}; load average {low} at the start and {high} at the end."
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the tiers and write the page. Return 1 if a limit was not reached."""
+    """Run the tiers and write the page. Return 1 if a limit was exceeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiers", default=",".join(TIERS))
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the real engine")

@@ -29,7 +29,7 @@ def new_table() -> Table:
             "simulated (ms)",
             "error",
             "spread of the real runs",
-            "reached",
+            "passed",
         ),
     )
 

@@ -40,7 +40,7 @@ def new_table() -> Table:
             "real interval excludes zero",
             "same sign in the simulator",
             "Kendall τ over these",
-            "reached",
+            "passed",
         ),
     )
 

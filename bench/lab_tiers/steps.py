@@ -47,7 +47,7 @@ def new_table() -> Table:
             "bias between repeats",
             "mean absolute error",
             "error between repeats",
-            "reached",
+            "passed",
         ),
     )
 

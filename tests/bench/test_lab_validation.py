@@ -48,5 +48,5 @@ def test_updating_the_page_replaces_only_its_tables():
     }  # fmt: skip
     new = lab_validation.page_with(page, stored)
     assert "old" not in new and new.startswith("before\n") and new.endswith("\nafter\n")
-    assert "| 1 | 2 |" in new and "1 of 2 reached" in new and "2 threads" in new
+    assert "| 1 | 2 |" in new and "1 of 2 passed" in new and "2 threads" in new
     assert lab_validation.page_with(new, stored) == new

@@ -32,17 +32,17 @@ measured.
 ## Bytes and FLOPs
 
 This table is a model, not a measurement. Triton's interpreter runs the kernels and counts; the
-figures are relative to what the call needs: each input is read and each result is written once, and
-attention computes causal pairs only. "Moved" counts an address once per launch, as if all repeated
-reads were cache hits; "requested" counts all loads and stores. Targets: moved at most 1.15, FLOPs
-at most 1.1.
+values are relative to the minimum for the call: each input is read and each result is written once,
+and attention computes causal pairs only. "Moved" counts an address once per launch, as if all
+repeated reads were cache hits; "requested" counts all loads and stores. Targets: moved at most
+1.15, FLOPs at most 1.1.
 
-Prompts of linear attention miss the target. A launch of its own computes what the programs of a
-head share in each chunk of 16 tokens, and stores it: 144 bytes for each token and head, which the
-next launch reads, together with queries and keys. In one launch, each program would compute it
-again, with more registers than there are. If the zeros of the triangular matrices are not stored,
-the prompt moves 1.3 times the bytes, but its kernel needs 168 instead of 128 registers and spills
-8 bytes on sm_90 and sm_100.
+Prompts of linear attention miss the target. A separate launch computes the values that the programs
+of a head share in each chunk of 16 tokens. It stores 144 bytes for each token and head, which the
+next launch reads, together with queries and keys. In one launch, each program would compute these
+values again, and would need more registers than there are. If the zeros of the triangular matrices
+are not stored, the prompt moves 1.3 times the bytes, but its kernel needs 168 instead of 128
+registers and spills 8 bytes on sm_90 and sm_100.
 
 | call | launches | needed KiB | moved | requested | FLOPs |
 | --- | ---: | ---: | ---: | ---: | ---: |

@@ -115,7 +115,7 @@ function body() {
     try {
       fields.tools = JSON.parse(find("tools").value);
     } catch {
-      throw new Error("Tools is not valid JSON.");
+      throw new Error("The field Tools is not valid JSON.");
     }
   }
   return fields;
@@ -167,7 +167,7 @@ async function respond() {
   scroll(true);
 }
 
-/** Return the message without an answer to the input, so that the user can change or resend it. */
+/** Put an unanswered message back into the input, so that the user can change or resend it. */
 function takeBack(view) {
   const { content } = state.messages.pop();
   if (!find("input").value) find("input").value = content;
