@@ -44,7 +44,7 @@ def held_back(text: str, markers: Sequence[str]) -> int:
 
 
 class Cursor:
-    """A position in a text that arrives in pieces. No marker may start another marker."""
+    """A position in a text that arrives in pieces. No marker may be a prefix of another one."""
 
     def __init__(self) -> None:
         self.ended = False

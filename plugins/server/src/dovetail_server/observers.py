@@ -1,6 +1,6 @@
 """The interface for metrics, traces and request logs: observers receive request events.
 
-An observer is called at the start and the end of a request, never for a single token.
+An observer is called at the start and the end of a request, never for each token.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class RequestTimes:
 
     @property
     def has_text(self) -> bool:
-        """Whether text arrived. Otherwise `ttft_ms` and `tpot_ms` have no meaning."""
+        """Whether text arrived. Otherwise `ttft_ms` and `tpot_ms` are meaningless."""
         return self.first_ns >= 0
 
     @property

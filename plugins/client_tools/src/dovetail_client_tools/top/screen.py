@@ -1,4 +1,4 @@
-"""The full-screen display of `dovetail top`. The key q ends it."""
+"""The full-screen display of `dovetail top`. The key q closes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIT = b"qQ"
 
 @contextmanager
 def full_screen(console: Console) -> Iterator[Callable[[Picture], None]]:
-    """Yield a function that shows a picture. At exit, the terminal has its earlier content."""
+    """Yield a function that shows a picture. The earlier content is restored at exit."""
     with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
 
         def show(picture: Picture) -> None:

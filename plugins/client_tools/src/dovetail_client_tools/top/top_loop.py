@@ -37,7 +37,7 @@ class TopLoop:
     async def run(self, show: Callable[[Picture], None]) -> None:
         """Show a picture in each interval until `stop` is set.
 
-        Raises StepsError if the first attempt fails for another reason than a busy server. Later
+        Raises StepsError if the first attempt fails for a reason other than a busy server. Later
         errors are shown, and the next attempt follows.
         """
         while not self.stop.is_set():

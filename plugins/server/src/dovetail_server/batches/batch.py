@@ -1,4 +1,4 @@
-"""A batch: its status, and its form in OpenAI's API."""
+"""A batch: its status, and its format in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Batch(Struct, kw_only=True):
         self.times[status] = int(time.time())
 
     def object(self) -> dict[str, Any]:
-        """Return the batch in the form of OpenAI's API."""
+        """Return the batch in the format of OpenAI's API."""
         failures = [
             {"code": item.code, "message": item.message, "param": item.param, "line": item.line}
             for item in self.failures

@@ -1,1 +1,1 @@
-"""Metrics, traces and the log of requests. None of this code runs once for each token."""
+"""Metrics, traces and the log of requests. None of this code runs for every token."""

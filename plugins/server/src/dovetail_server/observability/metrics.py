@@ -37,16 +37,16 @@ SECONDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-"""Bounds of the histograms of times."""
+"""Bucket bounds of the time histograms, in seconds."""
 TOKENS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
-"""Bounds of the histograms of token counts."""
+"""Bucket bounds of the token-count histograms."""
 
 GAUGES = {
     "dovetail_requests_running": ("num_running", "Running requests."),
     "dovetail_requests_waiting": ("num_waiting", "Waiting requests."),
     "dovetail_kv_cache_usage_ratio": ("kv_cache_usage", "Share of the KV cache in use, 0 to 1."),
 }
-"""Name, field of the scheduler's statistics, description."""
+"""Maps each name to the field of the scheduler's statistics and to the description."""
 TOTALS = {
     "dovetail_prefix_cache_queries": ("prefix_queries", "Tokens looked up in the prefix cache."),
     "dovetail_prefix_cache_hits": ("prefix_hits", "Tokens found in the prefix cache."),
@@ -55,7 +55,7 @@ TOTALS = {
     "dovetail_draft_tokens": ("num_drafts", "Verified draft tokens."),
     "dovetail_accepted_draft_tokens": ("num_accepted", "Accepted draft tokens."),
 }
-"""Name, field, description of the counters; the text format adds `_total` to the name."""
+"""The same for counters; the text format adds `_total` to the name."""
 
 VLLM_NAMES = {
     "dovetail_requests_running": ("vllm:num_requests_running",),
@@ -83,7 +83,7 @@ VLLM_NAMES = {
     "dovetail_request_prompt_tokens": ("vllm:request_prompt_tokens",),
     "dovetail_request_generation_tokens": ("vllm:request_generation_tokens",),
 }
-"""The names in vLLM of each metric of Dovetail."""
+"""Maps each metric of Dovetail to its names in vLLM."""
 VLLM_LABELS = {"model": "model_name", "reason": "finished_reason"}
 
 
@@ -121,7 +121,7 @@ class RequestMetrics:
         )
 
     def exposition(self) -> bytes:
-        """Return all metrics in the text format of Prometheus, of all API processes."""
+        """Return the metrics of all API processes, in Prometheus's text format."""
         registry = self.registry
         if SHARED_VARIABLE in os.environ:
             registry = CollectorRegistry()

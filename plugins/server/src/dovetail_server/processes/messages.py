@@ -43,7 +43,7 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """The API process has drained. complete: whether all requests finished by themselves."""
+    """The API process has drained. complete: whether no request was aborted."""
 
     complete: bool
 

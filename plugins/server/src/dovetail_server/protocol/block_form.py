@@ -1,6 +1,6 @@
-"""The base of responses that consist of blocks: reasoning, texts and tool calls, one after another.
+"""The base class of responses that consist of blocks: reasoning, texts and tool calls, in order.
 
-A subclass states the events of its API. The blocks of a stream and of a complete response are
+A subclass defines the events of its API. The blocks of a stream and of a complete response are
 collected in the same way, so both have the same contents.
 """
 
@@ -42,7 +42,7 @@ class Block:
 
 
 class BlockForm(ResponseForm):
-    """A form whose responses consist of blocks.
+    """A format whose responses consist of blocks.
 
     blocks: the blocks so far. finish_reason, stop_reason: reasons of the message, once it has
     ended.
@@ -62,7 +62,7 @@ class BlockForm(ResponseForm):
         self._is_open = False
         self._held: list[Any] = []  # log-probabilities of tokens whose text is not complete yet
 
-    # --- what an API states -------------------------------------------------------------------
+    # --- what an API defines ------------------------------------------------------------------
 
     def start_events(self, output: RequestOutput) -> bytes:
         """Return the events with which a stream starts."""

@@ -1,4 +1,4 @@
-"""Errors in the form of the OpenAI API.
+"""Errors in the format of the OpenAI API.
 
 A message never contains a path of this machine, a memory address or a traceback. URL paths such as
 `/v1/completions` are kept.
@@ -39,7 +39,7 @@ _TYPES = {
 class APIError(Exception):
     """An error response. status: the HTTP status. param: the invalid field, or None.
 
-    code: a stable identifier for programs. retry_after_s: when to try again; None to not try again.
+    code: a stable identifier for programs. retry_after_s: delay before a retry; None for no retry.
     """
 
     def __init__(

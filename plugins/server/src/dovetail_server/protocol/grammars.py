@@ -19,7 +19,7 @@ GUIDED = {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
 }
-"""Old names of fields: the argument of `StructuredOutputsParams` that each one sets."""
+"""Maps each old field name to the argument of `StructuredOutputsParams` that it sets."""
 
 FIELDS = ("response_format", "structured_outputs", *GUIDED)
 OPTIONS = frozenset({"whitespace_pattern", "disable_any_whitespace", "backend"})

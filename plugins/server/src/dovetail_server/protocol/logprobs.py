@@ -1,4 +1,4 @@
-"""Log-probabilities in the forms of the two APIs, encoded position by position.
+"""Log-probabilities in the formats of the two APIs, encoded position by position.
 
 Each position is encoded when it is added, so that a long response with many log-probabilities can
 be encoded in short pieces.

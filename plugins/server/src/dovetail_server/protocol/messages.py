@@ -1,4 +1,4 @@
-"""Tools, tool calls and reasoning of chat completions, in OpenAI's form."""
+"""Tools, tool calls and reasoning of chat completions, in OpenAI's format."""
 
 from __future__ import annotations
 

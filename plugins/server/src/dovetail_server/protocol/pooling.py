@@ -1,6 +1,6 @@
-"""The fields of requests to pooling models, and the forms of their responses.
+"""The fields of requests to pooling models, and the formats of their responses.
 
-Each result is encoded separately, so that a thread that encodes many results lets others run.
+Each result is encoded separately, so that other threads can run while many results are encoded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two forms of responses: text completions and chat messages.
+"""The two response formats: text completions and chat messages.
 
 The parts that are equal for all events of a stream are encoded once. An event that contains only
 text is then a concatenation of bytes.
@@ -20,7 +20,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class ResponseForm:
-    """The form of the responses of one API. id, created, model: fields of every response.
+    """The response format of one API. id, created, model: fields of every response.
 
     has_batches: whether a request may have several prompts. texts: the texts of tokens, for
     log-probabilities. num_top: log-probabilities at each position; None for none. with_usage:
@@ -85,14 +85,14 @@ class ResponseForm:
         return self._head + b',"choices":[],"usage":' + _encode(usage) + b"}\n\n"
 
     def first_event(self, index: int, output: RequestOutput) -> bytes:
-        """Return the event with which a choice starts, if the form has such an event.
+        """Return the event with which a choice starts, if the format has such an event.
 
         output: the first output of the request.
         """
         return b""
 
     async def finish(self, usage: Usage) -> bytes:
-        """Return the end of a stream."""
+        """Return the last bytes of a stream."""
         return (self.usage_event(usage.body()) if self.with_usage else b"") + DONE
 
     async def complete(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class ResponseForm:
 
 
 class CompletionForm(ResponseForm):
-    """The form of /v1/completions."""
+    """The response format of /v1/completions."""
 
     id_prefix = "cmpl"
     object_name = "text_completion"
@@ -142,7 +142,7 @@ class CompletionForm(ResponseForm):
 
 
 class ChatForm(ResponseForm):
-    """The form of /v1/chat/completions."""
+    """The response format of /v1/chat/completions."""
 
     id_prefix = "chatcmpl"
     object_name = "chat.completion"

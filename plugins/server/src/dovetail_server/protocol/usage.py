@@ -17,7 +17,7 @@ class Usage:
     num_cached_tokens: int = 0
 
     def add_prompt(self, output: RequestOutput | PoolingRequestOutput) -> None:
-        """Count the tokens of a prompt, once for each prompt."""
+        """Count the tokens of a prompt. Must be called once for each prompt."""
         self.num_prompt_tokens += len(output.prompt_token_ids)
         self.num_cached_tokens += output.num_cached_tokens
 

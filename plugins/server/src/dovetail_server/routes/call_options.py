@@ -1,4 +1,4 @@
-"""Checks of other options of a generation request: headers, model name, priority, format."""
+"""Checks the headers, model name, priority and output format of a generation request."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class GenerationRoutes:
     ) -> None:
         """Serve a chat whose fields have been read.
 
-        make_form: creates the form of the response. announce: awaited before the generation starts.
+        make_form: creates the response format. announce: awaited before the generation starts.
         """
         check_format(request, llm)
         sampling = chat_sampling(request, llm.default_sampling_params())

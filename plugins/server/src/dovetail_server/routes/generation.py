@@ -33,7 +33,7 @@ R = TypeVar("R")
 class Call:
     """A checked generation request.
 
-    prompts: the prompts for the engine, in order. form: the form of the responses. echo: whether
+    prompts: the prompts for the engine, in order. form: the response format. echo: whether
     the text of a prompt precedes its completions. with_ids: whether the token ids are returned.
     timeout_s: time limit, or None. reading: how the text of the choices is read; None if the whole
     text is content.
@@ -179,7 +179,7 @@ class Generation:
 class EventWriter:
     """Encodes the outputs of one prompt as events. num_tokens: generated tokens so far.
 
-    It is also the sink of the request, which writes events that have only text.
+    As the sink of the request, it writes outputs that have only text.
     """
 
     def __init__(self, llm: AsyncLLM, exchange: Exchange, call: Call, index: int) -> None:
@@ -288,7 +288,7 @@ async def _echoed(llm: AsyncLLM, call: Call, output: RequestOutput) -> str:
 
 
 def _shown(call: Call, completion: CompletionOutput) -> CompletionOutput:
-    """Return a completion in the form that the client receives."""
+    """Return a completion as the client receives it."""
     if not call.sampling.without_output:
         return completion
     return replace(completion, text="", token_ids=[], logprobs=None)

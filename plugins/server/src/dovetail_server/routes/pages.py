@@ -1,4 +1,4 @@
-"""Query parameters of lists, and pages of lists, in OpenAI's form."""
+"""Query parameters and pagination of lists, in OpenAI's format."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _check_folder(folder: str) -> None:
 class Database:
     """A connection to the database, and the lock that shows that this process runs.
 
-    process: the id of this process in rows. Opened at first use.
+    process: the id of this process in rows. The database is opened at first use.
     """
 
     def __init__(self, folder: str | None) -> None:

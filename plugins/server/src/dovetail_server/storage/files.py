@@ -43,7 +43,7 @@ class StoredFile:
     num_bytes: int
 
     def object(self) -> dict[str, Any]:
-        """Return the file in the form of OpenAI's API."""
+        """Return the file in the format of OpenAI's API."""
         return {
             "id": self.id,
             "object": "file",

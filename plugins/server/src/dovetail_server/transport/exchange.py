@@ -1,4 +1,4 @@
-"""One request and its response, on the callables of ASGI.
+"""One request and its response, based on the ASGI callables.
 
 A response is either one body or a stream of server-sent events. A stream starts with its first
 event, so that an error before that event still gets its own HTTP status.
@@ -47,7 +47,7 @@ class Exchange:
     error passed to `interrupt`, or None. left: whether the client has closed
     the connection. is_background: whether no client waits, so that the request has the lowest
     priority.
-    extra_headers: further headers of the response. errors: the form of errors.
+    extra_headers: further headers of the response. errors: the format of errors.
     """
 
     __slots__ = (

@@ -1,1 +1,1 @@
-"""The Messages API of Anthropic: fields, content blocks, and the form of messages and events."""
+"""The Messages API of Anthropic: fields, content blocks, and the format of messages and events."""

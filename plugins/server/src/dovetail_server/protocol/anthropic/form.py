@@ -1,4 +1,4 @@
-"""The form of /v1/messages: the message, its content blocks, and the events of a stream."""
+"""The response format of /v1/messages: message, content blocks, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_t
 
 
 class MessagesForm(BlockForm):
-    """The form of one message."""
+    """The response format of one message."""
 
     id_prefix = "msg"
     id_prefixes: ClassVar[Mapping[str, str]] = {REASONING: "thinking", TEXT: "text", CALL: "toolu"}
@@ -88,7 +88,7 @@ class MessagesForm(BlockForm):
         return data + _event("content_block_stop", index=block.index)
 
     async def finish(self, usage: Usage) -> bytes:
-        """Return the end of a stream."""
+        """Return the last bytes of a stream."""
         data = self.close_last()
         data += _event("message_delta", delta=self._stop_fields(), usage=await self._usage(usage))
         return data + _event("message_stop")

@@ -1,1 +1,1 @@
-"""The Responses API: fields, items, and the form of responses and events."""
+"""The Responses API: fields, items, and the format of responses and events."""

@@ -199,7 +199,7 @@ def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> Non
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return tools in the form of a chat completion. Raise APIError for another kind of tool."""
+    """Return tools in the format of a chat completion. Raise APIError for another kind of tool."""
     if tools is None:
         return None
     converted = []

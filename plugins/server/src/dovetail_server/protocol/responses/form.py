@@ -1,4 +1,4 @@
-"""The form of /v1/responses: the object, and the events of a stream with their numbers."""
+"""The response format of /v1/responses: the object, and the numbered events of a stream."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Save = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class ResponsesForm(BlockForm):
-    """The form of one response. save: stores its object when it changes; None without a store."""
+    """The format of one response. save: stores its object when it changes; None without a store."""
 
     id_prefix = "resp"
     id_prefixes: ClassVar[Mapping[str, str]] = {REASONING: "rs", TEXT: "msg", CALL: "fc"}
@@ -170,7 +170,7 @@ class ResponsesForm(BlockForm):
         return data + self._event("response.output_item.done", output_index=block.index, item=item)
 
     async def finish(self, usage: Usage) -> bytes:
-        """Return the end of a stream, after the response has been stored."""
+        """Return the last bytes of a stream, after the response has been stored."""
         data = self.close_last()
         body = await self._final(usage)
         return data + self._event(f"response.{body['status']}", response=body)

@@ -105,7 +105,7 @@ def _add_to_assistant(name: str, message: dict[str, Any], item: Item) -> None:
 
 
 def encrypt(text: str) -> str:
-    """Return reasoning in the form of `encrypted_content`. It is encoded, not encrypted."""
+    """Return reasoning in the format of `encrypted_content`. It is encoded, not encrypted."""
     return base64.b64encode(text.encode()).decode()
 
 
