@@ -146,7 +146,7 @@ ACCEPTED = {
 
 @pytest.fixture(scope="module")
 def templated(serving):
-    """A server that accepts templates in requests, whose attacks have their own limits."""
+    """A server that accepts templates in requests, so that hostile templates are tested, too."""
     with serving(
         "--model", "demo", "--max-model-len", "512", "--allow-request-templates"
     ) as server:

@@ -124,7 +124,7 @@ def check(document, path, reply):
 
 @pytest.fixture
 def unharmed(server):
-    """Check that a test ends no process and changes no response."""
+    """Check that a test terminates no process and changes no response."""
     expected, processes = server.complete(**CANARY).json["choices"], children_of(server.process.pid)
     yield
     assert server.complete(**CANARY).json["choices"] == expected

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible HTTP server on `AsyncLLM`."""
+"""An OpenAI-compatible HTTP server based on `AsyncLLM`."""

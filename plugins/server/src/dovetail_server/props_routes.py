@@ -1,4 +1,4 @@
-"""The route /props of llama.cpp's server, which describes the model, for its clients."""
+"""The route /props, which describes the model to clients of llama.cpp's server."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Pattern(NamedTuple):
 def translate(text: str, excluded: Ranges = (), *, search: bool = False) -> Pattern:
     """Return the expression for the library, which matches whole strings.
 
-    excluded: characters that it must not match. search: whether `text` may match a part of them.
+    excluded: characters that it must not match. search: whether `text` may match a substring.
     """
     parser = _Parser(text, excluded, search)
     expression = parser.alternatives(0)

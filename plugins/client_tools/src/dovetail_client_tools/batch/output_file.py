@@ -1,4 +1,4 @@
-"""The file with the records of a batch, which an interrupted run continues."""
+"""The file with the records of a batch. A resumed run appends to it."""
 
 from __future__ import annotations
 

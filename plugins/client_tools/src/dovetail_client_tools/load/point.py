@@ -111,7 +111,7 @@ def summarize(
 
 
 def latency_values(record: LoadRecord, name: str) -> list[float]:
-    """Return a latency of all successful requests in milliseconds. name: a key of `LATENCIES`."""
+    """Return the latencies of all successful requests, in ms. name: a key of `LATENCIES`."""
     ok = [item for item in record.requests if not item.error]
     if name == "itl":
         return [gap / MS for gap in record.gaps_ns]

@@ -82,7 +82,7 @@ def _limit(report: LoadReport, name: str) -> str:
 
 
 def warnings(report: LoadReport) -> list[str]:
-    """Return sentences about errors and about results that are not exact."""
+    """Return warnings about errors and about inexact results."""
     texts = []
     for point in report.points:
         for kind, count in point.record.errors.most_common(4):

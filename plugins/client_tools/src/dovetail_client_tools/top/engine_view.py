@@ -53,7 +53,7 @@ class RequestRow:
 
 
 class Rates(NamedTuple):
-    """Rates per second, over the last seconds. None until two traces have been read."""
+    """Rates per second, as means over the last `RATE_NS`."""
 
     new_tokens: float
     computed_tokens: float

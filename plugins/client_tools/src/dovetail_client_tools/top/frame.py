@@ -221,7 +221,7 @@ def _legend(width: int) -> Text:
 
 
 def _runs(states: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield consecutive equal states as one item, so that a line has few parts."""
+    """Yield each run of equal states with its length, so that a line has few parts."""
     begin = 0
     for index in range(1, len(states) + 1):
         if index == len(states) or states[index] != states[begin]:

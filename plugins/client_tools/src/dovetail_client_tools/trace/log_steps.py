@@ -75,7 +75,7 @@ class LogSteps(LogObserver):
                 self._aborted.append((number, _ABORT))
 
     def add_plan(self, plan: LoggedPlan, now_ns: int) -> None:
-        """Store a step until its result."""
+        """Store a step until its result arrives."""
         ended = {**dict(self._leave(row) for row in plan.leaves), **dict(self._aborted)}
         self._aborted.clear()
         joined = tuple(

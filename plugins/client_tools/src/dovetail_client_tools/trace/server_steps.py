@@ -1,4 +1,4 @@
-"""Reads the steps of a running server for some time."""
+"""Reads the steps of a running server for a given time."""
 
 from __future__ import annotations
 

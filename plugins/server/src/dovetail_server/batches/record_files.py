@@ -70,7 +70,7 @@ class RecordFiles:
                 self._counts.failed += 1
 
     def sizes(self) -> tuple[int, int]:
-        """Return the bytes of the two files."""
+        """Return the sizes of the two files, in bytes."""
         return self._output.tell(), self._errors.tell()
 
     def close(self) -> None:

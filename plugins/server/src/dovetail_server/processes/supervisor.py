@@ -144,7 +144,7 @@ class Supervisor:
         return llm
 
     async def _supervise(self, llm: AsyncLLM) -> None:
-        """Send the engine's state to the API processes, and restart processes that have ended."""
+        """Send the engine's state to the API processes, and restart processes that have exited."""
         problem = await self._state.slot.problem()
         news = EngineEvent(address="" if problem else llm.address, problem=problem)
         if news != self._news:
@@ -164,7 +164,7 @@ class Supervisor:
         return (slot for slot in self._places if slot is not None)
 
     def _bury(self) -> None:
-        """Release API processes that have ended. Raise the error of a process that cannot start."""
+        """Release API processes that have exited. Raise the error of one that cannot start."""
         now_s = asyncio.get_running_loop().time()
         for index, process in enumerate(self._places):
             if process is None:
@@ -188,7 +188,7 @@ class Supervisor:
             logger.error("API process %d ended %s%s. It will be restarted.", index, end, cause)
 
     def _keep_running(self) -> None:
-        """Start the API processes that do not run."""
+        """Start the API processes that are not running."""
         now_s = asyncio.get_running_loop().time()
         for index, process in enumerate(self._places):
             if process is None and now_s >= self._starts_s[index]:

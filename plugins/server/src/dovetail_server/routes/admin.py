@@ -126,7 +126,7 @@ class AdminRoutes:
         await self._profile(exchange, start=True)
 
     async def stop_profile(self, exchange: Exchange) -> None:
-        """Stop the profile, and write it."""
+        """Stop profiling, and write the profiles."""
         await self._profile(exchange, start=False)
 
     async def _profile(self, exchange: Exchange, *, start: bool) -> None:

@@ -201,7 +201,7 @@ class FileStore:
 
 
 def _usage(db: sqlite3.Connection, owner: str) -> tuple[int, int]:
-    """Return the number of files of a key, and their bytes."""
+    """Return the number of files of a key, and their total size in bytes."""
     count, size = db.execute(
         "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
     ).fetchone()

@@ -207,7 +207,7 @@ class ResponsesForm(BlockForm):
 
 
 class ResponsesErrors:
-    """Formats the errors of a request; its form adds them to the response."""
+    """Formats errors. In a stream, the error event contains the failed response."""
 
     def __init__(self, form: ResponsesForm) -> None:
         self._form = form
@@ -222,7 +222,7 @@ class ResponsesErrors:
 
 
 def _static_fields(request: ResponsesRequest) -> dict[str, Any]:
-    """Return the fields of the response that repeat the request."""
+    """Return the fields of the response that are copied from the request."""
     return dict(_repeated(request))
 
 
