@@ -74,7 +74,7 @@ def reject(config: Config, field: str, *, needs: object = False) -> None:
 
 
 def renamed(config: Config, **names: str) -> Config:
-    """Return the config with the usual names of fields. names: the family's name of each field.
+    """Return the config with the usual field names. names: the family's name for each field.
 
     A value under the usual name takes precedence.
     """

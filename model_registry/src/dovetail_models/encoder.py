@@ -1,4 +1,4 @@
-"""Code that encoders share: the members of a model that only pools, and classification heads.
+"""Code that encoders share: the base class of models that only pool, and classification heads.
 
 Dimensions: T tokens, S sampled positions, R results, L labels.
 """
@@ -17,7 +17,7 @@ from dovetail_models.config_reader import Config, read_count
 
 
 class Encoder(nn.Module):
-    """The base of models that compute a whole prompt in a step, and generate nothing."""
+    """The base class of models that compute a whole prompt in one step and generate no tokens."""
 
     CONTRACT: ClassVar[str] = "model"
     CONTRACT_VERSION: ClassVar[str] = "0.10"
@@ -51,7 +51,7 @@ class ClassHead(nn.Module):
             self.bias = nn.Parameter(bias_O, requires_grad=False)
 
     def forward(self, x_RD: torch.Tensor) -> torch.Tensor:
-        """Return the output features."""
+        """Return the scores of the classes, [R, L]."""
         return functional.linear(x_RD, self.weight, self.bias)
 
 

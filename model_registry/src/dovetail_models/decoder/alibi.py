@@ -8,8 +8,8 @@ import math
 def alibi_slopes(num_heads: int, scale: float = 1.0) -> tuple[float, ...]:
     """Return the slopes of the paper, times `scale`.
 
-    If the number of heads is not a power of two, the rest has every second slope of twice as many
-    heads.
+    If the number of heads is not a power of two, the remaining heads get every second slope of the
+    series for twice as many heads.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = _powers(power) + _powers(2 * power)[::2][: num_heads - power]
@@ -17,7 +17,7 @@ def alibi_slopes(num_heads: int, scale: float = 1.0) -> tuple[float, ...]:
 
 
 def mpt_slopes(num_heads: int, maximum: float) -> tuple[float, ...]:
-    """Return the slopes of MPT: those of the next power of two, every second one first."""
+    """Return the slopes of MPT: the series for the next power of two, odd indices first."""
     power = 2 ** math.ceil(math.log2(num_heads))
     slopes = _powers(power, maximum)
     if power == num_heads:

@@ -44,7 +44,7 @@ class SelfAttention(AttentionBranch):
 
     Source: Ainslie et al. 2023, arXiv:2305.13245.
     rotary: the rotary embedding, shared by all layers with the same angles, or None. index: the
-    number of the layer.
+    index of the layer.
     """
 
     def __init__(

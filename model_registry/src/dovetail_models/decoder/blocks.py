@@ -1,8 +1,8 @@
 """Decoder layers: where the norms are, and what the residual adds.
 
-Every block maps (x, residual) to (x, residual): the hidden state is their sum, which the next norm
-computes together with the norm. After its attention the last layer computes only the tokens that
-are still needed. Dimensions: T tokens, D hidden size, O features of all query heads.
+Every block maps (x, residual) to (x, residual): the hidden state is their sum, and the next norm
+adds and normalizes in one operation. After its attention, the last layer computes only the tokens
+whose outputs are needed. Dimensions: T tokens, D hidden size, O features of all query heads.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Block(nn.Module):
         return attention.narrow(x_TD) if self.is_last else x_TD
 
     def scaled(self, x_TD: torch.Tensor) -> torch.Tensor:
-        """Return the output of a branch, times the scale of branches."""
+        """Return the output of a branch, multiplied by `branch_scale`."""
         return x_TD if self.branch_scale == 1 else x_TD.mul_(self.branch_scale)
 
 

@@ -1,7 +1,7 @@
 """Dense decoders: embedding, layers, last norm and head.
 
-A family defines `read_shape`, and its names in checkpoints if they differ from those of Llama. Does
-not depend on requests, blocks of the cache or devices.
+A family defines `read_shape`, and its names in checkpoints if they differ from those of Llama. This
+module does not depend on requests, KV-cache blocks or devices.
 
 Dimensions: T tokens, S sampled positions, D hidden size, V vocabulary.
 """

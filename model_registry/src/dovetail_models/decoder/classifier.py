@@ -1,4 +1,4 @@
-"""Decoders that classify a text: a head of classes on the last token, instead of the vocabulary.
+"""Decoders that classify a text: a classification head on the last token replaces the LM head.
 
 Dimensions: S sampled positions, R results, D hidden size, L labels.
 """
@@ -18,7 +18,7 @@ from dovetail_models.encoder import ClassHead, read_num_labels
 
 
 class SequenceClassifier(DecoderForCausalLM):
-    """Base of decoders with the head `score`. Put it before the class of the decoder.
+    """The base class of classifiers with the head `score`. List it before the decoder's class.
 
     A model with one label gives a score, such as a reward or the relevance of a document.
     """
@@ -28,7 +28,7 @@ class SequenceClassifier(DecoderForCausalLM):
     num_labels: int
 
     def make_head(self, context: ModelContext, shape: DecoderShape) -> Any:
-        """Return the head of classes, W [L, D], which all ranks have."""
+        """Return the classification head, W [L, D], which is replicated on all ranks."""
         self.num_labels = read_num_labels(context.hf_config)
         return ClassHead(context, shape.hidden_size, self.num_labels, has_bias=False)
 

@@ -25,12 +25,12 @@ MAX_EXPERTS = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertOptions:
-    """What differs between the expert layers of families.
+    """The options in which the expert layers of the families differ.
 
     num_experts, intermediate_size, bias, limit, alpha: see `ExpertShape`. routing: how a token's
     experts are selected. router_bias, has_correction: see `Router`. router_name: the module's name.
     shared_size: intermediate size of the shared expert, which all tokens use; 0 for none.
-    shared_gate: whether its output is multiplied by a sigmoid of the token.
+    shared_gate: whether its output is multiplied by a sigmoid gate, computed from the token.
     scales_input: whether the weight of an expert multiplies its input instead of its output.
     """
 
@@ -101,7 +101,7 @@ class SparseMLP(nn.Module):
     def _sum_of_scaled(
         self, x_TD: torch.Tensor, experts_TK: torch.Tensor, weights_TK: torch.Tensor
     ) -> torch.Tensor:
-        """Return the sum of the experts of weight · x: each pair of token and expert is a row."""
+        """Return the sum of expert(weight · x): each pair of token and expert is a row."""
         scaled_TKD = x_TD.unsqueeze(1) * weights_TK.to(x_TD.dtype).unsqueeze(2)
         experts_N1, ones_N1 = experts_TK.reshape(-1, 1), torch.ones_like(weights_TK).view(-1, 1)
         y_ND = self.experts(scaled_TKD.flatten(0, 1), experts_N1, ones_N1)
@@ -110,7 +110,7 @@ class SparseMLP(nn.Module):
 
 
 class TokenGate(nn.Module):
-    """The weight of a factor between 0 and 1 for each token: sigmoid(x · w). Never quantized."""
+    """The weight w of a gate between 0 and 1 for each token, sigmoid(x · w). Never quantized."""
 
     def __init__(self, context: ModelContext, hidden_size: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def sparse_mlp(options: ExpertOptions) -> Callable[[ModelContext, str, DecoderSh
 
 
 def read_num_experts(config: Config, default: int | None = None) -> int:
-    """Return the number of experts of a layer, num_experts or num_local_experts. At least two."""
+    """Return the number of experts of a layer, at least 2: num_experts or num_local_experts."""
     field = "num_local_experts" if config.get("num_experts") is None else "num_experts"
     if config.get(field) is None:
         field = "num_experts"

@@ -1,9 +1,9 @@
 """Multi-head latent attention of a decoder layer.
 
-Keys and values of all heads are products of one latent vector per token, which is what the cache
-contains, with the rotary features of the keys. The weights of the keys are multiplied into the
-queries, and the weights of the values into the result, so that attention itself reads the latent
-vectors only. Source: DeepSeek-AI 2024, arXiv:2405.04434.
+The keys and values of all heads are projections of one latent vector per token. The cache contains
+this vector and the rotary features of the keys. The key projection is applied to the queries, and
+the value projection to the result, so attention reads only what is in the cache. Source:
+DeepSeek-AI 2024, arXiv:2405.04434.
 Dimensions: T tokens, D hidden size, H query heads, N features of a head without position, P rotary
 features, V features of a value, L latent features, O = H · V, F features of any kind.
 """
@@ -39,8 +39,8 @@ class LatentOptions:
     """The sizes of latent attention.
 
     num_heads: the number of query heads. query_rank: features of the latent vector of queries; 0 if
-    queries are projected directly. rank: L. plain_size: N. rotary_dim: P. value_size: V. scale:
-    factor on the scores. bias: whether the first projections and the last one have a bias.
+    queries are projected directly. rank: L. plain_size: N. rotary_dim: P. value_size: V. scale: the
+    attention-score multiplier. bias: whether the first projections and the last one have a bias.
     """
 
     num_heads: int
@@ -62,7 +62,7 @@ class LatentOptions:
 class LatentSelfAttention(AttentionBranch):
     """Attention over latent vectors. Several ranks divide the heads; each has all latent vectors.
 
-    rotary: the rotary embedding, shared by all layers. index: the number of the layer.
+    rotary: the rotary embedding, shared by all layers. index: the index of the layer.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LatentSelfAttention(AttentionBranch):
         rotary: RotaryEmbedding,
         place: tuple[int, LatentOptions],
     ) -> None:
-        """place: the number of the layer, and the options."""
+        """place: the index of the layer, and the options."""
         super().__init__()
         index, options = place
         self.options, self.rotary = options, rotary
@@ -83,7 +83,7 @@ class LatentSelfAttention(AttentionBranch):
         self.k_b_proj = LatentHeads(context, f"{name}.k_b_proj", options, options.plain_size)
         self.v_b_proj = LatentHeads(context, f"{name}.v_b_proj", options, options.value_size)
         if options.query_rank:
-            # Both projections have the same input, and no rank has a part of them.
+            # Both projections have the same input and are replicated on all ranks.
             sizes = {"q_a_proj": options.query_rank, "kv_a_proj_with_mqa": latent_size}
             self.qkv_a_proj = ParallelLinear(
                 context, f"{name}.qkv_a_proj", hidden_size, sizes, bias=options.bias

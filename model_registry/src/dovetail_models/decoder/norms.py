@@ -16,7 +16,7 @@ from dovetail_torch.distributed.shard import Shard
 from dovetail_torch.layers import LayerNorm, Norm, OffsetRMSNorm, RMSNorm
 
 MakeNorm = Callable[[ModelContext, int], Norm]
-"""Makes a norm of a number of features."""
+"""Makes a norm over the given number of features."""
 MakeHeadNorm = Callable[[ModelContext, Shard, int], nn.Module]
 """Makes a norm of [T, H, S] from the rank's part of the features of all heads, and S."""
 
@@ -39,7 +39,7 @@ def layer_norm(eps: float, *, has_weight: bool = True, has_bias: bool = True) ->
 
 
 def norm_of_each_head(norm: MakeNorm) -> MakeHeadNorm:
-    """Return a factory for one norm of all heads that normalizes each head separately."""
+    """Return a factory for a norm of each head, with the same weights for all heads."""
     return lambda context, _, head_size: norm(context, head_size)
 
 
@@ -75,7 +75,7 @@ class AllHeadsRMSNorm(nn.Module):
     def forward(self, x_THS: torch.Tensor) -> torch.Tensor:
         """Return the normalized heads, [T, H, S]."""
         x_TO = x_THS.flatten(1).float()
-        # Ranks with the same key-value head add it several times, and divide by as many features.
+        # A key-value head that several ranks have is counted several times in both sums.
         square_T1 = self.ranks.all_reduce(x_TO.square().sum(-1, keepdim=True))
         scaled_TO = x_TO * torch.rsqrt(square_T1 / self.num_features + self.eps)
         return (scaled_TO * self.weight).to(x_THS.dtype).view(x_THS.shape)

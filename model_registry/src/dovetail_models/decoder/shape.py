@@ -59,9 +59,9 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """What differs between the attention layers of families.
+    """The options in which the attention layers of the families differ.
 
-    scale: factor on the scores; 0 for head_size ** -0.5. soft_cap: c in c·tanh(score / c), 0 for
+    scale: the score multiplier; 0 for head_size ** -0.5. soft_cap: c in c·tanh(score / c), 0 for
     none. clip: the projected q, k and v are limited to ±clip; 0 for none. clips_normal: whether q
     and k are limited after their norms. qk_norm: makes the norms of queries and keys; None for
     none. alibi_slopes: one for each query head; () for none.
@@ -86,15 +86,15 @@ class DecoderShape:
     """The sizes and parts of a decoder.
 
     windows: the sliding window of each layer in tokens, including the current one; 0 for full
-    attention. ropes: the rotary positions of each layer, None for none. norm: makes a norm of a
+    attention. ropes: the rotary positions of each layer, None for none. norm: makes a norm over a
     number of features. activation: its name in `ACTIVATIONS`. block, mlp: classes of a layer's
-    parts; None for the defaults, `PreNormBlock` and `GatedMLP`. mlps: the factory for each
-    layer's MLP instead of `mlp`, if they differ; () if not. make_attention: makes the attention of
-    a layer; None for `SelfAttention`. mappings: names and layouts of weights that config.json
-    defines.
+    parts; None for the defaults, `PreNormBlock` and `GatedMLP`. mlps: the factory for each layer's
+    MLP instead of `mlp`, if they differ; () if not. make_attention: makes the attention of a layer;
+    None for `SelfAttention`. mappings: names and layouts of weights that config.json defines.
     num_experts: of a layer; 0 for none.
-    embedding_scale: factor on the embeddings. logit_scale: factor on the logits. logit_cap: c in
-    c·tanh(logit / c), 0 for none. branch_scale: factor on the output of attention and of the MLP.
+    embedding_scale: multiplier of the embeddings. logit_scale: multiplier of the logits. logit_cap:
+    c in c·tanh(logit / c), 0 for none. branch_scale: multiplier of the outputs of attention and of
+    the MLP.
     """
 
     vocab_size: int
@@ -156,7 +156,7 @@ def read_decoder_shape(config: Config, **changes: Any) -> DecoderShape:
 def read_heads(
     config: Config, *, kv_field: str = "num_key_value_heads", head_size: int = 0
 ) -> HeadShape:
-    """Return the numbers of heads and their size. head_size: the default of head_dim."""
+    """Return the head counts and the head size. head_size: the default of head_dim."""
     hidden_size = read_count(config, "hidden_size")
     num_heads = read_count(config, "num_attention_heads")
     num_kv_heads = read_count(config, kv_field, num_heads)
@@ -192,7 +192,8 @@ def read_rope(
 
     layer_type: the type of layer, if the parameters differ by type.
     whole_heads: whether the architecture rotates whole heads. As in transformers, rope type
-    "default" then ignores partial_rotary_factor; raises ModelError for other types with a part.
+    "default" then ignores partial_rotary_factor; for types other than "default" and
+    "proportional", a factor other than 1 raises ModelError.
     """
     parameters = read_rope_parameters(
         config, layer_type=layer_type, default_theta=theta, default_share=share
@@ -210,7 +211,7 @@ def read_rope(
 
 
 def read_rotary_layers(config: Config) -> list[bool]:
-    """Return whether each layer has rotary positions. `no_rope_layers` has 1 where it does."""
+    """Return whether each layer has RoPE. In `no_rope_layers`, 1 means RoPE and 0 means none."""
     num_layers = read_num_layers(config)
     stated = config.get("no_rope_layers")
     if stated is None:

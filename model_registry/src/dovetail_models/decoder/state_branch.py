@@ -32,7 +32,7 @@ def check_sizes(sizes: Mapping[str, int], maximum: int) -> None:
 
 
 def _to_rates(logs_H: torch.Tensor) -> None:
-    """Replace logarithms by -exp(logarithm), in place."""
+    """Replace each logarithm of a rate by -exp(logarithm), in place."""
     logs_H.exp_().neg_()
 
 
@@ -47,12 +47,12 @@ class StateBranch(AttentionBranch):
 
 
 def divide_heads(count: int, context: ModelContext, owner: str) -> Shard:
-    """Return the rank's heads. owner: the layer's name. Raise ConfigError for an uneven number."""
+    """Return the rank's heads. owner: the layer's name. Raise ConfigError for uneven shares."""
     return divide(count, context.ranks, f"the {count} heads of {owner}")
 
 
 def divide_groups(count: int, context: ModelContext, owner: str) -> Shard:
-    """Return the rank's groups of heads; every rank has the only group of a layer with one."""
+    """Return the rank's groups of heads. If the layer has a single group, every rank has it."""
     if count == 1:
         return undivided(1)
     return divide(count, context.ranks, f"the {count} groups of heads of {owner}")
@@ -72,8 +72,8 @@ def head_parameter(context: ModelContext, heads: Shard) -> nn.Parameter:
 class GatedGroupNorm(nn.Module):
     """RMS norm of y · silu(gate) in groups of equal size.
 
-    shards: this rank's part of the weight; read by the weight loader. Several ranks that share one
-    group add up its squares. Source: the reference code of Mamba 2 (Dao and Gu 2024).
+    shards: this rank's part of the weight; read by the weight loader. Ranks that share a group
+    all-reduce its sum of squares. Source: the reference code of Mamba 2 (Dao and Gu 2024).
     """
 
     def __init__(self, context: ModelContext, features: Shard, groups: Shard, eps: float) -> None:

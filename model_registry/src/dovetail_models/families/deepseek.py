@@ -38,7 +38,7 @@ from dovetail_models.decoder.names import LAYER, at_layer, stacked_experts
 from dovetail_models.decoder.shape import MAX_HEAD_SIZE
 
 MAX_IGNORED_LAYERS = 64
-"""The maximum number of layers for the prediction of several tokens, which are not loaded."""
+"""The maximum number of multi-token-prediction layers. These layers are not loaded."""
 
 EXAMPLE_CONFIG: Mapping[str, Any] = {
     "q_lora_rank": 20,
@@ -143,7 +143,7 @@ def _read_shape(
     """Return the shape that config.json defines, with experts.
 
     defaults: default values of the fields about experts. changes: further fields of the shape.
-    num_ignored: number of layers after the last one, which predict further tokens.
+    num_ignored: number of multi-token-prediction layers, which follow the decoder layers.
     """
     reject(config, "moe_layer_freq", needs=1)
     expert_size, num_shared, num_dense = (
@@ -218,7 +218,7 @@ def _read_latent(config: Config, rope: Rope) -> LatentOptions:
 
 
 def _temperature(rope: Rope) -> float:
-    """Return the factor on the scores that mscale_all_dim defines, for scaled positions."""
+    """Return the attention-score multiplier that mscale_all_dim defines for scaled positions."""
     scale = read_optional(rope.parameters, "mscale_all_dim")
     if not scale or rope.parameters["rope_type"] == "default":
         return 1.0

@@ -33,13 +33,13 @@ class GemmaForCausalLM(DecoderForCausalLM):
     @staticmethod
     def read_shape(config: Config) -> DecoderShape:
         """Return the shape defined by config.json."""
-        # The first files say "gelu" but mean the tanh approximation, as in transformers.
+        # "gelu" in early config.json files means the tanh approximation, as in transformers.
         activation = read_choice(config, "hidden_act", (*GELU_TANH_NAMES, "gelu"))
         return read_gemma_shape(config, activation=_tanh(activation))
 
 
 def read_gemma_shape(config: Config, **changes: Any) -> DecoderShape:
-    """Return the shape of any Gemma. changes: fields of `DecoderShape`."""
+    """Return the shape of a Gemma model of any version. changes: fields of `DecoderShape`."""
     reject(config, "use_bidirectional_attention")
     bias = read_flag(config, "attention_bias")
     hidden_size = read_count(config, "hidden_size")

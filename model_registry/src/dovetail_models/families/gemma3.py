@@ -48,7 +48,7 @@ class Gemma3ForCausalLM(DecoderForCausalLM):
 
 
 def _read_rope(config: Config, head_size: int, kind: str) -> Rope:
-    """Return the RoPE of a layer type, from the parameters by type or from the older fields."""
+    """Return the RoPE of a layer type, from the per-type parameters or the older fields."""
     by_type = config.get("rope_parameters")
     is_local = kind == "sliding_attention"
     theta = LOCAL_THETA if is_local else GLOBAL_THETA

@@ -38,7 +38,7 @@ DEFAULT_ROPE: Mapping[str, Any] = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""The rotary positions of a config.json without any."""
+"""The RoPE parameters of models whose config.json has none."""
 
 
 class GptOssForCausalLM(DecoderForCausalLM):

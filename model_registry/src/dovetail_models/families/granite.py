@@ -14,7 +14,7 @@ from dovetail_models.decoder import (
 
 
 class GraniteForCausalLM(DecoderForCausalLM):
-    """Llama with factors on embeddings, scores, branches and logits."""
+    """Llama with multipliers of embeddings, attention scores, branches and logits."""
 
     architectures: ClassVar[tuple[str, ...]] = ("GraniteForCausalLM",)
 

@@ -46,7 +46,7 @@ from dovetail_torch.layers import ChunkedAttention, RotaryEmbedding
 
 
 class Llama4ForCausalLM(DecoderForCausalLM):
-    """Llama 4: chunked attention with RoPE, full attention without; one expert per token."""
+    """Llama 4: chunked attention with RoPE or full attention per layer; one expert per token."""
 
     architectures: ClassVar[tuple[str, ...]] = ("Llama4ForCausalLM",)
     example_config: ClassVar[Mapping[str, Any]] = {

@@ -47,7 +47,7 @@ from dovetail_torch.layers import (
 )
 
 MAX_STEP = 1e30
-"""A larger maximum of time steps is treated as an error in the file, except infinity."""
+"""The largest finite limit of time steps. A larger one is treated as an error in the file."""
 _INFINITY = {"__float__": "Infinity"}
 """How transformers writes infinity to config.json."""
 _PARTS = ("z", "x", "b", "c", "dt")
@@ -215,7 +215,7 @@ def _read_limits(config: Config) -> tuple[float, float]:
             f"config.json: time_step_limit is {shorten(stated)}; it must be a list of two numbers"
         )
     low, high = stated
-    # Comparisons and not a conversion to float, which fails for a large integer.
+    # The values are compared before they are converted: float() fails for a large integer.
     if not 0 <= low < high or low > MAX_STEP or (high != math.inf and high > MAX_STEP):
         raise ModelError(
             f"config.json: time_step_limit is {shorten(stated)}; its values must be non-negative "

@@ -28,7 +28,7 @@ PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 class MixtralForCausalLM(DecoderForCausalLM):
     """Mixtral: Mistral with experts in each layer.
 
-    The weights of a token's experts have the sum 1.
+    The weights of a token's experts sum to 1.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("MixtralForCausalLM",)

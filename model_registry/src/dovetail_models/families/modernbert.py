@@ -57,7 +57,7 @@ class ModernBertModel(Encoder):
 
     architectures: ClassVar[tuple[str, ...]] = ("ModernBertModel",)
     unused: ClassVar[tuple[str, ...]] = ("head", "decoder", "classifier")
-    """Parts of checkpoints with another head."""
+    """Modules of other heads in a checkpoint, which are not loaded."""
 
     def __init__(self, context: ModelContext) -> None:
         """Create the modules. Raises ModelError, naming the field of config.json."""
@@ -122,7 +122,7 @@ def read_shape(config: Config) -> DecoderShape:
     """Return the shape defined by config.json. Raise ModelError if it is not supported."""
     kinds = _read_layer_types(config)
     heads = read_heads(config)
-    window = read_count(config, "local_attention", 128) // 2 + 1  # a token sees half on each side
+    window = read_count(config, "local_attention", 128) // 2 + 1  # half on each side
     ropes = {kind: _read_rope(config, heads.head_size, kind) for kind in set(kinds)}
     has_bias = read_flag(config, "attention_bias")
     return read_decoder_shape(
@@ -154,7 +154,7 @@ def _read_layer_types(config: Config) -> Sequence[str]:
 
 
 def _read_rope(config: Config, head_size: int, kind: str) -> Rope:
-    """Return the angles of a type of layer, from parameters by type or from the older fields."""
+    """Return the RoPE of a layer type, from the per-type parameters or the older fields."""
     field, theta = THETAS[kind]
     by_type = config.get("rope_parameters")
     if not (isinstance(by_type, dict) and kind in by_type):

@@ -70,5 +70,5 @@ def _read_shape(config: Config, **changes: Any) -> DecoderShape:
 
 
 def _without_scaling(config: Config) -> Config:
-    """Return the config without rope scaling, which older files use for full attention only."""
+    """Return the config without RoPE scaling: older files apply it to full attention only."""
     return {**config, "rope_scaling": None}

@@ -129,7 +129,7 @@ class _Sum(nn.Module):
     def add(
         self, x_TD: torch.Tensor, residual_TD: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum, twice."""
+        """Return the sum in place of both results of `Norm.add`."""
         sum_TD = residual_TD.add_(x_TD)
         return sum_TD, sum_TD
 

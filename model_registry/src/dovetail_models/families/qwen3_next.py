@@ -58,7 +58,7 @@ from dovetail_torch.layers import (
 
 FULL, LINEAR = "full_attention", "linear_attention"
 _EPS = 1e-6
-"""Added to the sum of squares of a query or key before its root."""
+"""Added to the sum of squares of a query or key before the square root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class Qwen3NextForCausalLM(DecoderForCausalLM):
 
 
 class GatedSelfAttention(SelfAttention):
-    """Attention whose results are multiplied by a sigmoid of the token, for each feature."""
+    """Attention whose output is multiplied by a sigmoid gate of the token, elementwise."""
 
     def __init__(
         self,
@@ -289,5 +289,5 @@ def _mappings(
         WeightMapping(
             source=f"{own}.q_proj", targets=(f"{own}.q_proj", f"{own}.gate_proj"), groups=num_heads
         ),
-        WeightMapping(source="mtp"),  # predicts further tokens
+        WeightMapping(source="mtp"),  # multi-token prediction: not loaded
     )

@@ -98,7 +98,7 @@ class Qwen3MoeForCausalLM(_QwenMoe):
 def _qwen2_windows(config: Config) -> tuple[int, ...]:
     """Return the window of each layer.
 
-    Without layer_types, every other one of the first layers has it.
+    Without layer_types, layers with an even index below max_window_layers have a window.
     """
     if config.get("layer_types") is not None or not read_flag(config, "use_sliding_window"):
         return read_qwen_windows(config)
