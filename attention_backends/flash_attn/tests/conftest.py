@@ -64,7 +64,7 @@ def distribution(text, is_installed):
 
 
 def write_version(version, pointer):
-    """Write a version like the driver's function of the same name. Return its status code."""
+    """Write `version`, as the driver's `cuDriverGetVersion` does. Return the status of success."""
     pointer._obj.value = version
     return 0
 

@@ -87,7 +87,7 @@ class CappedSinks(FakeAttentionLayer):
 
 
 class OwnScale(FakeAttentionLayer):
-    """Uses the default scale instead of the given one."""
+    """Uses the default score multiplier instead of the layer's."""
 
     def __init__(self, context):
         super().__init__(replace(context, scale=context.head_size**-0.5))
@@ -232,7 +232,7 @@ class TurnsKeysAlone(FakeAttentionLayer):
 
 
 class TurnsByPlace(FakeAttentionLayer):
-    """Rotates by the index of the token in the step instead of the given position."""
+    """Rotates by the index of the token in the step instead of its position."""
 
     def forward(self, q_THD, k_TKD, v_TKD, kv_cache, metadata, out_THD, rotary_args=None):
         if rotary_args is not None:

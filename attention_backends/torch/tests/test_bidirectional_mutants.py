@@ -20,7 +20,7 @@ CASE = AttentionCase(runs=(), head_size=32)
 
 
 class Causal(FakeAttentionLayer):
-    """Hides the tokens after a token."""
+    """Masks the tokens after each token, as in causal attention."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         self.context = replace(self.context, bidirectional=False)
@@ -45,7 +45,7 @@ class NoWindow(FakeAttentionLayer):
 
 
 class OwnScale(FakeAttentionLayer):
-    """Uses the default scale instead of the given one."""
+    """Uses the default score multiplier instead of the layer's."""
 
     def __init__(self, context):
         super().__init__(replace(context, scale=context.head_size**-0.5))

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 class ValuesAtTheEndOfKeys(FakeAttentionLayer):
-    """Reads values that are parts of keys at the end of the keys."""
+    """Reads the values from the last features of the keys instead of the first."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         size = self.context.value_size
@@ -18,7 +18,7 @@ class ValuesAtTheEndOfKeys(FakeAttentionLayer):
 
 
 class ScoresOfValues(FakeAttentionLayer):
-    """Omits the features of keys that are not in the values from the scores."""
+    """Computes scores without the key features that are not part of the values."""
 
     def attend(self, q_QHD, k_LKD, v_LKD):
         size = v_LKD.shape[-1]
@@ -26,7 +26,7 @@ class ScoresOfValues(FakeAttentionLayer):
 
 
 class StoresValuesOnly(FakeAttentionLayer):
-    """Stores zeros instead of the features of keys that are not in the values."""
+    """Stores zeros for the key features that are not part of the values."""
 
     def write(self, slots_2SKD, slots_T, k_TKD, v_TKD):
         if self.context.value_size:

@@ -10,7 +10,7 @@ from dovetail_cpu.native_library import probe_any
 from dovetail_torch.layers import BlockWeight, TorchOps
 from dovetail_torch.layers.expert_groups import activate
 
-pytestmark = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
+pytestmark = pytest.mark.skipif(not probe_any().usable, reason="native kernels are not available")
 
 
 def q8_blocks(weight_OI):

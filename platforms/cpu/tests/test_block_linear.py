@@ -18,7 +18,7 @@ from dovetail_torch.layers import (
 )
 from dovetail_torch.weights import build_weight_table
 
-pytestmark = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
+pytestmark = pytest.mark.skipif(not probe_any().usable, reason="native kernels are not available")
 
 CPU = torch.device("cpu")
 WIDTH = 96

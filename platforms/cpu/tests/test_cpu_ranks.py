@@ -42,7 +42,7 @@ SHAPES = {
 }
 ERRORS = {"native": 0.006, "int8": 0.02, "int4": 0.2}
 """Maximum relative error of two consecutive matrix products, compared with unpacked weights."""
-native = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
+native = pytest.mark.skipif(not probe_any().usable, reason="native kernels are not available")
 
 
 def make_method(name):

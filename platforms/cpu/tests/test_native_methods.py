@@ -24,7 +24,7 @@ from dovetail_torch.layers import (
 )
 from dovetail_torch.weights import SafetensorsLoader, assignment
 
-pytestmark = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
+pytestmark = pytest.mark.skipif(not probe_any().usable, reason="native kernels are not available")
 
 CPU = torch.device("cpu")
 LIMITS = {"native": 0.004, "int8": 0.012, "int4": 0.13}

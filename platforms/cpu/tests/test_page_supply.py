@@ -25,7 +25,7 @@ def resident_mib():
 def until(condition):
     end = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
+        assert time.monotonic() < end, "the condition was not met within 10 s"
         time.sleep(0.01)
 
 

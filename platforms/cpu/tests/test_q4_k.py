@@ -11,7 +11,7 @@ from dovetail_cpu_kernels.linear import KIND_NAMES
 from dovetail_devkit.suites.linear_method import check_linear_method
 from dovetail_torch.layers import ParallelLMHead
 
-pytestmark = pytest.mark.skipif(not probe_any().usable, reason="there are no native kernels here")
+pytestmark = pytest.mark.skipif(not probe_any().usable, reason="native kernels are not available")
 
 
 def make_layer(method, in_features, weight_OI=None, *, layer=None, dtype=torch.bfloat16):

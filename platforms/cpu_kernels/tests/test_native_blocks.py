@@ -150,7 +150,7 @@ def test_all_instruction_sets_pack_blocks_to_the_same_bytes(name):
 
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_scales_of_blocks_that_are_not_finite_are_counted(name, bad):
+def test_nonfinite_scales_of_blocks_are_counted(name, bad):
     offsets = SCALES.get(name, (0,))
     blocks = Blocks(name, 40, 512)
     whole = blocks.rows.view(40, -1, linear.BLOCK_BYTES[name][1])

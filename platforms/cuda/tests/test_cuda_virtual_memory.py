@@ -155,7 +155,7 @@ def test_the_fake_driver_rejects_invalid_calls(memory, library, misuse):
 
 
 @pytest.mark.costly
-def test_using_unmapped_memory_ends_the_process(library_path):
+def test_access_to_unmapped_memory_crashes_the_process(library_path):
     program = (
         "import sys; from pathlib import Path; import ctypes\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"

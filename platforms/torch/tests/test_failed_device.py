@@ -1,4 +1,4 @@
-"""The result handle of a step on a device that has failed."""
+"""The handle to a step's result on a device that has failed."""
 
 import pytest
 

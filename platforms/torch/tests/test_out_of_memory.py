@@ -23,13 +23,13 @@ SHORTAGES = {
     "the system": lambda: fail(OSError(errno.ENOMEM, "Cannot allocate memory")),
     "torch": lambda: torch.empty(1 << 60, dtype=torch.uint8),
     "an accelerator": lambda: fail(torch.OutOfMemoryError("no room")),
-    "a plugin that ran out": lambda: fail(PluginLoadError("its constructor failed"), MemoryError()),
+    "a plugin": lambda: fail(PluginLoadError("its constructor failed"), MemoryError()),
 }
 OTHERS = {
-    "a file that is not there": FileNotFoundError(errno.ENOENT, "none"),
-    "another fault": RuntimeError("shapes differ"),
-    "a plugin that is wrong": PluginLoadError("its constructor failed"),
-    "one of ours that says more": CapacityError("two blocks do not fit"),
+    "a missing file": FileNotFoundError(errno.ENOENT, "none"),
+    "a shape error": RuntimeError("shapes differ"),
+    "a plugin error": PluginLoadError("its constructor failed"),
+    "a more specific CapacityError": CapacityError("two blocks do not fit"),
 }
 
 

@@ -202,9 +202,8 @@ def test_all_reduces_that_depend_on_the_batch_are_rejected_with_batch_invariant(
         if size == 2:
             assert outcomes == [2, 2]
         else:
-            assert all(
-                "sums over more than two ranks depend on the batch" in text for text in outcomes
-            )
+            reason = "all-reduces over more than two ranks depend on the batch"
+            assert all(reason in text for text in outcomes)
 
 
 def test_a_number_of_workers_other_than_tensor_parallel_size_is_rejected(make_context):

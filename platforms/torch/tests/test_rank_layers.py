@@ -165,7 +165,7 @@ def test_several_ranks_compute_the_same_outputs_as_one_rank(
     first, *others = on_ranks(size, work)
     assert expected.std() > 0.5 and first.shape == (TOKENS, V)
     torch.testing.assert_close(first, expected, rtol=1e-4, atol=1e-3)
-    assert all(torch.equal(first, other) for other in others), "ranks have unlike logits"
+    assert all(torch.equal(first, other) for other in others), "the ranks have different logits"
 
 
 def test_each_rank_reads_and_stores_its_part(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Monitoring of other ranks: if a process exits, collective operations and their results end."""
+"""Monitoring of other ranks: if a process exits, collective operations are aborted."""
 
 import os
 import subprocess

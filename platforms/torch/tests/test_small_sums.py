@@ -1,4 +1,4 @@
-"""Small sums of ranks: which tensors use them, and the fallback if a rank cannot."""
+"""All-reduce of small tensors: which tensors use it, and the fallback if a rank cannot."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +17,7 @@ HOST = torch.device("cpu")
 
 
 class OverGloo:
-    """Small sums that use a process group, and count their calls."""
+    """An all-reduce for small tensors that uses a process group, and counts its calls."""
 
     def __init__(self, ranks):
         self.ranks, self.num_calls = ranks, 0

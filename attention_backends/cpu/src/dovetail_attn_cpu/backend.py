@@ -1,8 +1,8 @@
 """The `cpu` attention backend: its capabilities, cache shape and parts.
 
 In each step, one native call per layer writes the keys and values and computes attention
-(dovetail_attention.h). Unsupported requirements are rejected, so that another backend is used. Does
-not depend on the worker, the model or the scheduler.
+(dovetail_attention.h). Unsupported requirements are rejected, so that another backend is used. This
+module does not depend on the worker, the model or the scheduler.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CPUAttentionBackend(AttentionBackend):
 
     @staticmethod
     def kv_cache_shape(num_blocks: int, spec: FullAttentionSpec) -> tuple[int, ...]:
-        """Return [N, elements of a block]. A block has packed panels, and scales if any."""
+        """Return [N, elements of a block]. A block contains packed panels, and scales if int8."""
         return (num_blocks, spec.page_size_bytes // DTYPE_BYTES[spec.dtype])
 
     @staticmethod

@@ -1,7 +1,7 @@
 """Attention of encoders: one native call computes all prompts of a step, without a cache.
 
-Does not depend on blocks or slots. Dimensions: T tokens of the step, H query heads, K key-value
-heads, D head size; R requests.
+This module does not depend on blocks or slots. Dimensions: T tokens of the step, H query heads, K
+key-value heads, D head size; R requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dovetail_cpu_kernels.attention import (
     bidirectional_operation,
 )
 
-# The first 12 members of BidirectionalArgs: one write instead of 12.
+# Packs the first 12 members of BidirectionalArgs in one call.
 _CHANGING = struct.Struct("@12q")
 
 

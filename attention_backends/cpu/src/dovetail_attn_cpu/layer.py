@@ -18,7 +18,7 @@ from dovetail.interfaces.attention import AttentionLayer, AttentionLayerContext
 from dovetail_attn_cpu.metadata import CPUAttentionMetadata
 from dovetail_cpu_kernels.attention import AttentionArgs, attention_operation
 
-# The first 14 members of AttentionArgs: one write instead of 14.
+# Packs the first 14 members of AttentionArgs in one call.
 _CHANGING = struct.Struct("@14q")
 
 

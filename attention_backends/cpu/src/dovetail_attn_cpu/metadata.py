@@ -83,8 +83,7 @@ class CPUMetadataBuilder(AttentionMetadataBuilder):
         """Return this step's metadata, in the memory of the previous step. Only reads `batch`."""
         metadata, num_runs = self._metadata, batch.num_requests
         num_tokens = len(batch.slot_mapping_T)
-        # Copied as numpy arrays on the same memory: tensor operations would cost more than the
-        # copy.
+        # Copied through numpy views: tensor operations would cost more than the copy.
         table_RM = batch.block_table_RM.numpy()
         width = min(table_RM.shape[1], self._block_table_RM.shape[1])
         self._query_start_R1[: num_runs + 1] = batch.query_start_R1.numpy()

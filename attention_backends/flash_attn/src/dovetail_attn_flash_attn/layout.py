@@ -2,7 +2,8 @@
 
 With a sliding window, the blocks before the window of a request's first query are omitted: they
 may contain NaN of other requests, and the kernels multiply masked values by 0. Causal attention
-with a window depends on distances only, so the positions may start at any block boundary.
+with a window depends only on distances between positions, so the listed positions may start at any
+block boundary.
 
 Dimensions: R requests, T tokens, M width of a block table, B block size.
 """
@@ -110,7 +111,7 @@ class StepLayout:
 
     @property
     def cu_key_lens_R1(self) -> torch.Tensor:  # noqa: N802
-        """Cumulative number of queries, int32 [R + 1]."""
+        """Cumulative `key_lens_R`, int32 [R + 1]."""
         return self.kept.get("key starts", self._key_starts)
 
     def slots(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Functions with exactly the recorded signature of a provider, for a replaced implementation."""
+"""Functions that have the recorded signature of a provider, and call another implementation."""
 
 from __future__ import annotations
 

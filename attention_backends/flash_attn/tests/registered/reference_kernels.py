@@ -27,7 +27,7 @@ calls: deque[tuple[str, dict]] = deque(maxlen=60)
 def require(right: bool, text: str) -> None:
     """Raise ValueError with `text` unless `right` is true."""
     if not right:
-        raise ValueError(f"the kernel would not do what was requested: {text}")
+        raise ValueError(f"the real kernel rejects, ignores or misreads this call: {text}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ NUM_SAMPLED = 8 if HAS_LARGE_BLOCKS else 2
 
 
 def with_shorter_contexts(shapes):
-    """Return the function `shapes`, with 3 blocks in its longest context."""
+    """Wrap the function `shapes` so that its longest context has 3 blocks."""
 
     def shorter(block_size):
         return {

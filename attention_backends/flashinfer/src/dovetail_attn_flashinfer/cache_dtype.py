@@ -29,5 +29,5 @@ def to_fp8(x_TKD: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype) 
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Return a view of bytes if `x` is fp8: not all devices support its indexed assignment."""
+    """Return `x`, or its bytes if it is fp8: not all devices can assign fp8 values by index."""
     return x.view(torch.uint8) if x.dtype in FP8_TYPES.values() else x

@@ -5,8 +5,8 @@ This module imports torch, not FlashInfer.
 The listed blocks of a request are those from the first block that its first query sees up to its
 last token. Blocks before a sliding
 window may belong to other requests and contain NaN. The kernels read whole tiles of keys and
-values and multiply masked values by 0, so these blocks must not be listed. Keys have no absolute
-position here, so a request without its first blocks has the same results.
+values and multiply masked values by 0, so these blocks must not be listed. Attention does not use
+absolute positions of keys, so omitting these blocks does not change results.
 
 Lengths come from the host columns of the batch, and block ids from its device tensors: nothing
 waits for the device.

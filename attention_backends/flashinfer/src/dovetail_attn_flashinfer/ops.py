@@ -4,7 +4,7 @@ FlashInfer is imported when the ops are created, so that a missing FlashInfer ca
 
 Sampling is not among the operations. FlashInfer derives the random numbers of a request from its
 position in the batch, keeps more than k tokens if the logits of some are equal, and has no argmax,
-so a request with a seed would not be reproducible. torch computes it.
+so a request with a seed would not be reproducible. torch does the sampling.
 
 Dimensions: T tokens, D features of the last dimension, H heads, K key-value heads, S head size, P
 positions.
@@ -184,7 +184,7 @@ def aligned(x: torch.Tensor, num_bytes: int) -> torch.Tensor:
 
 
 def can_rotate(head_size: int, rotary_dim: int) -> bool:
-    """Return whether the kernel supports these sizes. It does not check them.
+    """Return whether the kernel supports these sizes. The kernel itself does not check them.
 
     The halves of the rotated features must consist of complete vectors. Heads of unusual sizes take
     a different kernel, which is used only for heads that are rotated completely.

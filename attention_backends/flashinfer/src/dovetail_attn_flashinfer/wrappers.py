@@ -77,8 +77,8 @@ class PlannedWrapper:
     """A wrapper, and the event after the copies of its last plan.
 
     `plan` writes to page-locked memory of the wrapper and starts a copy to the device. The next
-    `plan` waits until this copy has ended, because it overwrites the memory. The copy precedes the
-    step that it plans, so it has ended when the step before that step has ended.
+    `plan` overwrites this memory, so it first waits until the copy has ended. The copy precedes the
+    step that it plans, so `plan` never waits for that step.
     captured_size: as in `WrapperKey`.
     """
 
@@ -189,8 +189,8 @@ class WrapperPool:
         """Plan a part of a step for the layers of `shape`, and return its launch.
 
         The launch is valid until the next call for the same shape and kind of part. graph: the size
-        of the graph that contains the launch, which is valid until the end of the pool. A captured
-        launch uses the latest plan of its size; it must be planned again before each replay.
+        of the graph that contains the launch. A captured launch stays valid as long as the pool
+        exists. It uses the latest plan of its size, and must be planned again before each replay.
         """
         mode = self._sink_mode(shape, part)
         num_rows = graph.num_rows if graph else 0

@@ -1,4 +1,4 @@
-"""Subclasses of the backend that claim the CPU, one for each kind of GPU."""
+"""Subclasses of the backend that run on the CPU, one for each kind of simulated GPU."""
 
 from __future__ import annotations
 

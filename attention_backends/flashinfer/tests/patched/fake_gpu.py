@@ -1,7 +1,7 @@
 """The backend on the fake device, whose captures forbid waits, host memory and new addresses.
 
-torch's allocator of page-locked memory keeps freed memory, so it rarely waits for the device. It is
-simulated by one piece of memory that is never used twice.
+torch's allocator of page-locked memory keeps freed memory, so it rarely waits for the device. Here,
+one large buffer simulates the allocator; its parts are never reused.
 """
 
 from __future__ import annotations

@@ -25,13 +25,13 @@ numbers = itertools.count(1)
 
 
 library = torch.library.Library("flashinfer_reference", "DEF")
-"""The launches are operations of torch, so that the fake device records them in graphs."""
+"""The launches are torch operators, so that the fake device records them in graphs."""
 
 
 def require(right: bool, text: str) -> None:
     """Raise ValueError with `text` unless `right` is true."""
     if not right:
-        raise ValueError(f"the kernel would not do what was requested: {text}")
+        raise ValueError(f"the real kernel rejects, ignores or misreads this call: {text}")
 
 
 def named(names: list[str], args: tuple) -> SimpleNamespace:

@@ -1,18 +1,18 @@
 """The attention kernel, and the kernel that combines the splits of an item.
 
-The attention kernel has two shapes. A tile contains the query heads that share a key-value head,
-for one or a few tokens of a request (short items) or for many (long items), and iterates once over
-the positions that its tokens see. If there are few tiles, each is cut along its positions into
+The attention kernel has two tile shapes. A tile contains the query heads that share a key-value
+head, for one or a few tokens of a request (short items) or for many (long items), and iterates once
+over the positions that its tokens see. If there are few tiles, each is cut along its positions into
 splits, which `combine` merges. The softmax is computed online, in float32 and powers of two
 (Milakov and Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135; splits: Dao et
 al. 2023, Flash-Decoding).
 
-Factors are first converted to COMPUTE. On a GPU, COMPUTE is a dtype of its matrix units: the
-model's, or float16 for fp8 caches, because fp8 is converted to it in one instruction. Queries and
-scales of values that exceed the range of float16 are limited to it. In the interpreter, which has
-no bfloat16 arithmetic, COMPUTE is float32. A program reads only memory of its request. The cache
-layout is that of cache_kernel.py. This module does not depend on torch; layer.py launches the
-kernels.
+Operands of matrix products are first converted to COMPUTE. On a GPU, COMPUTE is a dtype of its
+matrix units: the model's, or float16 for fp8 caches, because fp8 is converted to it in one
+instruction. Queries and scales of values are clamped to the range of float16. In the interpreter,
+which has no bfloat16 arithmetic, COMPUTE is float32. A program reads only memory of its request.
+The cache layout is that of cache_kernel.py. This module does not depend on torch; layer.py launches
+the kernels.
 
 Shape legend: T tokens of the step, H query heads, D head size; within a program M rows of queries
 (tokens times heads), P positions, S splits, C splits of a chunk.

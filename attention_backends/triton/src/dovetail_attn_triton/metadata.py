@@ -33,7 +33,7 @@ PROGRAMS_PER_PROCESSOR = 6
 # more programs would wait for the first ones.
 PROGRAMS_OF_FEW_ROWS = 2
 
-# Largest number of programs per processor, without splits, that counts as few rows.
+# A step has few rows if it has at most this many programs per processor without splits.
 FEW_PROGRAMS = 0.25
 
 # Splits with fewer positions are not worth combining.

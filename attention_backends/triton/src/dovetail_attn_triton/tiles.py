@@ -1,8 +1,8 @@
 """Tile sizes: one static table, by head size, dtype and the device's shared memory.
 
-There is no tuning at run time: a launch is the same in every process. The sizes fit registers and
-shared memory (checked by the compile test). Short items are memory-bound, so their tiles keep about
-100 KiB of keys and values per processor in flight; the tiles of long items give large matrix
+There is no tuning at run time: a launch is the same in every process. The tiles fit in registers
+and shared memory (checked by the compile test). Short items are memory-bound, so their tiles keep
+about 100 KiB of keys and values per processor in flight; the tiles of long items give large matrix
 products. This module does not depend on tensors or Triton.
 """
 

@@ -45,7 +45,7 @@ class Run:
 
 
 class NativeLinearMethod(OneDNNLinearMethod):
-    """Parameters as in the checkpoint. After `pack`, only the packed weight exists.
+    """Parameters have the checkpoint's layout until `pack`; then only the packed weight exists.
 
     An LM head that is tied to an embedding is packed too. The embedding keeps its table. A step
     reads only a few rows of the table, so a mapped table needs almost no memory.
@@ -83,7 +83,7 @@ class NativeLinearMethod(OneDNNLinearMethod):
         del layer.weight
 
     def _reserve(self) -> None:
-        """Tell the arena the packed sizes of all layers that are not packed yet."""
+        """Reserve space in the arena for all layers that are not packed yet."""
         for layer in self._unpacked:
             if layer.kernel is None:
                 self._arena.reserve(self.packed_bytes(layer))

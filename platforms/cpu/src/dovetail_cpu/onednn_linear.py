@@ -29,7 +29,7 @@ _POST_OPS: dict[str, tuple[str, list[float], str]] = {
 
 
 class OneDNNLinearMethod(TorchLinearMethod):
-    """Parameters as in the checkpoint. After `pack`, only the packed weight exists.
+    """Parameters have the checkpoint's layout until `pack`; then only the packed weight exists.
 
     If oneDNN cannot multiply in the model's dtype on this processor, the unpacked weight is kept
     and used. The weights of stacked experts are always kept: oneDNN packs whole weights only.

@@ -2,8 +2,8 @@
 
 The first write to a page waits for the system: up to milliseconds for a huge page, while all
 threads of the team wait. The background thread stays a fixed number of bytes ahead of the used
-rows, at the lowest priority and without the interpreter lock. It changes no contents. Pages that it
-has not reached are allocated on first use, as usual.
+rows, at the lowest priority and without the interpreter lock. It does not change the contents of
+pages. Pages that it has not reached are allocated on first use, as usual.
 """
 
 from __future__ import annotations

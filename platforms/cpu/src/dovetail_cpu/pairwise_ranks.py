@@ -1,10 +1,11 @@
-"""Ranks on the CPUs of one machine: each pair exchanges partial sums, and each rank adds them.
+"""Collective operations on one machine: each pair of ranks exchanges tensors, and each rank adds.
 
-This takes one message in each direction instead of the rounds of a ring. Latency matters, because
-the sums of a step are small. Each rank adds in rank order, so the result is bitwise equal on all
-ranks, at any offset of a tensor. Each rank sends (size - 1) tensors, more than in a ring if there
-are more than two ranks. Each pair has a unix socket (`rank_sockets`); tensors larger than its
-buffer use shared memory (`rank_memory`). This module implements `dovetail.interfaces.RankGroup`.
+An all-reduce takes one message in each direction instead of the rounds of a ring. Latency matters,
+because the tensors of a step are small. Each rank adds in rank order, so the result is bitwise
+equal on all ranks, at any offset of a tensor. Each rank sends (size - 1) tensors, more than in a
+ring if there are more than two ranks. Each pair has a unix socket (`rank_sockets`); tensors larger
+than its buffer use shared memory (`rank_memory`). This module implements
+`dovetail.interfaces.RankGroup`.
 """
 
 from __future__ import annotations

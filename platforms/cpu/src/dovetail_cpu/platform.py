@@ -35,7 +35,7 @@ class CPUPlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return a usable probe, except on systems without Unix resource limits (Windows)."""
+        """Report the CPU as usable, except on systems without Unix resource limits (Windows)."""
         if importlib.util.find_spec("resource") is None:
             reason = "Python has no module `resource` on this system: use Linux, macOS or WSL"
             return Probe(usable=False, reasons=(reason,))

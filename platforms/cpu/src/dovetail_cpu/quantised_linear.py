@@ -104,7 +104,7 @@ class Int4LinearMethod(QuantisedLinearMethod):
 
 
 class Q4KLinearMethod(QuantisedLinearMethod):
-    """Uses Q4_K blocks: 4-bit weights, with scales and minima on two levels.
+    """Uses Q4_K blocks: 4-bit weights, with two levels of scales and minima.
 
     A layer whose number of input features is not a multiple of 256 uses the format `fallback`, or
     int8 if its blocks do not fit either.
@@ -130,7 +130,7 @@ class Q4KLinearMethod(QuantisedLinearMethod):
 class GGUFLinearMethod(NativeLinearMethod):
     """Computes with the quantized blocks of GGUF files.
 
-    Packing reorders codes, scales and minima and does not round them again. Codes of 5 and 6 bits
+    Packing reorders codes, scales and minima; nothing is requantized. Codes of 5 and 6 bits
     use a byte each. Parts of a layer that the loader does not provide as blocks are packed as
     bfloat16. For other dtypes, loaders dequantize all blocks. Experts are computed in one call if
     all their weights of a layer have the same type, otherwise one by one.

@@ -98,9 +98,9 @@ class CPURuntime:
         return max(0, limit - _status_bytes("VmSize"))
 
     def reset_peak(self) -> None:
-        """Reset the kernel's record of peak memory, and store the current use as the base.
+        """Reset the system's peak-memory counter, and store the current use as the baseline.
 
-        If the kernel does not allow a reset, the base is the peak since the process started.
+        If the system does not allow a reset, the baseline is the peak since the process started.
         """
         clear_refs = Path("/proc/self/clear_refs")
         if os.access(clear_refs, os.W_OK):

@@ -26,7 +26,7 @@ LEVELS = (
     "avx512_amx",
 )
 LEVEL_VARIABLE = "DOVETAIL_CPU_LEVEL"
-"""Environment variable with the instruction set of the native CPU kernels, such as "portable"."""
+"""Environment variable that selects the instruction set of the kernels, such as "portable"."""
 MAX_THREADS = 64
 LIBRARY = Path(__file__).with_name("_native.so")
 BUILD_REPORT = Path(__file__).with_name("_build.json")
@@ -61,7 +61,7 @@ class NativeMemoryError(MemoryError):
     """A native operation could not allocate memory. Its outputs are undefined.
 
     It may be called again. operation: its name, such as "dk_attention". num_bytes: the bytes that
-    the system rejected, or 0.
+    could not be allocated, or 0.
     """
 
     def __init__(self, operation: str, num_bytes: int) -> None:

@@ -53,7 +53,7 @@ class Driver:
 
 
 class DriverCallError(PluginError):
-    """A call of the management library failed. status: its error number."""
+    """A call of the management library failed. status: the error code that it returned."""
 
     def __init__(self, function: str, status: int) -> None:
         super().__init__(
@@ -155,9 +155,9 @@ def _handle_of(library: Any, uuid: str) -> ctypes.c_void_p:
 
 
 def _described(library: Any, handle: ctypes.c_void_p, device: ctypes.c_void_p) -> Card:
-    """Return the card that a handle of the driver refers to.
+    """Return the card that a driver handle refers to.
 
-    device: the handle of the whole device.
+    device: the handle to the whole device.
     """
     major, minor = ctypes.c_int(), ctypes.c_int()
     place = ctypes.byref(major), ctypes.byref(minor)

@@ -55,7 +55,7 @@ class CUDARuntime(AcceleratorRuntime):
         return CUDAVirtualMemory(self._module.current_device())
 
     def small_sums(self, device: torch.device) -> SymmetricSums:
-        """Return sums through symmetric memory; raise RuntimeError if it is not supported."""
+        """Return the all-reduce of small tensors. Raise RuntimeError if it is not supported."""
         from torch.distributed import PrefixStore
 
         store, rank, size = self._joined

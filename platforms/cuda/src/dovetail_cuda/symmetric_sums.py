@@ -1,4 +1,4 @@
-"""Sums of small tensors through torch's symmetric memory: buffers that all devices can read.
+"""All-reduce of small tensors through torch's symmetric memory, which all devices can read.
 
 This module implements `dovetail_torch.distributed.small_sums.SmallSums`. It needs devices that can
 access each other's memory (NVLink, or PCIe with peer access). It has not been run on a device.
@@ -23,10 +23,10 @@ _groups = count()
 
 
 class SymmetricSums:
-    """Sums through one buffer of `MAX_BYTES` for each rank."""
+    """All-reduces tensors through one buffer of `MAX_BYTES` for each rank."""
 
     def __init__(self, store: Store, *, rank: int, size: int, device: torch.device) -> None:
-        """Allocate the buffer and exchange it with the other ranks, which also call this.
+        """Allocate the buffer and exchange it with the other ranks. Every rank calls this.
 
         store: key-value store of the group. Raises RuntimeError if the devices or this version of
         torch do not support it.
@@ -45,7 +45,7 @@ class SymmetricSums:
         self._handle = _SymmetricMemory.rendezvous(self._buffer, self._name)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a contiguous tensor, a new tensor."""
+        """Return the sum of a contiguous tensor over all ranks, a new tensor."""
         # The operator waits for all ranks before it reads, and again before it ends, so the next
         # call may write to the buffer.
         shared = self._buffer[: x.nbytes].view(x.dtype).view(x.shape)

@@ -101,7 +101,7 @@ class _Calls:
         return status
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Call a function. Raise CapacityError without memory, PluginError for other errors."""
+        """Call a function. Raise CapacityError if memory is insufficient, else PluginError."""
         status = self.status(function, *arguments)
         if status == _OUT_OF_MEMORY:
             raise CapacityError("The device has too little free memory.")
@@ -124,7 +124,7 @@ class CUDARegion:
         self.address = address.value
         self._mapped: list[int] = []
         free = weakref.finalize(self, _free, calls, self.address, num_bytes, self._mapped)
-        free.atexit = False  # the end of the process frees the memory
+        free.atexit = False  # the memory is freed when the process exits
 
     def map(self) -> None:
         """Allocate the memory and map it. Raise CapacityError if the device has too little."""
@@ -163,7 +163,7 @@ class CUDAVirtualMemory:
     def __init__(self, device: int, *, library: Any = None, wrap: Wrap | None = None) -> None:
         """Check the device. Raises PluginError if it has no virtual memory.
 
-        device: its number in this process. library: the driver; None loads the system's library.
+        device: its index in this process. library: the driver; None loads the system's library.
         wrap: None returns tensors of the device.
         """
         self._calls = _Calls(library or _load(), device)
@@ -188,7 +188,7 @@ class CUDAVirtualMemory:
 
 
 class _DeviceBytes:
-    """Exposes a region to torch by the protocol `__cuda_array_interface__`.
+    """Exposes a region to torch through the protocol `__cuda_array_interface__`.
 
     The tensor keeps it alive.
     """

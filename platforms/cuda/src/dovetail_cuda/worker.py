@@ -1,4 +1,4 @@
-"""The CUDA worker: an accelerator's worker, on the CUDA platform's runtime."""
+"""The CUDA worker: the accelerator worker with the device runtime of CUDA."""
 
 from __future__ import annotations
 

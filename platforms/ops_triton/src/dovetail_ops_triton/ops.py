@@ -32,7 +32,7 @@ class TritonOps(Ops):
     No call waits for the device. If features are not contiguous, they are copied first; otherwise a
     call allocates its results, and more only if its docstring says so. A row's result is bitwise
     independent of other rows, except for `fused_experts`, whose tiles depend on the number of
-    tokens, and `linear_attention`, whose chunks begin with a step.
+    tokens, and `linear_attention`, whose chunks begin at the start of a step.
     """
 
     device_types: ClassVar[frozenset[str]] = frozenset(("cuda", "xpu") + ("cpu",) * INTERPRETED)
@@ -102,7 +102,7 @@ class TritonOps(Ops):
         *,
         norm_first: bool,
     ) -> torch.Tensor:
-        """Return the norm of x and its gate, a new tensor [T, G, I]."""
+        """Return the gated RMS norm of x, a new tensor [T, G, I]."""
         return self._kernels.gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
 
     def rotary_embedding(

@@ -18,9 +18,10 @@ from dovetail_torch.accelerator.torch_build import TorchBuild, read_torch_build
 OUTER = "ROCR_VISIBLE_DEVICES"
 """Hides devices from all programs. Its entries are numbers or uuids of the driver's devices."""
 INNER = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Hide devices from programs that use HIP, as torch does. The first variable that is set counts.
+"""Hide devices from programs that use HIP, as torch does.
 
-Entries are numbers of the devices that `OUTER` leaves.
+Only the first variable that is set takes effect. Its entries are indices into the devices that
+`OUTER` leaves visible.
 """
 
 _GIB = 1 << 30
@@ -140,6 +141,6 @@ def _visible(cards: Sequence[Card], entries: str) -> tuple[Card, ...]:
 def _named(cards: Sequence[Card], entry: str) -> Card | None:
     if entry.isdecimal():
         return cards[int(entry)] if int(entry) < len(cards) else None
-    # The two sides may write hexadecimal digits in different cases.
+    # The driver and the variable may write hexadecimal digits in different cases.
     same = [card for card in cards if entry and card.uuid.lower() == entry.lower()]
     return same[0] if len(same) == 1 else None

@@ -1,4 +1,4 @@
-"""The ROCm worker: an accelerator's worker, on the ROCm platform's runtime."""
+"""The ROCm worker: the accelerator worker with the device runtime of ROCm."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class TakesAttention(Protocol):
 class AttentionTable:
     """Attention of all layers of one runner. Implements `AttentionContext`.
 
-    slot: number of the table, unique in the process. metadata: this step's metadata, one entry per
+    slot: index of the table, unique in the process. metadata: this step's metadata, one entry per
     builder. needed_S: int64; this step's tokens that are needed after the last attention layer,
     None for all. The runner sets both before each forward pass. capture: if not None, it takes the
     calls of layers, because the pass is captured in pieces.
@@ -78,7 +78,7 @@ class AttentionTable:
         rotates: bool = False,
         states: Mapping[int, Sequence[torch.Tensor]] = MappingProxyType({}),
     ) -> None:
-        """The first three arguments are by layer index.
+        """The first three arguments are indexed by layer.
 
         builder_of: the index of each layer's metadata.
 
@@ -252,8 +252,8 @@ class NoAttention:
         if not 0 <= index < self._num_layers:
             raise ContractError(
                 f"the model has a state in layer {index}, but {self._num_layers} modules for "
-                "attention and states (dovetail_torch.layers.StateLayer), which must have the "
-                "indices from 0."
+                "attention and states (dovetail_torch.layers.StateLayer), which must have "
+                "consecutive indices from 0."
             )
         blocks = torch.zeros(len(self._sizes), dtype=torch.int64, device=tensors[0].device)
         parts = StateParts(

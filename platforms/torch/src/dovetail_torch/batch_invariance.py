@@ -95,12 +95,12 @@ class BatchInvariance:
         self._without.append(f"{part} of the model")
 
     def add_ranks(self, ranks: RankGroup) -> None:
-        """Record whether sums over ranks depend on the batch.
+        """Record whether the all-reduces of these ranks depend on the batch.
 
         If the guarantee is required, `join_ranks` has rejected such ranks.
         """
         if not ranks.batch_invariant:
-            self._without.append(f"sums over {ranks.size} ranks of a model")
+            self._without.append(f"all-reduces over {ranks.size} ranks of a model")
 
     def report(self) -> None:
         """Warn if seeds are not reproducible in every batch with these plugins."""

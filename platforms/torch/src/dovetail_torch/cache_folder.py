@@ -27,7 +27,7 @@ class FolderError(Exception):
 class CacheFolder:
     """A directory that only this user writes to.
 
-    max_bytes: limit for all files together. ending: end of the names of its files.
+    max_bytes: limit for all files together. ending: the suffix of the names of its files.
     """
 
     path: Path

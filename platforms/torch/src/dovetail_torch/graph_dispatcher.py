@@ -1,7 +1,7 @@
 """The graph dispatcher: replays a step if its shape was captured, and otherwise runs it eagerly.
 
 A shape is captured when it occurs for the second time. For each kind of step (without the LM head,
-with the LM head, with sampling), the first replay is compared with an eager run, bit by bit. A
+with the LM head, with sampling), the first replay must be bitwise equal to an eager run. A
 model that cannot be replayed is run eagerly, which is logged once. This module does not depend on
 the device or on what a graph is. Dimensions: T tokens, D hidden size, V vocabulary.
 """

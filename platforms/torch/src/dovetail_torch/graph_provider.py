@@ -44,8 +44,8 @@ class Capture:
 
     outputs: the outputs of the run. With a graph, each replay overwrites them, and other graphs of
     the same provider may reuse their memory. graph: None if the capture failed. obstacle: the
-    operation or other cause that prevented the capture. lasting: whether it prevents captures of
-    every batch size.
+    operation or other cause that prevented the capture. lasting: whether the obstacle prevents
+    captures of every batch size.
     """
 
     outputs: tuple[torch.Tensor, ...]

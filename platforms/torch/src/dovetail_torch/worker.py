@@ -220,7 +220,7 @@ class TorchWorker(WorkerBase):
         return None
 
     def graph_capture(self) -> GraphCapture | None:
-        """Return what captures the graphs of an asynchronous device, or None."""
+        """Return the object that captures graphs on an asynchronous device, or None."""
         return None
 
     def zeros(self, num_bytes: int) -> torch.Tensor:
@@ -254,7 +254,7 @@ class TorchWorker(WorkerBase):
         num_tokens = limits.max_num_batched_tokens
         num_run = min(num_tokens, runtime.max_profile_tokens())
         runtime.reset_peak()
-        # They exist until the end of the engine: their workspaces are part of the peak.
+        # They exist for the engine's lifetime: their workspaces are part of the peak.
         builders = self._trial_builders()
         self._loaded.dummy_run(num_run, min(num_run, limits.max_num_seqs))
         del builders

@@ -1,4 +1,4 @@
-"""The XPU worker: an accelerator's worker, on the XPU platform's runtime."""
+"""The XPU worker: the accelerator worker with the device runtime of XPU."""
 
 from __future__ import annotations
 

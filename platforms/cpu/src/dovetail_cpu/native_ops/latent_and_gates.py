@@ -1,8 +1,8 @@
-"""Latent attention, gates and shared experts by the native kernels, for the op provider `native`.
+"""Latent attention, gates and shared experts in native kernels, for the op provider `native`.
 
 Cases that the kernels do not support use torch.
-Dimensions: T tokens, D hidden size, H heads, L latent features, N features of a key without
-position, R rotary features, F of all of them, I input and O output features of a head.
+Dimensions: T tokens, D hidden size, H heads, L latent features, N features of a key that are not
+rotated, R rotary features, F of all of them, I input and O output features of a head.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class NativeLatentAndGates(Ops):
     def _multiply(
         self, x_THI: torch.Tensor, weight_HOI: torch.Tensor, y_THF: torch.Tensor, start: int
     ) -> None:
-        """Write x · Wᵀ of each head to features of `y_THF`, which begin at `start`."""
+        """Write x · Wᵀ of each head to the features of `y_THF` from `start` on."""
         args = self._heads
         args.x, args.weight = x_THI.data_ptr(), weight_HOI.data_ptr()
         args.y = y_THF.data_ptr() + start * _BYTES

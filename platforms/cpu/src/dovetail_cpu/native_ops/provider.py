@@ -1,4 +1,4 @@
-"""The op provider `native`: norms, rotary embedding, routers and others by the native kernels.
+"""The op provider `native`: norms, rotary embedding, routers and others, in native kernels.
 
 They compute in bfloat16 on rows with contiguous features and any stride between rows. Other cases
 use torch. The argument structs are reused for each call, so an instance serves one model that one

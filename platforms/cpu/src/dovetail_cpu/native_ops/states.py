@@ -1,4 +1,4 @@
-"""The operations with states by the native kernels, for the op provider `native`.
+"""The operations with states in native kernels, for the op provider `native`.
 
 A request's results are bitwise equal in every batch. Cases that the kernels do not support use
 torch. Dimensions: T tokens, N parts, B blocks, C channels, W kernel size, H heads, G groups of
@@ -95,7 +95,7 @@ class NativeStates(Ops):
         *,
         norm_first: bool,
     ) -> torch.Tensor:
-        """Return the norm of x and its gate, a new tensor. `x_TGI` is overwritten."""
+        """Return the gated RMS norm of x, a new tensor. `x_TGI` is overwritten."""
         is_bf16 = gate_TGI.dtype == weight_GI.dtype == torch.bfloat16
         is_dense = x_TGI.dtype == torch.float32 and x_TGI.is_contiguous()
         if not (is_bf16 and is_dense and _rows(gate_TGI) and weight_GI.is_contiguous()):

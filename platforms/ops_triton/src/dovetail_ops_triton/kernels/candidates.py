@@ -1,5 +1,5 @@
 # ruff: noqa: ANN001, ANN201  # annotations of kernels are read by Triton
-"""Survey a row of logits, and collect its candidates: the tokens far above the mean.
+"""Compute statistics of a row of logits, and collect its candidates: tokens far above the mean.
 
 Candidates are stored as sort keys, by column. See `cuts.py`.
 """

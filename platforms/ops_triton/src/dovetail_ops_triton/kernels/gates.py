@@ -144,7 +144,7 @@ def gated_rms_norm(
     *,
     norm_first: bool,
 ) -> torch.Tensor:
-    """Return the norm of x and its gate, a new contiguous tensor [T, G, I]."""
+    """Return the gated RMS norm of x, a new contiguous tensor [T, G, I]."""
     x, gate, size = row_layout(x_TGI), row_layout(gate_TGI), x_TGI.shape[2]
     y_TGI = torch.empty(gate_TGI.shape, dtype=gate_TGI.dtype, device=gate_TGI.device)
     weight_GI = weight_GI.contiguous()

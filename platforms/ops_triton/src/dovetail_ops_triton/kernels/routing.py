@@ -119,7 +119,7 @@ def choose_kernel(
     GROUP_BLOCK: tl.constexpr,
     CHOSEN_BLOCK: tl.constexpr,
 ):
-    """Choose the experts of one token, best first; of equal ones the first. Grid (tokens)."""
+    """Choose the experts of one token, best first; ties in index order. Grid (tokens)."""
     token = tl.program_id(0).to(tl.int64)
     e_E = tl.arange(0, EXPERT_BLOCK)
     k_K = tl.arange(0, CHOSEN_BLOCK)
@@ -195,7 +195,7 @@ def select_experts(
 
 @cache
 def logit_constants(x: torch.dtype, weight: torch.dtype, device_type: str) -> dict[str, Any]:
-    """Return the sizes of programs that compute logits. x, weight: the dtypes of the factors."""
+    """Return the sizes of programs that compute logits. x, weight: the dtypes of the operands."""
     dtype = x if x == weight else torch.float32
     return {
         "TOKENS": TOKENS,

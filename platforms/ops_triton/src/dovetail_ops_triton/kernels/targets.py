@@ -19,7 +19,7 @@ _COMPUTE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float1
 
 
 def compute_type(dtype: torch.dtype) -> tl.dtype:
-    """Return the dtype of factors: the model's, or float32 in the interpreter.
+    """Return the dtype of operands: the model's, or float32 in the interpreter.
 
     The interpreter has no bfloat16 arithmetic.
     """

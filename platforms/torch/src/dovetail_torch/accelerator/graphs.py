@@ -41,7 +41,8 @@ class AcceleratorGraphs:
         module = self._module
         module.synchronize()
         gc.collect()
-        freezes = not gc.get_freeze_count()  # `unfreeze` would also undo a freeze of the program
+        # `gc.unfreeze` would also undo a `gc.freeze` that the program has called.
+        freezes = not gc.get_freeze_count()
         if freezes:
             gc.freeze()
         collects = gc.isenabled()

@@ -174,7 +174,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _floor(num_bytes: int) -> str:
-    """Return a number of bytes in GiB, rounded down so that it is accepted."""
+    """Return a number of bytes in GiB, rounded down so that the option accepts it."""
     return f"{math.floor(num_bytes / _GIB * 1e6) / 1e6:g}"
 
 

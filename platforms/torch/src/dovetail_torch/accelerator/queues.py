@@ -14,7 +14,7 @@ import torch
 from dovetail_torch.device_runtime import DeviceEvent
 
 PinnedZeros = Callable[[int], torch.Tensor]
-"""A function from a number of bytes to zeroed pinned host memory, uint8."""
+"""A function that returns zeroed pinned host memory of the given number of bytes, uint8."""
 
 
 class AcceleratorQueues:

@@ -1,4 +1,4 @@
-"""Load the weights of a running model again, in place, so that their addresses stay.
+"""Reload the weights of a running model in place, so that their addresses do not change.
 
 If the linear methods keep the checkpoint's layout, the loader fills the parameters of the model.
 Otherwise a second model is loaded and packed, and its tensors are copied; for that time the device
@@ -22,7 +22,7 @@ from dovetail_torch.weights.finiteness import check_finite
 def reload_weights(
     model: nn.Module, loader: WeightLoader, load_copy: Callable[[WeightLoader], nn.Module]
 ) -> None:
-    """Load the weights of a loaded model again.
+    """Reload the weights of a loaded model in place.
 
     load_copy: returns a new, equal model with loaded and packed weights. Raises WeightError for
     invalid files, or if their tensors now have different names, shapes or dtypes.

@@ -39,7 +39,7 @@ class AcceleratorRuntime:
         self._allocated_at_reset = 0
 
     def activate(self, local_rank: int, *, num_threads: int | None) -> torch.device:
-        """Select the device of number `local_rank` and return it.
+        """Select the device with index `local_rank` and return it.
 
         num_threads: number of torch threads on the host; None for torch's default. Raises
         PluginError if the device does not exist or cannot be used.
@@ -74,11 +74,11 @@ class AcceleratorRuntime:
         return {}
 
     def _free_bytes(self) -> int:
-        """Return the device's free memory, or torch's part of it if the driver reports none."""
+        """Return the device's free memory, or what torch has not reserved if the driver fails."""
         try:
             return int(self._module.mem_get_info()[0])
         except (AttributeError, RuntimeError):
-            # Some devices of Intel do not report it; other processes are then not seen.
+            # Some Intel drivers do not report it. Memory of other processes is then not counted.
             return self._total_bytes - int(self._module.memory_reserved())
 
     def _rejection(self, local_rank: int, reason: str) -> PluginError:
@@ -147,9 +147,9 @@ class AcceleratorRuntime:
         return None
 
     def small_sums(self, device: torch.device) -> SmallSums:
-        """Return fast sums of small tensors over the ranks, after `join`, on every rank.
+        """Return a fast all-reduce for small tensors. Every rank calls this after `join`.
 
-        Raises RuntimeError, with the reason, if they are not available.
+        Raises RuntimeError, with the reason, if it is not available.
         """
         raise RuntimeError(f"the platform of {device.type!r} does not provide it")
 

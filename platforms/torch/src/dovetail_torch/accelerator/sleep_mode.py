@@ -1,8 +1,8 @@
-"""Sleep mode: weights and KV cache release the memory of a device, and get it back.
+"""Sleep mode: the weights and the KV cache release device memory, and later allocate it again.
 
 Level 1 copies the weights to pinned host memory; level 2 discards them, and `wake_up` loads them
-again. The KV cache is discarded and zeroed. Addresses stay, so graphs remain valid. Buffers of the
-model, position tables, workspaces and graphs keep their memory.
+again. The KV cache is discarded and zeroed. Addresses do not change, so graphs remain valid.
+Buffers of the model, position tables, workspaces and graphs keep their memory.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class SleepMode:
     def wake_up(self, tags: Sequence[str], reload: Callable[[], None]) -> None:
         """Allocate the memory of `tags` again, and restore or reload the weights.
 
-        tags: empty for all. reload: loads the weights again, in place. It is safe to repeat a
+        tags: empty for all. reload: reloads the weights in place. It is safe to repeat a
         failed call. Raises CapacityError if the device has too little memory, and the errors of
         `reload`; memory that was not restored is then released.
         """

@@ -1,4 +1,4 @@
-"""Properties of the installed torch build, read from its files, because an import takes seconds.
+"""Properties of the installed torch build, read from its files: importing torch takes seconds.
 
 This module does not depend on a device: the caller specifies the field of torch's `version.py`.
 """

@@ -1,14 +1,14 @@
-"""Device memory that can be returned to the device while its addresses stay.
+"""Device memory that can be returned to the device while its addresses stay reserved.
 
 A platform implements `VirtualMemory`. `SleepableMemory` divides its regions among tensors and maps
 or unmaps all of them together. A graph stores addresses, so it stays valid after a sleep.
 
 The tensors are views of the regions, and torch's allocator does not know them. The alternative is a
 pluggable allocator behind torch's memory pools. It needs a compiled library (a Python function
-would be called with the allocator's lock locked, and wait for the interpreter lock, while a thread
-with the interpreter lock may wait for the allocator), and a pool also contains temporary tensors
-and freed blocks, which a sleep would save. Weights and cache have a known size and live until the
-end of the engine, so they need no allocator.
+would be called while the allocator's lock is held, and wait for the interpreter lock, while a
+thread with the interpreter lock may wait for the allocator), and a pool also contains temporary
+tensors and freed blocks, which a sleep would save. Weights and cache have a known size and live
+until the engine shuts down, so they need no allocator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Region(Protocol):
     num_bytes: int
 
     def map(self) -> None:
-        """Allocate the memory, with undefined contents. Raise CapacityError if there is none."""
+        """Allocate the memory, with undefined contents. Raise CapacityError if that fails."""
 
     def unmap(self) -> None:
         """Return the memory to the device, after all work on it is complete."""
@@ -81,7 +81,7 @@ class SleepableMemory:
         return sum(region.num_bytes for region, _ in self._regions)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return memory with undefined contents, uint8. Raise CapacityError if there is none."""
+        """Return memory with undefined contents, uint8. Raise CapacityError if that fails."""
         page = self._memory.page_bytes
         padded = -(-max(1, num_bytes) // ALIGNMENT) * ALIGNMENT
         if padded > page * _SEGMENT_PAGES // 2:

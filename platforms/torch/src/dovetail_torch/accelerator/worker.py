@@ -71,7 +71,7 @@ class AcceleratorWorker(TorchWorker):
             )
 
     def _with_small_sums(self) -> RankGroup:
-        """Return the group of ranks with fast small sums, if all ranks have them."""
+        """Return the ranks' group, with a fast all-reduce for small tensors if all support it."""
         runtime = cast("AcceleratorRuntime", self._runtime)
         sums, reason = None, ""
         try:
@@ -177,7 +177,7 @@ class AcceleratorWorker(TorchWorker):
         return self._sleep_mode
 
     def graph_capture(self) -> GraphCapture | None:
-        """Return what captures graphs, if the device's torch module supports them.
+        """Return the object that captures graphs, if the device's torch module supports them.
 
         None with several ranks or offloaded weights: collective operations and copies in graphs are
         not tested.

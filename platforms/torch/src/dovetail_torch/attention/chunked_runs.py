@@ -4,8 +4,8 @@ A token sees only its own chunk (`ChunkedAttention`). The tokens of a request in
 passed to the backend as a separate, shorter request: its block table is the part of the request's
 table that begins at the chunk. If a block has tokens of one chunk only, the first block of this
 part begins at the chunk, too. So backends need no code for chunks, and read only the chunks that
-tokens see. If a backend needs short requests before long ones, the tokens of such a step are put in
-that order for the backend, and the results back in the order of the step.
+tokens see. If a backend needs short requests before long ones, the tokens are reordered for the
+backend, and its results are put back in the step's order.
 Dimensions: T tokens, R requests, V parts of requests within a chunk, M and W block-table widths.
 """
 

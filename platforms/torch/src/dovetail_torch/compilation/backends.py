@@ -71,7 +71,7 @@ class InductorBackend(CompileBackend):
             sys.version,
             platform.machine(),
             _processor_flags(),
-            # It is a constant of the compiled loops.
+            # The number of threads is a constant in the compiled loops.
             torch.get_num_threads(),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()

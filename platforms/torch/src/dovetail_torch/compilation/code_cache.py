@@ -7,8 +7,8 @@
     contents         of the files, in order
 
 The checksum is verified before any file is restored. The directory must belong to this user and no
-other user may write to it (`CacheFolder`), so it detects accidents and is no protection against
-this user. A file that cannot be used is logged and deleted, and the code is recompiled.
+other user may write to it (`CacheFolder`), so the checksum only needs to detect accidental damage.
+A file that cannot be used is logged and deleted, and the code is recompiled.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, maybe_get_fake_mode
 from torch.fx import GraphModule, Node
 
 _INDEX = 4
-"""Position of the layer number among the arguments of `dovetail::attend`."""
+"""Position of the layer index among the arguments of `dovetail::attend`."""
 _MAX_CONSTANT_ELEMENTS = 1 << 20
 
 
@@ -22,7 +22,7 @@ def is_attention(node: Node) -> bool:
 
 
 def attention_indices(graph: GraphModule) -> list[int]:
-    """Return the layer numbers of the attention calls, in order."""
+    """Return the layer indices of the attention calls, in order."""
     return [node.args[_INDEX] for node in graph.graph.nodes if is_attention(node)]
 
 
@@ -33,7 +33,7 @@ def example_inputs_of(graph: GraphModule) -> list[Any]:
 
 
 def fake_mode_of(example_inputs: Sequence[Any]) -> FakeTensorMode:
-    """Return the mode of the fake tensors, or the mode of torch's context without such inputs."""
+    """Return the mode of the fake tensors; if there are none, the mode of torch's context."""
     modes = (maybe_get_fake_mode(item) for item in example_inputs)
     return next((mode for mode in modes if mode is not None), None) or FakeTensorMode()
 

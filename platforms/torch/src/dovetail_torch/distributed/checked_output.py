@@ -24,7 +24,7 @@ def check_peers(output: Output, monitor: RankMonitor) -> Output:
 
 
 class CheckedOutput:
-    """A handle of a step's result. Implements `Handle[ModelRunnerOutput]`."""
+    """A handle to a step's result. Implements `Handle[ModelRunnerOutput]`."""
 
     def __init__(self, output: Handle[ModelRunnerOutput], monitor: RankMonitor) -> None:
         self._output = output

@@ -112,12 +112,12 @@ def _check_likeness(ranks: RankGroup, context: WorkerContext, device: torch.devi
 
 
 def _check_invariance(ranks: RankGroup, context: WorkerContext) -> None:
-    """Raise ConfigError if batch invariance is required and sums depend on the batch."""
+    """Raise ConfigError if batch invariance is required, but all-reduces depend on the batch."""
     if ranks.batch_invariant or not context.config.compute.batch_invariant:
         return
     raise ConfigError(
         f"batch_invariant=True is not supported with tensor_parallel_size={ranks.size}: "
-        "on this platform, sums over more than two ranks depend on the batch; set "
+        "on this platform, all-reduces over more than two ranks depend on the batch; set "
         "tensor_parallel_size to 2 or 1, or remove batch_invariant."
     )
 

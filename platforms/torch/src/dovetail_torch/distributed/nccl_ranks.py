@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def join_nccl(store: Store, *, rank: int, size: int, timeout: timedelta) -> ProcessRanks:
-    """Return the group of ranks. Raise RuntimeError if this torch has no such process group."""
+    """Return the group of ranks. Raise RuntimeError if this torch build has no NCCL."""
     from torch import distributed  # slow to import; only several ranks need it
 
     if not distributed.is_nccl_available():

@@ -74,7 +74,7 @@ class RankMonitor:
         if self._is_closed:
             return
         self._is_closed = True
-        with suppress(BrokenPipeError):  # the thread has just ended, and closed its end
+        with suppress(BrokenPipeError):  # the thread has just exited, and closed its socket
             os.write(self._wake_write, b"x")
         self._thread.join()
         os.close(self._wake_write)

@@ -1,8 +1,9 @@
-"""Sums of small tensors over ranks, through memory that all ranks can read.
+"""All-reduce of small tensors, through memory that all ranks can read.
 
-A decode step sums a few hundred KiB after every layer. Each rank writes its tensor to a shared
-buffer, and one kernel per rank reads all buffers and adds them in the order of the ranks: one
-collective operation instead of several steps along a ring. Larger tensors use the process group.
+A decode step all-reduces a few hundred KiB after every layer. Each rank writes its tensor to a
+shared buffer, and one kernel per rank reads all buffers and adds them in the order of the ranks:
+one collective operation instead of several steps along a ring. Larger tensors use the process
+group.
 """
 
 from __future__ import annotations
@@ -18,30 +19,30 @@ from dovetail_torch.distributed.process_ranks import ProcessRanks
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 512 << 10
-"""Larger tensors are summed faster in parts, as the process group does."""
+"""For larger tensors the process group is faster, because it sums them in parts."""
 _MULTIPLE = 16
 """Sizes that the kernels support are multiples of this number of bytes."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class SmallSums(Protocol):
-    """Sums tensors of at most `MAX_BYTES` over the ranks of one group."""
+    """All-reduces tensors of at most `MAX_BYTES` over the ranks of one group."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum, a new contiguous tensor. All ranks call it in the same order."""
 
 
 class RanksWithSmallSums(ProcessRanks):
-    """A rank whose small sums do not use the process group."""
+    """A rank that all-reduces small tensors without the process group."""
 
     def __init__(self, ranks: ProcessRanks, sums: SmallSums) -> None:
-        """ranks: the rank without small sums. sums: the small sums of the same ranks."""
+        """ranks: the rank that handles all other calls. sums: the all-reduce for small tensors."""
         super().__init__(ranks.group, rank=ranks.rank, size=ranks.size, monitor=ranks.monitor)
         self._sums = sums
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, in the memory of `x` or in new memory."""
-        # Every rank has a tensor of the same shape and dtype, so all ranks decide alike.
+        # Every rank has a tensor of the same shape and dtype, so all ranks take the same branch.
         if x.nbytes > MAX_BYTES or x.nbytes % _MULTIPLE or not x.numel() or x.dtype not in _DTYPES:
             return super().all_reduce(x)
         with self.reporting_loss():
@@ -51,7 +52,7 @@ class RanksWithSmallSums(ProcessRanks):
 def use_small_sums(
     ranks: RankGroup, sums: SmallSums | None, reason: str, device: torch.device
 ) -> RankGroup:
-    """Return the rank with `sums`, if every rank has them. Otherwise return `ranks` and warn.
+    """Return `ranks` with `sums` if every rank has them. Otherwise return `ranks` and warn.
 
     sums: None if they cannot be used. reason: why, or "". Called on all ranks.
     """
@@ -62,7 +63,7 @@ def use_small_sums(
     if sums is None:
         ranks.all_reduce(able)
     logger.warning(
-        "custom_all_reduce=True is ignored, and all sums use the process group: %s.",
+        "custom_all_reduce=True is ignored: every all-reduce uses the process group (%s).",
         reason or "another rank cannot use it",
     )
     return ranks

@@ -133,7 +133,7 @@ class FakeDeviceModule:
         return FakeGraph()
 
     def graph_pool_handle(self) -> object:
-        """Return a handle of memory that graphs share."""
+        """Return a handle to memory that graphs share."""
         return object()
 
     def default_stream(self, device: Any = None) -> Stream:

@@ -31,7 +31,7 @@ class FakeDevicePlatform(Platform):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Return a usable probe, because the fake device runs on the host."""
+        """Report the fake device as usable on every machine, because it runs on the host."""
         return Probe(usable=True)
 
     def capabilities(self) -> frozenset[str]:

@@ -185,7 +185,7 @@ def rule_of(func: Any) -> OpRule:
 
 
 def _waiting_rule(name: str) -> Callable[[Sequence[Any], Mapping[str, Any]], bool]:
-    """Return a function from the arguments to whether the operation makes the host wait."""
+    """Return a predicate of the arguments: whether the operation makes the host wait."""
     if name == "repeat_interleave":
         return lambda args, kwargs: kwargs.get("output_size") is None
     if name == "index":

@@ -35,9 +35,9 @@ def _merge(into: Clock, other: Clock) -> None:
 class Timeline:
     """All streams of a device and the host.
 
-    lock: locked while the order is read or changed. known: operations known to be complete. lag:
+    lock: held while the order is read or changed. known: operations known to be complete. lag:
     maximum number of later operations after which an event is complete; None for never. settle:
-    function that is called, with the lock locked, whenever `known` has grown. waiting: function
+    function that is called, while the lock is held, whenever `known` has grown. waiting: function
     that is called before the host waits for an event or a stream.
     """
 

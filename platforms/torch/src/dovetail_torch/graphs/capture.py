@@ -1,7 +1,7 @@
 """The interface of device graphs: recorded device operations that are replayed in one call.
 
-The inputs of a graph are at fixed addresses, and its outputs are overwritten by each replay. Does
-not depend on models or devices.
+The inputs of a graph are at fixed addresses, and its outputs are overwritten by each replay. This
+module does not depend on models or devices.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ class GraphOptions:
 class GraphPlan:
     """The sizes of the graphs, ascending.
 
-    decode_sizes: numbers of requests of complete graphs, for steps with one token per request.
-    mixed_sizes: numbers of tokens of graphs that leave out attention, for other steps.
+    decode_sizes: numbers of requests of full graphs, for steps with one token per request.
+    mixed_sizes: numbers of tokens of piecewise graphs, which exclude attention, for other steps.
     """
 
     decode_sizes: tuple[int, ...] = ()

@@ -45,7 +45,7 @@ class CapturableBuilder(Protocol):
     """
 
     def build_for_graph(self, batch: AttentionBatch) -> Any:
-        """Return metadata that is valid until the end of the engine, beside other metadata."""
+        """Return metadata that stays valid, beside other metadata, until the engine shuts down."""
 
     def update_for_replay(self, metadata: Any, batch: AttentionBatch) -> None:
         """Update a result of `build_for_graph` for a replay. Does not wait for the device."""

@@ -25,8 +25,8 @@ from dovetail_torch.layers.state import StateLayer
 class Attention(nn.Module):
     """Causal attention over all previous tokens of the row.
 
-    index: number of the layer, counted from 0 in the order of creation; given by the model.
-    scale: factor on the scores; 0 for head_size ** -0.5. sliding_window: number of tokens that a
+    index: index of the layer, from 0 in the order of creation; set by the model. scale: the
+    attention-score multiplier; 0 for head_size ** -0.5. sliding_window: number of tokens that a
     token sees, including itself; 0 for all.
     soft_cap: c in c·tanh(score / c); 0 for none.
     alibi_slopes: the slope of each query head for a bias of the scores, slope · (position of the
@@ -36,7 +36,7 @@ class Attention(nn.Module):
     value_size: see `LatentAttention`; 0 for values of head_size features.
     chunk_size: see `ChunkedAttention`; 0 for none.
     kv_scales: float32 [2], the scales of the keys and of the values in the cache; None without
-    scales of layers. A weight loader fills it if the checkpoint has them.
+    per-layer scales. A weight loader fills it if the checkpoint has them.
     shards: this rank's part of the sinks, for weight loaders; {} for all.
     """
 
@@ -154,7 +154,7 @@ class ChunkedAttention(Attention):
 class BidirectionalAttention(Attention):
     """Attention over all tokens of a prompt, which is computed in one step, without a cache.
 
-    With a sliding window, a token sees the tokens at a distance below it.
+    With a sliding window, a token sees the tokens at a distance below the window.
     """
 
     bidirectional: ClassVar[bool] = True
@@ -201,7 +201,7 @@ def add_kv_scales(layers: Iterable[Attention], device: torch.device) -> None:
 
 
 def attention_facts(layers: Collection[Attention]) -> AttentionFacts:
-    """Return what the attention layers of a model require together; there is at least one."""
+    """Return the combined requirements of a model's attention layers; there is at least one."""
     layer = next(iter(layers))
     return AttentionFacts(
         head_size=layer.head_size,

@@ -80,10 +80,10 @@ class ParallelLinear(nn.Module):
     settled: names of parameters that are already packed; loaders skip them.
     borrows: names of parameters that the linear method reads only once: it packs them and checks
         that they are finite. A loader may provide mapped weights instead of filling them. borrowed:
-        these mapped weights, by part number; the parameter's rows are then not filled.
+        these mapped weights, by part index; the parameter's rows are then not filled.
     block_types: types of blocks that the linear method computes with, set in `create`.
         expected_blocks: block types of the parts that a loader will provide as blocks, by part
-        number. blocks: these blocks; the parameter's rows are not filled.
+        index. blocks: these blocks; the parameter's rows are not filled.
     """
 
     def __init__(
@@ -120,15 +120,15 @@ class ParallelLinear(nn.Module):
         self.linear_method.create(self, self.shape)
 
     def borrow(self, part: int, weight: torch.Tensor) -> None:
-        """Use a private, read-only mapping of part number `part` of the weight."""
+        """Use a private, read-only mapping of part `part` of the weight."""
         self.borrowed[part] = weight
 
     def expect_blocks(self, part: int, type_name: str) -> None:
-        """Announce that the loader will provide part number `part` as blocks of this type."""
+        """Announce that the loader will provide part `part` as blocks of this type."""
         self.expected_blocks[part] = type_name
 
     def share_blocks(self, part: int, blocks: BlockWeight) -> None:
-        """Use these blocks for part number `part`."""
+        """Use these blocks for part `part`."""
         self.expect_blocks(part, blocks.type_name)
         self.blocks[part] = blocks
 

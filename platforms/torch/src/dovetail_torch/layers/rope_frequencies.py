@@ -71,7 +71,7 @@ def read_rope_parameters(
     for field, default in defaults.items():
         if parameters.get(field) is None:
             parameters[field] = new_form.get(field) or hf_config.get(field) or default
-    # A length outside of the parameters takes precedence.
+    # A length at the top level of config.json takes precedence.
     for length in (
         hf_config.get("original_max_position_embeddings"),
         parameters.get("original_max_position_embeddings"),
@@ -86,7 +86,7 @@ def read_rope_parameters(
 
 
 def rope_frequencies(parameters: Parameters, rotary_dim: int) -> Frequencies:
-    """Return the angles per position, float32 [F], and a factor on cosines and sines.
+    """Return the angles per position, float32 [F], and a multiplier of cosines and sines.
 
     parameters: as `read_rope_parameters` returns them. Raises ModelError, naming the field, if
     one is missing or not a number.

@@ -22,8 +22,8 @@ from dovetail_torch.distributed.shard import Shard
 class StateLayer(nn.Module):
     """A layer with a state.
 
-    index: number of the layer among the attention layers and layers with states, counted from 0 in
-    the order of creation; given by the model. tensors: the tensors of a state, for this rank.
+    index: index of the layer among the attention layers and layers with states, from 0 in the order
+    of creation; set by the model. tensors: the tensors of a state, for this rank.
     """
 
     def __init__(self, index: int, tensors: Sequence[StateTensor]) -> None:

@@ -78,7 +78,7 @@ def linear_attention(
         index = _on(np.asarray(single), out_THV)
         tokens = _on(np.asarray([ends[part] for part in single]), out_THV)
         state_NHKV = read_states(states_BHKV, parts.reads_N, single)
-        # The tokens are ascending, so as many as there are tokens are all of them.
+        # The indices are ascending and unique: if none is missing, a copy is not needed.
         step = wide if len(tokens) == len(out_THV) else wide.at(tokens)
         out_THV.index_copy_(0, tokens, _step(step, state_NHKV))
         states_BHKV.index_copy_(0, parts.writes_N.index_select(0, index), state_NHKV)
@@ -105,7 +105,7 @@ def gated_rms_norm(
     *,
     norm_first: bool,
 ) -> torch.Tensor:
-    """Return the norm of x and its gate, a new tensor [T, G, I]."""
+    """Return the gated RMS norm of x, a new tensor [T, G, I]."""
     gate = functional.silu(gate_TGI.float())
     if not norm_first:
         x_TGI = x_TGI * gate
@@ -141,8 +141,8 @@ def _on(index: Array, like: torch.Tensor) -> torch.Tensor:
 class _Recurrence:
     """The inputs in float32, with a query and a key for each head.
 
-    u_THV: what is added to the state, before the delta rule. decay_TH: the logarithm of the factor
-    on the state.
+    u_THV: what is added to the state, before the delta rule. decay_TH: the logarithm of the decay,
+    which multiplies the state.
     """
 
     q_THK: torch.Tensor

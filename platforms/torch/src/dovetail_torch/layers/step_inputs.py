@@ -1,7 +1,7 @@
 """`Ops.prepare_inputs` in torch: computes the inputs of a step on the device from its state.
 
 The host knows every shape, so that no operation waits for the device. It is the reference for fused
-kernels. Does not depend on schedulers or requests.
+kernels. This module does not depend on schedulers or requests.
 Dimensions: T tokens of the step, R scheduled requests, L maximum tokens and M maximum blocks of a
 request.
 """

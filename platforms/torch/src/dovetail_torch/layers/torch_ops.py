@@ -97,7 +97,7 @@ class TorchOps(Ops):
         *,
         norm_first: bool,
     ) -> torch.Tensor:
-        """Return the norm of x and its gate, a new tensor [T, G, I]."""
+        """Return the gated RMS norm of x, a new tensor [T, G, I]."""
         return gated_rms_norm(x_TGI, gate_TGI, weight_GI, eps, norm_first=norm_first)
 
     def rotary_embedding(

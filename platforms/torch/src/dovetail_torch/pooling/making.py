@@ -47,7 +47,7 @@ def adapt_model(model: Any, config: WorkerConfig) -> None:
 
 
 def _without_prefix(mappings: Iterable[WeightMapping]) -> Iterator[WeightMapping]:
-    """Yield the mappings for checkpoints whose names have no first part, such as "model"."""
+    """Yield the mappings for checkpoints whose names lack the first part, such as "model"."""
     for mapping in mappings:
         _, _, other = mapping.source.partition(".")
         if other and not other.startswith("{"):

@@ -2,7 +2,7 @@
 
 Layers of different KV-cache groups share a buffer, because a block belongs to one group at a time.
 This module divides the memory but does not write to it: with lazy allocation, a page needs no
-memory until it is written. Depends only on the shape of a cache, not on attention.
+memory until it is written. This module depends only on the shape of a cache, not on attention.
 Dimensions: N blocks, P bytes of a page.
 """
 
@@ -32,7 +32,7 @@ PADDED_PAGES = "padded_pages"
 """Feature of attention backends that accept blocks with unused bytes between them."""
 
 Zeros = Callable[[int], torch.Tensor]
-"""A function from a number of bytes to zeroed memory of the device: uint8, one dimension."""
+"""A function that returns zeroed device memory of this many bytes: uint8, one dimension."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A model runner that calls the worker side of a KV connector before and after each forward pass.
 
-Selected at startup, so that an engine without a connector has no overhead. Does not depend on which
-connector is used or on the messages between its two sides.
+Selected at startup, so that an engine without a connector has no overhead. This module does not
+depend on which connector is used or on the messages between its two sides.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ If the same requests decode again, only positions, lengths, slots and input toke
 change. Gathering all columns again takes several times as long as incrementing them, mainly because
 the model's weights have evicted them from the processor caches. A continuation ends at
 a block boundary, when a request starts, ends or is preempted, and when a request has more than one
-token. Only for devices that compute in host memory, with attention that supports it. Does not
-depend on the model or the sampler.
+token. Only for devices that compute in host memory, with attention that supports it. This module
+does not depend on the model or the sampler.
 Dimensions: R scheduled requests, N continued steps, including the first one.
 """
 

@@ -2,7 +2,7 @@
 
 The host packs the few values of a step (rows, first positions, boundaries; new requests and new
 blocks; numbers for sampling) and sends them in one copy; everything else is computed on the device
-from the rows stored there. Does not depend on the model or the sampler.
+from the rows stored there. This module does not depend on the model or the sampler.
 Dimensions: T tokens of the step, R scheduled requests, S of them sample, M blocks of the longest
 request.
 """

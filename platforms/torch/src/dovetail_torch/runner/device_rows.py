@@ -1,7 +1,7 @@
 """The runner's state of each row on an asynchronous device.
 
 Tokens and block tables are stored on the device. A plan changes them by packed indices and values;
-the host stores only counts. Does not depend on staging or steps.
+the host stores only counts. This module does not depend on staging or steps.
 Dimensions: R rows, L maximum tokens of a row, M maximum blocks of a row, J new requests, N numbers
 written.
 """

@@ -137,7 +137,7 @@ def make_attention(
     specs = _grouped_specs(backend, attention, config, limits)
     features = frozenset[str]() if backend is None else backend.capabilities.features
     is_chunked = any(spec.chunk_size for spec in specs.values())
-    # The parts of states can be advanced in host memory, where alone steps are continued.
+    # Steps are continued in host memory only, where the parts of states can be advanced.
     advances = not attention or SUPPORTS_ADVANCE in features
     is_padded = any(specs[name].head_size != layer.head_size for name, layer in attention.items())
     buffers = take_buffers(backend, specs, config, zeros, state_layers=state_layers)
@@ -305,7 +305,7 @@ def _stored_head_size(backend: type[AttentionBackend] | None, layer: Attention) 
 
 
 def _with_heads_of(own: AttentionLayer, layer: Attention, head_size: int) -> AttentionLayer:
-    """Return the backend's layer of heads of `head_size`, for the model's heads."""
+    """Return `own`, whose heads have `head_size` features, for the model's heads."""
     num_added = head_size - layer.head_size
     if not num_added:
         return own

@@ -1,7 +1,7 @@
 """Device tensors that are being copied to the host, and the result that is computed from them.
 
 Pinned memory is a ring of slots. Before a slot is reused, its result is computed and stored, even
-if it has not been requested. Does not depend on the meaning of the tensors.
+if it has not been requested. This module does not depend on the meaning of the tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ tensors."""
 
 
 class LateOutput:
-    """The handle of a step's result. Implements `Handle[ModelRunnerOutput]`. Thread-safe."""
+    """The handle to a step's result. Implements `Handle[ModelRunnerOutput]`. Thread-safe."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class FetchRing:
         self._current = 0
 
     def fetch(self, sources: Sequence[torch.Tensor], finish: Finish) -> LateOutput:
-        """Copy `sources`, contiguous tensors on the device. Return the handle of `finish(copies)`.
+        """Copy `sources`, contiguous tensors on the device. Return the handle to `finish(copies)`.
 
         The sources must not be written to from now on.
         """

@@ -1,7 +1,7 @@
 """A loaded model, its properties that do not depend on the KV cache, and its dummy runs.
 
 Memory is measured with a dummy run before the cache is sized; the model runner is created
-afterwards, from the same object. Does not depend on rows, plans or the cache.
+afterwards, from the same object. This module does not depend on rows, plans or the cache.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LoadedModel:
             logits_SV.argmax(dim=-1)
             return
         # An asynchronous device fails if a step exceeds the measured memory. Therefore sampling and
-        # the rows, which exist until the end of the engine, are included.
+        # the rows, which exist for the engine's lifetime, are included.
         rows = DeviceRows(
             num_rows=limits.max_num_seqs,
             max_model_len=limits.max_model_len,

@@ -1,7 +1,7 @@
 """The model runner: computes the logits and tokens of a plan.
 
-It keeps the state of each row, gathers the inputs of a step, runs the model and samples. Does not
-depend on the scheduler, the allocation of blocks or the device.
+It keeps the state of each row, gathers the inputs of a step, runs the model and samples. This
+module does not depend on the scheduler, the allocation of blocks or the device.
 """
 
 from __future__ import annotations

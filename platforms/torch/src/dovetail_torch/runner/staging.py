@@ -1,8 +1,8 @@
 """Copies host columns to an asynchronous device: packed, and sent in one copy.
 
 Sent data stays in pinned memory until the device has copied it. The memory is a ring of slots. Each
-slot is filled with several packets, and reused only when all copies from it are complete. Does not
-depend on the meaning of the columns.
+slot is filled with several packets, and reused only when all copies from it are complete. This
+module does not depend on the meaning of the columns.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 If the host computes, tokens are available immediately. An asynchronous device writes them to their
 rows and copies them to the host later: the result is a handle.
-Does not depend on the model or the sampler. Dimensions: S requests that sample.
+This module does not depend on the model or the sampler. Dimensions: S requests that sample.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DeviceOutputs:
         token_ids_S: torch.Tensor,
         reports: StepReports,
     ) -> Handle[ModelRunnerOutput]:
-        """Append the tokens to their rows on the device, and return a handle of the result."""
+        """Append the tokens to their rows on the device, and return a handle to the result."""
         own_S = token_ids_S.to(torch.int32)  # a copy: the memory of the tokens is reused
         if batch.sampling_rows and reports.pooled is None:
             self._inputs.append(batch, own_S)

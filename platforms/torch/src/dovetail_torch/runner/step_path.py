@@ -1,8 +1,8 @@
 """The path of a step's inputs to the device and of its tokens to the host, selected at startup.
 
 If the host computes, inputs are gathered in host memory, and a step may continue the last one. For
-an asynchronous device, columns are sent to it, and results are handles. Does not depend on the
-model or attention.
+an asynchronous device, columns are sent to it, and results are handles. This module does not depend
+on the model or attention.
 """
 
 from __future__ import annotations

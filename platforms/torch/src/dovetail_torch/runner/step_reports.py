@@ -1,6 +1,6 @@
 """Log-probabilities of a step on the device, before they are converted to columns.
 
-Does not depend on how they are copied to the host.
+This module does not depend on how they are copied to the host.
 """
 
 from __future__ import annotations

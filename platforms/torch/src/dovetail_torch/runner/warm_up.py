@@ -2,8 +2,8 @@
 
 Kernels that are compiled on their first call are compiled now. The steps run on rows that have no
 request yet: their tokens are 0 and their block is block 0, which belongs to no request. A request
-that gets such a row later overwrites everything that it reads. Does not depend on the model or the
-device.
+that gets such a row later overwrites everything that it reads. This module does not depend on the
+model or the device.
 """
 
 from __future__ import annotations

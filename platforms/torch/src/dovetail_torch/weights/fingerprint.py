@@ -28,7 +28,7 @@ class Fingerprinted(Protocol):
     """Capability "fingerprint" of a weight loader: it can identify the weights to load."""
 
     def fingerprint(self) -> str:
-        """Return a text that differs if the weights differ, without loading the weights.
+        """Return a hash (str) that differs if the weights differ, without loading the weights.
 
         Raises WeightError as `load` would for problems with file names and headers.
         """

@@ -1,6 +1,6 @@
-"""Weights must be finite: one NaN or infinity makes every token that depends on it wrong.
+"""Weights must be finite: one NaN or infinity corrupts every token that depends on it.
 
-Checks parameters and does not depend on files or formats.
+This module checks parameters and does not depend on files or formats.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ NUM_STAGES = 1
 
 @triton.jit
 def step_sizes(logits, step_min, step_max):
-    """Return the step sizes of logits that include biases."""
+    """Return the step sizes: softplus of the logits, which include the biases, within limits."""
     return tl.minimum(tl.maximum(softplus(logits), step_min), step_max)
 
 
@@ -42,8 +42,9 @@ def step_sizes(logits, step_min, step_max):
 def between(decay_L, LENGTH: tl.constexpr):
     """Return the product of the decays after token j up to i for j ≤ i, else 0, [L, L].
 
-    decay_L: logarithms of decays. All terms of a sum have the same sign: after strong decays, the
-    sum of weak ones is accurate, as differences of sums from the start of the chunk would not be.
+    decay_L: logarithms of decays. The logarithms are added from j on. All have the same sign, so
+    sums of weak decays are accurate even after strong ones. Differences of prefix sums would lose
+    this accuracy.
     """
     l_L = tl.arange(0, LENGTH)
     terms_LL = tl.where(l_L[:, None] > l_L[None], decay_L[:, None], 0.0)

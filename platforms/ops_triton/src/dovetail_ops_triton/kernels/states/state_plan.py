@@ -1,7 +1,7 @@
 """How the kernels of operations with states divide the tokens of a step.
 
 A request with one token is a single. The tokens of other requests are divided into chunks, which
-never contain the end of a part. The borders are known on the host. If all requests are singles, as
+never contain the end of a part. The host knows the boundaries. If all requests are singles, as
 in a step of decodes and in a captured graph, the kernels need no list. Otherwise all lists are sent
 to the device in one copy, without a wait; the layers of a step share the copy. Dimensions: N parts,
 S singles, R requests that are not singles, C chunks.
