@@ -28,7 +28,7 @@ FLAGS = ("-O1", "-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
 
 
 def sampled_levels(names: Sequence[str]) -> list[str]:
-    """Return the first level and a third of the others, which the commit selects."""
+    """Return the first level and a third of the others, selected by the commit hash."""
     try:
         done = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -66,7 +66,7 @@ def main() -> None:
     )
     parser.add_argument("--turns", type=int, default=4, help="runs of each case at each level")
     parser.add_argument(
-        "--sampled", action="store_true", help="only levels that the commit selects"
+        "--sampled", action="store_true", help="only levels selected by the commit hash"
     )
     parser.add_argument("--folder", type=Path, help="keep objects here; only changes are compiled")
     parser.add_argument("--thread", action="store_true", help="look for data races instead")

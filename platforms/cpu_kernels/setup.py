@@ -32,7 +32,7 @@ PACKAGE = "dovetail_cpu_kernels"
 LIBRARY = "_native.so"
 REPORT = "_build.json"
 MAX_JOBS = 2
-# Without contraction to fused operations, products and sums give the same bits in every context.
+# Without contraction to fused multiply-adds, results are bitwise equal in every context.
 FLAGS = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 FLAGS += ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 OPTIMISATION = "-O3"

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def plan_of(query_lens, seq_lens, heads, *, cache_kind=CACHE_BF16, window=0):
-    """Return the division of a step with the workspace of the backend. heads: H, K, D."""
+    """Return how the backend divides a step, given its workspace. heads: H, K, D."""
     num_runs = len(query_lens)
     starts = [sum(query_lens[:n]) for n in range(num_runs + 1)]
     kept = [

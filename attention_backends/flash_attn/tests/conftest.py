@@ -64,7 +64,7 @@ def distribution(text, is_installed):
 
 
 def write_version(version, pointer):
-    """Write `version`, as the driver's `cuDriverGetVersion` does. Return the status of success."""
+    """Write `version`, as the driver's `cuDriverGetVersion` does. Return 0 for success."""
     pointer._obj.value = version
     return 0
 

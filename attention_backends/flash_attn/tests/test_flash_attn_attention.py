@@ -31,7 +31,7 @@ MIN_CASES = {"vllm": 200, "fa3": 85, "flash_attn": 30, "torch": 25}
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("provider", NAMES)
 def test_a_provider_passes_its_tests_with_reference_kernels(provider):
-    """Runs the contract suite, the limits, and this commit's sample of the error matrix."""
+    """Runs the contract suite, the limits, and a per-commit sample of the error matrix."""
     check_registered(provider, MIN_CASES[provider], 380)
 
 

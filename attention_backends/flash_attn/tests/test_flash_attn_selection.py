@@ -265,7 +265,7 @@ def test_a_vllm_installation_without_the_fa3_library_uses_fa2(gpu, installed):
     assert "sinks is not supported" in rejections(features=SINKS)[0]
 
 
-def test_a_torch_that_uses_untested_kernels_is_rejected(gpu, installed, monkeypatch):
+def test_a_torch_installation_that_uses_untested_kernels_is_rejected(gpu, installed, monkeypatch):
     installed("torch")
     name = "current_flash_attention_impl"
     monkeypatch.setattr(torch.nn.attention, name, lambda: None, raising=False)

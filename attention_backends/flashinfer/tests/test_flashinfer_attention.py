@@ -32,7 +32,7 @@ needs_flashinfer = pytest.mark.skipif(find_spec("flashinfer") is None, reason=NO
 @needs_flashinfer
 @pytest.mark.timeout(400)
 def test_flashinfer_passes_its_tests_with_reference_kernels(tmp_path):
-    """Runs the contract suite, the signatures, and this commit's sample of the error matrix."""
+    """Runs the contract suite, the signatures, and a per-commit sample of the error matrix."""
     check_patched(tmp_path, LEAST_CASES)
 
 

@@ -35,7 +35,7 @@ LEAST_CASES = 28
 @needs_triton
 @pytest.mark.timeout(500)
 def test_the_attention_kernels_pass_their_tests_in_the_triton_interpreter():
-    """Runs this commit's sample of the conformance suite, and the cases of this package."""
+    """Runs a per-commit sample of the conformance suite, and the cases of this package."""
     check_interpreted(LEAST_CASES)
 
 
@@ -165,7 +165,7 @@ def test_amd_devices_get_the_smallest_tiles(monkeypatch):
 
 
 def test_the_properties_of_an_xpu_device_select_the_smallest_tiles(monkeypatch):
-    """Its local memory may have only 64 KiB."""
+    """The local memory of an XPU device may have only 64 KiB."""
     properties = SimpleNamespace(gpu_subslice_count=32)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda device: properties)
     assert device_facts.device_facts(torch.device("xpu", 0)) == DeviceFacts(

@@ -123,7 +123,7 @@ def test_the_results_of_a_request_do_not_depend_on_other_requests():
         assert torch.equal(alone[2][block], together[2][block])
         assert torch.equal(alone[3][block], together[3][block])
         start += size
-    # Parts of a request do not change its bits.
+    # Dividing a request into parts does not change its results.
     divided = replace(parts_of([10, 30], [7, 7]), num_parts=(2,), writes_N=torch.tensor([8, 7]))
     again = run(slice(4, 44), divided)
     assert torch.equal(again[1], together[1][4:44])

@@ -126,7 +126,7 @@ def test_an_older_library_is_rejected(tmp_path):
 
 
 def copy_package(folder, *, file, before, after):
-    """Copy the installed package, replace a text in one file, and return the path of the copy."""
+    """Copy the installed package, replace a string in one file, and return the path of the copy."""
     source = folder / "src"
     package = shutil.copytree(MEMBER / "src/dovetail_cpu_kernels", source / "dovetail_cpu_kernels")
     text = (Path(package) / file).read_text("utf-8")

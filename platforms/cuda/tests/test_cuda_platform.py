@@ -160,7 +160,7 @@ def test_cuda_is_preferred_to_the_cpu_if_usable(monkeypatch):
 
 
 class FakeLibrary:
-    """The management library of a machine with one card. failing: a failing function."""
+    """The management library of a machine with one card. failing: the function that fails."""
 
     def __init__(self, failing=""):
         self.open, self.failing = 0, failing

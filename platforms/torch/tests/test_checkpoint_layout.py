@@ -87,7 +87,7 @@ def test_saved_checkpoints_have_one_tensor_in_plain_layout_per_expert():
 
 
 def test_a_file_is_mapped_again_after_a_limited_number_of_bytes(tmp_path, monkeypatch):
-    """Otherwise all pages of a file would be in the memory of the process."""
+    """Without remapping, all pages of a file would be in the memory of the process."""
     path = tmp_path / "model.safetensors"
     tensors = {f"w{index}": torch.randn(1000) for index in range(4)}
     save_file(tensors, path)

@@ -1,4 +1,4 @@
-"""A compiled model: what torch traces, and compilations after the start."""
+"""A compiled model: what torch traces, and compilations after startup."""
 
 import logging
 

@@ -53,7 +53,7 @@ def random_weight(*shape, seed=0, dtype=torch.float32):
 
 @pytest.fixture
 def stores_codes(monkeypatch):
-    """Let the method treat host memory as a device."""
+    """Make the method treat host memory as device memory."""
     monkeypatch.setattr(fp8_linear, "is_host_memory", lambda device: False)
 
 

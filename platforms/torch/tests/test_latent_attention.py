@@ -108,7 +108,7 @@ def batch(start, count):
 
 
 @pytest.mark.parametrize("backend", [FakeAttentionBackend, Padding])
-def test_padded_and_unpadded_layers_return_the_features_of_the_values(backend):
+def test_padded_and_unpadded_layers_return_results_of_the_value_size(backend):
     layers = make_layers()
     _, config = make_config(backend, layers)
     state = make_attention(backend, layers, config, LIMITS, options={}, zeros=zeros)
@@ -127,13 +127,13 @@ def test_padded_and_unpadded_layers_return_the_features_of_the_values(backend):
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1e-5)
 
 
-def test_steps_before_the_kv_cache_exists_return_the_features_of_the_values():
+def test_runs_without_a_kv_cache_return_results_of_the_value_size():
     k_TKD = torch.ones(T, 1, 24)
     out = NoAttention(1).attend(0, torch.ones(T, 5, 24), k_TKD, k_TKD[..., :VALUE_SIZE])
     assert out.shape == (T, 5, VALUE_SIZE) and not out.any()
 
 
-def test_a_compiled_call_returns_the_features_of_the_values():
+def test_a_compiled_call_returns_results_of_the_value_size():
     layers = make_layers()
     _, config = make_config(FakeAttentionBackend, layers)
     state = make_attention(FakeAttentionBackend, layers, config, LIMITS, options={}, zeros=zeros)

@@ -180,7 +180,7 @@ def test_the_loader_returns_a_fingerprint_of_its_weights(tmp_path):
 
 def test_a_fingerprint_covers_the_header_and_samples_of_a_file(tmp_path):
     file = tmp_path / "model.gguf"
-    content = bytearray(b"GGUF\x03\0\0\0" + bytes(1 << 20))  # as a length, its start is huge
+    content = bytearray(b"GGUF\x03\0\0\0" + bytes(1 << 20))  # its first bytes are huge as a length
 
     def fingerprint(header_bytes):
         file.write_bytes(content)

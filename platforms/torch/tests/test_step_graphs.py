@@ -214,7 +214,7 @@ def test_replaying_a_graph_repeats_its_operations_on_the_captured_tensors(device
 def test_captures_run_without_the_garbage_collector_and_keep_a_freeze(
     device, monkeypatch, num_frozen, expected
 ):
-    """Freeing a device object may wait. `unfreeze` would also undo a freeze of the program."""
+    """Freeing a device object may wait. `gc.unfreeze` would undo a `gc.freeze` of the program."""
     calls = []
     monkeypatch.setattr(gc, "get_freeze_count", lambda: num_frozen)
     for name in ("freeze", "unfreeze"):

@@ -23,7 +23,7 @@ from dovetail_cpu_kernels.attention import CACHE_BF16, CACHE_INT8, AttentionBatc
 
 CACHE_KINDS = {"bfloat16": CACHE_BF16, "int8": CACHE_INT8}
 
-# Size of the partial results of contexts that several threads process: 8 MiB, used only if needed.
+# Memory for partial results if threads share a context: 8 MiB, used only if needed.
 WORKSPACE_FLOATS = 1 << 21
 
 

@@ -138,7 +138,8 @@ class FlashAttentionBackend(AttentionBackend):
         check_heads(context)
         capability = cls.devices.capability(context.device)
         select = partial(cls._select, context, capability)
-        select(None)  # A layer does not know its cache yet, but other causes are reported now.
+        # The cache is not known yet. Errors that do not depend on it are reported now.
+        select(None)
         return FlashAttentionLayer(context, capability, select)
 
     @classmethod

@@ -68,7 +68,7 @@ class StepLayout:
         self._width = min(width, graph_width(spec, width) if for_graph else self._needed_width())
 
     def refresh(self, batch: AttentionBatch) -> None:
-        """Compute everything for the requests of `batch`, which has the first batch's tensors."""
+        """Compute everything for the requests of `batch`, whose tensors are the first batch's."""
         self._batch = batch
         self.kept.refresh()
 

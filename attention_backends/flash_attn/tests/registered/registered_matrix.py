@@ -26,7 +26,7 @@ NUM_SAMPLED = 256 if HAS_LARGE_BLOCKS else 128
 
 
 def runs_of(block_size):
-    """Return the context and query tokens of each request by name, at block boundaries."""
+    """Return steps by name: context and query tokens of each request, near block boundaries."""
     b = block_size
     return {
         "mixed": ((b, 1), (0, 7), (b + 3, 4), (0, 1), (2 * b - 1, 1), (1, b), (b, 1), (0, 2 * b)),

@@ -1,7 +1,8 @@
 """Builds the metadata of steps, and owns the memory that all steps of a KV-cache group share.
 
 All memory is allocated before the first step, except the wrappers' own buffers, which the first
-step of a layer shape allocates, and those of graphs, which their captures allocate.
+step of a layer shape allocates, and the buffers of graphs, which are allocated during their
+capture.
 """
 
 from __future__ import annotations

@@ -102,9 +102,9 @@ class FlashInferAttentionLayer(AttentionLayer):
     ) -> None:
         """Write keys and values, and clear the slots of values that a kernel would read.
 
-        An indexed assignment is used instead of `flashinfer.append_paged_kv_cache`. It needs the
-        slots only, which are on the device in buffers of fixed addresses, so a CUDA graph can
-        contain it, and it supports any strides of blocks. FlashInfer's function needs a request and
+        An indexed assignment is used instead of `flashinfer.append_paged_kv_cache`. The assignment
+        needs only the slots, which are on the device in buffers of fixed addresses, so a CUDA graph
+        can contain it. It supports any strides of blocks. FlashInfer's function needs a request and
         a position for each token, and page lists that start at position 0, which the lists of a
         sliding window do not.
         """

@@ -74,7 +74,7 @@ def slots_of(batch: AttentionBatch, block_size: int) -> tuple[torch.Tensor, torc
 
 
 class FlashInferMetadata(StepMetadata):
-    """A step outside of graphs."""
+    """The metadata of a step that runs without a graph."""
 
     def __init__(self, batch: AttentionBatch, kernels: GroupKernels) -> None:
         super().__init__(batch, kernels)

@@ -49,7 +49,7 @@ class TrtllmLauncher:
         self._counters: dict[int, torch.Tensor] = {}
 
     def launch(self, shape: LayerShape, part: Part, tables: PageTables) -> Launch:
-        """Return the launch of a part of a step for the layers of `shape`."""
+        """Return the launch that computes `part` for the layers of `shape`."""
         return TrtllmLaunch(
             workspace=self._workspace,
             counters=self._counters_of(shape.num_heads),

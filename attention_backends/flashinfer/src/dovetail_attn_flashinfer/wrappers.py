@@ -34,8 +34,9 @@ about 40 KiB."""
 LN_2 = log(2)
 
 _sink_kernels: dict[tuple[object, ...], tuple[int, torch.dtype]] = {}
-"""Head size and dtype of the cache of each sink kernel of this process. FlashInfer's names of sink
-kernels do not contain them, so a second head size or dtype would load the kernel of the first."""
+"""The head size and cache dtype of each sink kernel that this process has loaded. FlashInfer's
+names of sink kernels do not contain them, so a second head size or dtype would load the kernel of
+the first."""
 
 
 class SinkMode(Enum):

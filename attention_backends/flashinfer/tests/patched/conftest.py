@@ -1,4 +1,4 @@
-"""Frees the memory of each test over reference kernels."""
+"""Frees the memory of each test that uses reference kernels."""
 
 import gc
 import itertools

@@ -287,7 +287,7 @@ class WrapperModule:
 
 
 def taken(cache: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
-    """Return the pages of a cache. torch does not index all dtypes."""
+    """Return the pages `pages` of a cache. torch cannot index tensors of all dtypes."""
     if cache.dtype not in FP8_TYPES:
         return cache[pages]
     return cache.view(torch.uint8)[pages].view(cache.dtype)

@@ -90,9 +90,9 @@ class ExplicitAttention:
 def _by_query(
     values_H: torch.Tensor, scores_shape: torch.Size, start: int, query_len: int
 ) -> torch.Tensor:
-    """Return the value of each query head for scores of the shape [G, X, Y, Q, L]: [X, Y, Q, 1].
+    """Return each query head's value, [X, Y, Q, 1], to broadcast over scores [G, X, Y, Q, L].
 
-    start: the index of the first of the Q queries in the dimension of `query_len` queries.
+    start: the index of the first of these Q queries among all `query_len` queries.
     """
     _, num_kv_heads, group, num_queries, _ = scores_shape
     values_XQ = values_H.view(num_kv_heads * group, -1).expand(-1, query_len)

@@ -1,4 +1,4 @@
-"""The launches of the kernels of latent attention, for compiling them without a GPU.
+"""Launches of the latent-attention kernels, for compiling them without a GPU.
 
 Vectors have 576 features, of which 512 are the value, as in DeepSeek V2 and V3. A layer has 16
 heads, as V2 Lite or a rank of V3, or 128.
@@ -31,7 +31,7 @@ TARGETS = {
 
 
 def latent_kernel_cases() -> tuple[KernelCase, ...]:
-    """Return the cases of all kernels of latent attention."""
+    """Return the cases of all latent-attention kernels."""
     return (
         *(case for memory in SharedMemory for case in _attend_cases(memory)),
         KernelCase(

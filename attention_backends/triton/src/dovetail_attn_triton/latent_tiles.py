@@ -32,12 +32,12 @@ _WIDE = Tile(rows=16, positions=16, num_warps=8, num_stages=1)
 
 
 def first_features(head_size: int) -> int:
-    """Return the number of features of the first part of a vector, a power of two."""
+    """Return how many features the first part of a vector has: a power of two."""
     return max(_LEAST, padded(head_size + 1) // 2)
 
 
 def rest_features(head_size: int) -> int:
-    """Return the padded number of features of the second part of a vector; at least 16."""
+    """Return how many features the second part of a vector has, with padding; at least 16."""
     return max(_LEAST, padded(max(1, head_size - first_features(head_size))))
 
 

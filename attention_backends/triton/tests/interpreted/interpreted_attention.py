@@ -138,7 +138,7 @@ def test_a_step_with_many_prefills_and_decodes_is_computed_correctly():
 
 
 def test_work_items_start_with_the_last_tokens_of_a_prompt():
-    """They see the most positions, and the longest programs must not start last."""
+    """The last tokens see the most positions, and the longest programs must not start last."""
     rows = Rows([300, 20], num_heads=4, num_kv_heads=1, head_size=32)
     metadata = rows.builder.build(rows.batch([(0, 300), (1, 20)]))
     long = metadata.passes(rows.layer._shape)[0]

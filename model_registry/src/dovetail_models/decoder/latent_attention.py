@@ -4,8 +4,8 @@ The keys and values of all heads are projections of one latent vector per token.
 this vector and the rotary features of the keys. The key projection is applied to the queries, and
 the value projection to the result, so attention reads only what is in the cache. Source:
 DeepSeek-AI 2024, arXiv:2405.04434.
-Dimensions: T tokens, D hidden size, H query heads, N features of a head without position, P rotary
-features, V features of a value, L latent features, O = H · V, F features of any kind.
+Dimensions: T tokens, D hidden size, H query heads, N features of a head that are not rotated, P
+rotary features, V features of a value, L latent features, O = H · V, F features of any kind.
 """
 
 from __future__ import annotations

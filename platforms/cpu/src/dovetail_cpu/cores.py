@@ -46,8 +46,8 @@ def default_threads(num_sharing: int) -> ThreadChoice:
     """Return the number of threads for each of `num_sharing` processes that share the cores.
 
     The available cores are the smallest of three numbers: CPUs of the affinity mask, physical cores
-    among these CPUs, and the rounded CPU quota of the cgroup. They are divided among the processes;
-    each gets at least one thread.
+    among these CPUs, and the rounded CPU quota of the cgroup. The available cores are divided among
+    the processes; each gets at least one thread.
     """
     cpus = allowed_cpus()
     cores = _num_physical(cpus)

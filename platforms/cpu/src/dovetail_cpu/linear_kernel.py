@@ -222,7 +222,7 @@ class SeparateExpertKernels:
         self, gate_up: PackedExperts, down: PackedExperts, *, limit: float, alpha: float
     ) -> None:
         self._gate_up, self._down = gate_up.separate(limit, alpha), down.separate(0.0, 0.0)
-        # A weight with gate and up in one kind is packed for the fused activation.
+        # If gate and up have the same kind, they are packed for the fused activation.
         self._is_active = [len(specs) == 1 and specs[0].gate_up for specs in gate_up.specs]
         self._limit, self._alpha = limit, alpha
 

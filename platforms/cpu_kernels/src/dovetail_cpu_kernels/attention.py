@@ -107,7 +107,7 @@ class AttentionWork(ctypes.Structure):
 
 
 def plan_attention(args: AttentionArgs) -> AttentionWork:
-    """Return how a call of `dk_attention` with these arguments would be distributed."""
+    """Return how a call of `dk_attention` would be distributed over the team's threads."""
     work = AttentionWork()
     function = library().dk_attention_plan
     function.argtypes, function.restype = [ctypes.c_void_p] * 2, check_result

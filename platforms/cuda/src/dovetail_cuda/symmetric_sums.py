@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 ONE_SHOT = "symm_mem::one_shot_all_reduce(Tensor input, str reduce_op, str group_name) -> Tensor"
-"""The operator that is used. Another signature is rejected."""
+"""The expected schema of the operator. Other schemas are rejected."""
 
 _groups = count()
 

@@ -1,4 +1,4 @@
-"""The launches of the kernels of mixtures of experts, for compiling them without a GPU.
+"""Launches of the mixture-of-experts kernels, for compiling them without a GPU.
 
 Sizes are those of Qwen3-MoE 30B (128 experts, 8 per token) and of DeepSeek V3 (256 experts in 8
 groups), and of gpt-oss 20B (biases, clamped activations). This module imports Triton.
@@ -20,7 +20,7 @@ _OSS = (32, (2880, 2880), 4)
 
 
 def expert_kernel_cases() -> tuple[KernelCase, ...]:
-    """Return the cases of all kernels of mixtures of experts."""
+    """Return the cases of all mixture-of-experts kernels."""
     few, many, wide = experts.FEW, experts.MANY, experts.WIDE
     pairs = {"experts_ptr": "*i64", "num_pairs": "i32", **_LISTS}
     sums = {"y_ptr": "*bf16", "weights_ptr": "*fp32", "out_ptr": "*bf16"}

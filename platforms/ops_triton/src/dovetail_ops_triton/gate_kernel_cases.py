@@ -1,4 +1,4 @@
-"""The launches of the kernels of gates and latent inputs, for compiling them without a GPU.
+"""Launches of the kernels for gates and latent inputs, for compiling them without a GPU.
 
 Sizes are those of Mamba 2 and Qwen3-Next 80B (gated norms), and of DeepSeek V3 (latent vectors of
 512 features). This module imports Triton.
@@ -20,7 +20,7 @@ _INNER = ("x_outer_stride", "x_inner_stride", "gate_outer_stride", "gate_inner_s
 
 
 def gate_kernel_cases() -> tuple[KernelCase, ...]:
-    """Return the cases of all kernels of gates and latent inputs."""
+    """Return the cases of all kernels for gates and latent inputs."""
     return (
         KernelCase(
             name="sigmoid_and_mul 4096",

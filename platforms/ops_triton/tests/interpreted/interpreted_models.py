@@ -23,7 +23,7 @@ MIXED = {"sigmoid_and_mul", "add_shared_expert", "select_experts", "fused_expert
 
 @pytest.fixture
 def called(monkeypatch):
-    """The names of the functions of kernels that were called."""
+    """The names of the called functions that launch kernels."""
     names = set()
 
     def recording(name, function):

@@ -1,8 +1,8 @@
 """The attention context of the forward pass: layers, caches and this step's metadata, by index.
 
 A model gets the table as an argument and calls `attend`. In eager mode `attend` is a normal call.
-Under `torch.compile` it is one custom operator that gets the table's slot number: a compiled graph
-contains no Python object, and two engines in one process have two slots. Compiled code that
+Under `torch.compile` it is one custom operator that gets the table's slot, an integer: a compiled
+graph contains no Python object, and two engines in one process have two slots. Compiled code that
 several engines can use has the slot `CURRENT` instead: the table of this thread's forward pass.
 """
 
@@ -23,7 +23,7 @@ from dovetail.interfaces import AttentionLayer, LayerState, RotaryArgs, StateTen
 from dovetail.interfaces.ops import StateParts
 
 CURRENT = -1
-"""The slot number of the table that `current_table` sets."""
+"""The slot of the table that `current_table` sets."""
 
 _SLOTS = itertools.count()
 _TABLES: WeakValueDictionary[int, AttentionTable] = WeakValueDictionary()

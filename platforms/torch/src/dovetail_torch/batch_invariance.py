@@ -53,7 +53,7 @@ class BatchInvariance:
     def add_attention(
         self, backend: type[AttentionBackend] | None, layers: Iterable[Attention], ops: type[Ops]
     ) -> None:
-        """Add the attention backend and the layers. The backend's selection has checked it.
+        """Add the attention backend, which was checked when it was selected, and the layers.
 
         Raise ConfigError if the guarantee is required, a layer has latent attention, and torch
         computes its operations instead of `ops`.
@@ -68,7 +68,7 @@ class BatchInvariance:
         """Record whether the operations with states depend on the batch.
 
         Raise ConfigError if the guarantee is required, but torch computes an operation instead of
-        `ops`, or several ranks share the model: torch may add up the squares of their norms.
+        `ops`, or several ranks share the model: torch may all-reduce the squares of their norms.
         """
         self._add_operations("states", ops, STATE_OPERATIONS | MIXED_OPERATIONS)
         if ranks.size == 1:

@@ -40,7 +40,7 @@ def limit_positions(model: Any, limits: StepLimits) -> StepLimits:
 
 @torch.inference_mode()
 def check_last_position(model: Any, limits: StepLimits, num_layers: int) -> None:
-    """Run a model that does not declare its positions at the last one.
+    """Run a model that does not declare its positions at the last position.
 
     Raises ConfigError if the run fails.
     """

@@ -32,7 +32,7 @@ ADVICE = {
 
 
 class ProviderError(Exception):
-    """A provider cannot be used. The text states the cause and the remedy."""
+    """A provider cannot be used. The message states the cause and the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class TorchProvider(Provider):
         self._forward: Callable[..., Any] | None = None
 
     def find(self) -> None:
-        """Raise ProviderError if torch has no such function, or uses kernels of a package."""
+        """Raise ProviderError if torch has no such function, or uses another package's kernels."""
         function = _function()
         if function is None:
             raise ProviderError(

@@ -1,7 +1,7 @@
 """The cache of packed weights as the worker uses it: restore before loading, save after packing.
 
-It never prevents a start: a problem with a directory or file is logged once, and the weights are
-repacked. This module does not depend on a packing format: linear methods exchange bytes
+The cache never prevents a start: a problem with a directory or file is logged once, and the weights
+are repacked. This module does not depend on a packing format: linear methods exchange bytes
 (`HasPackedForm`).
 """
 

@@ -73,7 +73,7 @@ def store_sort_key(sort_key, row, ids_ptr, parts_ptr, IS_WHOLE: tl.constexpr):
     do_not_specialize=["num_parts"], do_not_specialize_on_alignment=["ids_ptr", "parts_ptr"]
 )
 def join_parts_kernel(parts_ptr, ids_ptr, num_parts, PARTS: tl.constexpr):
-    """Store the id of a row's most likely token, which is the best of the results of all its parts.
+    """Store the id of a row's most likely token: the best result among its parts.
 
     PARTS: maximum number of parts.
     """

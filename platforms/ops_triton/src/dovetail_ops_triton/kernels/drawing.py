@@ -120,7 +120,7 @@ def _drawn_sort_key(
     best_columns = tl.zeros([QUARTER], tl.int32)
     for tile in range(0, num_tiles):
         start = first + tile * TILE
-        # One counter results in four numbers, for four columns that are a quarter of the tile
+        # One counter yields four numbers, for four columns that are a quarter of the tile
         # apart.
         words = noise_words(seed, position, start // 4 + lanes)
         for i in tl.static_range(4):
@@ -239,6 +239,6 @@ def draw_columns(logits_RV: torch.Tensor, columns: DrawColumns) -> torch.Tensor:
 def deviations_of(vocab_size: int) -> float:
     """Return how many standard deviations candidates are above the mean.
 
-    Half of `CANDIDATES` logits are higher if logits are normally distributed.
+    If logits are normally distributed, `CANDIDATES` / 2 of them are above this distance.
     """
     return NormalDist().inv_cdf(1 - min(0.5, CANDIDATES / 2 / vocab_size))

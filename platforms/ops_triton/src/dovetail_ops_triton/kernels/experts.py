@@ -28,7 +28,7 @@ SUM_BLOCK = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTile:
-    """The tile of a program: rows are tokens, columns results, features those of one product."""
+    """The tile of a program. rows: tokens. columns: results. features: of one matrix product."""
 
     rows: int
     columns: int
@@ -46,7 +46,7 @@ WIDE = ExpertTile(rows=16, columns=32, features=32, num_warps=4, num_stages=2)
 """For float32: correct, but slow."""
 
 _FEW_TOKENS = 16
-"""Average number of tokens of an expert up to which a tile of few rows is used."""
+"""Tiles of few rows are used for up to this many tokens per expert on average."""
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

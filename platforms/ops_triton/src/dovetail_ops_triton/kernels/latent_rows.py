@@ -4,7 +4,7 @@
 One launch multiplies queries by the weights of their head's keys. The other normalizes the latent
 vector of a token, and rotates its last features and those of its queries.
 Source: DeepSeek-AI 2024, arXiv:2405.04434.
-Dimensions: T tokens, H heads, L latent features, N features of a key without position, R rotary
+Dimensions: T tokens, H heads, L latent features, N features of a key that are not rotated, R rotary
 features, P positions.
 """
 

@@ -35,7 +35,7 @@ def in_order(columns: Sequence[Array], order: Array | None) -> Sequence[Array]:
 def first_tokens(first_R1: Array, order: Array | None) -> Array:
     """Return the index of each request's first token, in plan order.
 
-    first_R1: in order of tensors.
+    first_R1: in the order of the tensors.
     """
     if order is None:
         return first_R1[:-1]

@@ -51,7 +51,7 @@ class InductorBackend(CompileBackend):
     def compile(self, request: CompileRequest) -> Callable[..., Any]:
         """Return compiled code."""
         with self._folder(), warnings.catch_warnings():
-            # torch itself uses deprecated functions of torch.
+            # torch's own code calls deprecated torch functions.
             warnings.simplefilter("ignore", DeprecationWarning)
             # Imported here, because it takes a second.
             from torch._inductor.compile_fx import compile_fx

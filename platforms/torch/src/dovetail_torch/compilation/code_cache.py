@@ -62,8 +62,7 @@ class CodeCache:
     def restore(self, key: Mapping[str, Any], target: Path) -> Restored:
         """Restore the files of `key` in the empty directory `target`.
 
-        Raises ConfigError if there are none, and none can be stored in a directory that is
-        required.
+        Raises ConfigError if they are not restored and a required directory is not writable.
         """
         restored = self._restore(key, target)
         if restored.state != "hit" and self._is_required:

@@ -161,13 +161,13 @@ class _OnceTraced:
 
             return call
 
-        # Views, because the marks of the dimension stay on a tensor.
+        # Views are marked, because `mark_dynamic` changes its argument permanently.
         ids_T, own_positions_T = input_ids_T.view(-1), positions_T.view(-1)
         if len(ids_T) > 1:
             torch._dynamo.mark_dynamic(ids_T, 0)
             torch._dynamo.mark_dynamic(own_positions_T, 0)
         traced = torch.compile(self._run, fullgraph=True, backend=backend)
-        # Numbers of a model are constants, also if an earlier engine of this process had others.
+        # Numbers in a model are constants, even if an earlier engine in this process had others.
         with torch._dynamo.config.patch(specialize_int=True, automatic_dynamic_shapes=False):
             hidden_TD: torch.Tensor = traced(ids_T, own_positions_T)
         self._bind(calls, ids_T, own_positions_T, hidden_TD)

@@ -218,7 +218,7 @@ class GraphCompiler:
 
 
 def _with_size(example_inputs: Sequence[Any], size: int) -> list[Any]:
-    """Return the example inputs for one number of tokens, the only symbolic size."""
+    """Return the example inputs for `size` tokens. The token count is the only symbolic size."""
     inputs: list[Any] = []
     for item in example_inputs:
         if isinstance(item, torch.SymInt):

@@ -1,4 +1,4 @@
-"""The result of a step of several ranks, which is an error if one of the ranks has exited.
+"""The result of a step on several ranks: reading it raises an error if a rank has exited.
 
 An aborted collective operation leaves undefined values on the device, and the step may never end.
 """
@@ -16,7 +16,7 @@ _NAP_S = 50e-6
 
 
 def check_peers(output: Output, monitor: RankMonitor) -> Output:
-    """Return the result, or its checked handle. Raise PeerLostError if a rank has exited."""
+    """Return `output`, or a checked handle to it. Raise PeerLostError if a rank has exited."""
     if isinstance(output, ModelRunnerOutput):
         monitor.check()
         return output

@@ -109,7 +109,7 @@ def monitor_ranks(store: Store, *, rank: int, size: int, abort: Callable[[], Non
 
 
 def _own_identity() -> str:
-    """Return the machine, the namespace of process ids, and the process id."""
+    """Return the id of the machine, the PID namespace, and the process id."""
     try:
         machine = f"{_BOOT_ID.read_text('utf-8').strip()} {os.readlink(_NAMESPACE)}"
     except OSError:

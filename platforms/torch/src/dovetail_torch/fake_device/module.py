@@ -38,7 +38,7 @@ _SIZED = (aten.empty.memory_format, aten.empty_strided.default)
 
 
 class FakeDeviceModule:
-    """The result of `torch.get_device_module` for the fake device, which has number 0."""
+    """The result of `torch.get_device_module` for the fake device, which has index 0."""
 
     def is_available(self) -> bool:
         """Return whether a device exists."""

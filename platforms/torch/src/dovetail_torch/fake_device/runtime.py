@@ -1,4 +1,4 @@
-"""The device runtime of the fake device, a subclass of the runtime of accelerators."""
+"""The device runtime of the fake device, a subclass of `AcceleratorRuntime`."""
 
 from __future__ import annotations
 

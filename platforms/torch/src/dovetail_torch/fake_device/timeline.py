@@ -20,7 +20,7 @@ Clock = dict[int, int]
 
 
 class Place(NamedTuple):
-    """An operation: the number of the stream, and its index on that stream, from 1."""
+    """An operation: the index of its stream, and its own index on that stream, from 1."""
 
     stream: int
     number: int

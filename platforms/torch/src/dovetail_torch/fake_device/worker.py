@@ -28,6 +28,6 @@ class StrictSteps:
 
 
 class FakeDeviceWorker(StrictSteps, AcceleratorWorker):
-    """The worker of accelerators on the fake device, with sleep mode."""
+    """The accelerator worker on the fake device, with sleep mode."""
 
     provides: ClassVar[frozenset[str]] = AcceleratorWorker.provides | {"sleep"}

@@ -1,4 +1,4 @@
-"""Decides which batch sizes are captured, and in which mode, with the reasons for a smaller mode.
+"""Decides which batch sizes are captured in full graphs, and which in piecewise graphs.
 
 This module does not depend on a device.
 """

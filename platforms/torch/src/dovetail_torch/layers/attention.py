@@ -102,7 +102,7 @@ class Attention(nn.Module):
         attention: AttentionContext,
         rotary_args: RotaryArgs | None = None,
     ) -> torch.Tensor:
-        """Return the attention of the tokens, [T, H·D], with the number of features D of values.
+        """Return the attention of the tokens, [T, H·D]. D is the size of a value.
 
         Inputs may be views that are not contiguous.
 

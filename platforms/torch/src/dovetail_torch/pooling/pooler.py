@@ -31,7 +31,7 @@ _DEFAULT = PoolingParams()
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerHead:
-    """What a model computes from hidden states.
+    """How pooled results are computed from a model's hidden states.
 
     pooling: "last", "mean", "cls", or "" if the model has only one vector for each token.
     normalize: the default of requests. dense: layers after pooling. classify: the classification

@@ -87,7 +87,7 @@ class PoolingRunner(ModelRunner):
         self.loaded.dummy_run(min(_WARM_UP_TOKENS, maximum), 1)
 
     def run_sizes(self, sizes: Sequence[int]) -> None:
-        """Run the model once for each number of tokens, at most those of a step."""
+        """Run the model once for each size (number of tokens, limited to the maximum)."""
         for size in sizes:
             self.loaded.dummy_run(min(size, self._limits.max_num_batched_tokens), 1)
 

@@ -108,7 +108,7 @@ def take_buffers(
 
 
 def _state_views(pages_NP: torch.Tensor, start: int, layer: StateLayer) -> tuple[torch.Tensor, ...]:
-    """Return views of the tensors of a layer's states, which start at byte `start` of each page."""
+    """Return views of a layer's state tensors, which start at byte `start` of each page."""
     views = []
     for tensor, num_bytes in zip(layer.tensors, layer.sizes, strict=True):
         used = math.prod(tensor.shape) * tensor.dtype.itemsize

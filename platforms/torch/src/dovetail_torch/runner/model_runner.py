@@ -165,7 +165,7 @@ class ModelRunner:
                 self._step_graphs.capture(progress=parts.shows_progress)
 
     def run_sizes(self, sizes: Sequence[int]) -> None:
-        """Run one step of each number of tokens on unused rows, at most those of a step."""
+        """Run a step of each size (number of tokens, limited to the maximum) on unused rows."""
         limits = self._limits
         row_tokens = max(1, min(limits.max_num_batched_tokens, limits.max_model_len - 2))
         maximum = min(limits.max_num_batched_tokens, limits.max_num_seqs * row_tokens)

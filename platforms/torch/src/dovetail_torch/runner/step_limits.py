@@ -31,7 +31,7 @@ class StepLimits:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of the scale of a token's keys in one head; 0 without scales of tokens."""
+        """Bytes of the scale of a token's keys in one head; 0 without per-token scales."""
         return SCALE_BYTES[self.kv_cache_dtype] if self.kv_cache_scales == "token" else 0
 
     @classmethod

@@ -46,9 +46,9 @@ def block_sums(x_RV: torch.Tensor, width: int) -> torch.Tensor:
 def gather_blocks(
     x_RV: torch.Tensor, blocks_RK: torch.Tensor, width: int, fill: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the numbers of the chosen blocks and their columns, both [R, K * width].
+    """Return the values in the chosen blocks, and the columns of the values, both [R, K * width].
 
-    If the last block is shorter, the number is `fill` and the column is V or more.
+    Beyond the end of a shorter last block, the value is `fill` and the column is V or more.
     """
     offsets_W = torch.arange(width, device=x_RV.device)
     columns = (blocks_RK.unsqueeze(-1) * width + offsets_W).flatten(1)

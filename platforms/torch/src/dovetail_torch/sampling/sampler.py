@@ -121,7 +121,7 @@ class Sampler:
 
     @torch.inference_mode()
     def host_numbers(self, rows: Sequence[int]) -> tuple[NDArray, ...]:
-        """Return the host's numbers that the next `sample` of `rows` needs, one per row. Or ().
+        """Return the host's numbers that the next `sample` of `rows` needs, one per row, or ().
 
         The caller may send them to the device together with other data, and pass them to `sample`.
         """

@@ -46,7 +46,7 @@ class ReadsCheckpointTensors(Protocol):
     def checkpoint_tensors(
         self, make_model: Callable[[], nn.Module | None]
     ) -> AbstractContextManager[Iterable[CheckpointTensor]]:
-        """Return a context with all tensors, in the order in which they are read fastest.
+        """Return a context manager that yields all tensors, in the order that is fastest to read.
 
         make_model: returns the model of the checkpoint on the device "meta"; None if no installed
         plugin has it. The tensors are valid in the context only. Raises the errors of `load`.

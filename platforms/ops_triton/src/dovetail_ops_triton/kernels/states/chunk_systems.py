@@ -2,7 +2,7 @@
 """Computes what all programs for the values of a head share in each chunk of linear attention.
 
 A launch computes it for all chunks at the same time: decays, products of queries and keys, norms,
-and the inverse of the system of equations of the delta rule. Sources: Dao and Gu 2024,
+and the inverse of the delta rule's system of equations. Sources: Dao and Gu 2024,
 arXiv:2405.21060; Yang et al. 2024, arXiv:2412.06464. Dimensions: T tokens, H heads, G groups of
 heads, K features of a key, L tokens of a chunk.
 """
@@ -152,7 +152,7 @@ def prepare_chunks_kernel(
 
 @triton.jit
 def _invert(system_LL, size, LENGTH: tl.constexpr):
-    """Return the inverse of a matrix with the lower triangle of `system_LL` and a diagonal of 1."""
+    """Return the inverse of the unit lower triangular matrix that `system_LL` contains."""
     l_L = tl.arange(0, LENGTH)
     inverse_LL = (l_L[:, None] == l_L[None]).to(tl.float32)
     for i in range(1, size):

@@ -146,7 +146,7 @@ def save_inputs_kernel(
 ):
     """Save the last inputs of each part of one request. Grid (requests, channel blocks).
 
-    A state consists of inputs of the part, and of the end of the state before it.
+    A state contains the last inputs of a part; a short part keeps the end of the previous state.
     """
     run = tl.program_id(0)
     part = tl.load(runs_ptr + 4 * run)
@@ -250,5 +250,5 @@ def _save(
 
 @cache
 def _kept_block(width: int) -> int:
-    """Return the padded number of kept inputs of a kernel of this width, at least 1."""
+    """Return how many inputs a kernel of this width keeps, padded to a power of two."""
     return triton.next_power_of_2(max(width - 1, 1))

@@ -82,7 +82,7 @@ def _plan(sizes: tuple[int, ...], num_parts: tuple[int, ...], device: torch.devi
 
 
 def _chunks(sizes: tuple[int, ...], first_token: int, first_part: int) -> Iterator[int]:
-    """Yield the numbers of the chunks of one request with parts of these sizes."""
+    """Yield the rows of `chunks_C4`, flattened, for a request with parts of these sizes."""
     token = first_token
     for size in sizes:
         for start in range(0, size, CHUNK_SIZE):
