@@ -32,7 +32,7 @@ class StateLayer(nn.Module):
         if not tensors or any(size < 1 for tensor in tensors for size in tensor.shape):
             raise ContractError(
                 f"layer {index} has a state of the tensors {[list(t.shape) for t in tensors]}; "
-                "use at least one tensor, and no empty one"
+                "use at least one tensor, and no empty tensor"
             )
         self.index = index
         self.tensors = tuple(tensors)
