@@ -12,7 +12,7 @@ from types import ModuleType
 from dovetail.interfaces import Probe
 
 LEVEL_VARIABLE = "DOVETAIL_CPU_LEVEL"
-"""Environment variable that selects the instruction set of the kernels, such as "portable"."""
+"""Environment variable that selects the instruction set of native kernels, such as "portable"."""
 _SLOW_LEVEL = "portable"
 
 

@@ -26,7 +26,7 @@ LEVELS = (
     "avx512_amx",
 )
 LEVEL_VARIABLE = "DOVETAIL_CPU_LEVEL"
-"""Environment variable that selects the instruction set of the kernels, such as "portable"."""
+"""Environment variable that selects the instruction set of native kernels, such as "portable"."""
 MAX_THREADS = 64
 LIBRARY = Path(__file__).with_name("_native.so")
 BUILD_REPORT = Path(__file__).with_name("_build.json")
