@@ -125,7 +125,7 @@ def test_the_configuration_is_checked_for_the_assumed_device():
         ("cpu:sm_90", "attention", ConfigError, "the platform 'cpu' cannot assume a device"),
         ("cuda:sm_61", "attention", ConfigError, "6.1, but CUDA 13.0 needs 7.5 or higher"),
         ("cudax:sm_90", "attention", PluginNotFoundError, "cuda"),
-        ("cuda:sm_90", "platform", ConfigError, "assume names the platform"),
+        ("cuda:sm_90", "platform", ConfigError, "already names the platform"),
     ],
 )
 def test_invalid_assumed_devices_are_rejected(assume, kind, error, message):

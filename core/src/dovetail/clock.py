@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 def sleep(seconds: float) -> None:
-    """Block this thread for some seconds."""
+    """Block this thread for `seconds` seconds."""
     time.sleep(seconds)
 
 

@@ -88,7 +88,7 @@ POINTS: Mapping[str, str] = {
 
 
 class InjectedError(RuntimeError):
-    """The unexpected error that the action "raise" raises."""
+    """The error that the fault action "raise" raises. No code expects this error."""
 
 
 @dataclass(frozen=True, kw_only=True)

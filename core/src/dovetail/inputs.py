@@ -11,7 +11,7 @@ class PromptTraits(TypedDict, total=False):
 
     cache_salt: cached prefixes are shared only with prompts of the same salt. tenant: the tenant of
     the request, for policies that are fair to tenants. deadline_s: seconds from now until the
-    deadline of the first token, for policies that use it. `AsyncLLM` ends a request that has no
+    deadline of the first token, for policies that use it. `AsyncLLM` aborts a request that has no
     token by then.
     """
 

@@ -1,7 +1,7 @@
 """Operations on a column of integers, which treat it as one large Python integer.
 
 One operation processes the whole column. An array library would be slower here, because each
-forward pass evicts its code from the CPU's caches.
+forward pass evicts the library's code from the CPU's caches.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ class LogprobSequence(Sequence[Any]):
 
     They are stored as columns of numbers, 8 bytes per entry. Each access creates a dictionary of
     `Logprob` objects. The entry of the first token of a prompt is None.
-    A sequence is equal to a list with the same entries. A slice and a sum with a list are lists.
+    A sequence is equal to a list with the same entries. A slice, and a concatenation with a list,
+    are lists.
     """
 
     __slots__ = ("_num_positions", "_store")

@@ -30,7 +30,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 @dataclass(frozen=True, kw_only=True)
 class Cores:
-    """Numbers of CPU cores: logical cores, cores for this process, and the cgroup's quota."""
+    """Counts of CPU cores: logical cores, cores for this process, and the cgroup's quota."""
 
     logical: int
     usable: int
@@ -161,7 +161,7 @@ def _own_paths(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _folders(mount_point: Path, root: str, own: str) -> Sequence[Path]:
-    """Return the paths of the cgroup `own` and its parents. `mount_point` is that of `root`."""
+    """Return the paths of the cgroup `own` and its parents. `root` is mounted at `mount_point`."""
     path = PurePosixPath(own)
     if ".." in path.parts or not path.is_relative_to(root):
         return [mount_point]  # the process's cgroup is not below the mounted one

@@ -37,7 +37,7 @@ MAX_JSON_DEPTH = 64
 MAX_INTEGER_DIGITS = 100
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-"""Matches a JSON string, also one that the end of the file cuts off, in linear time."""
+"""Matches a JSON string in linear time, even if the file ends within the string."""
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _KINDS = {

@@ -80,7 +80,7 @@ class ChatMessage:
 class CompletionOutput:
     """One completion of a prompt.
 
-    index: number of the completion among the `n` completions of the request.
+    index: index of the completion among the `n` completions of the request.
     text: without the stop string or stop token, unless `include_stop_str_in_output`.
     token_ids: including the stop token. cumulative_logprob: sum over all tokens so far.
     logprobs: one entry per token, a `LogprobSequence`. Both are None unless log-probabilities were

@@ -85,7 +85,7 @@ class SchedulerOutput:
     rows, starts, num_tokens: int32; the step computes tokens [start, start + n) of the request in
     this batch slot.
     samples: uint8; 1 if these tokens include the last known token, so that the step samples the
-        next, or returns the pooled result of a request with `pooling_params`.
+        next one, or returns the pooled result of a request with `pooling_params`.
     joins: new and resumed requests, which get a batch slot with this plan.
     leaves: int32; batch slots released since the last plan. A worker applies leaves, joins, blocks,
         encoder_frees and encoder in this order, and then computes the tokens.
@@ -139,8 +139,8 @@ class SchedulerOutput:
 class StepBuilder:
     """Builds plans. The only way to create a `SchedulerOutput`.
 
-    A scheduler uses one builder, which numbers the plans. `build` raises ValueError for a plan that
-    no worker can execute, and resets the builder.
+    A scheduler uses one builder, which numbers the plans. Each method adds work to the plan.
+    `build` raises ValueError for a plan that no worker can execute, and resets the builder.
     step_id: the number of the plan that is being built.
     """
 

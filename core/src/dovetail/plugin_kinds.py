@@ -18,7 +18,7 @@ GROUP_PREFIX = "dovetail."
 """The prefix of the entry-point groups of all kinds."""
 
 NO_PLUGIN = "none"
-"""The value of an option for no plugin, if the engine would otherwise select one."""
+"""An option with this value disables a plugin that the engine would otherwise select."""
 
 FRONTEND, ENGINE, WORKER = ROLES = ("frontend", "engine", "worker")
 """The processes that load plugins."""

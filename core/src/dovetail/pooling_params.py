@@ -33,7 +33,7 @@ class PoolingParams:
         "classify": the probabilities of all classes. "score": the score of a pair of texts by a
         cross-encoder. "reward": the unchanged outputs of the classification head.
     dimensions: number of leading features of embeddings to keep (Matryoshka embeddings); None for
-    all. normalize: whether embeddings have length 1; None for the model's default. use_activation:
+    all. normalize: scale embeddings to length 1; None for the model's default. use_activation:
         whether the outputs of a classification head become probabilities or scores; None for yes,
         except for "reward".
     truncate_prompt_tokens: maximum number of tokens of the prompt, of which the first are kept, and

@@ -37,7 +37,7 @@ class RequestStatus(IntEnum):
 
 
 class FinishReason(StrEnum):
-    """The reason for the end of a completion, with the values of the OpenAI API."""
+    """Why a completion has ended, with the values of the OpenAI API."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -136,7 +136,7 @@ class Request:
     blocks, capacity, block_hashes, num_committed_blocks, num_dropped_blocks: belong to the KV cache
         manager; one list of block ids per group, and the number of tokens that they hold.
     step_counter: the shared counter of its decode batch; both token counts increase with it.
-    admission, event_step: number in the order of admissions, and the value of the step counter at
+    admission, event_step: index in the order of admissions, and the value of the step counter at
         which the request needs individual processing.
     """
 
@@ -197,7 +197,7 @@ class Request:
         self.max_total_tokens = min(self.num_prompt_tokens + asked.max_tokens, max_model_len)
         self.pooling_params = asked.pooling_params
         if asked.pooling_params is not None:
-            # As with one output token, no run follows the run over the end of the prompt.
+            # As with one output token, no step follows the one that computes the prompt's end.
             self.max_total_tokens = self.num_prompt_tokens + 1
         self.stop_token_ids = asked.stop_token_ids
         self.bad_words_token_ids = asked.bad_words_token_ids

@@ -47,10 +47,10 @@ GREEDY_BELOW = 1e-5
 
 
 MAX_GRAMMAR_CHARS = 2**18
-"""Maximum characters of the text of a grammar."""
+"""Maximum length of a grammar in characters."""
 
 MAX_MARKER_CHARS = 64
-"""Maximum characters of a text that begins or ends the reasoning."""
+"""Maximum length in characters of a string that begins or ends the reasoning."""
 
 GRAMMAR_FORMS = {
     "json": "json_schema",
@@ -60,7 +60,7 @@ GRAMMAR_FORMS = {
     "grammar": "grammar",
     "structural_tag": "structural_tag",
 }
-"""Form of a grammar by argument of `StructuredOutputsParams`."""
+"""Maps each argument of `StructuredOutputsParams` to a form of grammar."""
 MAX_CHOICES = 4096
 
 

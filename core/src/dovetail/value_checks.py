@@ -71,7 +71,7 @@ def _shown_container(value: Any, depth: int) -> str:
 def invalid(parameter: str, value: object, expected: str) -> RequestError:
     """Return the error for an invalid `value`.
 
-    expected: the values that are accepted, for humans.
+    expected: a description of the accepted values, for the message.
     """
     return RequestError(f"{parameter}={shorten(value)} must be {expected}.", parameter=parameter)
 
@@ -307,7 +307,7 @@ def check_texts(name: str, texts: Sequence[str], maximum: int, max_chars: int) -
 
 
 def take_ids(name: str, token_ids: object, maximum: int, max_id: int) -> tuple[int, ...] | None:
-    """Return the token ids of a parameter without repetitions, in their order, or None if unset."""
+    """Return the token ids of a parameter without duplicates, in their order, or None if unset."""
     if token_ids is None:
         return None
     if not isinstance(token_ids, (list, tuple)):

@@ -338,7 +338,7 @@ def test_a_long_step_is_reported_as_a_stall_only_above_the_limit(supervised, tra
     assert time.monotonic() - start > 1.3
     assert client.state is EngineState.STALLED
     _, ends = traffic.Answers().collect(client, 1)
-    assert "a step has not ended" in ends["a"][1]
+    assert "a step has not completed" in ends["a"][1]
 
 
 @pytest.mark.soak

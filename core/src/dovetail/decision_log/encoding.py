@@ -26,17 +26,17 @@ _NUM_READINGS = Struct("<I")
 
 
 class Codebook:
-    """Numbers objects in the order of their first occurrence."""
+    """Assigns codes to objects: 0, 1, … in the order of their first occurrence."""
 
     def __init__(self) -> None:
         self._codes: dict[Any, int] = {}
 
     def code(self, item: Any) -> int:
-        """Return the number of an object."""
+        """Return the code of an object."""
         return self._codes.setdefault(item, len(self._codes))
 
     def codes(self, items: Iterable[Any]) -> array[int]:
-        """Return the numbers of several objects as an int32 array."""
+        """Return the codes of several objects as an int32 array."""
         known = self._codes
         return array("i", [known.setdefault(item, len(known)) for item in items])
 

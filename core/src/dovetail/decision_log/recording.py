@@ -130,7 +130,7 @@ class RecordedScheduler(SchedulerInterface):
         self._recorder.added(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests."""
+        """Abort requests."""
         names = list(request_ids)
         aborted = self.scheduler.abort_requests(names)
         self._recorder.record_call(RecordKind.ABORT, *names)
@@ -151,16 +151,16 @@ class RecordedScheduler(SchedulerInterface):
         return outputs
 
     def depth(self) -> Depth:
-        """Return the numbers of requests. Not recorded, because it changes no state."""
+        """Return the counts of requests. Not recorded, because it changes no state."""
         return self.scheduler.depth()
 
     def pause(self, scope: PauseScope) -> None:
-        """Stop requests from running."""
+        """Hold new requests, or all requests, until `resume`."""
         self.scheduler.pause(scope)
         self._recorder.record_call(RecordKind.PAUSE, scope.value)
 
     def resume(self) -> None:
-        """End a pause."""
+        """Continue after a pause."""
         self.scheduler.resume()
         self._recorder.record_call(RecordKind.RESUME)
 

@@ -1,6 +1,6 @@
 """`AsyncLLM`: streams the outputs of requests in an event loop. The engine runs in its own process.
 
-`AsyncLLM` starts the parts and has the methods for callers; `RequestStreamer` streams the requests.
+`AsyncLLM` starts the parts and has the methods for callers; `RequestStreamer` streams the outputs.
 This module depends neither on scheduling nor on the messages to the engine's process.
 """
 
@@ -100,7 +100,7 @@ class AsyncLLM(AsyncPoolingMethods):
         timeout_s: float = ATTACH_TIMEOUT_S,
         clock: Clock | None = None,
     ) -> AsyncLLM:
-        """Return another front end of an engine that another process has started.
+        """Attach to an engine that another process has started. Return a new front end for it.
 
         address: the `address` of the `AsyncLLM` that started it. timeout_s: how long to wait for
         the engine's response. This front end has its own requests, request ids and `max_waiting`;
@@ -153,7 +153,7 @@ class AsyncLLM(AsyncPoolingMethods):
 
     @property
     def address(self) -> str:
-        """The path of the engine's socket, with which other processes can `attach` to the engine.
+        """The path of the engine's socket. Other processes can pass it to `attach`.
 
         It changes with each restart of a supervised engine.
         """
@@ -161,7 +161,7 @@ class AsyncLLM(AsyncPoolingMethods):
 
     @property
     def facts(self) -> EngineFacts:
-        """The properties of the engine: configuration, sizes, and the phases of its start."""
+        """The properties of the engine: configuration, sizes, and startup phases."""
         return self.client.facts
 
     @property
@@ -196,11 +196,11 @@ class AsyncLLM(AsyncPoolingMethods):
 
     @property
     def last_stats(self) -> SchedulerStats | None:
-        """The scheduler's statistics of the latest step, or None before the first."""
+        """The scheduler's statistics of the latest step, or None before the first step."""
         return self._streamer.last_stats
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of a request that has none: the model's defaults."""
+        """Return the model's default parameters, which apply to requests without parameters."""
         return self._front.inputs.default_params()
 
     def generate(
@@ -214,19 +214,19 @@ class AsyncLLM(AsyncPoolingMethods):
         output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
         timeout_s: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Return the outputs of one request as an async generator. The last one is `finished`.
+        """Return an async generator of the request's outputs. The last one has `finished` set.
 
         The request is sent when the first output is requested. A slow reader gets the results of
         several steps in one output. Leaving the loop, or cancelling the task, aborts the
         request; a caller that keeps the generator must call its `aclose`.
         request_id: an id that no unfinished or unread request uses; "" for a generated id.
-        timeout_s: seconds after which the request is aborted. It is also aborted if it has no token
-        by the prompt's `deadline_s`. The last output of an aborted request has the finish reason
-        "abort", all tokens so far, and the cause in `error`. If the engine rejects a request that
-        the front end accepted, its last output has the finish reason "error" and the cause in
-        `error`. The generator raises RequestError that names the parameter; CapacityError if more
-        than `max_num_seqs` + `max_waiting` completions were unfinished or unread; EngineDeadError,
-        after all outputs that had arrived.
+        timeout_s: seconds after which the request is aborted. A request that has no token by the
+        prompt's `deadline_s` is aborted, too. The last output of an aborted request has the finish
+        reason "abort", all tokens so far, and the cause in `error`. If the engine rejects a request
+        that the front end accepted, the request's last output has the finish reason "error" and
+        the cause in `error`. The generator raises RequestError that names the parameter;
+        CapacityError if more than `max_num_seqs` + `max_waiting` completions would be unfinished
+        or unread; EngineDeadError, after it has yielded all outputs that had arrived.
         """
         self._front.check_can_generate()
         user_request = UserRequest(
@@ -252,9 +252,9 @@ class AsyncLLM(AsyncPoolingMethods):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Return outputs of kind DELTA as `generate` does, except those that `sink` takes.
 
-        sink: takes outputs that are not the last one, while the caller waits for the next output
-        and the sink is ready. A sink needs less CPU time per output than the generator. If it
-        raises an error, the generator raises UserError.
+        sink: gets each output except the last one, if the caller is waiting for the next output
+        and the sink is ready. A sink needs less CPU time per output than the generator. If the
+        sink raises an error, the generator raises UserError.
         """
         self._front.check_can_generate()
         user_request = UserRequest(
@@ -268,7 +268,7 @@ class AsyncLLM(AsyncPoolingMethods):
         return self._streamer.serve(user_request, timeout_s, sink)
 
     async def abort(self, request_ids: str | Iterable[str]) -> None:
-        """Abort requests. Their readers get a last output. Unknown ids are ignored."""
+        """Abort requests. Each reader gets a final output. Unknown ids are ignored."""
         self._streamer.begin()
         chunks: list[list[str]] = []
         for chunk in request_id_chunks(request_ids):
@@ -281,15 +281,15 @@ class AsyncLLM(AsyncPoolingMethods):
     async def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
         """Pause the requests until `resume`. New requests are accepted, and wait.
 
-        scope: "all": nothing runs; or "new": running requests continue to their end. Raises
-        UserError for any other scope.
+        scope: "all": no request runs; or "new": running requests continue until they finish.
+        Raises UserError for any other scope.
         """
         pause_scope = read_pause_scope(scope)
         self._streamer.begin()
         await self.client.pause(pause_scope)
 
     async def resume(self) -> None:
-        """End a pause. Do nothing if there is none."""
+        """Continue after a pause. Do nothing if there is no pause."""
         self._streamer.begin()
         await self.client.resume()
 
@@ -299,12 +299,12 @@ class AsyncLLM(AsyncPoolingMethods):
         return await self.client.reset_prefix_cache()
 
     async def sleep(self, level: int = 1) -> None:
-        """Free the device memory of weights and KV cache until `wake_up`, as `LLM.sleep`."""
+        """Free the device memory of weights and KV cache until `wake_up`. See `LLM.sleep`."""
         self._streamer.begin()
         await self.client.sleep(level)
 
     async def wake_up(self, tags: Iterable[str] = ()) -> None:
-        """Allocate the memory of `tags` again, as `LLM.wake_up`."""
+        """Allocate the memory of `tags` again. See `LLM.wake_up`."""
         self._streamer.begin()
         await self.client.wake_up(read_sleep_tags(tags))
 
@@ -316,7 +316,7 @@ class AsyncLLM(AsyncPoolingMethods):
     async def read_steps(self, after: int = 0, max_steps: int = MAX_STEPS) -> StepTrace:
         """Return what each request did in the steps with numbers above `after`.
 
-        The first call starts the recording; it ends if there is no call for ten seconds.
+        The first call starts the recording, which ends if there is no call for 10 s.
         """
         self._streamer.begin()
         return await self.client.read_steps(after, max_steps)
@@ -346,7 +346,7 @@ class AsyncLLM(AsyncPoolingMethods):
         return True
 
     def shutdown(self) -> None:
-        """End the engine. Waiting callers get EngineDeadError. May be called twice.
+        """Shut down the engine. Waiting callers get EngineDeadError. May be called twice.
 
         Blocks for at most a few seconds, until the engine's process has exited.
         """

@@ -52,7 +52,7 @@ def check_attention(
 def described_attention(
     worker_cls: type[Any], plugins: PluginRegistry, config: EngineConfig, platform: Platform
 ) -> AttentionFacts | None:
-    """Return the worker's description of the model's attention, or None without attention.
+    """Return the worker's description of the model's attention, or None if the model has none.
 
     Raises ContractError for a result of a different type, and the errors of `describe_attention`.
     """

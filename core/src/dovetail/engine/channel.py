@@ -1,4 +1,4 @@
-"""The channel: transports one client's calls to an engine, and its replies and outputs back.
+"""The channel: sends one client's calls to an engine, and receives the replies and outputs.
 
 Replies and outputs arrive in order. `InprocChannel` runs the engine in the caller's thread,
 `dovetail.engine.process.ProcessChannel` connects to a process, and
@@ -67,9 +67,9 @@ class Progress:
 class EngineState(StrEnum):
     """The state of an engine.
 
-    READY: it runs and its steps end. STALLED: it runs but sends no heartbeat, or a step does not
-    end; it may recover. RESTARTING: it failed, and another one is being started. DEAD: it is not
-    restarted. An engine without supervision is READY or DEAD.
+    READY: it runs and completes its steps. STALLED: it runs but sends no heartbeat, or a step does
+    not complete; it may recover. RESTARTING: it failed, and another engine is being started. DEAD:
+    it is not restarted. An engine without supervision is READY or DEAD.
     """
 
     READY = "ready"
@@ -80,7 +80,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of an operation. number: the number of its reply, from 1, or 0 for no reply."""
+    """A call of an operation. number: identifies the reply, from 1, or 0 if there is no reply."""
 
     number: int
     operation: Operation[..., Any]
@@ -132,7 +132,7 @@ class Channel(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the engine if this client owns it, or else detach. May be called twice."""
+        """Shut down the engine if this client owns it, else detach. May be called twice."""
 
     def acknowledge(self) -> None:
         """Record that the caller has taken outputs, so that the engine can send more."""
@@ -149,7 +149,7 @@ class Channel(ABC):
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine, or None."""
+        """The error that stopped the engine, or None."""
         return None
 
     @property
@@ -255,7 +255,7 @@ class InprocChannel(Channel):
         return Progress(num_steps=self._num_steps)
 
     def _disown(self) -> None:
-        """Make every later call raise an error. Runs in a forked child, without device threads."""
+        """Make every later call raise an error. Runs in a forked child."""
         self.core = cast("EngineCore", _ForkedCore(forked_error("this engine", self._owner_pid)))
 
 

@@ -58,10 +58,11 @@ _PLAIN_CONFIG = {"architectures": ["NoModel"], "vocab_size": 1, "max_position_em
 def explain_choice(
     kind: str, args: EngineArgs | None = None, *, assume: str = "", **options: object
 ) -> Explanation:
-    """Return which plugin of `kind` an engine of `args` would use, and why.
+    """Return which plugin of `kind` an engine with `args` would use, and why.
 
-    args: None for no specific model; `options` are then the other `EngineArgs`. assume: platform
-    and architecture of a machine without that device, such as "cuda:sm_90". Raises
+    args: None to assume no specific model; `options` are then the `EngineArgs` other than the
+    model. assume: a platform and an architecture, such as "cuda:sm_90", for which the choice is
+    explained although this machine does not have that device. Raises
     PluginNotFoundError for an unknown kind, ConfigError or ModelError for an invalid configuration,
     PluginError if no platform can be used.
     """
@@ -76,7 +77,10 @@ def explain_choice(
 
 
 def criteria_of(kind: str, config: AnyConfig, platform: Platform | None = None) -> Criteria:
-    """Return the criteria of `config` for a kind. platform: given only if `config` is resolved."""
+    """Return the criteria by which `config` selects plugins of a kind.
+
+    platform: given only if `config` is resolved.
+    """
     return Criteria(
         references=named_plugins(kind, config),
         why=_why(kind, config),
@@ -113,7 +117,9 @@ def _why(kind: str, config: AnyConfig) -> str:
 def _explain(kind: str, requested: RequestedConfig, assume: str, *, has_model: bool) -> Explanation:
     if kind == "platform":
         if assume:
-            raise ConfigError(f"assume names the platform: {assume!r}; explain another kind.")
+            raise ConfigError(
+                f"assume={assume!r} already names the platform; omit it, or explain another kind."
+            )
         return _explain_platform(requested)
     from dovetail.config.resolve import resolve
 
@@ -146,11 +152,11 @@ def _explain(kind: str, requested: RequestedConfig, assume: str, *, has_model: b
 def _criteria_of_parser(
     criteria: Criteria, kind: str, config: EngineConfig, plugins: PluginRegistry, *, has_model: bool
 ) -> Criteria:
-    """Return the criteria of a parser that the model's chat template chooses."""
+    """Return the criteria of a parser that is selected by the model's chat template."""
     if getattr(config.extensions, kind) == NO_PLUGIN:
         return replace(criteria, why=f'{kind} is "{NO_PLUGIN}"')
     if not has_model:
-        return replace(criteria, why="set --model: the chat template of a model chooses it")
+        return replace(criteria, why="set --model: the model's chat template selects the parser")
     try:
         tokenizer = load_tokenizer(config, plugins)
     except ModelError as error:

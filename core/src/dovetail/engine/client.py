@@ -42,7 +42,7 @@ _NAP_S = 0.2
 
 
 class BaseClient(EnginePort):
-    """The status of the engine. Makes no call to the engine. Any thread may read it."""
+    """The status of the engine, for both clients. Makes no call to it. Any thread may read it."""
 
     def __init__(self, channel: Channel) -> None:
         """Create the client. channel: closed by `shutdown`."""
@@ -56,7 +56,7 @@ class BaseClient(EnginePort):
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine, or None."""
+        """The error that stopped the engine, or None."""
         return self.channel.error
 
     @property
@@ -94,7 +94,7 @@ class BaseClient(EnginePort):
         """The engine core in this process, for tests and measurements."""
         if isinstance(self.channel, InprocChannel):
             return self.channel.core
-        raise AttributeError("This engine core runs in another process.")
+        raise AttributeError("core is not available: the engine core runs in another process.")
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
         """Wait until an engine is ready. Return False after the timeout.
@@ -132,7 +132,7 @@ class EngineClient(BaseClient):
         return None
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests immediately: no outputs follow for them.
+        """Abort requests immediately. The engine sends no further outputs for them.
 
         Does nothing if the engine has failed.
         """
@@ -160,7 +160,7 @@ class EngineClient(BaseClient):
         return message
 
     def shutdown(self) -> None:
-        """End the engine, or detach this client from it. May be called twice."""
+        """Shut down the engine, or detach this client from it. May be called twice."""
         self.channel.close()
 
     def _take(self, outputs: EngineCoreOutputs) -> None:
@@ -189,7 +189,7 @@ class AsyncEngineClient(BaseClient):
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine. None until waiting callers have received it."""
+        """The error that stopped the engine. None until waiting callers have received it."""
         return self._error
 
     async def call(self, operation: Operation[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -217,7 +217,7 @@ class AsyncEngineClient(BaseClient):
             self.channel.send(Call(0, EnginePort.abort_requests, (tuple(request_ids),)))
 
     async def get_outputs(self) -> EngineCoreOutputs:
-        """Return the next outputs. Wait for them until the engine fails."""
+        """Wait for the next outputs and return them. Raise the engine's error if it fails."""
         while not self._outputs:
             self._check_alive()
             self._came.clear()
@@ -229,7 +229,7 @@ class AsyncEngineClient(BaseClient):
         return self._take_first() if self._outputs else None
 
     async def check_alive(self) -> None:
-        """Raise the error that ended the engine, even if no call has been made since.
+        """Raise the error that stopped the engine, even if no call has been made since.
 
         Raises UnavailableError while a supervised engine is being restarted.
         """
@@ -242,7 +242,7 @@ class AsyncEngineClient(BaseClient):
             raise UnavailableError("the engine failed and is being restarted.")
 
     def shutdown(self) -> None:
-        """End the engine, or detach from it. Waiting callers get EngineDeadError.
+        """Shut down the engine, or detach from it. Waiting callers get EngineDeadError.
 
         May be called from any thread, and twice.
         """
@@ -305,7 +305,7 @@ class _OutputThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it. May be called in the thread itself, and twice."""
+        """Stop the thread and wait for it to exit. May be called twice, and in this thread."""
         self._wanted = False
         if self._thread is not threading.current_thread():
             self._thread.join()

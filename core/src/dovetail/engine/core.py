@@ -42,7 +42,7 @@ MAX_DRAIN_NS = 1_000_000_000
 
 
 class EngineCore:
-    """Runs a scheduler and an executor, with plans in flight. paused: the scope of the pause."""
+    """Runs a scheduler and an executor. paused: the scope of the pause, or None without a pause."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class EngineCore:
         return rejected
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests immediately. Return the ids that existed."""
+        """Abort requests immediately. Return the ids that existed."""
         fault("core.abort_requests")
         self._idle.end()
         ended = self.scheduler.abort_requests(request_ids)
@@ -154,14 +154,14 @@ class EngineCore:
         return bool(depth.num_active or depth.num_transfers)
 
     def pause(self, scope: PauseScope) -> None:
-        """Stop new requests, or all requests, until `resume`. Plans in flight complete normally."""
+        """Hold new requests, or all requests, until `resume`. Plans in flight complete normally."""
         self._check_alive()
         self._idle.end()
         self.paused = PauseScope(scope)
         self.scheduler.pause(self.paused)
 
     def resume(self) -> None:
-        """End a pause. Do nothing if there is none. Raises UserError while the workers sleep."""
+        """Continue after a pause, if there is one. Raises UserError while the workers sleep."""
         self._check_alive()
         if self._asleep:
             raise UserError("The engine is asleep; call wake_up instead of resume.")
@@ -184,10 +184,10 @@ class EngineCore:
         return outputs
 
     def step_with_batch_queue(self) -> EngineCoreOutputs | None:
-        """Plan a step ahead of the executing one. Return the outputs of the oldest, if it is due.
+        """Plan a step while another one is executed. Return the oldest step's outputs, if due.
 
-        Returns None if a plan was sent and another one may follow before a result is needed. Tokens
-        are the same as with `step`.
+        Returns None if a plan was sent and another one may follow before a result is needed. The
+        tokens are the same as with `step`.
         """
         self._check_alive()
         self._dead = True  # remains True if the step is interrupted, as in `step`
@@ -209,7 +209,7 @@ class EngineCore:
         return self._take_oldest() if self._out else None
 
     def _take_oldest(self) -> EngineCoreOutputs:
-        """Return the outputs of the oldest plan. Sample the plan that depends on them."""
+        """Return the outputs of the oldest plan. Then sample for the plan that waited for them."""
         plan, handle = self._out.popleft()
         outputs = self._update(plan, self._result(plan, handle))
         if self._unsampled is not None and not self._out:
@@ -300,7 +300,7 @@ class EngineCore:
         return self._last_stats
 
     def read_steps(self, after: int = 0, max_steps: int = MAX_STEPS) -> StepTrace:
-        """Return the records of steps with numbers above `after`. The first call starts them."""
+        """Return the records with numbers above `after`. The first call starts the recording."""
         self._check_alive()
         if not isinstance(self.scheduler, StepRecorder):
             restore = partial(setattr, self, "scheduler")

@@ -16,7 +16,7 @@ from dovetail.plugins.capabilities import declared_ids
 from dovetail.plugins.construction import construct
 
 CAPABILITY = "kv_connector"
-"""The capability that workers and schedulers with support for KV connectors declare."""
+"""Workers and schedulers that support KV connectors declare this capability."""
 
 
 def check_kv_connector(config: EngineConfig, worker_cls: type, scheduler_cls: type) -> None:

@@ -1,4 +1,4 @@
-"""Listeners: stat loggers and hooks of an engine, notified of its start, steps, errors and stop.
+"""Listeners: stat loggers and hooks that are notified when an engine starts, steps, fails or stops.
 
 `Listeners.watch` wraps the engine's step function to notify listeners after each step; without
 listeners it returns the function itself, so that they cost nothing. A listener that raises an
@@ -40,7 +40,7 @@ class Listeners:
         self._hooks = hooks
         self._clock = clock
         self._stopped = False
-        # Sums over the messages of one step; its last message has the statistics.
+        # Sums over the messages of one step. The step's last message has the statistics.
         self._num_new_tokens = self._num_finished = self._num_failed = 0
         with ExitStack() as undo:
             self._stat_loggers = _make_stat_loggers(config, plugins, clock, undo)
@@ -83,7 +83,7 @@ class Listeners:
         for end in failed:
             self.request_failed(
                 user_request_id(end.request_id),
-                RequestError(end.message or "The engine gave no reason."),
+                RequestError(end.message or "The engine reported no reason."),
             )
 
     def request_failed(self, request_id: str, error: RequestError) -> None:

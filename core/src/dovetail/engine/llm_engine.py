@@ -47,7 +47,7 @@ connector may need many to store blocks), and seconds to wait for each step."""
 
 
 class LLMEngine:
-    """An engine that runs requests while `step` is called.
+    """An engine whose requests run only while `step` is called.
 
     Several threads may call it: one call runs at a time, the others wait. `guard` is the lock; a
     thread that calls `step` in a loop gets the outputs of all threads' requests.
@@ -90,7 +90,7 @@ class LLMEngine:
         return self.client.facts.model_info.supported_tasks
 
     def default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of a request that has none: the model's defaults."""
+        """Return the model's default parameters, which apply to requests without parameters."""
         return self.front.inputs.default_params()
 
     @one_thread_at_a_time
@@ -133,8 +133,8 @@ class LLMEngine:
     def add_requests(self, user_request: Sequence[UserRequest]) -> dict[str, RequestError]:
         """Add requests before the next step. Return the rejections by request id.
 
-        A request is rejected as a whole, all others continue. Raises RequestError, before any
-        request is added, if an id is not a string or occurs twice.
+        A request is rejected as a whole; all other requests continue. Raises RequestError, before
+        any request is added, if an id is not a string or occurs twice.
         """
         _check_different(user_request)
         rejected: dict[str, RequestError] = {}
@@ -181,7 +181,7 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """End requests. The next step returns their last outputs. Unknown ids are ignored."""
+        """Abort requests. The next step returns their final outputs. Unknown ids are ignored."""
         processed = self._outputs.abort(read_request_ids(request_ids))
         self._abort(processed.to_abort)
         self._ended_early += processed.request_outputs
@@ -206,15 +206,15 @@ class LLMEngine:
     def pause(self, scope: PauseScope | str = PauseScope.ALL) -> None:
         """Pause the requests until `resume`. Requests can still be added and aborted.
 
-        scope: "all": nothing runs, and all requests keep batch slots and blocks; or "new": running
-        requests continue to their end, and no other starts. `step` then returns soon if there is
-        nothing to do. Raises UserError for any other scope.
+        scope: "all": no request runs, and all requests keep batch slots and blocks; or "new":
+        running requests continue until they finish, and no other request starts. During a pause,
+        `step` returns soon if there is nothing to do. Raises UserError for any other scope.
         """
         self.client.pause(read_pause_scope(scope))
 
     @one_thread_at_a_time
     def resume(self) -> None:
-        """End a pause. Do nothing if there is none."""
+        """Continue after a pause. Do nothing if there is no pause."""
         self.client.resume()
 
     @one_thread_at_a_time
@@ -240,7 +240,7 @@ class LLMEngine:
 
     @one_thread_at_a_time
     def wake_up(self, tags: Iterable[str] = ()) -> None:
-        """Allocate the memory of `tags` again, empty for all. See `LLM.wake_up`."""
+        """Allocate the memory of `tags` again, or all memory if empty. See `LLM.wake_up`."""
         self.client.wake_up(read_sleep_tags(tags))
 
     @one_thread_at_a_time

@@ -29,7 +29,7 @@ def make_registry(config: RequestedConfig) -> PluginRegistry:
 
 
 def named_plugins(kind: str, config: AnyConfig) -> tuple[str | type, ...]:
-    """Return the references to plugins of `kind` in `config`, in order. ("auto",) if left open."""
+    """Return the references in `config` to plugins of `kind`; ("auto",) to select one."""
     row = get_kind(kind)
     if not row.field or (kind == "tokenizer" and config.model.skip_tokenizer_init):
         return ()

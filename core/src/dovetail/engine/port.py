@@ -54,7 +54,7 @@ class EnginePort:
 
     @operation()
     def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests immediately. Unknown ids and ids of other clients are ignored."""
+        """Abort requests immediately. Unknown ids and ids of other clients are ignored."""
 
     @operation()
     def pause(self, scope: PauseScope) -> None:
@@ -62,7 +62,7 @@ class EnginePort:
 
     @operation()
     def resume(self) -> None:
-        """End a pause. Do nothing if there is none. Raises UserError while the engine sleeps."""
+        """Continue after a pause, if there is one. Raises UserError while the engine sleeps."""
 
     @operation()
     def reset_prefix_cache(self) -> bool:
@@ -102,7 +102,7 @@ class EnginePort:
     def read_steps(self, after: int = 0, max_steps: int = MAX_STEPS) -> StepTrace:
         """Return what each request did in the steps with numbers above `after`.
 
-        The first call starts the recording; it ends when no client has called for ten seconds. The
+        The first call starts the recording, which ends if no client calls for 10 s. The
         engine stores the last `MAX_STEPS` steps, for all clients together. Raises UserError for an
         invalid argument.
         """

@@ -14,7 +14,7 @@ from dovetail.sampling_params import ReasoningParams
 
 
 class Phase(Enum):
-    """The phases of the output of a request that may reason before it answers."""
+    """The phases of a request's output, if the model may reason before it answers."""
 
     OPENING = "before the first token, which may begin the reasoning"
     REASONING = "in the reasoning"

@@ -52,7 +52,7 @@ def _answer_matcher(matcher: GrammarMatcher) -> GrammarMatcher | None:
 
 
 def _lower_priority() -> None:
-    """Let the calling thread run only when the threads of the steps leave a core idle."""
+    """Let the calling thread run only when the threads that run steps leave a core idle."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
 
@@ -270,7 +270,7 @@ class StructuredOutput(AdmissionGate):
         return any(samples and row in self._names for row, samples in runs)
 
     def mask(self, plan: SchedulerOutput) -> GrammarOutput | None:
-        """Return the bit masks of `plan`, the last argument of `constrains`.
+        """Return the bit masks of `plan`, the plan most recently passed to `constrains`.
 
         Call it after `accept` has received the results of all earlier plans.
         """
@@ -357,11 +357,12 @@ class StructuredOutput(AdmissionGate):
             if num_allowed != count:
                 self._fail(
                     name,
-                    f"the request's grammar accepts only {num_allowed} tokens of {list(tokens)}",
+                    f"the request's grammar accepts only the first {num_allowed} of the tokens "
+                    f"{list(tokens)}",
                 )
 
     def shutdown(self) -> None:
-        """End the threads and drop unfinished grammars. May be called twice."""
+        """Stop the threads and drop unfinished grammars. May be called twice."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _fail(self, name: str, what: str) -> None:

@@ -18,7 +18,7 @@ R = TypeVar("R")
 class ThreadGuard:
     """A reentrant lock that can be used after a fork.
 
-    In a forked child it is unlocked, because the thread that held it does not exist there.
+    In a forked child it is unlocked, because the thread that held it does not exist in the child.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ S = TypeVar("S", bound=Guarded)
 def one_thread_at_a_time(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """Allow one thread at a time in the guarded methods of an object."""
+    """Decorate a method: one thread at a time runs the decorated methods of an object."""
 
     @wraps(method)
     def guarded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,6 @@
 """Runs a list of requests to completion, with a progress bar.
 
-This module returns results in order.
+The results have the order of the requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dovetail.inputs import Prompt
 
 SHOWN_PROMPT_CHARS = 4096
-"""Maximum characters of a rejected prompt in its output."""
+"""The output of a rejected prompt contains at most this many characters of the prompt."""
 
 
 def run_batch(

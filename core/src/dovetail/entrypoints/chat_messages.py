@@ -34,7 +34,7 @@ def constrain_chat(
     """Return the parameters of a chat request, with the grammar of its calls.
 
     params: the user's parameters; None for the model's defaults. Raises RequestError, naming the
-    field, for what the engine cannot do.
+    field, if the engine does not support the request.
     """
     parsers = engine.front.parsers
     text = prompt["prompt"]

@@ -1,4 +1,4 @@
-"""Delays Ctrl-C to the end of a step, so that an interrupted engine remains usable."""
+"""Delays Ctrl-C until the end of a step, so that an interrupted engine remains usable."""
 
 from __future__ import annotations
 

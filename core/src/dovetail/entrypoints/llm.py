@@ -27,7 +27,7 @@ OnError = Literal["raise", "return"]
 
 
 class LLM(PoolingMethods):
-    """A model that generates outputs, or pools, for lists of prompts.
+    """A model that generates text, or computes pooled results, for lists of prompts.
 
     `LLM("path/to/model", max_num_seqs=64, scheduler_cls="priority", …)`: the options are those of
     `EngineArgs`. Use it as a context manager, or call `shutdown`, to release all resources.
@@ -151,7 +151,7 @@ class LLM(PoolingMethods):
         add_generation_prompt: Any,
         tools: Sequence[Mapping[str, Any]],
     ) -> Callable[[Any], Prompt]:
-        """Return a function that renders a conversation to a prompt, text and tokens."""
+        """Return a function that renders a conversation to a prompt: its text and token ids."""
         from dovetail.engine.messages.history import (
             CallForm,
             call_form,
@@ -197,7 +197,7 @@ class LLM(PoolingMethods):
     ) -> Any:
         """Return the result of the IO processor (`EngineArgs.io_processor`) for `data`.
 
-        sampling_params: used for prompts that have none; None for the model's defaults. on_error:
+        sampling_params: for prompts without parameters; None for the model's defaults. on_error:
             as for `generate`; here a rejected prompt does not affect the others, and the processor
             reports it.
         Raises ConfigError if the engine has no IO processor, RequestError for invalid data.
@@ -226,7 +226,7 @@ class LLM(PoolingMethods):
         return self.llm_engine.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of a prompt that has none: the model's defaults."""
+        """Return the model's default parameters, which apply to prompts without parameters."""
         return self.llm_engine.default_sampling_params()
 
     def reset_prefix_cache(self) -> bool:
@@ -242,7 +242,7 @@ class LLM(PoolingMethods):
         self.llm_engine.sleep(level)
 
     def wake_up(self, tags: Iterable[str] = ()) -> None:
-        """Allocate the memory of `tags` again. Empty for all. Then the engine accepts requests.
+        """Allocate the memory of `tags` again, or all memory if empty. Then requests can run.
 
         tags: "weights", "kv_cache". Raises UserError for an unknown tag or if the engine is not
         asleep, CapacityError if a device has too little memory; the call can then be repeated.

@@ -40,7 +40,7 @@ class PoolingMethods:
     ) -> list[PoolingRequestOutput]:
         """Return the pooled result of each prompt, in the order of the prompts.
 
-        pooling_task: the task of parameters that have none; None for the model's first task.
+        pooling_task: the task for parameters without a task; None for the model's first task.
         """
         from dovetail.engine.front_end import UserRequest  # imported with the engine
         from dovetail.entrypoints.batch import run_batch
@@ -107,8 +107,8 @@ class PoolingMethods:
         """Return the score of each pair of a query and a document: `output.outputs.score`.
 
         queries: one text for all documents, or one for each. A cross-encoder reads both texts
-        together. Other models embed each text once, and the score is the cosine, or the sum of the
-        largest similarities of tokens (late interaction).
+        together. Other models embed each text once, and the score is the cosine similarity, or the
+        sum of the largest similarities of tokens (late interaction).
         """
         from dovetail.engine.output.scoring import (
             ScoringKind,

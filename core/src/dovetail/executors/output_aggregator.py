@@ -1,4 +1,4 @@
-"""Combines the results of all ranks to one step result, including the KV-transfer reports.
+"""Combines the results of all ranks into one step result, including the KV-transfer reports.
 
 Tokens and log-probabilities are equal on every rank, so rank 0's are used. The reports of the KV
 connector's worker sides differ: each transfers its rank's part of every block. The executor
@@ -23,7 +23,7 @@ _MARK = b"\0ranks\0"
 
 
 def aggregate_outputs(outputs: Sequence[ModelRunnerOutput]) -> ModelRunnerOutput:
-    """Combine the results of a step, in rank order, to one result.
+    """Combine the results of a step, in rank order, into one result.
 
     Returns rank 0's result with the `kv_transfer` of all ranks. Executors of several ranks call it
     for each step of an engine with a KV connector; only `kv_transfer` of other ranks is read.

@@ -58,7 +58,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         local_rank: int | None = None,
         rendezvous: str = "",
     ) -> WorkerSpec:
-        """Return the specification of a worker of this executor. local_rank: `rank` if None.
+        """Return the specification of the worker with this rank. local_rank: `rank` if None.
 
         Raises ContractError for a class that no other process can import, ConfigError for options
         that cannot be sent.

@@ -1,8 +1,8 @@
-"""Children that are started together, watched by one thread, and ended together.
+"""Children that are started together, watched by one thread, and stopped together.
 
 The first child that fails or exits is the cause that every caller gets. The other children are
 killed immediately, because they may wait for it. After `close` no process or descriptor remains.
-The class does not depend on the work of the children.
+The class does not depend on what the children do.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ logger = logging.getLogger(__name__)
 _CAUSE_S = 2.0
 """Time that a caller waits for the cause of a closed connection."""
 _PEER_S = 1.0
-"""Maximum time after a PeerLostError in which the end of another child counts as its cause."""
+"""If another child exits within this time after a PeerLostError, its exit counts as the cause."""
 _JOIN_S = 5.0
 
 
 class ChildGroup:
-    """Child processes that start and end together. children: the children, by rank.
+    """Child processes that start and stop together. children: the children, by rank.
 
     failure: the first error of a child, or None.
     """
 
     def __init__(self, phases: Sequence[str], clock: Clock) -> None:
-        """phases: the phases of each child's start, in order. The first one is not reported."""
+        """Create an empty group.
+
+        phases: the phases of each child's startup, in order. The first one is not reported.
+        """
         self.children: list[ChildProcess] = []
         self.failure: DovetailError | None = None
         self._phases = phases
@@ -86,7 +89,7 @@ class ChildGroup:
                 child.kill()
 
     def close(self, timeout_s: float) -> None:
-        """Wait for the children to exit, then kill them. May be called twice.
+        """Wait for the children to exit, then kill the remaining ones. May be called twice.
 
         The caller must first close their connections or request their exit.
         """
@@ -127,7 +130,7 @@ class ChildGroup:
         late = [f"{child} is in the phase {child.phase}" for child in self.children if child.phase]
         self.fail(
             EngineDeadError(
-                f"The start has not ended within {timeout_s:g} s: {'; '.join(late)}. Check the "
+                f"Startup has not completed within {timeout_s:g} s: {'; '.join(late)}. Check the "
                 "output, or raise "
                 "start_timeout_s."
             )
@@ -179,13 +182,13 @@ class ChildGroup:
                     other.kill()
 
     def _ended_with(self, child: ChildProcess) -> ChildProcess | None:
-        """Wait briefly. Return another child that has ended, or None."""
+        """Wait briefly. Return another child that has exited, or None."""
         others = {item.ending: item for item in self.children if item is not child}
         ended = wait_readable(list(others), _PEER_S) if others else []
         return others[ended[0]] if ended else None
 
     def _lose(self, child: ChildProcess) -> None:
-        """Read the last reports of an ended child, record the cause, and kill the others."""
+        """Read the last reports of an exited child, record the cause, and kill the others."""
         while self._read(child):
             pass
         error = f"{child} ended{_during(child)} {child.describe_end()}; its results are lost."

@@ -52,10 +52,10 @@ class ChildContext:
         send_report(self._control, StartReport("failed", remote.kind, remote.text, remote.detail))
 
     def await_dismissal(self) -> None:
-        """Wait a moment for the parent's permission to end.
+        """Wait a moment for the parent's permission to exit.
 
-        For a child that ends because its parent closed a connection: if the parent has exited, this
-        process must run until it has killed the processes that it started in its session.
+        For a child that exits because its parent closed a connection: if the parent has exited,
+        this process must run until it has killed the processes that it started in its session.
         """
         self._dismissed.wait(_DISMISSAL_S)
 

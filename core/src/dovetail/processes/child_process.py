@@ -1,7 +1,7 @@
-"""The parent's view of one child process: start, reports, heartbeats, end.
+"""The parent's view of one child process: start, reports, heartbeats, exit.
 
 A child is started with exec in its own session, and the whole session is killed. It belongs to the
-process that started it: a forked copy of the parent cannot use or end it. Its resources are
+process that started it: a forked copy of the parent cannot use or kill it. Its resources are
 released by `close`, when the object is collected, or when the interpreter exits.
 """
 
@@ -33,7 +33,7 @@ from dovetail.transport.ring_memory import memory_of
 from dovetail.transport.wakeup_socket import hang_up
 
 END_TIMEOUT_S = 5.0
-"""Maximum time to wait until a killed process has ended."""
+"""Maximum time to wait until a killed process has exited."""
 FIRST_PHASE = "start"
 """The phase of a child before its first report."""
 
@@ -103,7 +103,7 @@ def start_child(
 class ChildProcess:
     """A child process, created by `start_child`.
 
-    phase: the last reported phase of its start; "" when it is ready. content: the content of its
+    phase: the last reported phase of its startup; "" when it is ready. content: the content of its
     "ready" report; None before.
     """
 
@@ -136,7 +136,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> int:
-        """A descriptor that becomes readable when the process has ended.
+        """A descriptor that becomes readable when the process has exited.
 
         On systems without pidfd it is the descriptor of the control socket.
         """
@@ -144,7 +144,7 @@ class ChildProcess:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called or the owner has ended."""
+        """Whether `close` was called or the owner has exited."""
         return not self._end.alive
 
     def receive(self) -> StartReport | None:
@@ -162,9 +162,9 @@ class ChildProcess:
     def wait_until_ready(self, phase_timeout_s: float, clock: Clock | None = None) -> bytes:
         """Wait until the child is ready. Return the content of its "ready" report.
 
-        phase_timeout_s: time limit of each phase of its start. Raises the error that the child
-        reported, or EngineDeadError if the child ended without a report or a phase took too long.
-        The attribute `phase` of the error is the phase of the child's start.
+        phase_timeout_s: time limit of each startup phase. Raises the error that the child
+        reported, or EngineDeadError if the child exited without a report or a phase took too long.
+        The attribute `phase` of the error is the child's startup phase.
         """
         clock = clock or MonotonicClock()
         phase, begun_ns = self.phase, clock.now_ns()
@@ -188,7 +188,7 @@ class ChildProcess:
         return self.content
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Wait at most `timeout_s` seconds. Return whether the process has ended."""
+        """Wait at most `timeout_s` seconds. Return whether the process has exited."""
         if self.is_closed:
             return True
         if self._pidfd is not None:
@@ -200,7 +200,8 @@ class ChildProcess:
     def describe_end(self) -> str:
         """Return how the process ended, such as "by SIGKILL" or "with status 1".
 
-        Waits for its end, but does not reap it, so that no other process can get its id.
+        Waits for the process to exit, but does not reap it, so that no other process can get its
+        id.
         """
         status = self._process.returncode
         if status is None:
@@ -232,7 +233,7 @@ class ChildProcess:
         self.kill()
 
     def close(self) -> None:
-        """Kill the session, wait for the end, and close everything. May be called twice.
+        """Kill the session, wait for it to exit, and close everything. May be called twice.
 
         Does nothing in a forked copy of the parent.
         """

@@ -48,7 +48,7 @@ class LivenessReader:
     """The parent's view of the heartbeats. Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
-        """Create the memory. descriptor: the memory's descriptor, which the caller closes."""
+        """Create shared memory for heartbeats. The caller closes `descriptor`."""
         self.descriptor = anonymous_file(_NUM_BYTES)
         self._words = _map(self.descriptor)
         self._clock = clock

@@ -1,8 +1,8 @@
-"""Ends a child process with its parent, however the parent ends.
+"""Kills a child process when its parent exits, whatever the reason.
 
-The child detects the parent's end in two ways: by the parent's pidfd, and by the closed control
-socket, because the parent holds its other end. It then kills all processes that it started in its
-session, and itself.
+The child detects the parent's exit in two ways: by the parent's pidfd, and by the closed control
+socket, because the parent holds the other end. Then the child kills all processes that it started
+in its session, and itself.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 def watch_parent(
     control: socket.socket, parent_pid: int, folder: str, on_message: Callable[[], object]
 ) -> None:
-    """Start a thread that waits for the parent's end and then kills this process and its children.
+    """Start a thread that kills this process and its children when the parent exits.
 
     control: this process's end of the control socket. parent_pid: the process id of the parent.
-    folder: a directory to remove when the parent has ended, or "". on_message: called in the thread
-    for each packet on the socket.
+    folder: a directory to remove when the parent has exited, or "". on_message: called in the
+    thread for each packet on the socket.
     """
     # A stopped process gets SIGCONT when its parent exits, so it can notice.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     parent = open_pidfd(parent_pid)
 
     def wait() -> None:
-        if os.getppid() == parent_pid:  # otherwise the parent has ended and its id may be reused
+        if os.getppid() == parent_pid:  # otherwise the parent has exited and its id may be reused
             _wait_for_end(control, parent, on_message)
         if folder:
             _remove(folder)
@@ -51,11 +51,11 @@ def watch_parent(
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process has ended.
+    """Return a descriptor that becomes readable when the process has exited.
 
     Returns None for a process that has exited and on systems without pidfd (a kernel before 5.3, or
-    a system-call filter). Then only the closed control socket shows the end. Raises OSError if no
-    descriptor or memory is left.
+    a system-call filter). In these cases only the closed control socket shows that the process has
+    exited. Raises OSError if no descriptor or memory is left.
     """
     try:
         return os.pidfd_open(pid)
@@ -68,7 +68,7 @@ def open_pidfd(pid: int) -> int | None:
 def _wait_for_end(
     control: socket.socket, parent: int | None, on_message: Callable[[], object]
 ) -> None:
-    """Wait until the parent has ended or has closed the socket."""
+    """Wait until the parent has exited or has closed the socket."""
     poll = select.poll()
     for descriptor in (control.fileno(), parent):
         if descriptor is not None:

@@ -27,7 +27,7 @@ class StartReport:
     """One report.
 
     "phase": `name` begins. "ready": `content` is the result of the startup. "failed": the child
-    ends; `name`, `text` and `detail` are those of a `RemoteError`.
+    exits; `name`, `text` and `detail` are those of a `RemoteError`.
     """
 
     kind: Literal["phase", "ready", "failed"]

@@ -95,7 +95,10 @@ class StartUp:
         report_s: float = REPORT_S,
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        """deadline_s: time limit of each phase. notify: called with the name of each new phase."""
+        """Create a start that `with` begins.
+
+        deadline_s: time limit of each phase. notify: called with the name of each new phase.
+        """
         self.records: list[PhaseRecord] = []
         self._clock = clock
         self._deadline_s = deadline_s
@@ -149,7 +152,7 @@ class StartUp:
             all_notes = [*getattr(overdue, "__notes__", ()), *getattr(error, "__notes__", ())]
             notes = "".join(f" {note}" for note in dict.fromkeys(all_notes))
             raise self._start_error(
-                f"A startup phase has not ended within {self._deadline_s:g} s: "
+                f"A startup phase has not completed within {self._deadline_s:g} s: "
                 f"{overdue}.{notes} Find the cause of the delay, or raise start_timeout_s.",
                 phase,
             ) from None
@@ -246,7 +249,7 @@ _current: ContextVar[StartUp | None] = ContextVar("dovetail_start", default=None
 
 
 def enter_phase(name: str) -> None:
-    """Enter the next phase of the engine start that runs in this thread. Do nothing without one.
+    """Enter the next phase of the engine start that runs in this thread, if there is one.
 
     Executors call this function, because their work takes most of the time of a start.
     """

@@ -45,7 +45,7 @@ class ChildLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildTask:
-    """The task of a child.
+    """What a child executes.
 
     handler: "module:function". packages: names of the top-level packages that it imports.
     ends_when_large: whether the child exits after a request that needed much memory; for children
@@ -123,7 +123,7 @@ class BoundedChild:
         return reply["value"]
 
     def close(self) -> None:
-        """Kill the process and wait for its end. May be called twice."""
+        """Kill the process and wait for it to exit. May be called twice."""
         self.is_usable = False
         self._end()
 

@@ -89,7 +89,7 @@ def _at_most(hard: int, value: int) -> int:
 
 
 def _limit_cpu(timeout_s: float) -> None:
-    """Limit the CPU time of a request, in case the parent was killed and cannot end the child."""
+    """Limit the CPU time of a request, in case the parent was killed and cannot kill the child."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     seconds = int(used.ru_utime + used.ru_stime + timeout_s) + 5

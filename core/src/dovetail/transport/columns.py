@@ -101,7 +101,7 @@ def counts32(column: memoryview | bytes, name: str) -> array[int]:
     if not column:
         return values
     content = bytes(column)
-    # The sign is in the top byte: reading those bytes costs a tenth of `min`.
+    # The sign is in the top byte: reading those bytes takes a tenth of the time of `min`.
     if len(content) % 4 or not content[_TOP_BYTE::4].isascii():
         raise MessageError(f"{name} contains a negative value; all values must be at least 0.")
     values.frombytes(content)

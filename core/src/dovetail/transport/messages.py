@@ -191,7 +191,7 @@ class MessageReader(Generic[M]):
     """Decodes the messages of one direction. num_rejected: number of invalid messages."""
 
     def __init__(self, kinds: Any, *, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        """kinds: the union of the message types, `ToEngine` or `FromEngine`."""
+        """Create a reader. kinds: the union of the message types, `ToEngine` or `FromEngine`."""
         self.num_rejected = 0
         self._kinds = kinds
         self._max_bytes = max_bytes

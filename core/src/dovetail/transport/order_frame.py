@@ -45,7 +45,7 @@ class CallResult:
 
 
 def encode_sample(grammar: GrammarOutput | None) -> bytes:
-    """Return the frame that requests the tokens of the previous plan.
+    """Return the frame that requests sampling for the previous plan.
 
     grammar: the tokens that may be sampled; None for any.
     """
@@ -79,7 +79,7 @@ def decode_call(frame: bytes) -> WorkerCall:
     columns = unpack_columns(frame, CALL, minimum=1)
     parts = unpack_value(columns.columns[0])
     if not isinstance(parts, list) or [type(part) for part in parts] != [str, list, dict]:
-        raise MessageError("A call must contain an operation, its arguments and its keywords.")
+        raise MessageError("A call must contain an operation, arguments and keyword arguments.")
     number, rank = columns.numbers
     return WorkerCall(
         number=number,

@@ -24,7 +24,7 @@ from dovetail.errors import CapacityError, MessageError
 MAX_READERS = 256
 MAX_SLOTS = 1024
 MAX_SLOT_BYTES = 1 << 30
-_MAGIC = 0x44565247  # written in native byte order, so another byte order is noticed
+_MAGIC = 0x44565247  # written in native byte order, so another byte order is detected
 _LAYOUT = 1
 _HEADER = Struct("=IIIII")
 _SLOT = Struct("=QIIII")

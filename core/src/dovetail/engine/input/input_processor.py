@@ -102,7 +102,7 @@ class InputProcessor:
         self._max_prompt_chars = info.limits.max_prompt_chars
 
     def default_params(self) -> SamplingParams:
-        """Return the sampling parameters of a request that has none."""
+        """Return the default sampling parameters, which apply to requests without parameters."""
         return self._default_params
 
     @property
@@ -128,8 +128,8 @@ class InputProcessor:
         prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; no token is added
             to ids. A mapping may also have the keys of `dovetail.inputs.PromptTraits`.
         params: None for the model's defaults. cache_salt: replaces the prompt's salt, if not "".
-        Their ids are `completion_id(request_id, index, n)`; all share one tuple of prompt tokens.
-        Raises RequestError that names the invalid parameter.
+        The ids of the core requests are `completion_id(request_id, index, n)`; all share one tuple
+        of prompt tokens. Raises RequestError that names the invalid parameter.
         """
         limits = self.facts.limits
         check_place(priority=priority, cache_salt=cache_salt, limits=limits)
@@ -154,7 +154,7 @@ class InputProcessor:
         cache_salt: str = "",
         arrival_ns: int = 0,
     ) -> EngineCoreRequest:
-        """Check a request and tokenize its strings. Return it for `complete`, without a seed.
+        """Check a request and tokenize its strings. Return the argument of `complete`.
 
         priority and cache_salt must be valid. Can run in a thread, because it holds the GIL only
         for milliseconds at a time. Raises RequestError that names the invalid parameter.
@@ -304,7 +304,7 @@ def _hash_seed(origin: str) -> int:
 
 
 def no_tokenizer(parameter: str) -> RequestError:
-    """Return the error for a text in an engine without tokenizer."""
+    """Return the error for a `parameter` with text if the engine has no tokenizer."""
     return RequestError(
         f"{parameter} contains text, but this engine has no tokenizer: pass token ids, or start "
         "the engine without skip_tokenizer_init.",

@@ -22,8 +22,8 @@ from dovetail.request import EngineCoreRequest
 from dovetail.sampling_params import SamplingParams
 
 _OPTIONS = {"logits_processor": "logits_processors", "step_extension": "step_extensions"}
-"""The option that names plugins of each kind. A worker that runs them declares the option's
-name."""
+"""The option that names plugins of each kind. A worker that runs these plugins has the name of
+the option in its `provides`."""
 
 ParamsCheck = Callable[[SamplingParams], None]
 

@@ -19,12 +19,12 @@ _VALUE_BYTES = 4
 
 
 def pooling_tasks(info: ModelInfo) -> tuple[str, ...]:
-    """Return the pooling tasks of the model, in its order."""
+    """Return the pooling tasks of the model, in the model's order."""
     return tuple(task for task in info.supported_tasks if task in POOLING_TASKS)
 
 
 def resolve_pooling(params: PoolingParams | None, info: ModelInfo) -> PoolingParams:
-    """Return checked parameters with a task. Raise RequestError for a task of other models."""
+    """Return checked parameters with a task. Raise RequestError for an unsupported task."""
     if params is None:
         params = PoolingParams()
     if type(params) is not PoolingParams:
@@ -60,7 +60,7 @@ def check_pooling(request: EngineCoreRequest, info: ModelInfo) -> None:
     if resolved.second_text_start >= num_tokens > 0:
         raise RequestError(
             f"second_text_start={resolved.second_text_start} must be less than the number of "
-            f"tokens of the prompt, {num_tokens}.",
+            f"prompt tokens ({num_tokens}).",
             parameter="second_text_start",
         )
     if resolved.task in EMBEDDING_TASKS:

@@ -29,7 +29,7 @@ DEFAULT_LIMITS = LimitsConfig()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
-    """A prompt in one form. content: the text or the token ids, not yet checked.
+    """A prompt in a uniform form. content: the text or the token ids, not yet checked.
 
     text: the prompt's text, or None if the prompt has only token ids. cache_salt, tenant,
     deadline_s: as in `dovetail.inputs.PromptTraits`; deadline_s is None for no deadline.

@@ -181,7 +181,7 @@ def validate_core_request(
 class CoreRequestChecker:
     """Checks the requests of one engine with `validate_core_request`.
 
-    Requests often share their sampling parameters, which are checked once then.
+    Requests often share their sampling parameters. Shared parameters are checked only once.
     """
 
     def __init__(

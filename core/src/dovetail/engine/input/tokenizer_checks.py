@@ -1,6 +1,6 @@
 """Loads the tokenizer of an engine and checks it against the model's vocabulary.
 
-Tokenizing a text must not give a token id without an embedding.
+Tokenizing a text must not produce a token id without an embedding.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def longest_token_chars(tokenizer: Tokenizer) -> int:
 def usable_eos_token_ids(
     configured: frozenset[int], tokenizer_eos: int | None, vocab_size: int
 ) -> frozenset[int]:
-    """Return the ids that end a text. Ids outside of the vocabulary are ignored with a warning.
+    """Return the end-of-text ids. Ids outside of the vocabulary are ignored with a warning.
 
     configured: the ids in config.json or generation_config.json. tokenizer_eos: the tokenizer's id.
     """

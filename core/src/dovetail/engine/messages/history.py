@@ -23,7 +23,7 @@ MAX_CALLS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """The form of calls that a chat template expects.
+    """The form of tool calls that a chat template expects.
 
     with_objects: whether arguments are objects instead of strings. content: the content of a
     message that has only calls.
@@ -62,7 +62,7 @@ _TRIAL = (
 
 @lru_cache(maxsize=32)
 def call_form(tokenizer: Tokenizer, chat_template: str | None) -> CallForm:
-    """Return the form of calls that a chat template expects. chat_template: None for the model's.
+    """Return the form of tool calls that a template expects. chat_template: None for the model's.
 
     Returns the first form if the template renders no form correctly.
     """

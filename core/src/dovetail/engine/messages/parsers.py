@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_PROMPT_END_CHARS = 4096
-"""Maximum number of characters of a prompt that a reasoning parser gets."""
+"""A reasoning parser receives at most this many characters from the end of the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class MessageParser:
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenParser:
-    """A parser plugin with its name, the reason of the choice, and the user's options."""
+    """A parser plugin with its name, the reason for the choice, and the user's options."""
 
     cls: type[Any]
     name: str
@@ -103,7 +103,7 @@ class MessageParsers:
     def of(
         cls, config: AnyConfig, plugins: PluginRegistry, tokenizer: Tokenizer | None
     ) -> MessageParsers:
-        """Choose the parsers. Raise a PluginError if a named one cannot be loaded."""
+        """Choose the parsers. Raise a PluginError if a parser named by an option cannot load."""
         return cls(
             tokenizer=tokenizer,
             tools=choose_parser("tool_parser", config, plugins, tokenizer),
@@ -116,7 +116,7 @@ class MessageParsers:
         return None if self.tools is None else self.tools.cls
 
     def markers(self, prompt_end: str) -> ReasoningMarkers | None:
-        """Return the reasoning markers after a prompt, or None if there is no reasoning."""
+        """Return the markers of the reasoning that follows a prompt, or None without reasoning."""
         parser = self._reasoning_parser(prompt_end)
         return None if parser is None else parser.markers()
 
@@ -170,7 +170,7 @@ def parse_message(
 def choose_parser(
     kind: str, config: AnyConfig, plugins: PluginRegistry, tokenizer: Tokenizer | None
 ) -> ChosenParser | None:
-    """Return the parser plugin of a kind: that of the option, or the one that fits the template."""
+    """Return the parser plugin that the option of `kind` names, or that matches the template."""
     option = get_kind(kind).option
     if getattr(config.extensions, option) == NO_PLUGIN or tokenizer is None:
         return None

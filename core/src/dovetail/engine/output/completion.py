@@ -1,8 +1,8 @@
 """The state of one completion: tokens, text, log-probabilities, and its end.
 
-The output processor owns it. Tokens are detokenized when an output needs their text. With stop
-strings they are detokenized immediately. With a tokenizer without pieces they are detokenized
-from time to time, so that the last output of a long completion does not take long.
+The output processor owns it. Tokens are detokenized when an output needs their text. If there are
+stop strings, tokens are detokenized immediately. If the tokenizer has no pieces, tokens are
+detokenized at intervals, so that the last output of a long completion does not take long.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _NoTexts(dict[int, str | None]):
 
 
 class Completion:
-    """One completion.
+    """The state of one completion of a request.
 
     request: the core's request. token_ids: the output so far. is_plain: whether new tokens need
     only be appended to token_ids. finish_reason: None while the completion is unfinished.
@@ -152,7 +152,7 @@ class Completion:
         return stop is not None
 
     def finish(self, ending: Finished) -> None:
-        """End the completion with the core's reason. Do nothing if it has ended."""
+        """End the completion with the core's finish reason. Do nothing if it has ended."""
         if self.finish_reason is not None:
             return
         self.finish_reason = ending.reason.value

@@ -12,7 +12,7 @@ from dovetail.interfaces.scheduler import EngineCoreOutputs, Finished
 from dovetail.result import LogprobColumns, PooledTensor
 
 ENDING_WORK = 16
-"""The work at the end of a request, in tokens: all of its text may be detokenized then."""
+"""The work to end a request, counted in tokens: its whole text may have to be detokenized."""
 
 LOGPROBS_PER_TOKEN = 16
 """Number of log-probabilities that count as one token of work, because they are only copied."""
@@ -23,7 +23,7 @@ VALUES_PER_TOKEN = 4096
 
 
 def work_of(outputs: EngineCoreOutputs) -> int:
-    """Return the work to process the outputs, counted as in `cut_outputs`."""
+    """Return the amount of work needed to process the outputs, counted as in `cut_outputs`."""
     work = len(outputs.token_ids) + ENDING_WORK * len(outputs.finished)
     work += len(outputs.num_cached_tokens)
     work += sum(_work_of_pooled(pooled) for pooled in outputs.pooled.values())

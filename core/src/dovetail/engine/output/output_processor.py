@@ -226,7 +226,7 @@ class OutputProcessor:
                 group, completion = entry
                 completion.finish(ending)
                 if ending.reason is FinishReason.ERROR:
-                    group.error = ending.message or "The engine gave no reason."
+                    group.error = ending.message or "The engine reported no reason."
                 self._close(group, completion, now_ns)
                 touched[group] = None
         due = [
@@ -237,7 +237,7 @@ class OutputProcessor:
         return DueGroups(due=due, to_abort=to_abort)
 
     def abort(self, request_ids: Iterable[str]) -> ProcessedOutputs:
-        """End users' requests. Return their last outputs and the ids that the engine must abort.
+        """Abort requests. Return their final outputs and the ids that the engine must abort.
 
         Unknown and finished ids are ignored.
         """
@@ -261,7 +261,7 @@ class OutputProcessor:
         return ended
 
     def _take_prompt_facts(self, outputs: EngineCoreOutputs) -> None:
-        """Store the prompts' data from first completions. Other completions have the same data."""
+        """Store each prompt's data, from the first completion. All completions have equal data."""
         for core_id, num_cached in outputs.num_cached_tokens.items():
             entry = self._open.get(core_id)
             if entry is not None and entry[1].index == 0:

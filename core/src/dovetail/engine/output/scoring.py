@@ -1,8 +1,9 @@
 """Scores of pairs of texts, from the results that a model supports.
 
-A cross-encoder computes the score of a pair. With an embedding model the score is the cosine of two
-embeddings, and with a late-interaction model the sum of the largest similarities of each query
-token. Source of the last: Khattab and Zaharia 2020, arXiv:2004.12832.
+A cross-encoder computes the score of a pair. With an embedding model the score is the cosine
+similarity of two embeddings. With a late-interaction model (Khattab and Zaharia 2020,
+arXiv:2004.12832) the score is the sum, over the query's tokens, of the largest similarity with a
+document token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _sumprod: Callable[[Iterable[float], Iterable[float]], float] = getattr(
 
 
 class ScoringKind(StrEnum):
-    """How a model scores pairs. The value is the task of its requests."""
+    """How a model scores pairs. The value is the pooling task of the requests."""
 
     CROSS_ENCODER = SCORE
     EMBEDDING = EMBED
@@ -32,7 +33,7 @@ class ScoringKind(StrEnum):
 
 
 def scoring_kind(supported_tasks: Sequence[str]) -> ScoringKind:
-    """Return how a model scores pairs. Raise UserError for a model that cannot."""
+    """Return how a model scores pairs. Raise UserError if the model cannot score pairs."""
     for kind in ScoringKind:
         if kind.value in supported_tasks:
             return kind
@@ -96,11 +97,11 @@ def compare_all(
 
 
 def cosine(first: Vector, second: Vector) -> float:
-    """Return the cosine of the angle of two vectors, or 0 if one of them is 0."""
+    """Return the cosine similarity of two vectors, or 0 if one of them is the zero vector."""
     length = math.sqrt(_sumprod(first, first)) * math.sqrt(_sumprod(second, second))
     return _sumprod(first, second) / length if length else 0.0
 
 
 def max_similarity(query: Sequence[Vector], document: Sequence[Vector]) -> float:
-    """Return the sum over the query's tokens of the largest product with a document token."""
+    """Return the sum, over the query's tokens, of the largest dot product with a document token."""
     return sum(max(_sumprod(token, other) for other in document) for token in query)

@@ -16,7 +16,7 @@ class StopStringFilter:
     __slots__ = ("_held", "_include", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_stop_str_in_output: bool = False) -> None:
-        """Create a finder. stops: one or more strings. Each has at least one character."""
+        """Create a filter. stops: one or more strings. Each has at least one character."""
         if not stops or not all(stops):
             raise ValueError(f"stops={stops!r} must have at least one string, and no empty string")
         self._stops = tuple(stops)

@@ -1,7 +1,7 @@
 """Connects an additional front end to an engine that another process has started.
 
 The front end connects to the engine's sockets, at the address that the engine's owner gives it. It
-detaches without ending the engine, and owns only its own sockets.
+detaches without shutting down the engine, and owns only its own sockets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class AttachedEngine(EngineLink):
     def __init__(
         self, address: str, *, timeout_s: float = ATTACH_TIMEOUT_S, clock: Clock | None = None
     ) -> None:
-        """Attach to the engine at this address: the path of its socket.
+        """Attach to the engine whose socket has the path `address`.
 
         Raises ConfigError if no socket of this user exists there, EngineDeadError if no engine
         responds within `timeout_s` seconds.
@@ -83,7 +83,7 @@ class AttachedEngine(EngineLink):
         return message
 
     def died(self) -> EngineDeadError:
-        """Return the error for an ended engine process. Only its owner knows the cause."""
+        """Return the error for an exited engine process. Only its owner knows the cause."""
         return EngineDeadError(
             f"the engine's process {self.pid} ended; unfinished requests are lost. Attach to "
             "another engine."

@@ -93,7 +93,7 @@ class ProcessChannel(Channel):
         return self._received.popleft()
 
     def acknowledge(self) -> None:
-        """Record that a message was taken. Acknowledge messages from time to time."""
+        """Record that a message was taken. Send one acknowledgment for several messages."""
         with self._counting:  # responses and outputs may be taken in two threads
             self._num_taken += 1
             num_taken = self._num_taken
@@ -104,12 +104,12 @@ class ProcessChannel(Channel):
             self.link.send(Taken(num_taken))
 
     def close(self) -> None:
-        """End the engine if this process has started it. Otherwise detach from it."""
+        """Shut down the engine if this process has started it. Otherwise detach from it."""
         self.link.close()
 
     @property
     def error(self) -> DovetailError | None:
-        """The error that ended the engine."""
+        """The error that stopped the engine."""
         return self.link.error
 
     @property

@@ -1,7 +1,7 @@
-"""Starts, kills and ends an engine core in its own process. Used by the parent process.
+"""Starts, kills and shuts down an engine core in its own process. Used by the parent process.
 
 This module owns the child process, its sockets and their directory, in the process that started it:
-a forked child can neither use nor end them.
+a forked child can neither use nor release them.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class EngineProcess(EngineLink):
         self._child.kill_tree()
 
     def close(self) -> None:
-        """End the engine, by a message if it reads messages. Free all resources.
+        """Shut down the engine with a message; kill it if it does not exit. Free all resources.
 
         May be called twice. Does nothing in a forked child of the process that started it.
         """

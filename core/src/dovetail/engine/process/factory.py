@@ -49,7 +49,7 @@ def make_client(
     kind: "inproc", "sync" (a process, called from one thread) or "async" (a process, called from an
     event loop). plugins: the registry for an engine in this process; None to create a registry.
     rules: when a failed engine is restarted; None for never. Raises ConfigError for another kind,
-    and the error of the engine's start.
+    and the errors of the engine's startup.
     """
     if kind == "inproc" and rules is None:
         return EngineClient(InprocChannel(config, plugins=plugins))

@@ -28,7 +28,7 @@ _SCOPE = "\x1f"
 """Separates the number of a front end from the rest of a request id in the engine core."""
 
 _QUIET_BEATS = 60
-"""If a front end sends no message during this many heartbeats, it then gets only each n-th."""
+"""A front end that sent no message during this many heartbeats receives only one of as many."""
 
 _MAX_BEHIND = 2
 """Number of heartbeats after which the requests of a front end that reads too slowly are
@@ -47,10 +47,10 @@ GAUGES = (
 
 @dataclass(eq=False)
 class FrontEndState:
-    """The engine's state of one front end.
+    """What the engine knows about one front end.
 
-    live: the front end's ids of its unfinished requests, by the core's ids. responses: results of
-    calls, sent with the next outputs.
+    live: the unfinished requests, as a map from the core's ids to the front end's ids. responses:
+    results of calls, sent with the next outputs.
     last_stats: the last statistics sent. wants_stats: whether the front end has made a call since
     then, so that new statistics are sent even if none of its requests runs. num_heartbeats:
     heartbeats since its last message. num_slow_heartbeats: consecutive heartbeats at which it had
@@ -102,7 +102,7 @@ class FrontEnds:
     """All front ends of an engine, and the socket to them. The caller owns the socket."""
 
     def __init__(self, outbox: zmq.Socket[bytes], ready: Ready) -> None:
-        """Start without front ends. ready: the first message to each front end."""
+        """Create an empty collection. ready: the first message to each front end."""
         self._ready = ready
         self.owner = FrontEndState(OWNER, 0)
         self._outbox = outbox
@@ -175,7 +175,7 @@ class FrontEnds:
         return disconnected
 
     def is_heartbeat_due(self, front_end: FrontEndState) -> bool:
-        """Return whether to send this heartbeat. A front end that sends no messages gets fewer."""
+        """Return whether to send this heartbeat. A silent front end gets only some of them."""
         front_end.num_heartbeats += 1
         return (
             front_end.num_heartbeats <= _QUIET_BEATS or front_end.num_heartbeats % _QUIET_BEATS == 0

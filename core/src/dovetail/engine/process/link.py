@@ -1,8 +1,9 @@
 """The sockets between one front end and an engine's process.
 
 One socket sends, the other receives, so that two threads can use them. Both have the same random
-identity, by which the engine identifies this front end. A pidfd reports the end of the process, so
-that no caller waits for a failed engine. Any thread may send and close while one receives.
+identity, by which the engine identifies this front end. A pidfd reports that the process has
+exited, so that no caller waits for a failed engine. Any thread may send and close while another
+thread receives.
 """
 
 from __future__ import annotations
@@ -123,9 +124,9 @@ class EngineLink(ABC):
         self._poller.register(self._sockets.from_engine, zmq.POLLIN)
 
     def watch_process(self, pid: int, ending: int | None) -> None:
-        """Detect the end of the process from now on.
+        """Detect from now on when the process exits.
 
-        ending: a descriptor that becomes readable at the end of the process; None if the system
+        ending: a descriptor that becomes readable when the process exits; None if the system
         offers none.
         """
         self.pid = pid
@@ -168,7 +169,7 @@ class EngineLink(ABC):
         return message
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Return whether the process has ended. Wait for it, `timeout_s` seconds at most."""
+        """Return whether the process has exited. Wait for it, `timeout_s` seconds at most."""
         if not self.is_open:
             return True
         if self._ending is None:
@@ -178,7 +179,7 @@ class EngineLink(ABC):
         return bool(end.poll(1000 * timeout_s))
 
     def check_open(self) -> None:
-        """Raise the error that ended the engine, or an error that says that it was shut down.
+        """Raise the error that stopped the engine, or an error that says that it was shut down.
 
         At interpreter exit or garbage collection the link is closed without `close`, even if an
         exit hook, a daemon thread or a `__del__` still uses it.

@@ -1,8 +1,8 @@
 """Adds requests to the core, for a few milliseconds between two steps.
 
-Running requests therefore continue, however many arrive together. Requests that arrive together
-while nothing runs are all added before the first step. This module does not depend on sockets or
-front ends.
+Running requests therefore continue, however many new requests arrive together. Requests that
+arrive together while nothing runs are all added before the first step. This module does not depend
+on sockets or front ends.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One thread does everything in turn, so the core needs no lock; ZMQ's own threads read and write
 meanwhile. Messages are checked by the reader, by the operation's declaration and by the core. An
 unreadable message is counted and an invalid request is rejected with a reason; neither stops the
-engine. A failed step ends the engine with an error that contains a digest of the plan. If a front
+engine. A failed step stops the engine with an error that contains a digest of the plan. If a front
 end detaches or is killed, only its own requests are aborted. This module does not depend on how its
 process is started.
 """
@@ -244,7 +244,7 @@ class EngineServer:
     def _reply_to_requests(
         self, number: int, front_end: FrontEndState, rejected: dict[str, RequestError]
     ) -> None:
-        # Sent with the outputs of the first step: waking the front end before it would take a
+        # Sent with the outputs of the first step: waking the front end earlier would take a
         # CPU core from the workers.
         result = EnginePort.add_requests.encode_result(rejected)
         if number:

@@ -27,7 +27,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail.value_checks import shorten
 
 EXPIRY_NS = 10_000_000_000
-"""The recording ends when no reader has called for this time."""
+"""The recording ends if no reader calls `read` for this long."""
 
 MAX_ENTRIES = 1 << 18
 """Maximum number of entries (requests of a step) in all stored records."""
@@ -59,7 +59,7 @@ class StepRecorder(SchedulerInterface):
         clock: Clock,
         restore: Callable[[SchedulerInterface], None],
     ) -> None:
-        """Start the recording. restore: called once, at its end, with the scheduler."""
+        """Start the recording. restore: called once with the scheduler, when recording ends."""
         self.scheduler = scheduler
         self._clock = clock
         self._restore = restore
@@ -78,8 +78,8 @@ class StepRecorder(SchedulerInterface):
     def read(self, after: int, max_steps: int, stats: SchedulerStats | None) -> StepTrace:
         """Return the stored records with numbers above `after`, at most `max_steps`.
 
-        stats: the latest statistics, if no step was recorded yet. Raises UserError for a negative
-        `after`, or `max_steps` outside of 1 to MAX_STEPS.
+        stats: the statistics to return if no step was recorded yet. Raises UserError for a
+        negative `after`, or `max_steps` outside of 1 to MAX_STEPS.
         """
         if type(after) is not int or after < 0:
             raise UserError(f"after={shorten(after)} must be an integer of at least 0.")
@@ -143,7 +143,7 @@ class StepRecorder(SchedulerInterface):
         self.scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests."""
+        """Abort requests."""
         aborted = self.scheduler.abort_requests(request_ids)
         for request_id in aborted:
             if (request := self._unfinished.pop(request_id, None)) is not None:
@@ -152,15 +152,15 @@ class StepRecorder(SchedulerInterface):
         return aborted
 
     def depth(self) -> Depth:
-        """Return the numbers of requests."""
+        """Return the counts of waiting and running requests."""
         return self.scheduler.depth()
 
     def pause(self, scope: PauseScope) -> None:
-        """Stop requests from running."""
+        """Hold new requests, or all requests, until `resume`."""
         self.scheduler.pause(scope)
 
     def resume(self) -> None:
-        """End a pause."""
+        """Continue after a pause."""
         self.scheduler.resume()
 
     def reset_prefix_cache(self) -> bool:

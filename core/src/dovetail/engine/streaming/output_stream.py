@@ -59,9 +59,9 @@ class OutputStream:
         self._wake()
 
     def offer(self) -> None:
-        """Give new results that are not the last ones to the sink, or notify the reader.
+        """Pass new results that are not final to the sink, or notify the reader.
 
-        The sink gets them only if it is ready, and if the reader has processed all earlier ones.
+        The sink gets them only if it is ready and the reader has processed all earlier results.
         """
         sink, waiter = self._sink, self._waiter
         if sink is None or waiter is None or waiter.done():

@@ -79,8 +79,8 @@ class AsyncPoolingMethods:
     ) -> list[PoolingRequestOutput]:
         """Return the score of each pair of a query and a document, as `LLM.score` does.
 
-        traits: entries of all prompts. The output of a pair that failed has no result, as with
-        `encode`. If a request raises an error, all others of the call are aborted.
+        traits: the `PromptTraits` of every prompt. The output of a pair that failed has no result,
+        as with `encode`. If a request raises an error, all others of the call are aborted.
         """
         firsts, seconds = read_pairs(queries, documents)
         kind = scoring_kind(self._front.facts.model_info.supported_tasks)

@@ -53,7 +53,7 @@ class Preparers:
 
 
 def work_of(checked: CheckedRequest) -> int:
-    """Return the work to prepare a request, counted in characters of text to tokenize."""
+    """Return the amount of work needed to prepare a request, in characters of text to tokenize."""
     content, params = checked.read.content, checked.user_request.params
     work = len(checked.read.text or "")
     if not isinstance(content, str):

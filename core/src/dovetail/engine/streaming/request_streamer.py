@@ -80,9 +80,9 @@ class RequestStreamer:
         self._chores: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
-        """Start the task that reads the engine's outputs, if it does not run.
+        """Start the task that reads the engine's outputs, if it is not running.
 
-        Raises the error that ended the streamer, and UserError in another event loop.
+        Raises the error that stopped the streamer, and UserError in another event loop.
         """
         if self._error is not None:
             raise copy(self._error)  # each caller gets a copy with its own traceback
@@ -235,7 +235,7 @@ class RequestStreamer:
             stream.watch(loop.call_later(left_s, expire_without_token, why))
 
     def _settle(self, request_ids: Sequence[str], error: str | None) -> list[str]:
-        """End requests and notify their readers. Return the ids that the engine must abort."""
+        """Abort requests and notify their readers. Return the ids that the engine must abort."""
         ended = self._front.outputs.end(request_ids, error)
         for group in ended.due:
             self._streams[group.request_id].notify()

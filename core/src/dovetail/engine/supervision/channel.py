@@ -2,7 +2,7 @@
 
 When the engine fails, unfinished requests end with an error in the outputs, calls without a reply
 get UnavailableError, and another engine is started. Until it is ready, calls raise
-UnavailableError, and `receive` waits. After the last restart, calls raise EngineDeadError.
+UnavailableError, and `receive` waits. If no restart is left, calls raise EngineDeadError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SupervisedChannel(Channel):
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Start the first engine. Raise the DovetailError of its start."""
+        """Start the first engine. Raise a DovetailError if its startup fails."""
         self._work = Work(rules, clock)
         self._supervisor = Supervisor(start, self._work, rules, clock=clock)
         self.facts = self._supervisor.channel().facts
@@ -70,7 +70,7 @@ class SupervisedChannel(Channel):
             channel.acknowledge()
 
     def close(self) -> None:
-        """End the engine, and stop restarts."""
+        """Shut down the engine, and stop restarts."""
         self._supervisor.shutdown()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:

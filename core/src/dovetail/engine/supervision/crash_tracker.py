@@ -9,9 +9,8 @@ the window of the rules are dropped. The rule, for `max_deaths` = N:
   unfinished one, or the only suspect. A banned request is rejected with RequestError.
 - While more than `FEW_RESTARTS` restarts would be left if every crash counted, two events are not
 evidence: that a process was killed from outside (SIGKILL), and that several requests with one
-prompt were unfinished. With fewer restarts left, both are evidence. Then, also, only one suspect
-runs at a time, so that the next crash identifies it; other suspects get UnavailableError and may
-retry.
+prompt were unfinished. With fewer restarts left, both are evidence, and only one suspect runs at a
+time, so that the next crash identifies it; other suspects get UnavailableError and may retry.
 
 A request is to blame for a failure if it was the only unfinished one, or if another request has
 ended normally within the window, which shows that the engine works. A SIGKILL from outside is

@@ -50,7 +50,7 @@ class Supervisor:
         *,
         clock: Clock | None = None,
     ) -> None:
-        """Start the first engine, in this thread. Raise the error of its start."""
+        """Start the first engine, in this thread. Raise the error if its startup fails."""
         self.num_restarts = 0
         self.paused: PauseScope | None = None
         self._start = start
@@ -210,9 +210,9 @@ class Supervisor:
             self._begin(delay_s, _first_line(error))
 
     def shutdown(self) -> None:
-        """End the engine, even while it is being started. May be called twice.
+        """Shut down the engine, even while it is being started. May be called twice.
 
-        Waits at most half a minute for its end.
+        Waits at most 30 s for it to exit.
         """
         self._closing.set()
         with self._changed:
@@ -278,7 +278,7 @@ class Supervisor:
             self._changed.notify_all()
 
     def _handle_exited(self) -> ProcessChannel | None:
-        """Return the channel of the running engine. Handle an engine that has ended."""
+        """Return the channel of the running engine. Handle an engine that has exited."""
         channel = self._channel
         if channel is None or not channel.link.has_ended():
             return channel
@@ -318,7 +318,7 @@ class Supervisor:
         if progress.age_s > self._rules.kill_silence_s:
             return f"the engine sent no heartbeat for {progress.age_s:.0f} s"
         if progress.step_s > self._rules.kill_step_s:
-            return f"a step has not ended within {progress.step_s:.0f} s"
+            return f"a step has not completed within {progress.step_s:.0f} s"
         return ""
 
 

@@ -3,7 +3,7 @@
 Commands are sent to all workers over one shared-memory ring, in the order of the calls. Rank 0
 returns the results of steps, and every rank returns those of operations. A call returns when its
 command is in the ring, so the engine plans the next step while this one is executed. If one worker
-ends, all are killed.
+exits, all are killed.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class MultiprocExecutor(Executor):
             except EngineDeadError:
                 if not has_begun or self._responses.has_step():
                     raise
-                # Only this step was in flight, so its own error ended the workers.
+                # Only this step was in flight, so its own error stopped the workers.
                 raise self._group.cause() from None
             return self._responses.await_step(self._num_commands, self._options.step_timeout_s)
 
@@ -223,7 +223,7 @@ class _Executed:
 
 
 def _enter(phase: str) -> bool:
-    """Begin a phase of the engine's start. Return whether it has its own deadline."""
+    """Begin a phase of the engine's startup. Return whether the phase has its own deadline."""
     if phase in _OF_THE_START:
         enter_phase(phase)
     return phase in _OF_THE_START

@@ -1,6 +1,6 @@
 """Executes the executor's commands in the worker process, one by one, in one thread.
 
-A failed step ends the worker, because the state of its requests is then unknown. After a failed
+After a failed step the worker exits, because the state of the requests is unknown. After a failed
 operation the error is sent as the response, and the next command follows. Rank 0 responds to steps
 (with a KV connector every rank does), and every rank responds to calls. If the worker returns a
 handle, its device is still computing: one more command is executed before the response is sent.
@@ -35,13 +35,13 @@ from dovetail.transport.result_frame import encode_result
 from dovetail.transport.ring import RingReader, RingWriter
 
 _PATIENCE_S = 86_400.0 * 365
-"""Time limit for room in the response ring, in practice unlimited.
+"""Time limit for waiting until the response ring has room; in practice unlimited.
 
 The executor reads responses only when it needs them, and this process exits with the executor."""
 
 _PAUSE_S = 50e-6
-"""Pause between two checks for a result or a command while the device computes. It adds at most as
-much to a step, and leaves the CPU to other threads."""
+"""Pause between two checks for a result or a command while the device computes. The pause delays a
+step by at most this time, and leaves the CPU to other threads."""
 
 
 def do_nothing(worker: WorkerBase) -> None:

@@ -1,6 +1,6 @@
 """Starts the worker processes, with the rings that they share with the executor.
 
-If one cannot be started, the others are ended. This module does not wait until they are ready.
+If one cannot be started, the others are killed. This module does not wait until they are ready.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Workers:
     folder: str
 
     def close(self, timeout_s: float) -> None:
-        """Let the processes exit, or kill them. Close the rings. May be called twice."""
+        """Wait for the processes to exit, kill the rest, close the rings. May be called twice."""
         if self.folder:  # a killed worker process does not remove the directory
             shutil.rmtree(self.folder, ignore_errors=True)
         with self.reading:

@@ -10,7 +10,7 @@ MAX_S = 86_400
 class MultiprocOptions(BaseModel):
     """Options of the `multiproc` executor, all in seconds.
 
-    step_timeout_s: maximum duration of a step; a longer step ends workers and engine.
+    step_timeout_s: maximum duration of a step; after a longer step workers and engine fail.
     stall_s: a worker without heartbeats for this long counts as stalled. stop_timeout_s: how long
     the workers may take to exit.
     """

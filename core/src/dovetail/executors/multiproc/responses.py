@@ -154,7 +154,7 @@ class Pending:
     """A handle for a command (a step or a call). Waits for the responses of the lowest ranks.
 
     command: the command's number. deadline_ns: when a missing response becomes a failure; 0 for
-    never. finish: combines the responses to a result, or raises their error.
+    never. finish: combines the responses into a result, or raises their error.
     """
 
     __slots__ = ("__weakref__", "_by_rank", "_finish", "_responses", "command", "deadline_ns")
