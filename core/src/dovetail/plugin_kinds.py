@@ -44,7 +44,7 @@ class Kind:
         checkpoint names. other_options: additional names of the option. also_accepts: other kinds
         whose plugins the option accepts.
     roles: the processes that load it. is_probed: whether selection runs the probe of its manifest.
-    is_automatic: whether the engine selects an optional plugin if the option is left open; "none"
+    is_automatic: whether the engine selects an optional plugin if the option is not set; "none"
         prevents it.
     takes_context: whether the constructor takes a context, which includes the options; otherwise
         it takes the keyword `options`. declares: class attributes that are frozensets of names.

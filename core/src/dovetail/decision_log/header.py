@@ -101,7 +101,7 @@ class LogHeader:
 
 
 def reference(cls: type) -> str:
-    """Return a reference to a class for another process: "pkg.mod:Class" or "/file.py:Class".
+    """Return a reference that another process can load: "pkg.mod:Class" or "/file.py:Class".
 
     The second form is for a class that was loaded from a file.
     """

@@ -48,7 +48,7 @@ _KINDS = frozenset(RecordKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One record.
+    """A record of a decision log.
 
     payload: clock readings, then the content as defined in `encoding` or `plan_records`.
     """
@@ -58,7 +58,7 @@ class Record:
 
 
 class LogWriter:
-    """Appends records to a new file. A write error ends the log, but not the engine."""
+    """Appends records to a new file. After a write error the engine continues without the log."""
 
     def __init__(self, path: Path) -> None:
         try:

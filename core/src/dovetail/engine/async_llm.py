@@ -78,7 +78,7 @@ class AsyncLLM(AsyncPoolingMethods):
     ) -> None:
         """Start the engine. If a part fails, raise a DovetailError that names it.
 
-        model, options: as for `LLM`; or an existing configuration, without options.
+        model, options: as for `LLM`; or model is an existing configuration, without options.
         max_waiting: see `generate`. rules: when a failed engine is restarted; None for never. After
         a failure, unfinished requests end with "error", and calls raise UnavailableError until
         the next engine is ready.

@@ -61,7 +61,7 @@ class BaseClient(EnginePort):
 
     @property
     def state(self) -> EngineState:
-        """The state of the engine. A load balancer needs `READY`."""
+        """The state of the engine. Send requests only to an engine that is `READY`."""
         return self.channel.state
 
     @property

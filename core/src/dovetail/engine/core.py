@@ -239,7 +239,7 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache()
 
     def sleep(self, level: int = 1) -> None:
-        """Free device memory: pause all requests, drop cached prefixes, let the workers sleep.
+        """Free device memory: pause all requests, drop cached prefixes, put the workers to sleep.
 
         Raises UserError if a worker does not provide "sleep", sleep mode is not enabled, or
         requests are unfinished. If a worker fails, raises its error; then call `wake_up`.
@@ -354,7 +354,7 @@ class EngineCore:
             raise self.scheduler_failed("a step's result was processed", error) from error
 
     def scheduler_failed(self, when: str, error: Exception) -> EngineDeadError:
-        """Stop the engine after an exception of the scheduler. Return the error to raise."""
+        """Stop the engine after the scheduler raised an exception. Return the error to raise."""
         self._dead = True
         scheduler = self.scheduler
         cls = type(scheduler.scheduler if isinstance(scheduler, StepRecorder) else scheduler)
@@ -364,7 +364,7 @@ class EngineCore:
         )
 
     def _execute(self, plan: SchedulerOutput) -> bool:
-        """Start the model for `plan`. Return whether grammars constrain its samples."""
+        """Start to execute the model for `plan`. Return whether grammars constrain its samples."""
         try:
             fault("core.launch")
             self.executor.execute_model(plan)

@@ -303,7 +303,7 @@ class LLMEngine:
 
 
 def _check_different(user_request: Sequence[UserRequest]) -> None:
-    """Raise RequestError unless the ids are strings, each given once."""
+    """Raise RequestError unless the ids are different strings."""
     request_ids: set[str] = set()
     for request in user_request:
         if not isinstance(request.request_id, str):

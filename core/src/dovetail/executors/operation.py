@@ -34,7 +34,9 @@ def check_callable_from_outside(name: str) -> None:
     """Raise RequestError for an operation that only the engine may call, or that does not exist."""
     module, _, last = name.rpartition(":")
     if last.startswith("_") or not last.isidentifier() or (not module and last in _ENGINES_OWN):
-        raise RequestError(f"operation {shorten(name)} is internal to the engine.")
+        raise RequestError(
+            f"operation {shorten(name)} cannot be called: it is internal to the engine."
+        )
 
 
 def find_operation(worker: object, operation: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -137,7 +137,7 @@ class ChildGroup:
         )
 
     def _run(self) -> None:
-        """Run in the thread: read the reports of all children until all have ended."""
+        """Run in the thread: read the reports of all children until all have exited."""
         poll = select.poll()
         children = list(self.children)
         by_control = {child.control.fileno(): child for child in children}

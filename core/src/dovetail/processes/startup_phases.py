@@ -95,7 +95,7 @@ class StartUp:
         report_s: float = REPORT_S,
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        """Create a start that `with` begins.
+        """Prepare a start. The `with` statement begins it.
 
         deadline_s: time limit of each phase. notify: called with the name of each new phase.
         """

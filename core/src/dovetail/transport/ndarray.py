@@ -83,8 +83,7 @@ class NDArray:
     def memory(self) -> memoryview:
         """Return the elements in their shape, read-only, for example for `numpy.asarray`.
 
-        Types that Python does not support (16-bit floats, fp8) are returned as bytes, in one
-        dimension.
+        16-bit floats and fp8 are returned as bytes, in one dimension.
         """
         form = _FORMATS.get(self.dtype)
         flat = memoryview(self.data)

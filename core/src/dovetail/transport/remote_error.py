@@ -16,7 +16,7 @@ MAX_TEXT_CHARS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class RemoteError:
-    """An error in the form in which it is sent.
+    """An error in the form that is sent to another process.
 
     kind: the name of its class in `dovetail.errors`, "" for any other class. text: its message.
     detail: the parameter of a RequestError or the digest of an EngineDeadError.

@@ -70,7 +70,7 @@ class _RingEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class RingReaderEnd(_RingEnd):
-    """The descriptors that a reader of a ring needs. index: the number of the reader."""
+    """The descriptors that a reader of a ring needs. index: the reader's index."""
 
     index: int
 

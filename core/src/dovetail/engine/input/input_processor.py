@@ -35,7 +35,7 @@ USUAL_TOKEN_CHARS = 8
 `max_model_len`."""
 
 MAX_DEFAULT_PROMPT_CHARS = 2**24
-"""Maximum characters of a prompt with any vocabulary, if `max_prompt_chars` is not set."""
+"""Maximum characters of a prompt for any vocabulary, if `max_prompt_chars` is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class InputProcessor:
 
     @property
     def max_prompt_chars(self) -> int:
-        """Maximum characters of a prompt. The first use may decode every token of the tokenizer."""
+        """Maximum characters of a prompt. The first access may decode the whole vocabulary."""
         if self._max_prompt_chars is None:
             longest = longest_token_chars(self._tokenizer) if self._tokenizer is not None else 1
             maximum = self.facts.max_model_len * max(longest, USUAL_TOKEN_CHARS)

@@ -81,7 +81,7 @@ def _check_size(params: PoolingParams, info: ModelInfo, num_tokens: int) -> None
     num_bytes = num_tokens * (dimensions or size) * _VALUE_BYTES
     if params.task == TOKEN_EMBED and num_bytes > MAX_POOLED_BYTES:
         raise RequestError(
-            f"the embeddings of {num_tokens} tokens have {num_bytes >> 20} MiB, but a result has "
+            f"the embeddings of {num_tokens} tokens need {num_bytes >> 20} MiB, but a result has "
             f"at most {MAX_POOLED_BYTES >> 20} MiB. Shorten the prompt, or lower dimensions.",
             parameter="prompt",
         )

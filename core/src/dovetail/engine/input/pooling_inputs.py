@@ -87,9 +87,9 @@ class PoolingInputs:
         return token_ids
 
     def _cut(self, content: Iterable[int], keep_first: int, is_text: bool) -> tuple[int, ...]:
-        """Return the first ids, at most the maximum length.
+        """Return the first ids, as many as the limit allows.
 
-        is_text: the special tokens at the end are kept in place of the last other ids.
+        is_text: keep the special tokens at the end, and drop the ids before them.
         """
         maximum = self._facts.max_model_len
         limit = maximum if keep_first == WHOLE_LENGTH else min(keep_first, maximum)

@@ -101,7 +101,7 @@ def check_prompt(
 def check_sampling_tokens(params: SamplingParams, vocab_size: int) -> None:
     """Raise RequestError if a token id in `params` is not in the vocabulary.
 
-    `params` must be valid otherwise.
+    Otherwise `params` must be valid.
     """
     for name, ids in (
         ("logit_bias", params.logit_bias),
@@ -280,7 +280,7 @@ def read_pause_scope(scope: object) -> PauseScope:
 
 
 def read_sleep_tags(tags: object) -> tuple[str, ...]:
-    """Return the tags of a call of `wake_up`. Raise UserError for other types or unknown tags."""
+    """Return the tags for `wake_up`. Raise UserError for other types or unknown tags."""
     if not isinstance(tags, (list, tuple, set, frozenset)) or not all(
         type(tag) is str and tag in SLEEP_TAGS for tag in tags
     ):

@@ -105,7 +105,7 @@ class CompletionGroup:
         self._metrics: RequestMetrics | None = None
 
     def output(self) -> RequestOutput:
-        """Return the next output, of the group's kind.
+        """Return the next output, with the content that the group's kind requires.
 
         With DELTA it contains everything since the last output.
         """

@@ -45,8 +45,8 @@ class EngineProcess(EngineLink):
 
         start_timeout_s: timeout of each startup phase; None for a little more than the
         configuration's timeout, so that the engine itself can report the slow phase.
-        Raises the DovetailError of a failed start, or EngineDeadError if the process ended without
-        an error or was not ready in time. Then all resources are released.
+        Raises the DovetailError that the process reported, or EngineDeadError if the process exited
+        without a report or was not ready in time. After an error all resources are released.
         """
         clock = clock or MonotonicClock()
         super().__init__(make_private_folder(), clock)
@@ -92,7 +92,7 @@ class EngineProcess(EngineLink):
         )
 
     def died(self) -> EngineDeadError:
-        """Return the error for a process that has ended, with the reason. Kill its children."""
+        """Return the error for a process that has exited, with the reason. Kill its children."""
         self._child.kill()  # kills the other processes of its session
         how = self._child.describe_end()
         why = f" ({self._why})" if self._why else ""
@@ -104,7 +104,7 @@ class EngineProcess(EngineLink):
         return error
 
     def kill(self, why: str) -> None:
-        """Kill the engine. `why` is the reason in its error. Any thread may call it."""
+        """Kill the engine. why: the reason, for the error. Any thread may call this method."""
         self._why = why
         self._child.kill_tree()
 

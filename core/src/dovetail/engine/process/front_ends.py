@@ -28,7 +28,7 @@ _SCOPE = "\x1f"
 """Separates the number of a front end from the rest of a request id in the engine core."""
 
 _QUIET_BEATS = 60
-"""A front end that sent no message during this many heartbeats receives only one of as many."""
+"""n: a front end that sent no message during n heartbeats then receives only every n-th."""
 
 _MAX_BEHIND = 2
 """Number of heartbeats after which the requests of a front end that reads too slowly are
@@ -196,7 +196,7 @@ class FrontEnds:
 
 
 def _part_of(front_end: FrontEndState, outputs: EngineCoreOutputs) -> EngineCoreOutputs:
-    """Return the outputs of one front end's requests, by its own ids."""
+    """Return the outputs of one front end's requests, with its own request ids."""
     live = front_end.live
     names: list[str] = []
     counts, tokens = array("i"), array("i")

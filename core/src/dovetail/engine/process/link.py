@@ -80,7 +80,7 @@ class Sockets:
 class EngineLink(ABC):
     """The connection of one front end to an engine's process.
 
-    error: why the engine ended, or that it was shut down; None while the process is not known to
+    error: why the engine stopped, or that it was shut down; None while the process is not known to
     have exited. ready: the engine's first message. heartbeat: the last heartbeat. folder: the
     directory of the sockets.
     """
@@ -115,7 +115,7 @@ class EngineLink(ABC):
 
     @abstractmethod
     def died(self) -> DovetailError:
-        """Return the error for a process that has ended without a report."""
+        """Return the error for a process that has exited without a report."""
 
     def open_sockets(self, name: bytes) -> None:
         """Connect the sockets."""

@@ -22,7 +22,7 @@ MAX_UNREAD_MESSAGES = 64
 
 MAX_UNREAD_BYTES = 64 << 20
 MAX_KEPT_BYTES = 2 * MAX_UNREAD_BYTES
-"""Maximum of unread bytes to keep for one front end while other front ends are served."""
+"""Maximum unread bytes to keep for one front end while other front ends are served."""
 
 FLOOD = 16
 """Multiple of `MAX_KEPT_BYTES` at which a front end that does not read responses is detached."""

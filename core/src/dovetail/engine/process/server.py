@@ -178,7 +178,7 @@ class EngineServer:
         operation: Operation[..., Any],
         perform: Callable[[], Any],
     ) -> None:
-        """Perform a call and reply to it, with a result or an error. Raise the engine's failure."""
+        """Perform a call and send its result or error. Raise the error if the engine failed."""
         before = self._core.paused
         try:
             fault("engine.answer")
@@ -264,7 +264,7 @@ class EngineServer:
             self._forget(front_end)
 
     def _limit(self, front_end: FrontEndState) -> None:
-        """Abort the requests of a front end that reads too slowly. Detach it if it has none.
+        """Abort the requests of a front end that reads too slowly, or detach it if it has none.
 
         The front end that started the engine is never detached.
         """

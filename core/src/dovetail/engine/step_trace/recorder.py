@@ -205,7 +205,7 @@ class StepRecorder(SchedulerInterface):
         )
 
     def _leave(self, rows: Iterable[int]) -> tuple[list[int], list[tuple[int, str]]]:
-        """Release batch slots. Return the preempted requests, and those with an unknown reason."""
+        """Release batch slots. Return the preempted requests, and those that ended unobserved."""
         preempted: list[int] = []
         left: list[tuple[int, str]] = []
         for row in rows:

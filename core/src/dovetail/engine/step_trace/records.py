@@ -16,7 +16,7 @@ MAX_STEPS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step.
+    """What happened in one step.
 
     A request has the same number in all records of a trace; a number is never reused.
     number: the number of this record, from 1, without gaps. step_id: the id of the plan. Times are

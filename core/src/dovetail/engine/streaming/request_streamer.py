@@ -166,8 +166,8 @@ class RequestStreamer:
             raise CapacityError(
                 f"The engine has {self._num_requested} completions and cannot accept {num} more: "
                 f"at most {self._max_requested} are allowed at a time (max_num_seqs + "
-                "max_waiting). Read some outputs to their end, or start the engine with a larger "
-                "max_waiting."
+                "max_waiting). Read all outputs of some requests, or start the engine with a "
+                "larger max_waiting."
             )
 
     async def _open(

@@ -149,9 +149,10 @@ class CrashTracker:
     def _rejection(self, user_id: str, key: Key) -> RequestError:
         what = {_ID: "a request with this id", _REQUEST: "it", _PROMPT: "its prompt"}[key[0]]
         return RequestError(
-            f"request {user_id!r} is rejected: {what} was unfinished when the engine failed, "
-            f"{self._records[key].num_failures} times, and no other request can be the cause. If "
-            "it is not the cause, retry later, or with another id, prompt or parameters.",
+            f"request {user_id!r} is rejected: {what} was unfinished at "
+            f"{self._records[key].num_failures} failures of the engine, and no other request can "
+            "be the cause. If it is not the cause, retry later, or with another id, prompt or "
+            "parameters.",
             parameter="request_id" if key[0] == _ID else "prompt",
         )
 

@@ -191,7 +191,7 @@ class Supervisor:
     def lose(self, channel: ProcessChannel, error: DovetailError) -> None:
         """Handle the failure of an engine: its unfinished work is lost. error: the cause.
 
-        Starts another engine in a thread. Does nothing if this engine was handled before.
+        Starts another engine in a thread. Does nothing if this failure was handled before.
         """
         with self._changed:
             if channel is not self._channel:
@@ -288,9 +288,9 @@ class Supervisor:
         return None
 
     def _find_end(self, channel: ProcessChannel) -> DovetailError | None:
-        """Return the error of an engine that has ended. Keep its last messages.
+        """Return the error of an engine that has exited. Keep its last messages.
 
-        None if another thread is reading: that thread detects the end.
+        None if another thread is reading: that thread detects the exit.
         """
         if not self._reading.acquire(blocking=False):
             return None
@@ -304,7 +304,7 @@ class Supervisor:
         return None
 
     def _look(self) -> None:
-        """Handle an engine that has ended. Kill one that has stalled for too long."""
+        """Handle an engine that has exited. Kill one that has stalled for too long."""
         channel = self._handle_exited()
         if channel is None:
             return

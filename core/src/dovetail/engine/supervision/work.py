@@ -151,7 +151,7 @@ def _requests_of(call: Call) -> Sequence[EngineCoreRequest]:
 
 
 def _lost_reply(call: Call, reason: str) -> Reply:
-    """Return the reply to a call during which the engine failed. An abort succeeds."""
+    """Return the reply to a call during which the engine failed. A call to abort succeeds."""
     if call.operation.name == EnginePort.abort_requests.name:
         return Reply(call.number)
     error: DovetailError = UnavailableError(

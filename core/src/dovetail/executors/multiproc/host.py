@@ -45,7 +45,7 @@ step by at most this time, and leaves the CPU to other threads."""
 
 
 def do_nothing(worker: WorkerBase) -> None:
-    """Do nothing.
+    """Return immediately.
 
     The response to this operation shows that all commands before it are completed.
     """
