@@ -95,7 +95,7 @@ class Listeners:
                 self._error_subscribers = _without(self._error_subscribers, subscriber, raised)
 
     def stop(self) -> None:
-        """Notify the hooks that the engine stops, and close the stat loggers. Idempotent."""
+        """Notify the hooks that the engine stops, and close the stat loggers."""
         if self._stopped:
             return
         self._stopped = True
