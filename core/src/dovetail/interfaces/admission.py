@@ -1,9 +1,9 @@
 """The contract of an admission gate: it holds new requests until they may be scheduled.
 
-Examples are compiling a grammar and loading an adapter, which the gate does in its own threads. The
-scheduler passes each new request to its gates once, and in every step it gets the held requests
-that are ready. It never waits for a gate, and later requests may overtake held ones. A preempted
-request does not pass the gates again. All calls come from the scheduler's thread.
+For example, a gate compiles a grammar or loads an adapter, in its own threads. The scheduler passes
+each new request to its gates once. In every step it asks the gates which held requests are ready.
+The scheduler never waits for a gate, and later requests may overtake held ones. A preempted request
+does not pass the gates again. All calls come from the scheduler's thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AdmissionGate(ABC):
     """Holds new requests until their resources are available. No call may block.
 
     A request that a gate still holds after `admission_timeout_s` ends with an error.
-    status: the status of held requests.
+    status: the status that held requests get.
     """
 
     CONTRACT: ClassVar[str] = "admission"

@@ -38,7 +38,7 @@ SMALL_HEAD_SIZE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionFacts:
-    """The attention of a model.
+    """The attention features that a model uses.
 
     sliding_window, soft_cap, sinks, alibi, bidirectional: whether any layer uses this feature.
     mla: whether the values of any layer are parts of its keys (`AttentionLayerContext.value_size`).
@@ -163,10 +163,10 @@ class AttentionGroupContext:
     """Arguments of `create_builder`, for one KV-cache group of one worker.
 
     options: validated options of the backend plugin.
-    workspace: returns memory of at least a number of bytes, uint8, for intermediate results of a
-        layer. All builders of the worker share it; it is zero before its first use. None: allocate
-        memory for this builder.
-    bidirectional: as for `AttentionLayerContext`; slots and block tables have no meaning then.
+    workspace: a function that takes a number of bytes and returns a uint8 tensor of at least that
+        size, for intermediate results of a layer. All builders of the worker share this memory. The
+        memory is zero before its first use. None: the builder allocates its own memory.
+    bidirectional: as for `AttentionLayerContext`. If True, slots and block tables have no meaning.
     spec: a `LatentAttentionSpec` only for a backend that declares `MLA`.
     """
 
@@ -184,7 +184,8 @@ class AttentionGroupContext:
 class AttentionLayerContext:
     """Arguments of `create_layer`.
 
-    scale: factor for the scores before the softmax. soft_cap: c in c·tanh(score / c); 0 for none.
+    scale: multiplier of the attention scores before the softmax.
+    soft_cap: c in c·tanh(score / c); 0 for none.
     sliding_window: number of tokens that a token attends to, itself included; 0 for all.
     sinks: float32 [H], or None. One extra softmax logit per query head, neither scaled nor capped,
         without a value, so that the weights sum to less than 1. A parameter of the model, read
@@ -193,12 +194,14 @@ class AttentionLayerContext:
     alibi_slopes: float32 [H], or None. The scores of head h, scaled and capped, get the bias
         slope · (position of the key - position of the query) before the softmax. Only for a backend
         that declares "alibi". Source: Press et al. 2022, arXiv:2108.12409.
-    kv_scales: float32 [2], the scale of all keys and that of all values in an fp8 cache without
-        per-token scales; None for 1. The cache contains k / scale. Only for a backend that declares
-        `KV_LAYER_SCALES`. Values may change between steps, when weights are reloaded.
-    bidirectional: each token attends to all tokens of its prompt, which is computed in one step;
-        with a sliding window, to those at a distance below it. The layer has no cache: `kv_cache`
-        is empty and must not be used. Only for a backend that declares "bidirectional".
+    kv_scales: float32 [2], one scale for all keys and one for all values of the layer, in an fp8
+        cache without per-token scales; None for scales of 1. The cache contains k / scale. Only for
+        a backend that declares `KV_LAYER_SCALES`. Values may change between steps, when weights are
+        reloaded.
+    bidirectional: each token attends to all tokens of its prompt, which is computed in one step.
+        With a sliding window, the distance to these tokens must be less than `sliding_window`. The
+        layer has no cache: `kv_cache` is empty and must not be used. Only for a backend that
+        declares "bidirectional".
     value_size: 0 for values of `head_size` features. Otherwise the value of a token is the first
         `value_size` features of its key, as in multi-head latent attention. The cache, whose spec
         is a `LatentAttentionSpec`, contains only keys. `v_TKD` is a view of `k_TKD`, and `out_THD`

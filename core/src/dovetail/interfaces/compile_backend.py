@@ -23,8 +23,8 @@ class CompileContext:
     cache_dir: directory for files that make a later compilation of the same graphs faster, or None
     to keep no files. The directory exists during calls of `compile`. Before the first call the
     engine restores the files of an earlier start with the same first graph, options, versions and
-    `cache_key`. The directory is deleted at the end of the engine's start. options: validated
-    options of the backend plugin.
+    `cache_key`. The directory is deleted when the engine has started. options: validated options of
+    the backend plugin.
     """
 
     device: torch.device
@@ -38,8 +38,8 @@ class CompileRequest:
     """One graph to compile.
 
     example_inputs: one per placeholder, in order: fake tensors, whose sizes may be symbolic, and
-    integers, which may be symbolic. num_tokens: the number of tokens of all calls, or None for any
-    number from 1.
+    integers, which may be symbolic. num_tokens: the number of tokens in every call, or None if
+    calls may have any number from 1.
     """
 
     graph: torch.fx.GraphModule
@@ -71,7 +71,7 @@ class CompileBackend(ABC):
 
     @abstractmethod
     def cache_key(self) -> str:
-        """Return a key of everything that compiled code depends on, except the graph.
+        """Return a cache key for everything that compiled code depends on, except the graph.
 
         For example versions, options, and the instruction set of the processor.
         """

@@ -102,7 +102,7 @@ def integer(low: int, high: int, *, optional: bool = False) -> BeforeValidator:
 
 
 def integers(low: int, high: int, most: int) -> BeforeValidator:
-    """Accept a list of at most `most` integers in [low, high], also as text. Sort them."""
+    """Accept a list of at most `most` integers in [low, high] or digit strings. Sort them."""
     expected = f"must be a list of at most {most} integers from {low} to {high}"
 
     def check(value: Any) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ def integers(low: int, high: int, most: int) -> BeforeValidator:
             raise ValueError(expected)
         numbers = set()
         for item in value:
-            # A command line gives text.
+            # Command-line arguments are strings.
             is_text = isinstance(item, str) and item.isascii() and item.isdigit() and len(item) < 20
             number = int(item) if is_text else item
             if type(number) is not int or not low <= number <= high:

@@ -51,7 +51,7 @@ N = TypeVar("N", bound=ConfigNode)
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A value that resolution set, and the reason. field: "section.field"."""
+    """A configuration value that resolution set, and the reason. field: "section.field"."""
 
     field: str
     before: Any

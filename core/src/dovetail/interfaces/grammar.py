@@ -95,10 +95,10 @@ class GrammarBackend(ABC):
         return None
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], words: memoryview) -> None:
-        """Fill the masks of several requests, one by one in `words`.
+        """Fill the masks of several requests, which are concatenated in `words`.
 
-        words: all zero; each matcher has the words of `GrammarMatcher.fill_bitmask`. An exception
-        makes the engine call `fill_bitmask` of each matcher.
+        words: all zero; one mask per matcher, in the format of `GrammarMatcher.fill_bitmask`. If
+        this method raises, the engine calls `fill_bitmask` of each matcher instead.
         """
         row_bytes = words.nbytes // len(matchers)
         for row, matcher in enumerate(matchers):

@@ -23,9 +23,9 @@ class GraphPassContext:
 class GraphPass(ABC):
     """Changes graphs of tensor operations, for example to fuse operations.
 
-    Contract: A pass keeps the placeholders and the number of outputs of the graph. It keeps each
-    call of the operator `torch.ops.dovetail.attend` and their order, because a call writes to the
-    KV cache. The outputs stay equal within the tolerance of the dtype.
+    Contract: A pass keeps the placeholders and the number of outputs of the graph. It keeps all
+    calls of the operator `torch.ops.dovetail.attend` and their order, because these calls write to
+    the KV cache. The outputs stay equal within the tolerance of the dtype.
     """
 
     CONTRACT: ClassVar[str] = "graph_pass"

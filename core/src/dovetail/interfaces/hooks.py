@@ -2,7 +2,7 @@
 
 Any number of plugins may receive the same event. A hook returns nothing and changes nothing.
 `HookSpecs` lists the events; a plugin defines methods with the names of those that it handles.
-Hooks run for every engine, so the user must enable them (`EngineArgs.hooks`).
+An installed hooks plugin runs only if the user enables it (`EngineArgs.hooks`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The contract of HTTP routes: paths that a plugin adds to the server.
 
-Routes are data, so that the server lists, checks and protects them before it serves them. They run
-for every engine, so the user must enable them (`dovetail serve --http-routes NAME`). The contract
-does not depend on a web framework.
+Routes are data, so that the server can list, check and protect them before it serves them. An
+installed plugin adds its routes only if the user enables it (`dovetail serve --http-routes NAME`).
+The contract does not depend on a web framework.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HTTPResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HTTPRoute:
-    """A route. public: served without the server's API key.
+    """A route. public: whether clients may use it without the server's API key.
 
     method: GET, POST, PUT, PATCH or DELETE. path: begins with "/" and is matched exactly. handler:
     runs in the server's event loop, so it must not block; it is cancelled if the client

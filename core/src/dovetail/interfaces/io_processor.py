@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class IOProcessorContext:
     """Constructor arguments of an IO processor.
 
-    model: the model section of the configuration. limits: limits of the values of a request.
+    model: the model section of the configuration. limits: limits on the size of a request's values.
     tokenizer: None if the engine has none. default_sampling: parameters of requests that have none.
     options: the user's options from `plugin_options`.
     """

@@ -97,7 +97,7 @@ class StateSpec(KVCacheSpec):
         [start, end) of a request reads the state from the block of token start - 1 (none for
         start 0). It writes the state after the last token of each block that it fills to that
         block, and the state after token end - 1 to that token's block.
-        Then cached prefixes can be continued at block boundaries.
+        Because of these snapshots, a request can resume a cached prefix at a block boundary.
     """
 
     num_bytes: int
@@ -142,7 +142,7 @@ class KVCacheGroup:
         return -(-len(self.layer_names) // self.layers_per_page)
 
     def place(self, layer: int) -> tuple[int, int]:
-        """Return the buffer of the layer with this index and its byte offset in a page.
+        """Return a layer's (buffer index, byte offset in a page). layer: its index in the group.
 
         Layers that share a page are aligned to 64 bytes.
         """

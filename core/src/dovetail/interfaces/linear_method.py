@@ -1,8 +1,8 @@
 """The contract of a linear method: how linear layers store and apply their weights.
 
-Plain, packed and quantized weights all use this contract. A layer passes four phases: `create`
-(parameters as in the checkpoint), loading (by the weight loader), `pack` (once, after loading),
-`apply` (in each step).
+Plain, packed and quantized weights all use this contract. A layer goes through four phases:
+`create` (parameters as in the checkpoint), loading (by the weight loader), `pack` (once, after
+loading), `apply` (in each step).
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class LogitsProcessorContext:
     """Constructor arguments of a logits processor.
 
-    vocab_size: width of the logits. max_num_seqs: row numbers are below it. device: device of the
-    logits.
+    vocab_size: width of the logits. max_num_seqs: row indices are less than this number. device:
+    device of the logits.
     options: the user's options from `plugin_options`.
     """
 

@@ -29,7 +29,7 @@ class RankGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """Number of this worker in the group."""
+        """Index of this worker in the group, from 0."""
 
     @property
     def size(self) -> int:
@@ -37,7 +37,7 @@ class RankGroup(Protocol):
 
     @property
     def batch_invariant(self) -> bool:
-        """Whether a sum is bit-identical for any shape of the tensor and any element index."""
+        """Whether the tensor's shape and an element's index never affect `all_reduce` sums."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks. `x` may be overwritten and returned."""
@@ -80,7 +80,7 @@ class ModelContext:
     hf_config: the checkpoint's config.json with the user's overrides, read-only.
     linear_method, ops: the plugins that its layers use.
     max_model_len: number of positions to support. options: validated options of the model plugin.
-    ranks: the workers that share the model's layers. The layers get it through this context.
+    ranks: the workers that share the model's layers. Layers read it from this context.
     """
 
     hf_config: Mapping[str, Any]
@@ -131,7 +131,7 @@ class AttentionContext(Protocol):
         """Return the attention of layer `index` (in the order of construction), [T, H, D].
 
         rotary_args: the rotary embedding to apply to q and k first; None if it is already applied.
-        A context without a faster way calls `rotary_args.apply`.
+        A context that cannot fuse both operations calls `rotary_args.apply` first.
         """
 
     def state(self, index: int, tensors: Sequence[StateTensor]) -> LayerState:

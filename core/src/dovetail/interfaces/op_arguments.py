@@ -37,8 +37,9 @@ class DrawColumns:
 class StepColumns:
     """Inputs and outputs of `Ops.prepare_inputs`. All tensors are on the device.
 
-    Inputs, one entry per run: rows_R, starts_R: int32; the row, and the position of the run's first
-    token. query_start_R1: int32 [R + 1]; index of each run's first token among the T.
+    A run is the tokens of one request in this step. Inputs, one entry per run: rows_R, starts_R:
+    int32; the row, and the position of the run's first token. query_start_R1: int32 [R + 1]; index
+    of each run's first token among the T.
     Inputs of all rows: token_ids_RL: int32 [rows, max_model_len]; block_tables: one int32 [rows, M]
     per KV-cache group; block_sizes: tokens per block of each group.
     Outputs: input_ids_T, positions_T: int64; seq_lens_R: int32, start plus tokens of the run.
@@ -68,10 +69,10 @@ class ExpertRouting:
 
     top_k: number of experts of a token. scores: "softmax" or "sigmoid" of the logits. renormalize:
     whether the weights of a token's experts are divided by their sum. With softmax, that equals the
-    softmax of the selected logits. scale: factor on the weights. num_groups, top_groups: experts
-    are selected from the `top_groups` best of `num_groups` equal groups; 1 and 1 for no groups. A
-    group counts as much as its best expert, or with a correction as the sum of its two best
-    experts.
+    softmax of the selected logits. scale: the multiplier of the weights. num_groups, top_groups:
+    experts are selected from the `top_groups` best of `num_groups` equal groups; 1 and 1 for no
+    groups. A group counts as much as its best expert, or with a correction as the sum of its two
+    best experts.
     Sources: Shazeer et al. 2017, arXiv:1701.06538; DeepSeek-AI 2024, arXiv:2412.19437.
     """
 
@@ -139,9 +140,9 @@ class StateParts:
 class StatePartsMemory:
     """The parts of a step in host memory, at the same addresses in every step.
 
-    A provider whose operations are recorded reads the parts from this memory. The tensors are
-    int64; num_requests_1 has the number of requests R, and the values of the step are the first R
-    of num_parts_R, and the first N of the others.
+    A provider whose operations are recorded and replayed reads the parts from this memory. The
+    tensors are int64; num_requests_1 has the number of requests R, and the values of the step are
+    the first R of num_parts_R, and the first N of the others.
     """
 
     num_requests_1: torch.Tensor
@@ -157,9 +158,9 @@ class LinearAttentionInputs:
 
     q_TGK, k_TGK, v_THV: queries, keys and values. steps_TH: logits of the step sizes.
     step_bias_H: float32; added to these logits. step_limits: minimum and maximum of a step size.
-    rates_H: float32, at most 0; the logarithm of the factor on the state for a step size of 1.
+    rates_H: float32, at most 0; the logarithm of the state's decay factor for a step size of 1.
     beta_TH: logits of the delta rule; None without the rule.
-    skip_H: float32; factor on a token's own value in its output; None for 0.
+    skip_H: float32; multiplier of a token's own value, which is added to its output; None for 0.
     key_eps: above 0, queries and keys are divided by the root of the sum of their squares +
     key_eps, and queries also by the root of K. 0 if they are used as they are.
     """

@@ -279,9 +279,9 @@ class Ops:
     ) -> torch.Tensor:
         """Return silu(convolution of each channel with its last W inputs + bias), [T, C].
 
-        weight_CW: the last column is the factor on the token itself. states_BWC: [B, W - 1, C] in
-        the dtype of x; the last W - 1 inputs, oldest first; updated in place. Blocks may be
-        strided. Do not wait for the device.
+        weight_CW: the last column is multiplied by the current token's input.
+        states_BWC: [B, W - 1, C] in the dtype of x; the last W - 1 inputs, oldest first; updated in
+        place. Blocks may be strided. Do not wait for the device.
         """
         raise NotImplementedError
 
@@ -332,7 +332,8 @@ class Ops:
         Used on asynchronous devices, so it must not wait for the device. Without it the sampler
         uses torch operations.
         Tokens are ordered by logit, equal logits by column. top-k keeps exactly k tokens. top-p
-        then keeps the smallest set with its share of the remaining probability, at least one token.
+        then keeps the smallest set of tokens, at least one, whose share of the remaining
+        probability is at least top_p.
         A row's token depends only on its own logits, parameters, seed and position, not on the rest
         of the batch or earlier steps. Logits: any float dtype; may be overwritten.
         Source of the method: Gumbel 1954; the maximum of logit + Gumbel noise.
@@ -360,4 +361,4 @@ LATENT_OPERATIONS = frozenset({"latent_inputs", "head_linear"})
 MIXED_OPERATIONS = frozenset(
     {"offset_rms_norm", "add_offset_rms_norm", "sigmoid_and_mul", "add_shared_expert"}
 )
-"""Operations that some of these models also use. In torch, they may not be batch-invariant."""
+"""Other operations of models with states or latent attention, not batch-invariant in torch."""

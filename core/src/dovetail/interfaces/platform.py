@@ -80,8 +80,8 @@ class Platform(ABC):
         does not support it, or for an unknown architecture.
         """
         raise ConfigError(
-            f"the platform {cls.info.name!r} cannot assume a device; platforms such as 'cuda' and "
-            "'rocm' can."
+            f"the platform {cls.info.name!r} cannot assume a device that this machine does not "
+            "have; platforms such as 'cuda' and 'rocm' can."
         )
 
     @abstractmethod

@@ -33,7 +33,7 @@ class RequestView(Protocol):
 
     @property
     def sequence(self) -> int:
-        """The request's number in the order of arrival. Unique, lower for earlier requests."""
+        """The request's index in the order of arrival. Unique, lower for earlier requests."""
 
     @property
     def priority(self) -> int:
@@ -300,7 +300,7 @@ class Policy:
         """Handle a preemption: `num_tokens_lost` computed tokens of a request are lost."""
 
     def on_finish(self, request: RequestView, view: SchedulerView) -> None:
-        """Handle the end of a request, for any reason."""
+        """Handle a request that has ended, for any reason."""
 
 
 if not TYPE_CHECKING:  # a type checker reports an unknown name itself

@@ -1,6 +1,6 @@
 """The contract of a reasoning parser: it separates reasoning from the answer.
 
-Like a tool parser, one parser per completion receives the text as it is generated.
+Each completion has its own parser, which receives the text as it is generated.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class ReasoningParser(ABC):
     between reasoning and content, and white space next to them, are removed. No text raises an
     error.
 
-    template_marks: the format is chosen for a chat template that contains all of these strings; of
-    several formats, the one with the most characters. Empty: the format is never chosen.
+    template_marks: automatic selection chooses this parser if the model's chat template contains
+    all of these strings. If several parsers match, it chooses the one whose strings have the most
+    characters in total. Empty: never chosen.
     example: a text with the reasoning "I think." and the content "Yes."; the conformance suite
     reads it.
     """
@@ -79,6 +80,7 @@ class ReasoningParser(ABC):
     def markers(self) -> ReasoningMarkers | None:
         """Return the markers of this completion, or None if it has no reasoning.
 
-        A grammar applies after the end marker, and a limit of reasoning tokens forces it.
+        A grammar applies only after the end marker. A limit on reasoning tokens forces the end
+        marker.
         """
         return None

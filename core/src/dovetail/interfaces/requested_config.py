@@ -127,8 +127,8 @@ class RequestedCache(ConfigNode):
 
     block_size: tokens. gpu_memory_utilization: fraction of the device's memory.
     kv_cache_scales: scales of a cache of int8 or fp8: "token" for a computed scale of each token
-    and head, "layer" for two scales of each layer from the checkpoint, or 1; None for the
-    first that the dtype supports.
+    and head, "layer" for one key scale and one value scale per layer, which the checkpoint contains
+    (1 if it does not); None for the first of these that the dtype supports.
     enable_sleep_mode: whether weights and cache are in memory that `sleep` can release.
     cpu_offload_gb: GiB of weights per worker that stay in host memory; each step copies them to the
     device.
@@ -256,7 +256,7 @@ class RequestedCompute(ConfigNode):
     graph_mode: which steps of a device with graphs are captured: "full" for steps with one token
     per request, "piecewise" for all steps, without attention; "full_and_piecewise" for both.
     max_graph_size: maximum number of requests or tokens of a captured step.
-    custom_all_reduce: sum small tensors of several workers through memory that their devices share.
+    custom_all_reduce: all-reduce small tensors through memory that the workers' devices share.
     matmul_precision: torch's precision of float32 matrix products: "highest" for float32, "high"
     for TensorFloat32 or two bfloat16 numbers, "medium" for bfloat16.
     compile_level: how torch.compile is used: "none", "as_is" (shapes and guards by torch), "once"

@@ -61,8 +61,8 @@ class SchedulerContext:
     options: validated options of the scheduler plugin.
     policy_options: validated options of `policy`. If not empty, they are passed to its constructor
         as the keyword `options`.
-    strict: whether an error of the policy raises (in tests and the conformance kit); otherwise the
-    error is contained and counted (in production).
+    strict: whether exceptions of the policy are raised (in tests and the conformance kit).
+    Otherwise they are contained and counted (in production).
     gates: admission gates for new requests. Only for schedulers that provide "gates". The scheduler
         shuts them down.
     kv_connector: the scheduler side of a KV connector, or None. Only for schedulers that provide
@@ -109,8 +109,8 @@ class Depth:
 class PauseScope(StrEnum):
     """Which requests a pause stops.
 
-    NEW: requests that have never been admitted. Admitted requests, preempted ones too, run to their
-    end.
+    NEW: requests that have never been admitted. Admitted requests, including preempted ones, run to
+    completion.
     ALL: all requests. They keep their batch slots, blocks and position in the queue.
     """
 
@@ -249,7 +249,7 @@ class SchedulerInterface(ABC):
 
     @abstractmethod
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests in any state and return their ids. Ids that are not known are ignored."""
+        """Abort requests in any state and return their ids. Unknown ids are ignored."""
 
     @abstractmethod
     def schedule(self) -> SchedulerOutput:
@@ -263,7 +263,7 @@ class SchedulerInterface(ABC):
 
     @abstractmethod
     def depth(self) -> Depth:
-        """Return the numbers of requests. If `num_active` is 0, no step is needed."""
+        """Return the counts of requests. If `num_active` is 0, no step is needed."""
 
     @abstractmethod
     def pause(self, scope: PauseScope) -> None:

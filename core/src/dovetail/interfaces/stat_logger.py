@@ -19,8 +19,8 @@ class StepStats:
     """The statistics of one step.
 
     scheduler: counts of the scheduler after the step. now_ns: the engine's clock after its result.
-    num_new_tokens: number of new tokens of all requests. num_finished, num_failed: numbers of
-    requests that ended in the step, and that ended with an error.
+    num_new_tokens: number of new tokens of all requests. num_finished: number of requests that
+    ended in the step. num_failed: how many of them ended with an error.
     """
 
     scheduler: SchedulerStats

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 class StepExtensionContext:
     """Constructor arguments of a step extension.
 
-    model: the loaded model. vocab_size: width of the logits. max_num_seqs: row numbers are below
-    it. max_model_len: maximum tokens of a request. device: device of all tensors. rank, world_size:
-    number of this worker, and number of workers. options: the user's options from `plugin_options`,
-    validated.
+    model: the loaded model. vocab_size: width of the logits. max_num_seqs: row indices are less
+    than this number. max_model_len: maximum tokens of a request. device: device of all tensors.
+    rank: index of this worker. world_size: number of workers. options: the user's options from
+    `plugin_options`, validated.
     """
 
     model: Any

@@ -95,7 +95,7 @@ class Tokenizer(ABC):
         """Return the ids of two texts with special tokens, and the position where type 1 starts.
 
         The position is 0 if the tokenizer gives all tokens the same type. Raises RequestError if
-        the tokenizer has no form for pairs.
+        the tokenizer cannot encode pairs.
         """
         raise RequestError(
             f"The tokenizer {type(self).__name__} cannot encode a pair of texts; use another "

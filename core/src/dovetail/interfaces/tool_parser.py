@@ -31,8 +31,8 @@ class ToolParserContext:
 class ToolCallDelta:
     """A piece of one tool call.
 
-    index: number of the call. name: the function's name, only in the first piece of the call.
-    arguments: a piece of the JSON text.
+    index: index of the call in the message. name: the function's name, only in the first piece of
+    the call. arguments: a piece of the JSON text.
     """
 
     index: int
@@ -52,9 +52,10 @@ class ToolDelta:
 class CallText:
     """The text of a call: `begin`, the arguments as JSON, `end`.
 
-    begin: contains the function's name. trigger: the first characters of `begin`, which start
-    nothing but a call; "" if there are none, and a call is only constrained where it is required.
-    separator: the text between two calls; None if a message has at most one call of this form.
+    begin: contains the function's name. trigger: a prefix of `begin` that occurs only at the start
+    of a call; "" if there is no such prefix. A call without a trigger is constrained only where a
+    call is required. separator: the text between two calls; None if a message has at most one call
+    of this form.
     """
 
     begin: str
@@ -71,8 +72,9 @@ class ToolParser(ABC):
     start, and a call of a function that the request does not offer, are content. No text raises an
     error.
 
-    template_marks: the format is chosen for a chat template that contains all of these strings; of
-    several formats, the one with the most characters. Empty: the format is never chosen.
+    template_marks: automatic selection chooses this parser if the model's chat template contains
+    all of these strings. If several parsers match, it chooses the one whose strings have the most
+    characters in total. Empty: never chosen.
     example: the text of a call of the function `get_weather` with the arguments
     {"city": "Paris", "days": 3}; the conformance suite reads it.
     """

@@ -31,7 +31,7 @@ class WorkerContext:
     config: the worker's part of the resolved configuration.
     plugins: the registry that loads the worker's plugins (attention, model, ops, …).
     options: validated options of the worker plugin.
-    rank: number of the worker in the engine. local_rank: number of the worker on this machine.
+    rank: index of the worker in the engine. local_rank: index of the worker on this machine.
         world_size: number of workers.
     rendezvous: URL by which the workers of this engine connect to each other: "file://" in a
     directory
@@ -199,7 +199,8 @@ class WorkerBase(ABC):
 class Sleeps(Protocol):
     """Capability "sleep": releases device memory while the engine is idle.
 
-    It is used only with `WorkerConfig.cache.enable_sleep_mode`. The addresses of tensors stay.
+    It is used only with `WorkerConfig.cache.enable_sleep_mode`. The addresses of tensors do not
+    change.
     """
 
     def sleep(self, level: int) -> None:
