@@ -143,7 +143,7 @@ def test_dropped_turns_of_a_chat_are_reported(spell, monkeypatch, capsys) -> Non
     assert converse(monkeypatch, spell("abc", length=128), *lines) == 0
     output = capsys.readouterr()
     assert output.out == "abc\n" * 5
-    assert "messages that are omitted: 2" in output.err
+    assert "messages omitted: 2" in output.err
 
 
 def test_a_message_longer_than_the_context_is_rejected_and_dropped(

@@ -86,7 +86,7 @@ def test_the_load_option_adds_the_declarations_of_the_class(site, capsys):
     (site / "shown_mod/dovetail.toml").write_text("")
     assert main(["plugins", "show", "policy:shown@shown-dist", "--load"]) == 0
     shown = rows(capsys.readouterr().out)
-    assert "fulfills its contract" in shown["loaded"]
+    assert "implements its contract" in shown["loaded"]
     assert shown["static_rank"].strip() == "False"
     assert "printed 'hello'" in shown["note"]
     assert "none; default values apply" in shown["manifest"]

@@ -29,11 +29,15 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench latency", "dovetail.cli.bench:latency", "Measure one request at a time."),
     ("bench throughput", "dovetail.cli.bench:throughput", "Measure many concurrent requests."),
     ("chat", "dovetail.cli.chat:chat", "Chat with a model."),
-    ("collect-env", "dovetail.cli.collect_env:collect_env", "Describe this machine for an issue."),
+    (
+        "collect-env",
+        "dovetail.cli.collect_env:collect_env",
+        "Print facts about this machine for a bug report.",
+    ),
     (
         "complete",
         "dovetail.cli.client.complete:complete",
-        "Let a server continue a prompt.",
+        "Complete a prompt on a server.",
     ),
     ("demo", "dovetail.cli.demo:demo", "Run a small model with different plugins."),
     (
@@ -95,7 +99,7 @@ def make_app(*, config: ConfigFile | None = None, show_all: bool = False) -> App
 
 
 def load_app(tokens: Sequence[str], config: ConfigFile) -> App:
-    """Return the command-line app. `tokens` may name a command of an installed package."""
+    """Return the command-line app, with the installed package's command that `tokens` names."""
     app = make_app(config=config)
     _add_installed(app, tokens)
     return app

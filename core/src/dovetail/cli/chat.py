@@ -63,7 +63,7 @@ _HELP = '''\
 /reset                start a new conversation
 /help                 show this help
 /exit                 end the session (or Ctrl-D)
-A line that ends with \\ continues in the next line; """ opens and closes a block of lines.
+A line that ends with \\ continues on the next line; """ opens and closes a block of lines.
 Ctrl-C ends a response early.'''
 
 
@@ -166,8 +166,8 @@ def _answer(session: Session, text: str) -> None:
 
 def _print_dropped(count: int) -> None:
     print_message(
-        "(The conversation exceeds the model's maximum length. Number of oldest messages that are "
-        f"omitted: {count}.)"
+        "(The conversation exceeds the model's maximum length. Number of oldest messages omitted: "
+        f"{count}.)"
     )
 
 

@@ -1,7 +1,7 @@
 """A conversation with an engine: stores the messages and streams the responses.
 
-This module drops the oldest messages if the conversation exceeds the model's maximum length. This
-module does not read the keyboard and does not print.
+If the conversation exceeds the model's maximum length, the oldest messages are dropped. This module
+does not read the keyboard and does not print.
 """
 
 from __future__ import annotations

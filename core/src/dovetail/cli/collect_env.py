@@ -1,4 +1,4 @@
-"""`dovetail collect-env`: prints information about this machine for an issue report.
+"""`dovetail collect-env`: prints facts about this machine for a bug report.
 
 This module imports no tensor library: versions are read from metadata, devices from their vendors'
 tools. This module prints no paths, no user or host names and no environment variables.
@@ -31,7 +31,7 @@ _CPU_FLAGS = frozenset((
 
 
 def collect_env() -> int:
-    """Describe this machine for an issue."""
+    """Print facts about this machine for a bug report."""
     for title, rows in (_software(), _system(), _processor(), _memory(), _tools()):
         print(title)
         width = max(len(name) for name, _ in rows) + 1

@@ -151,7 +151,7 @@ def _print_comparison(console: Console, first: DemoRun, others: list[DemoRun]) -
         table.add_row(_plain(changed), equality, f"{run.rate:,.0f}", speed)
     console.print(table)
     console.print(
-        f"\nEach figure is the median of {NUM_ROUNDS} rounds after a warm-up round, with an empty "
+        f"\nEach value is the median of {NUM_ROUNDS} rounds after a warm-up round, with an empty "
         "prefix cache. A difference of a few per cent is noise."
     )
     for run in others:

@@ -44,7 +44,7 @@ _QUESTIONS = {
     "Who wrote Romeo and Juliet?": "Shakespeare",
     "What is the largest ocean on Earth?": "Pacific",
 }
-"""Questions for models with a chat template, and the words that a correct answer may have."""
+"""Questions for models with a chat template, and words; a correct answer has one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _KIND_HELP = "The kind of plugin, such as attention."
 _JSON_HELP = "Write a JSON object instead of a table."
-_ASSUME_HELP = "Platform and architecture of a missing device, such as cuda:sm_90."
+_ASSUME_HELP = "Explain for a device that is not here: PLATFORM:ARCHITECTURE, such as cuda:sm_90."
 _MODEL_HELP = "Directory or name of a model; not needed for all kinds of plugins."
 _ENGINE = Parameter(name="*")
 

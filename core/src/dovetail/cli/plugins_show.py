@@ -1,6 +1,6 @@
 """`dovetail plugins show`: prints the details of one plugin.
 
-This module imports it only with --load.
+The plugin is imported only with --load.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _options_text(details: PluginDetails) -> str:
 
 def _declared(loaded: LoadedClass) -> list[tuple[str, str]]:
     rows = [
-        ("loaded", "yes; it fulfills its contract"),
+        ("loaded", "yes; it implements its contract"),
         ("its version", loaded.contract_version or "not declared"),
         ("it provides", _listed(loaded.provides)),
         ("it needs", _listed(loaded.needs)),

@@ -1,6 +1,6 @@
 """Input and output of commands: standard streams, downloads, messages, text files.
 
-If a line of a message ends with a backslash, the message continues in the next line. Three
+If a line of a message ends with a backslash, the message continues on the next line. Three
 quotation marks at the start of a message open a block of lines, and three more close it.
 """
 
@@ -26,7 +26,7 @@ QUOTES = '"""'
 DOWNLOADS = "dovetail.downloads"
 """The logger that receives the progress of downloads (`dovetail.config.model_sources`)."""
 _REPLACE_LINE = "\x1b[1A\x1b[K"
-"""Control sequence that moves the cursor to the start of the previous line and clears this line."""
+"""Control sequence that moves the cursor to the start of the previous line and clears that line."""
 
 Ask = Callable[[str], str]
 """Prints a prompt and returns the next line without its newline. Raises EOFError at the end of the

@@ -66,7 +66,7 @@ _ALIASES = {
 }
 
 _EXECUTORS = {"uni": "uniproc", "mp": "multiproc"}
-"""vLLM's names of executors, and the names of these executors here."""
+"""Maps vLLM's name of an executor to Dovetail's name."""
 
 _REFUSED = (
     ("trust_remote_code", False, "code in a model directory is never run; install a plugin"),

@@ -140,8 +140,9 @@ def _times(length: StatedLength, name: str, tokens: int, factor: float, kind: st
 def _rope_table(hf_config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the rope parameters, or {}.
 
-    If both keys exist, `rope_scaling` is used, because users override it.
-    Tables for single layer types are ignored: they do not state the length of the whole model.
+    If config.json has both `rope_scaling` and `rope_parameters`, the former is used, because users
+    override it. Parameters for single layer types are ignored: they do not state the length of the
+    whole model.
     """
     for key in ("rope_scaling", "rope_parameters"):
         table = hf_config.get(key)

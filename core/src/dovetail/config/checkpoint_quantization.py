@@ -1,8 +1,9 @@
-"""Reads from its JSON files whether a checkpoint is quantized, and with which method.
+"""Reads from a checkpoint's JSON files whether it is quantized, and with which method.
 
 This module reads `quantization_config` of config.json (or `compression_config`, or MLX's
-`quantization`). If it has none, reads the files that quantization tools write next to it. This
-module opens no weights. `dovetail.config.quantized_checkpoints` makes the decisions.
+`quantization`). If config.json has none of these, the module reads the files that quantization
+tools write next to it. It opens no weights. `dovetail.config.quantized_checkpoints` makes the
+decisions.
 """
 
 from __future__ import annotations

@@ -22,18 +22,22 @@ _UNSET = {
 def resolve_compile_level(draft: Draft) -> None:
     """Resolve compile_level. Raise ConfigError if another option conflicts with it."""
     draft.fill(
-        _LEVEL, NO_COMPILATION, "the default: compilation delays the start, and may not be faster"
+        _LEVEL, NO_COMPILATION, "the default: compilation slows startup and may not speed up steps"
     )
     level = draft.get(_LEVEL)
     if level == NO_COMPILATION:
         _reject_unused(draft)
         return
     for path, is_valid, reason in (
-        ("model.enforce_eager", not draft.get("model.enforce_eager"), "it forbids compilation"),
+        (
+            "model.enforce_eager",
+            not draft.get("model.enforce_eager"),
+            "this option forbids compilation",
+        ),
         (
             "parallel.tensor_parallel_size",
             draft.get("parallel.tensor_parallel_size") == 1,
-            "the sums of several workers cannot be compiled yet",
+            "all-reduces between workers cannot be compiled yet",
         ),
         (
             "cache.cpu_offload_gb",

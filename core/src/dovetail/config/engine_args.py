@@ -204,7 +204,7 @@ class EngineArgs:
     )
     max_graph_size: int = _option(512, "Maximum number of requests or tokens of a captured step.")
     custom_all_reduce: bool = _option(
-        False, "Sum small tensors of several devices through shared memory."
+        False, "All-reduce small tensors of several devices through shared memory."
     )
     matmul_precision: str = _option(
         "highest", 'Precision of float32 matrix products: "highest", "high" or "medium".'
@@ -220,7 +220,7 @@ class EngineArgs:
         (), "Numbers of tokens for which code with fixed shapes is compiled."
     )
     compile_cache: str | Path = _option(
-        "auto", 'Folder of compiled code; "auto": the user\'s cache, "off": none.'
+        "auto", 'Directory of compiled code; "auto": the user\'s cache, "off": none.'
     )
     disable_log_stats: bool = _option(True, "Do not log statistics.")
     decision_log: str | Path | None = _option(
@@ -258,7 +258,7 @@ class EngineArgs:
         (), "Hooks plugins, notified of start, steps, errors and stop."
     )
     max_prompt_chars: int | None = _option(
-        None, "Maximum number of characters of a prompt; None: the tokenizer decides."
+        None, "Maximum number of characters of a prompt; None: set from max_model_len."
     )
     max_id_chars: int = _option(
         1024, "Maximum number of characters of a request_id, salt, tenant or lora_id."
@@ -285,7 +285,9 @@ class EngineArgs:
         (), "Plugins that must not be used: kind:name@dist, * for any."
     )
     no_plugins: bool = _option(False, "Use first-party plugins only.")
-    plugins_strict: bool = _option(False, "Stop if a plugin that was not requested fails.")
+    plugins_strict: bool = _option(
+        False, "Raise the error of a plugin that fails in automatic selection."
+    )
     trust_local_code: bool = _option(False, "Allow plugins that are named as ./file.py:Class.")
 
     @classmethod

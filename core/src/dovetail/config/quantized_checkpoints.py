@@ -1,9 +1,10 @@
 """Selects the plugins that read a quantized checkpoint, or rejects the checkpoint.
 
 A linear method reads checkpoints of the format X if its `provides` has "quantization.X": the name
-in lower case, with "_" for every other character ("quantization.compressed_tensors"). So does a
-weight loader, which dequantizes the weights or passes them as blocks of a GGUF type. The decision
-uses JSON files and plugins only, before a worker starts and before a weight file is opened.
+in lower case, with "_" for every other character ("quantization.compressed_tensors"). The same id
+in `provides` of a weight loader means that the loader dequantizes the weights, or passes them as
+blocks of a GGUF type. The decision uses JSON files and plugins only, before a worker starts and
+before a weight file is opened.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ _LOADER_FIELD = "load.load_format"
 def choose_quantization_plugins(draft: Draft, plugins: PluginRegistry, platform: Platform) -> None:
     """Select a linear method or a weight loader for the format of a quantized checkpoint.
 
-    A linear method that reads the format has precedence. With a weight loader that reads it, any
-    linear method can be used; by default one that computes with blocks. Raises ModelError if no
-    installed or, for fields that the user has set, requested plugin reads the format.
+    A linear method that reads the format has precedence. A weight loader that reads the format can
+    be combined with any linear method; the default is one that computes with GGUF blocks. Raises
+    ModelError if no installed or, for fields that the user has set, requested plugin reads the
+    format.
     """
     quantization = draft.requested.model.quantization
     if not quantization:

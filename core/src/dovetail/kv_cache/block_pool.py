@@ -2,9 +2,9 @@
 
 The pool manages block ids only, no requests or tensors. A block is in use (reference count ≥ 1) or
 free. A free block may be cached: it keeps its content and its index entry until it is allocated.
-Blocks without content are allocated first: previously used ones before unused ones, so that memory
-is touched late. Then cached blocks are evicted in LRU order. Unused blocks need no memory in the
-pool.
+Blocks without content are allocated first: first blocks that were used before, then blocks that
+were never used, so that the pool touches new memory as late as possible. If there are none, cached
+blocks are evicted in LRU order. The pool has no entries for blocks that were never used.
 """
 
 from __future__ import annotations

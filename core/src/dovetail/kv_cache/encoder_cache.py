@@ -16,8 +16,8 @@ from dovetail.request import EncoderInput, Request
 class EncoderCacheManager:
     """Encoder outputs in use, and unused ones that are kept while there is room.
 
-    capacity: number of embeddings. num_queries, num_hits, num_evictions: numbers of outputs that
-    were looked up, found and evicted.
+    capacity: number of embeddings. num_queries, num_hits, num_evictions: how many outputs were
+    looked up, found and evicted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -134,7 +134,7 @@ class EncoderCacheManager:
         return True
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Raise AssertionError if a count is wrong or others than `requests` use an output."""
+        """Raise AssertionError if a count is wrong or requests not in `requests` use outputs."""
         names = {request.request_id for request in requests}
         assert names >= set(self._held), (
             "a request that has ended still has a reference to an output"

@@ -167,7 +167,7 @@ def _best(choices: Sequence[_Choice], max_needed: float) -> _Choice:
 def needed_bytes(specs: Mapping[str, KVCacheSpec], num_tokens: int, max_step_tokens: int) -> int:
     """Return the maximum bytes that the layers need for one sequence, without unused memory.
 
-    The tokens of a step are kept in addition to the window of its first token.
+    In addition to the window of a step's first token, all tokens of the step are kept.
     """
     total = 0
     for spec in specs.values():

@@ -1,7 +1,8 @@
 """The rules of KV-cache groups: which past tokens a group needs.
 
-It needs all tokens, those of a window or of a chunk, or a state. The block table of a group has one
-block for each `block_size` tokens or, for a state without snapshots, a single block.
+A group needs all past tokens, the tokens of a window or a chunk, or only a state. The block table
+of a group has one block for each `block_size` tokens or, for a state without snapshots, a single
+block.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class CacheKind:
         return self.positional and self.span > 0
 
     def first_needed(self, num_tokens: int) -> int:
-        """Return the first table position that the token after `num_tokens` computed ones needs."""
+        """Return the first table position that the next token needs after `num_tokens` tokens."""
         if not self.sheds:
             return 0
         if self.is_chunked:

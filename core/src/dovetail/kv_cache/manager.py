@@ -1,9 +1,9 @@
 """The KV cache manager assigns blocks to requests.
 
-The scheduler accesses the block pool only through this class. It changes only these attributes of a
-request: `blocks`, `capacity`, `block_hashes`, `num_committed_blocks` and `num_dropped_blocks`. All
-KV-cache groups share the pool; a group may need all past tokens of a request or some of them
-(`kinds`). It uses no tensors.
+The scheduler accesses the block pool only through this class. The manager changes only these
+attributes of a request: `blocks`, `capacity`, `block_hashes`, `num_committed_blocks` and
+`num_dropped_blocks`. All KV-cache groups share the pool; a group may need all past tokens of a
+request or some of them (`kinds`). This module uses no tensors.
 """
 
 from __future__ import annotations

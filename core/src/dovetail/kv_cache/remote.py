@@ -99,7 +99,7 @@ class RemoteCache:
             self._end(transfer.transfer_id)
 
     def release(self, request: Request, *, finished: bool) -> None:
-        """Offer the connector the blocks of a request before it frees them.
+        """Offer the connector the blocks of a request, which will be freed next.
 
         finished: whether the request has ended.
         """

@@ -33,9 +33,9 @@ def size_cache(
     available_bytes: int,
     num_blocks: int | None,
 ) -> KVCacheConfig:
-    """Return the number of blocks that fit into memory, even if `load` needs fewer.
+    """Return a layout with as many blocks as fit into memory, even if `load` needs fewer.
 
-    If no group has a cache, it is the number that `load` can use.
+    If no group has a cache, the layout has as many blocks as `load` can use.
     available_bytes: memory for all groups together. num_blocks: the user's number, block 0
     included, or None. Raises CapacityError with the size of a block if two blocks do not fit.
     """

@@ -195,6 +195,6 @@ def check_probe(owner: str, result: object) -> Probe:
 def probe_failure(owner: str, error: BaseException) -> PluginLoadError:
     """Return the error for a probe that raised an exception."""
     return PluginLoadError(
-        f"The probe of the {owner} failed, so it is unknown whether it can be used here: "
+        f"The probe of the {owner} failed, so it is unknown whether the plugin can be used here: "
         f"{describe_failure(error)}.\nFix the reported cause, or request another plugin by name."
     )

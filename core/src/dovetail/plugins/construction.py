@@ -22,7 +22,7 @@ T = TypeVar("T")
 def call_plugin(owner: str, what: str, question: Callable[[], T]) -> T:
     """Call a method of a plugin during engine startup. Convert its exceptions to PluginLoadError.
 
-    whose, what: the plugin and the purpose of the call, for messages. A DovetailError is raised
+    owner, what: the plugin and the purpose of the call, for messages. A DovetailError is raised
     unchanged.
     """
     try:

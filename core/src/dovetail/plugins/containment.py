@@ -52,7 +52,7 @@ def contained(package: str, clock: Clock) -> Iterator[list[str]]:
 
 
 class _Catcher(io.StringIO):
-    """Captures the output of the thread that created it. Writes that of others to `beyond`."""
+    """Captures the output of the thread that created it. Other threads' output goes to `beyond`."""
 
     def __init__(self, beyond: TextIO) -> None:
         super().__init__()

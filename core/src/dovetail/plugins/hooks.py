@@ -38,7 +38,7 @@ class Subscriber:
 
 
 class _Manager(pluggy.PluginManager):
-    """A pluggy manager for which a method is a hook if it has a hook's name, marked or not."""
+    """A pluggy manager that treats any method with the name of a hook as a hook, marked or not."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
         """Return the options of a method that is a hook, or None for any other attribute."""
@@ -120,7 +120,7 @@ def load_hooks(references: Sequence[str | type], plugins: PluginRegistry) -> Hoo
 
 
 def failure(subscriber: Subscriber, error: BaseException) -> str:
-    """Return a sentence without a period about the failure of a subscriber."""
+    """Return a message, without a final period, about the failure of a subscriber."""
     cause = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"The hooks plugin {subscriber.plugin!r} failed in {subscriber.hook}: {cause}"
 

@@ -21,7 +21,7 @@ from dovetail.errors import PluginLoadError, PluginNotFoundError, nearest
 
 _MAX_NAMES = 8
 MANY_OBJECTS = 10_000
-"""The number of young objects at which a pause of the garbage collector moves them."""
+"""If a block creates this many objects, `paused_garbage_collection` moves them."""
 
 LOCAL_PREFIX = "dovetail_local_"
 """Prefix of the names of modules that are loaded from a path."""
@@ -50,8 +50,8 @@ def paused_garbage_collection() -> Iterator[None]:
 
     The import of a tensor library creates hundreds of thousands of objects that stay, and each
     collection would visit them. If a block creates many objects, all objects then move to the
-    oldest generation, so that collections of young objects do not visit them. Objects that the
-    program has frozen stay so.
+    oldest generation, so that collections of young objects do not visit them. If the program has
+    frozen objects, nothing is moved.
     """
     if not gc.isenabled():
         yield

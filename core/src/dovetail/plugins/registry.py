@@ -40,7 +40,7 @@ class PluginRegistry:
     """Finds, resolves, describes and loads plugins, under the user's policy.
 
     Installed distributions are scanned once, when they are first needed. Loaded classes are cached
-    by reference. A failed load is not cached and is repeated at the next call.
+    by reference. A failed load is not cached; the next call tries again.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class PluginRegistry:
         return (*self._discovery.warnings, *namesakes)
 
     def warn_of_installations(self) -> None:
-        """Log once the distributions that are unreadable or have another distribution's name."""
+        """Log, once, each distribution that is unreadable or has another distribution's name."""
         self._warn((*self._discovery.set_aside, *self._discovery.warnings))
 
     def candidates(self, kind: str) -> tuple[Candidate, ...]:
@@ -141,7 +141,7 @@ class PluginRegistry:
         return self._resolver.candidates(kind)
 
     def has_model(self, architecture: str, *, similar: bool = False) -> bool:
-        """Return whether a model plugin has this name. similar: or one that differs by a letter."""
+        """Return whether a model plugin has this name. similar: accept one wrong letter too."""
         return any(
             architecture == model.name or (similar and is_misspelled(architecture, model.name))
             for model in self.candidates("model")

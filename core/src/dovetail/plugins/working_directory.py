@@ -1,7 +1,8 @@
 """Checks that this process has a usable working directory.
 
-It may be deleted, too deep or not accessible. Then relative paths do not work, and math libraries
-that torch loads abort the process, so the engine does not start.
+The directory may be deleted or not accessible, or its path may be too long. In these cases relative
+paths do not work, and math libraries that torch loads abort the process, so the engine does not
+start.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _MAX_BYTES = 4096 - 256
 
 
 def check_working_directory() -> None:
-    """Raise ConfigError if the working directory is deleted, too deep or not accessible."""
+    """Raise ConfigError if the working directory cannot be used or its path is too long."""
     if problem := working_directory_problem():
         raise ConfigError(
             f"The working directory of this process {problem}.\n"

@@ -19,7 +19,7 @@ class AdmissionGates:
     """The held requests, by id, with the gates that have not admitted them yet."""
 
     def __init__(self, gates: Sequence[AdmissionGate], timeout_s: float) -> None:
-        """timeout_s: maximum time that a request may be held. Then it fails."""
+        """timeout_s: seconds after which a request that is still held fails."""
         self._gates = tuple(gates)
         self._timeout_s = timeout_s
         self._held: dict[str, tuple[Request, list[AdmissionGate]]] = {}

@@ -239,7 +239,7 @@ class DecodeBatch:
             item in self for item in self.outside
         )
         assert list(self._rows) == [member.row for member in members], (
-            "the decode batch has another row for a request than the request itself"
+            "the row of a request differs from its row in the decode batch"
         )
         assert list(self._starts) == [member.num_computed_tokens for member in members]
         assert [member.request_id for member in members] == self._ids
@@ -249,10 +249,10 @@ class DecodeBatch:
         for member in members:
             assert member.num_tokens_with_pending == member.num_computed_tokens + 1
             assert member in self._by_phase[self._phase(member.num_computed_tokens)], (
-                "the decode batch does not know when the last block of a request becomes full"
+                "the step in which the last block of a request becomes full is wrong"
             )
             assert member in self._by_last_step[member.event_step], (
-                "the decode batch does not know the step in which a request reaches its limit"
+                "the step in which a request reaches its length limit is wrong"
             )
             assert member.event_step >= self._step_counter.num_steps
         assert sum(map(len, self._by_phase.values())) == len(members)

@@ -124,7 +124,7 @@ class DecodeStretch:
         return not members or kv_cache.grow_in_turn(members, num_blocks)
 
     def _end(self, num_steps: int) -> None:
-        """Number `num_steps` more plans, and record that all plans have been executed."""
+        """Assign ids to `num_steps` more plans, and record that all plans have been executed."""
         state = self._state
         state.builder.step_id += num_steps
         state.last_step = state.builder.step_id - 1

@@ -78,8 +78,8 @@ class StepDraft:
 
     decode_batch: the batch whose members run one token each, before other requests; None if it does
     not run. counts: other requests that run and their numbers of tokens. held: requests that the
-    policy pauses in this step. computing: maps the key of the first block that a request computes
-    from known tokens to the request.
+    policy pauses in this step. computing: requests by the key of the first block that each of them
+    computes from known tokens.
     num_blocks_hashed: blocks of waiting prompts whose hashes were computed in this step.
     joined: requests that this step admits. evicted: requests that this step preempts.
     tokens_left: remaining token budget of the step.

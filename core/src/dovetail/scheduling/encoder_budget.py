@@ -21,7 +21,7 @@ Need = tuple[Request, int]
 
 
 class EncoderBudget:
-    """Decides which encoder inputs each step encodes, so that the limits are kept."""
+    """Decides which encoder inputs each step encodes, so that no limit is exceeded."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._wanted: dict[Request, tuple[list[int], int]] = {}

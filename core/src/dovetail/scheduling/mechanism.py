@@ -2,9 +2,9 @@
 
 The mechanism enforces the limits of batch slots, blocks, budget and chunk size for every policy. If
 a running request needs a block and none is free, the policy chooses a victim, which loses its batch
-slot and blocks and waits again. Such a step is under pressure and admits no request. Batch slots
-and blocks that a plan in flight still uses become free when that plan has been executed; until then
-requests that need them wait, and no further request is preempted for them.
+slot and blocks and waits again. A step with such a preemption is under pressure and admits no
+request. Batch slots and blocks that a plan in flight still uses become free when that plan has been
+executed; until then requests that need them wait, and no further request is preempted for them.
 """
 
 from __future__ import annotations
@@ -332,7 +332,7 @@ class Mechanism:
         return True
 
     def assign_loaded(self) -> None:
-        """Give batch slots to requests whose loads have succeeded, in the order of waiting."""
+        """Give batch slots to requests whose loads have succeeded, longest-waiting first."""
         state = self._state
         while state.rows.num_free and (arrived := state.loads.take_loaded()):
             self._assign_slot(*arrived)

@@ -2,8 +2,8 @@
 
 A waiting request whose next block is computed by another request (its leader) in this step is
 skipped: it keeps its position in the queue and is tried again in the next step, when the block is
-cached. Copies of a prompt therefore start one step later, or when the first has computed the shared
-part.
+cached. The other copies of a prompt therefore start one step after the first copy, or when the
+first copy has computed the shared part.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class RemoteLoads:
         return self._remote.lookup(request)
 
     def begin(self, request: Request, hit: Hit) -> bool:
-        """Load the blocks of `request` that `hit` lacks. The request has just got its blocks.
+        """Load the blocks of `request` that `hit` lacks. Its blocks have just been allocated.
 
         Returns whether the request must wait for the load; it is then held by this object.
         """

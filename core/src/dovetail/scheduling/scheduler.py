@@ -39,7 +39,7 @@ from dovetail.scheduling.view import View
 
 
 class Scheduler(SchedulerInterface):
-    """The core's scheduler. A subclass states its policy, which `context.policy` can replace."""
+    """The core's scheduler. Subclasses set a default policy, which `context.policy` replaces."""
 
     policy_cls: ClassVar[type[Policy]] = Policy
     provides: ClassVar[frozenset[str]] = frozenset({"encoder", "gates", "kv_connector"})
@@ -105,7 +105,7 @@ class Scheduler(SchedulerInterface):
         self._host.notify_arrival(taken)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """End requests immediately, in any state. Return the known ids and ignore unknown ids."""
+        """Abort requests immediately, in any state. Return their ids and ignore unknown ids."""
         self._state.now_ns = self._clock.now_ns()
         aborted = []
         for request_id in request_ids:
@@ -183,7 +183,7 @@ class Scheduler(SchedulerInterface):
         return begin_stretch(self._state, self._mechanism, self._host, self._finish)
 
     def depth(self) -> Depth:
-        """Return the numbers of requests. If `num_active` is 0, no step is needed."""
+        """Return the counts of requests. If `num_active` is 0, no step is needed."""
         state, num_running, num_paused = self._state, len(self._state.running), 0
         num_waiting = len(self._host.waiting) + len(state.held_requests) + len(state.loads)
         if self._pause is PauseScope.NEW:

@@ -79,8 +79,8 @@ def process_result(
     """Append the sampled tokens to their requests and find the ended requests, in plan order.
 
     record: the requests of the plan. Results of requests that ended since the plan was made are
-    dropped, as are tokens sampled past an end. The decode batch is processed as columns, other
-    requests one by one; the same rules decide when they end.
+    dropped, as are tokens that were sampled after a request's last token. The decode batch is
+    processed as columns, other requests one by one; the same rules decide when they end.
     """
     step_result = StepResult()
     num_members = 0

@@ -27,7 +27,7 @@ from dovetail.errors import RequestError
 from dovetail.tokenizers.template_input import MAX_TEMPLATE_CHARS, check_messages
 
 MAX_TEXT_CHARS = 1 << 20
-"""Maximum characters of the prompt and of every intermediate text."""
+"""Maximum characters of the prompt and of every intermediate string."""
 MAX_STEPS = 200_000
 """Maximum loop iterations and macro calls in one rendering."""
 MAX_NUMBER = 1_000_000
@@ -124,7 +124,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        del self.filters["format"]  # its widths are in a text, which is not checked
+        del self.filters["format"]  # its widths are in a format string, which is not checked
         del self.globals["lipsum"]
         self.filters = {name: _bounded(name, f) for name, f in self.filters.items()}
         self.filters["tojson"] = _to_json
@@ -161,7 +161,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
             _reject(f"the template takes more than {MAX_STEPS} steps")
 
     def measured(self, value: Any) -> Any:
-        """Return `value`. Raise TemplateError if it is a text or list above the limit."""
+        """Return `value`. Raise TemplateError if it is a string or list above the limit."""
         if isinstance(value, (str, list, tuple)) and len(value) > MAX_TEXT_CHARS:
             _reject(f"the template creates a string or list that is longer than {MAX_TEXT_CHARS}")
         return value
@@ -215,7 +215,7 @@ def _check_product(factors: Iterable[Any]) -> None:
 
 def _check_numbers(name: str, values: Iterable[Any]) -> None:
     if any(isinstance(x, int) and abs(x) > MAX_NUMBER for x in values):
-        _reject(f"the template calls {name or 'something'} with a number above {MAX_NUMBER}")
+        _reject(f"the template calls {name or 'a function'} with a number above {MAX_NUMBER}")
 
 
 def _bounded(name: str, filter_: Callable[..., Any]) -> Callable[..., Any]:

@@ -94,7 +94,7 @@ def _flags(entry: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def unencodable(error: BaseException) -> BaseException:
-    """Return the error of a text that the library cannot encode; an interrupt unchanged."""
+    """Return the RequestError for a text that cannot be encoded, or an interrupt unchanged."""
     if not isinstance(error, Exception) and not is_panic(error):
         return error
     message = " ".join(str(error).split())[:200]

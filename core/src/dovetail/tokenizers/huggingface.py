@@ -70,7 +70,7 @@ DEFAULT_OPTIONS = HuggingFaceOptions()
 class TokenizerFacts:
     """The settings of a tokenizer in files of the model directory other than tokenizer.json.
 
-    special_tokens: name to text, such as "eos_token" to "</s>"; variables of chat templates.
+    special_tokens: the strings by name, such as "eos_token" to "</s>"; variables of chat templates.
     eos_token_id: from generation_config.json or config.json, or None.
     add_bos_token, add_eos_token: whether `encode` adds them; None: as tokenizer.json states.
     chat_templates: name to source, such as "default".
@@ -320,7 +320,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _token_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name and text of each "…_token" entry, which is a text or an object."""
+    """Return the name and text of each "…_token" entry, which is a string or an object."""
     texts = {}
     for name, value in config.items():
         if isinstance(value, dict):
@@ -368,7 +368,7 @@ def _chat_templates(path: Path, configured: object) -> dict[str, str]:
 
 
 def _configured_templates(file: Path, configured: object) -> dict[str, str]:
-    """Return the name and source of each template in `file`: a text, a list or a mapping."""
+    """Return the name and source of each template. configured: a string, list or mapping."""
     if configured is None:
         return {}
     if isinstance(configured, str):

@@ -1,4 +1,4 @@
-"""The files of a tokenizer in the Hugging Face format, for one that another format describes."""
+"""Converts a tokenizer that was read from another format to files in the Hugging Face format."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Renders chat templates in a child process that is kept running and killed at a deadline.
 
-The child limits the time, memory and output of every template. It starts with the first
-conversation or before; afterwards it adds much less than a millisecond to a rendering. Renderers
-with the same limits share their children. `render` may be called from any thread and blocks until
-the response or the deadline, so an event loop must call it with `asyncio.to_thread`.
+The child limits the time, memory and output of every template. It starts at the first conversation
+or earlier. Once it runs, it adds much less than a millisecond to a rendering. Renderers with the
+same limits share their children. `render` may be called from any thread and blocks until the
+response or the deadline, so an event loop must call it with `asyncio.to_thread`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _FIXED_GROWTH = {
     ("normalizer", "BertNormalizer"): 3,
 }
 MAX_ADDED_CHARS = 4096
-"""Maximum characters that components may add to a text or insert for one character."""
+"""Maximum characters that components may add to a text, or that replace one character."""
 MAX_AFFIX_CHARS = 64
 """Maximum length of `continuing_subword_prefix` and `end_of_word_suffix`."""
 MAX_WORD_CHARS = 256

@@ -27,7 +27,7 @@ from dovetail.sandbox.child import (
 from dovetail.sandbox.frames import encode
 
 REMEMBERED_BYTES = 1 << 20
-"""Smaller files are tested again in each process, which takes less than 0.1 s."""
+"""Minimum size of files whose hash is stored. Testing smaller files takes less than 0.1 s."""
 MAX_REMEMBERED = 256
 PROBE_TIMEOUT_S = 5.0
 """Time limit for tokenizing about 30,000 characters. Published tokenizers need less than 0.1 s."""

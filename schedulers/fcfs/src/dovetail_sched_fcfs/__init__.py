@@ -17,6 +17,6 @@ class FCFSPolicy(Policy):
 
 
 class FCFSScheduler(Scheduler):
-    """The core scheduler with the policy first come, first served."""
+    """The core scheduler with the first come, first served policy."""
 
     policy_cls = FCFSPolicy

@@ -2,7 +2,7 @@
 
 Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
 Environment", Journal of the ACM 20(1), 1973. A deadline applies to the first token of a request.
-Requests without a deadline are last, in the order of arrival. Under overload it serves late
+Requests without a deadline are last, in the order of arrival. Under overload, EDF serves late
 requests first.
 """
 

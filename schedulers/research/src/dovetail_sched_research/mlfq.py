@@ -3,7 +3,7 @@
 Source: Wu et al., "FastServe: Iteration-Level Preemptive Scheduling for Large Language Model
 Inference", NSDI 2026, arXiv:2305.05920. A request starts on the first level with a quantum that
 fits its prompt, moves down a level after each quantum, and moves to the top if it is not served for
-`promote_s`. A paused request keeps its blocks; the paper swaps them, `preempt` recomputes them.
+`promote_s`. A paused request keeps its blocks; the paper swaps them out, `preempt` drops them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """On time: serve the largest set of prompts that can meet their deadlines, in short steps.
 
 Source: this project. The order is that of Moore and Hodgson (Moore, "An n Job, One Machine
-Sequencing Algorithm for Minimizing the Number of Late Jobs", Management Science 15(1), 1968), made
-again in every step. A step is limited as in Sarathi, but in time, which the policy learns.
+Sequencing Algorithm for Minimizing the Number of Late Jobs", Management Science 15(1), 1968),
+computed again in every step. A step is limited as in Sarathi, but in time, which the policy learns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class OnTimeOptions(BaseModel):
     """The options.
 
     step_ms: maximum duration of a step while requests decode; choose 0.9 times the objective for
-    the time per output token. ttft_ms: deadline after arrival of requests that have none.
+    the time per output token. ttft_ms: deadline, counted from arrival, of requests without a
+    deadline.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,7 +32,7 @@ class OnTimeOptions(BaseModel):
 
 
 class OnTimePolicy(Policy):
-    """Runs all decodes, then the prompts that can be on time by deadline, then the late ones."""
+    """Runs all decodes, then prompts that can meet their deadlines, by deadline, then late ones."""
 
     static_rank = False
     work_conserving = False

@@ -21,8 +21,7 @@ class SRPTOptions(BaseModel):
     """The options.
 
     predictor: oracle, noisy:SIGMA, bucketed:BASE or constant:N. hysteresis: a waiting request
-    preempts a running request if the running request has more than `hysteresis` times its remaining
-    work.
+    preempts a running request that has more than `hysteresis` times as much work left.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,5 +44,5 @@ class SRPTPolicy(OneOrderPolicy):
         return max(1.0, self._predict(request) - request.num_output_tokens)
 
     def may_preempt(self, request: RequestView, running: RequestView, view: SchedulerView) -> bool:
-        """Return whether `running` has more than `hysteresis` times as much work left."""
+        """Return whether `running` has over `hysteresis` times as much work left as `request`."""
         return self.rank(running, view) > self._options.hysteresis * self.rank(request, view)

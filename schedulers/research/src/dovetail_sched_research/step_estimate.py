@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dovetail.interfaces import RequestView
 
 MIN_CHUNK = 64
-"""Steps with fewer prompt tokens count as decode steps. No step is planned with fewer."""
+"""Minimum for `max_prompt_tokens`. Steps with fewer prompt tokens count as decode steps."""
 
 _GAIN = 0.1
 """The weight of a new step in the moving averages."""

@@ -71,7 +71,7 @@ class VTCPolicy(Policy):
         return max(running, key=lambda request: self.rank(request, view))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Raise a returning tenant's counter to the lowest waiting or last served tenant's."""
+        """Raise a returning tenant's counter to the lowest counter of others (see the module)."""
         tenant, counters = request.tenant, self._counters
         if tenant not in self._waiting:
             others = list(self._waiting) or [self._last_served]

@@ -1,4 +1,4 @@
-"""`dovetail complete`: lets a server continue a prompt, and prints the text as it arrives."""
+"""`dovetail complete`: completes a prompt on a server, and prints the text as it arrives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def complete(
     model: Annotated[str | None, Parameter(help=_MODEL_HELP)] = None,
     sampling: Annotated[SamplingOptions, Parameter(name="*")] = NO_OVERRIDES,
 ) -> int:
-    """Let a server continue a prompt."""
+    """Complete a prompt on a server."""
     from dovetail.entrypoints.interrupts import watch_for_interrupt  # slow to import
 
     replace_unencodable()

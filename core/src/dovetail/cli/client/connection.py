@@ -155,7 +155,7 @@ class _Request:
         self._server = server
         self._connection = server.connect()
         self._call = method, f"{server.prefix}{path}", body
-        # The connection gives its socket up if the server announces that it will close it.
+        # `http.client` drops its reference to the socket if the server sends Connection: close.
         self._socket: socket.socket | None = None
         self._response: http.client.HTTPResponse | None = None
 

@@ -1,4 +1,4 @@
-"""A directory that a command writes: it gets its name only when it is complete."""
+"""Writes an output directory atomically: it gets its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def new_directory(option: str, output: Path, *, overwrite: bool = False) -> Iter
     """Yield a temporary directory next to `output` that becomes `output` if no error occurs.
 
     overwrite: whether it replaces a directory that exists at the end. Raises ConfigError if it
-    cannot be written, such as without free space.
+    cannot be written, for example because the disk is full.
     """
     parent = output.absolute().parent
     try:

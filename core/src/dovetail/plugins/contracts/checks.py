@@ -42,8 +42,8 @@ def check_contract(kind: str, cls: object) -> tuple[str, ...]:
     interface = load_interface(get_kind(kind).contract)
     if not isinstance(cls, type):
         raise ContractError(
-            f"A {kind} must be a class with the contract {interface.__name__}; "
-            f"{_describe(cls)} is {_article(type(cls).__name__)}. Name a class."
+            f"A {kind} must be a class that implements {interface.__name__}; "
+            f"{_describe(cls)} is {_article(type(cls).__name__)}. Specify a class."
         )
     declared: object = getattr(cls, "CONTRACT", None)
     if declared is not None and declared != kind:

@@ -1,4 +1,4 @@
-"""Combines the discovery and the manifest of a plugin, without importing it.
+"""Combines what discovery and the manifest say about a plugin, without importing it.
 
 The second of three stages (discover, describe, load). The manifest of a distribution is read once,
 when one of its plugins is described for the first time.

@@ -51,7 +51,7 @@ class PluginEntry:
     probe: "module:function" that returns a Probe. options: "module:Model" of a pydantic model.
     rank: the highest is tried first. replaces: "kind:name@distribution". roles: processes that load
     it.
-    verified: the author's text about the device and date of a test; "" if the plugin runs on any
+    verified: the author's note on which device and when the plugin was tested; "" if it runs on any
     CPU.
     """
 
@@ -165,7 +165,9 @@ def _read_file(
     foreign = [key for key in table if key != "plugin"]
     if foreign or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         at_fault = (
-            f"{foreign[0]!r} is another key" if foreign else "'plugin' is not an array of tables"
+            f"{foreign[0]!r} is a different key"
+            if foreign
+            else "'plugin' is not an array of tables"
         )
         return [], [f"only [[plugin]] tables are allowed; {at_fault}"]
     entries, problems = [], []
