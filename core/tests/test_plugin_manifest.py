@@ -155,7 +155,7 @@ HEAD = '[[plugin]]\nkind = "policy"\nname = "fair"\n'
         ("[[plugin]\n", "it cannot be read"),
         (b"\xff".decode("latin-1") + "=", "it cannot be read"),
         ("plugin = 3", "'plugin' is not an array of tables"),
-        ("[plugins]", "'plugins' is a different key"),
+        ("[plugins]", "remove the key 'plugins'"),
         (
             '[[plugin]]\nkind = "policy"\n',
             "the table does not identify a plugin; set kind and name",

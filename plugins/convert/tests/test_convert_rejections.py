@@ -156,7 +156,7 @@ def test_a_full_disk_is_reported_before_and_while_writing(tmp_path, monkeypatch)
             convert(model, tmp_path / "out")
     usage = output_directory.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda _: usage._replace(free=100))
-    with pytest.raises(ConfigError, match=r"--out=.*MB are necessary.*of free space"):
+    with pytest.raises(ConfigError, match=r"--out=.*MB are needed.*of free space"):
         convert(model, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

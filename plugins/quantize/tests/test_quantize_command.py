@@ -192,7 +192,7 @@ def test_an_existing_output_directory_is_rejected_and_kept(tmp_path):
 def test_a_disk_without_enough_space_is_rejected_before_quantization(tmp_path, monkeypatch):
     usage = output_directory.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda _: usage._replace(free=100))
-    with pytest.raises(ConfigError, match=r"--output=.*MB are necessary.*of free space"):
+    with pytest.raises(ConfigError, match=r"--output=.*MB are needed.*of free space"):
         quantize(str(demo.model_dir()), output=tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -77,7 +77,8 @@ class Job:
 class World:
     """The limits and costs of a simulation.
 
-    step_ns: cost of a step. prompt_ns, decode_ns: cost of a prompt token and of a decode in it.
+    step_ns: fixed cost of a step. prompt_ns, decode_ns: additional cost of each prompt token and of
+    each decode.
     """
 
     seats: int = 8
@@ -184,7 +185,7 @@ class Simulation:
         return self.fates[name]
 
     def mean_ns(self):
-        """Return the mean latency."""
+        """Return the mean latency of the jobs in ns."""
         return sum(fate.latency_ns for fate in self.fates.values()) / len(self.fates)
 
     def _alive(self):

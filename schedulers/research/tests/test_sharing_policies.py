@@ -26,7 +26,7 @@ def cost(job):
 
 
 def gap(game, weights=None, cost=cost):
-    """Return the largest difference of two tenants' service, as VTC counts it, while both wait."""
+    """Return the largest difference between two tenants' VTC service while both wait."""
     weights = weights or {}
     served, waiting, widest = Counter(), Counter(), 0.0
     waiting.update(fate.job.tenant for fate in game.fates.values())

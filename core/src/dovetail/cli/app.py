@@ -204,7 +204,7 @@ def _run(app: App, tokens: Sequence[str], *, traceback: bool) -> int:
 
 
 def _guard(app: App, tokens: Sequence[str], *, delimiter: str) -> int:
-    """Run `app` and return its exit code. Print errors of the command line."""
+    """Run `app` and return its exit code. Print command-line errors."""
     try:
         result = app(
             list(tokens),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The values of one measure in all runs. iqr: interquartile range."""
+    """Statistics of one measured quantity over all runs. iqr: interquartile range."""
 
     unit: str
     median: float

@@ -44,10 +44,10 @@ DEFAULT_BENCH = BenchOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The times of one run. All requests are added before its first step.
+    """The times of one run. All requests are added before the first step of the run.
 
     start_ns: time before the first request was added. token_times_ns: one time per step with new
-    tokens; the last one is the end of the run.
+    tokens; the last time is the end of the run.
     """
 
     start_ns: int

@@ -1,8 +1,8 @@
 """`dovetail demo`: answers a batch of questions, and repeats this with different plugins.
 
-Shows that plugins are selected by name or by class path, that the answers stay the same, which
-plugin of each kind was selected and why, and how each other plugin changes the speed. This module
-needs no download.
+The demo shows that plugins are selected by name or by class path, that the answers stay the same,
+which plugin of each kind was selected and why, and how each other plugin changes the speed. This
+module needs no download.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _GROUP = Group("Plugins of the second run: a name, name@distribution, or package.module:Class")
 
 SHOWN_ABOVE = frozenset(kind.field for kind in KINDS.values())
-"""The settings that select plugins, which have a separate table."""
+"""The settings that select plugins; the demo prints them in a separate table."""
 
 
 def _option(text: str) -> Parameter:

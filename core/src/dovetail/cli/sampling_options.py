@@ -47,14 +47,16 @@ class SamplingOptions:
     temperature: Annotated[
         float | None, _option("Sampling temperature; 0: always the most likely token.")
     ] = None
-    top_p: Annotated[float | None, _option("Total probability of the candidate tokens.")] = None
+    top_p: Annotated[
+        float | None, _option("Cumulative probability of the candidate tokens (nucleus sampling).")
+    ] = None
     top_k: Annotated[int | None, _option("Number of candidate tokens; 0: all.")] = None
     min_p: Annotated[
         float | None, _option("Minimum probability, relative to the most likely token.")
     ] = None
-    repetition_penalty: Annotated[float | None, _option("A value above 1 reduces repetitions.")] = (
-        None
-    )
+    repetition_penalty: Annotated[
+        float | None, _option("Repetition penalty; values above 1 reduce repetitions.")
+    ] = None
     stop: Annotated[
         tuple[str, ...] | None,
         _option("A string that ends the output; may be repeated."),

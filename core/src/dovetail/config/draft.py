@@ -65,7 +65,7 @@ class Draft:
         return section
 
     def get(self, path: str) -> object:
-        """Return the current value of the `path` field."""
+        """Return the current value of the field at `path`."""
         if path in self._values:
             return self._values[path]
         name, field = path.split(".")

@@ -123,13 +123,13 @@ class EngineArgs:
     use_tqdm_on_load: bool = _option(True, "Show a progress bar while weights are loaded.")
     block_size: int | None = _option(None, "Tokens in a KV-cache block; None: 16.")
     gpu_memory_utilization: float | None = _option(
-        None, "Share of the device's memory to use; None: 0.9, or less for shared memory."
+        None, "Fraction of the device's memory to use; None: 0.9, or less for shared memory."
     )
     kv_cache_memory_bytes: int | None = _option(
-        None, "Size of the KV cache in bytes, instead of a share of the memory."
+        None, "Size of the KV cache in bytes; None: computed from gpu_memory_utilization."
     )
     num_gpu_blocks_override: int | None = _option(
-        None, "Number of blocks in the KV cache, instead of measuring the memory."
+        None, "Number of blocks in the KV cache; None: as many as fit."
     )
     kv_cache_dtype: str = _option("auto", 'Dtype of the KV cache; "auto": the model\'s.')
     kv_cache_scales: str | None = _option(
@@ -141,7 +141,7 @@ class EngineArgs:
     enable_sleep_mode: bool = _option(
         False, "Let `sleep` release the memory of weights and KV cache."
     )
-    cpu_offload_gb: float = _option(0.0, "GiB of weights per device that stay in host memory.")
+    cpu_offload_gb: float = _option(0.0, "GiB of weights per device to keep in host memory.")
     max_num_seqs: int | None = _option(None, "Maximum number of running requests; None: 256.")
     max_num_batched_tokens: int | None = _option(
         None, "Maximum number of tokens in a step; None: 2048."
@@ -153,7 +153,7 @@ class EngineArgs:
         0, "Maximum number of tokens of one prompt in a step; 0: no limit."
     )
     scheduler_cls: str | type = _option("auto", 'Scheduler or policy plugin; "auto": fcfs.')
-    scheduling_policy: str | type | None = _option(None, "Another name for scheduler_cls.")
+    scheduling_policy: str | type | None = _option(None, "Alias of scheduler_cls.")
     async_scheduling: bool | None = _option(
         None, "Plan a step while the previous step runs; None: the platform's default."
     )
@@ -178,9 +178,7 @@ class EngineArgs:
     executor_backend: str | type = _option(
         "auto", 'Executor plugin; "auto": uniproc, or multiproc.'
     )
-    distributed_executor_backend: str | type | None = _option(
-        None, "Another name for executor_backend."
-    )
+    distributed_executor_backend: str | type | None = _option(None, "Alias of executor_backend.")
     engine_process: bool = _option(False, "Run the engine core in a separate process.")
     start_timeout_s: int = _option(600, "Timeout of each startup phase, in seconds.")
     attention_backend: str | type = _option("auto", "Attention plugin.")

@@ -197,7 +197,7 @@ def _make_format(name: str, plugins: PluginRegistry) -> ModelFormat:
 def _model_file_in(directory: Path, plugins: PluginRegistry) -> Path | None:
     """Return the model file in a directory without config.json.
 
-    None unless exactly one installed format has files there.
+    Returns None unless exactly one installed format has files in the directory.
     """
     chosen = []
     for name in _format_names(plugins):
@@ -319,7 +319,7 @@ def _check_architectures(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_fields(file: Path, config: Mapping[str, Any]) -> None:
-    """Check the fields. An error of a model file names this file instead of config.json."""
+    """Check the fields. For a model file, errors name the file instead of config.json."""
     try:
         check_model_fields(config)
     except ModelError as error:

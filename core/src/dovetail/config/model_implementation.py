@@ -22,7 +22,7 @@ _WITHOUT_HEAD: Mapping[str, tuple[str, ...]] = {
     "ForMaskedLM": ("Model",),
     "ForPreTraining": ("Model",),
 }
-"""Endings of architectures that pool, and of native models with the same layers."""
+"""Maps endings of pooling architectures to those of native models with the same layers."""
 
 
 def choose_implementation(

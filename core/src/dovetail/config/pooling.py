@@ -14,9 +14,9 @@ from dovetail.plugins import PluginRegistry
 from dovetail.value_checks import shorten
 
 POOLING = "pooling"
-"""The runner for pooling, and the capability of model classes that only pool."""
+"""Name of the pooling runner, and capability id of model classes that only pool."""
 WHOLE_PROMPTS = "whole_prompts"
-"""The capability of model classes whose attention is bidirectional."""
+"""Capability id of model classes whose attention is bidirectional."""
 
 
 def choose_pooler(

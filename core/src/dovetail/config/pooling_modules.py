@@ -20,7 +20,7 @@ LENGTH_FILE = "sentence_bert_config.json"
 MAX_MODULES = 16
 MAX_FEATURES = 2**20
 ACTIVATIONS = ("identity", "tanh", "gelu", "relu", "sigmoid", "silu")
-"""Activations of dense layers, by the class name of torch in lower case."""
+"""Supported activations of dense layers: the name of the torch class in lower case."""
 
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,199}")
 _MODES = {

@@ -31,7 +31,7 @@ _ADVICE = {
     "torchao": " Its files contain objects of the package torchao. Load the unquantized checkpoint "
     "with quantization='int8' or 'fp8', which have the accuracy of torchao's formats.",
 }
-"""What to do about formats that no plugin of this repository reads."""
+"""Advice for formats that no plugin of this repository reads."""
 _KIND = "linear_method"
 _FIELD = "compute.linear_method"
 _LOADER_KIND = "weight_loader"

@@ -14,7 +14,7 @@ from dovetail.errors import ConfigError
 MAX_COUNT = 64
 
 Works = Callable[[int], bool]
-"""Whether a size can be divided among a number of workers."""
+"""Returns whether a size can be divided among the given number of workers."""
 
 
 def check_tensor_parallel(num_workers: int, hf_config: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ class AttentionFacts:
     """The attention features that a model uses.
 
     sliding_window, soft_cap, sinks, alibi, bidirectional: whether any layer uses this feature.
-    mla: whether the values of any layer are parts of its keys (`AttentionLayerContext.value_size`).
+    mla: whether any layer uses multi-head latent attention (`AttentionLayerContext.value_size`).
     """
 
     head_size: int

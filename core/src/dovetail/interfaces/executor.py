@@ -77,10 +77,10 @@ class Executor(ABC):
     """Owns the workers: `context.config.worker.tensor_parallel_size` of them.
 
     Contract: Plans are executed in the order of the calls. After each `execute_model`,
-    `sample_tokens` is called exactly once before the next `execute_model`. The result is that of
-    rank 0. If a worker returns a handle ("async_output"), the executor returns the result of that
-    handle. If a worker or its handle fails, the executor's handle raises the error. Every later
-    call then raises EngineDeadError.
+    `sample_tokens` is called exactly once before the next `execute_model`. The executor returns the
+    result of rank 0. If a worker returns a handle ("async_output"), the executor returns the result
+    of that handle. If a worker or its handle fails, the executor's handle raises the error. Every
+    later call then raises EngineDeadError.
     max_concurrent_steps: number of steps that may be in flight; 1 to 4, and at most
         `config.max_concurrent_steps`.
     max_world_size: maximum number of workers.
@@ -130,7 +130,7 @@ class Executor(ABC):
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
         """Sample for the last plan of `execute_model`.
 
-        The result is that of rank 0. With a KV connector (`WorkerConfig.kv_connector`) and several
+        Returns the result of rank 0. With a KV connector (`WorkerConfig.kv_connector`) and several
         ranks, the results of all ranks are combined by
         `dovetail.executors.output_aggregator.aggregate_outputs`.
         """

@@ -46,7 +46,7 @@ class GrammarMatcher(Protocol):
     """The position of one request in its grammar. Used by one thread."""
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Accept `token_ids` up to the first one that is not allowed. Return their number."""
+        """Accept `token_ids` up to the first disallowed one. Return how many."""
 
     def rollback(self, num_tokens: int) -> None:
         """Undo the last `num_tokens` accepted tokens, which were rejected drafts."""

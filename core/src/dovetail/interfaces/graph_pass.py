@@ -45,4 +45,4 @@ class GraphPass(ABC):
 
     @abstractmethod
     def cache_key(self) -> str:
-        """Return a key of what the pass does, such as its version and options."""
+        """Return a cache key for what the pass does, such as its version and options."""

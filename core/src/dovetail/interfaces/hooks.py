@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dovetail.interfaces.engine_config import EngineConfig
 
 PROJECT = "dovetail"
-"""The project's name in pluggy."""
+"""The project name to pass to pluggy."""
 
 _specified = pluggy.HookspecMarker(PROJECT)
 

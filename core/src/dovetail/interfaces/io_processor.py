@@ -97,8 +97,8 @@ class IOProcessor(ABC):
 
     @abstractmethod
     def pre_process(self, request: IORequest) -> IOBatch:
-        """Return the prompts of the data, zero or more."""
+        """Convert the data to zero or more prompts."""
 
     @abstractmethod
     def post_process(self, result: IOResult) -> Any:
-        """Return the result of `LLM.process`."""
+        """Convert the outputs to the result of `LLM.process`."""

@@ -2,8 +2,8 @@
 
 A connector has two sides that share no object, because they may run in two processes. The scheduler
 side knows which blocks are stored and selects transfers. The worker side moves the bytes. They
-exchange bytes in a format of the connector: instructions are sent with a plan, reports with its
-result.
+exchange bytes in a format that the connector defines: instructions are sent with a plan, reports
+with its result.
 
 Contract: The key of a block is the hash of all tokens up to the end of
 the block, so that equal keys mean equal

@@ -200,7 +200,7 @@ class PoolingModel(Protocol):
 class Model(Protocol):
     """A causal language model. In practice a `torch.nn.Module`.
 
-    Attention layers. Workers of the torch layer find the modules of class
+    Attention layers. Workers based on `dovetail_torch` find the modules of class
     `dovetail_torch.layers.Attention`, and layers with states as modules of class
     `dovetail_torch.layers.StateLayer`. A model without such modules has no KV cache.
 

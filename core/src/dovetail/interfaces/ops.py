@@ -1,6 +1,6 @@
 """The contract of an op provider: small fused operations between the matrix multiplications.
 
-Every operation is optional. A provider overrides some of them, and the torch layer computes the
+Every operation is optional. A provider overrides some of them, and `dovetail_torch` computes the
 others. New operations have a torch implementation, so existing providers stay valid.
 An operation returns new tensors or reuses the memory of its inputs, as its docstring says. It
 keeps no reference to them.
@@ -73,7 +73,7 @@ class Ops:
 
     Stateless; one instance serves a whole model. Inputs and outputs have the same dtype and device
     unless stated. Sums are accumulated in float32. An operation that is not overridden is never
-    called; the torch layer calls its own implementation.
+    called; `dovetail_torch` calls its own implementation.
     """
 
     CONTRACT: ClassVar[str] = "ops"
@@ -88,7 +88,7 @@ class Ops:
     Only effective if the provider overrides all of `ROUNDED`: torch does not guarantee it.
     """
     batch_dependent: ClassVar[frozenset[str]] = frozenset()
-    """Names of the operations without this guarantee, none of which is in `ROUNDED`.
+    """Names of the operations that `batch_invariant` does not cover; none is in `ROUNDED`.
 
     For example, linear attention whose results depend on how a prompt is divided into steps.
     """
@@ -217,8 +217,8 @@ class Ops:
         """Return queries [T, H, L + R] and keys [T, 1, L + R] of latent attention.
 
         The last R features of q and latent are rotated by their positions, as in
-        `rotary_embedding`. The others of q [T, H, N + R] are multiplied by the weights of their
-        head's keys, and the others of latent [T, L + R] are normalized (`rms_norm`).
+        `rotary_embedding`. The other features of q [T, H, N + R] are multiplied by the key weights
+        of their head, and the other features of latent [T, L + R] are normalized (`rms_norm`).
         Source: DeepSeek-AI 2024, arXiv:2405.04434.
         """
         raise NotImplementedError

@@ -89,7 +89,7 @@ class SchedulerView(Protocol):
 
     @property
     def step_id(self) -> int:
-        """The number of the step that is being planned."""
+        """The id of the step that is being planned."""
 
     @property
     def rng(self) -> Random:

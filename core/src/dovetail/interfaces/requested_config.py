@@ -1,6 +1,6 @@
 """The configuration that the user requested: `EngineArgs` after its checks.
 
-"auto" and None mean that the user left the choice open. `dovetail.config.resolve` turns a
+"auto" and None mean that the user left a field open. `dovetail.config.resolve` turns a
 `RequestedConfig` into an `EngineConfig`. Sections without open fields are the same in both.
 """
 
@@ -55,7 +55,7 @@ RUNNERS = ("auto", "generate", "pooling")
 POOLING_TYPES = ("auto", "last", "mean", "cls")
 KV_CACHE_SCALES = ("token", "layer")
 OFFLOAD_OPTION = "cpu_offload_gb"
-"""The `RequestedCache.cpu_offload_gb` field, for code and messages of other packages."""
+"""Name of the field `RequestedCache.cpu_offload_gb`, for other packages."""
 GRAPH_MODES = ("full_and_piecewise", "full", "piecewise", "none")
 COMPILE_LEVELS = ("none", "as_is", "once", "piecewise")
 MAX_COMPILE_SIZES = 64

@@ -14,7 +14,7 @@ from dovetail.request import EncoderInput, Request
 
 
 class EncoderCacheManager:
-    """Encoder outputs in use, and unused ones that are kept while there is room.
+    """Tracks encoder outputs in use, and unused ones that are kept while there is room.
 
     capacity: number of embeddings. num_queries, num_hits, num_evictions: how many outputs were
     looked up, found and evicted.

@@ -48,7 +48,7 @@ class Origin:
 def paused_garbage_collection() -> Iterator[None]:
     """Pause the garbage collector in a block. Blocks may be nested.
 
-    The import of a tensor library creates hundreds of thousands of objects that stay, and each
+    The import of a tensor library creates hundreds of thousands of long-lived objects, and each
     collection would visit them. If a block creates many objects, all objects then move to the
     oldest generation, so that collections of young objects do not visit them. If the program has
     frozen objects, nothing is moved.

@@ -171,7 +171,7 @@ class PluginRegistry:
         return self._describer.describe(self.resolve(kind, reference))
 
     def entry_of(self, candidate: Candidate) -> PluginEntry:
-        """Return the manifest entry of a plugin. Defaults if it is missing or broken."""
+        """Return the manifest entry of a plugin, or an entry of defaults if it is not readable."""
         return self._describer.entry(candidate)
 
     def denial(self, candidate: Candidate) -> str:
@@ -289,7 +289,7 @@ class PluginRegistry:
     def bind_platform(self, platform: Platform) -> None:
         """Check each plugin's needs against the capabilities of the core and `platform`.
 
-        Plugins that are already loaded are checked now; raises PluginError as `load`.
+        Plugins that are already loaded are checked now. Raises the PluginError of `load`.
         """
         loaded = (p for p in self._loaded.values() if p.cls is type(platform))
         claimed = next((plugin.provides for plugin in loaded), frozenset[str]())

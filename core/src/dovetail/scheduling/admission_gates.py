@@ -111,7 +111,7 @@ class AdmissionGates:
         """Remove `gate` from the gates of a request that it returned. Return both."""
         held = self._held.get(request_id) if isinstance(request_id, str) else None
         if held is None or gate not in held[1]:
-            due = "each request that it holds once, and none after forget()"
+            due = "each held request exactly once, and no request after forget()"
             raise _wrong_result(gate, method, request_id, due)
         held[1].remove(gate)
         return held

@@ -67,7 +67,7 @@ class DecodeBatch:
     """All requests that hold a batch slot.
 
     running: in order of admission. outside: the requests that are not members, in the same order.
-    Other classes only read both lists.
+    Other classes may only read these lists.
     """
 
     def __init__(self, block_size: int) -> None:

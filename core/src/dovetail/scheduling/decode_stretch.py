@@ -140,9 +140,9 @@ def begin_stretch(
 ) -> DecodeStretch | None:
     """Return the next steps as a stretch, or None if anything but decoding may happen in them.
 
-    A stretch requires one full-attention KV-cache group, no drafts, a policy without its own plans
-    and hooks for steps, and that no request waits, or that all batch slots are in use and a waiting
-    request cannot preempt a running one. No plan may be in flight.
+    A stretch requires one full-attention KV-cache group, no drafts, no plan in flight, and a policy
+    without its own plans and step hooks. In addition, either no request waits, or all batch slots
+    are in use and no waiting request can preempt a running one.
     """
     decode_batch, waiting = state.decode_batch, host.waiting
     if not decode_batch.running or not mechanism.in_decode_batch:

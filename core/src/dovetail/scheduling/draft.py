@@ -99,7 +99,7 @@ class StepDraft:
         self._next_blocks: dict[Request, int] = {}
 
     def grant(self, request: Request, num_tokens: int) -> None:
-        """Let `request`, which has no grant yet, run `num_tokens` tokens in this step."""
+        """Let `request`, which has no grant yet, compute `num_tokens` tokens in this step."""
         self.counts[request] = num_tokens
         self.tokens_left -= num_tokens
         start = request.num_computed_tokens
@@ -107,7 +107,7 @@ class StepDraft:
             self._encoder.want(request, start, start + num_tokens)
 
     def continue_decode_batch(self, decode_batch: DecodeBatch) -> None:
-        """Let each member of `decode_batch` run one token, before other requests."""
+        """Let each member of `decode_batch` compute one token, before other requests."""
         self.decode_batch = decode_batch
         self.tokens_left -= len(decode_batch)
 

@@ -19,5 +19,5 @@ def granted(num_tokens: int) -> Grant:
 
 
 def admitted(request: Request, hit: Hit, num_tokens: int) -> Grant:
-    """Return the grant of an admission. 0 tokens if blocks must be loaded first."""
+    """Return the grant of an admission. Its `num_tokens` is 0 if blocks must be loaded first."""
     return Grant(num_tokens=num_tokens if request.row >= 0 else 0, num_cached=hit.num_tokens)

@@ -147,7 +147,7 @@ class Mechanism:
         return True
 
     def run(self, request: Request, max_tokens: int, reserve: int, whole: bool) -> Grant:
-        """Continue one running request, with blocks for `reserve` more tokens."""
+        """Continue one running request. Hold blocks for at least `reserve` tokens in total."""
         if not request.num_uncomputed_tokens:
             return DENIALS[Denied.NOTHING]
         num_tokens = self._piece(request, request.num_computed_tokens, max_tokens, whole)

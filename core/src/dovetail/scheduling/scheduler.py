@@ -1,8 +1,8 @@
 """The core's scheduler: continuous batching over batch slots and KV blocks, ordered by a policy.
 
-Prefill and decode are not separate phases: a step computes more of a request's tokens. By default
-running requests are served first, decoding requests before prefills; then waiting requests in the
-policy's order, while budget, batch slots and blocks are available. A policy may also plan by
+Prefill and decode are not separate phases: a step computes some of a request's remaining tokens. By
+default running requests are served first, decoding requests before prefills; then waiting requests
+in the policy's order, while budget, batch slots and blocks are available. A policy may also plan by
 yielding one action per request (`policy_driver`); the same mechanism grants both.
 """
 

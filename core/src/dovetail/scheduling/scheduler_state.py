@@ -28,7 +28,7 @@ class SchedulerState:
     batch slot yet.
     encoder: the encoder budget. num_groups: KV-cache groups, each with its own blocks. draft: the
     step that is being planned, or the last one. last_step: the last plan that was emitted. now_ns:
-    time of the last call of the scheduler.
+    time of the last call to the scheduler.
     """
 
     def __init__(self, context: SchedulerContext) -> None:

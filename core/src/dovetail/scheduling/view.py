@@ -57,7 +57,7 @@ class View:
 
     @property
     def step_id(self) -> int:
-        """The number of the step that is being planned."""
+        """The id of the step that is being planned."""
         return self._state.builder.step_id
 
     @property

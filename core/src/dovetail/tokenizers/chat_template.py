@@ -1,9 +1,10 @@
 """Chat templates: convert conversations to prompts, in a sandbox with limits.
 
 A template comes with a model or a request, so it is an untrusted program. It can only read its
-variables. Limits on the steps of loops and macros, the lengths of strings and the sizes of numbers
-stop it. These limits do not bound memory and time, so a template runs in a bounded child process:
-use `dovetail.tokenizers.template_renderer`, which runs this module there. This module uses no token
+variables. It is stopped if it exceeds a limit on the steps of loops and macros, the lengths of
+strings or the sizes of numbers. These limits alone do not bound memory and time, so a template runs
+in a bounded child process: use `dovetail.tokenizers.template_renderer`, which runs this module in
+the child. This module uses no token
 ids: `dovetail.tokenizers.huggingface` passes the strings of special tokens as variables.
 """
 

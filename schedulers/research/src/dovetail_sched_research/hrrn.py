@@ -30,7 +30,7 @@ class HRRNOptions(BaseModel):
 
 
 class HRRNPolicy(Policy):
-    """Serves the highest ratio of waiting time to work first."""
+    """Serves the request with the highest ratio of waiting time to work first."""
 
     static_rank = False
     options_model: ClassVar[type[BaseModel]] = HRRNOptions

@@ -12,7 +12,7 @@ from dovetail.interfaces import CONTINUE, Action, Grant, Policy, Run, SchedulerV
 
 
 class StaticPolicy(Policy):
-    """Admits a new batch when the last batch is done. Reserves blocks for the longest outputs."""
+    """Admits a new batch when the previous one ends. Reserves blocks for the longest outputs."""
 
     work_conserving = False
 

@@ -67,11 +67,11 @@ class VTCPolicy(Policy):
                 del queues[tenant]
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the request of the tenant with the highest counter that arrived last."""
+        """Return the latest request to arrive from the tenant with the highest counter."""
         return max(running, key=lambda request: self.rank(request, view))
 
     def on_arrival(self, request: RequestView, view: SchedulerView) -> None:
-        """Raise a returning tenant's counter to the lowest counter of others (see the module)."""
+        """Raise a returning tenant's counter to the lowest counter of the other tenants."""
         tenant, counters = request.tenant, self._counters
         if tenant not in self._waiting:
             others = list(self._waiting) or [self._last_served]

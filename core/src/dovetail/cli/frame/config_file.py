@@ -33,7 +33,7 @@ ConfigOption = Annotated[
     Path | None,
     Parameter(name=FLAG, help="YAML file with options; the command line has precedence."),
 ]
-"""The annotation of the parameter of a command that accepts a configuration file."""
+"""The type annotation of a command's `--config` parameter."""
 
 _TAG = "tag:yaml.org,2002:"
 _TYPES = {

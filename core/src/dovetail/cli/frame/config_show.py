@@ -19,7 +19,7 @@ COMMANDS = (DEFAULT, "chat", "generate")
 """The commands that accept a configuration file."""
 
 SECRET_ENDING = "api-key"
-"""Suffix of the names of options with secret values, which are not shown."""
+"""Options whose names end with this suffix have secret values, which are not shown."""
 
 _COMMAND_HELP = "The command: serve, chat or generate."
 _TOKENS_HELP = "Options of the command, as on its command line."

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FLAG = "--help-all"
 MORE = "More "
-"""Start of the names of groups that `--help` does not show."""
+"""Prefix of the names of option groups that `--help` does not show."""
 
 
 def more_options(subject: str, *, sort_key: int = 9) -> Group:

@@ -1,4 +1,4 @@
-"""Writes an output directory atomically: it gets its name only when it is complete."""
+"""Writes an output directory atomically: it gets its final name when it is complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_output(
     """
     if os.path.lexists(output):
         if not overwrite:
-            advice = "give another directory" + ("" if overwrite is None else ", or --overwrite")
+            advice = "specify another directory" + ("" if overwrite is None else ", or --overwrite")
             raise ConfigError(f"{option}={output} already exists; {advice}.")
         _check_replaceable(option, output)
     parent = output.absolute().parent
@@ -34,7 +34,7 @@ def check_output(
     free = shutil.disk_usage(parent).free
     if free < num_bytes:
         raise ConfigError(
-            f"{option}={output}: about {num_bytes / 1e6:.0f} MB are necessary, but {parent} has "
+            f"{option}={output}: about {num_bytes / 1e6:.0f} MB are needed, but {parent} has "
             f"{free / 1e6:.0f} MB of free space."
         )
 
@@ -75,7 +75,7 @@ def new_directory(option: str, output: Path, *, overwrite: bool = False) -> Iter
 
 
 def _replace(option: str, output: Path, folder: Path) -> None:
-    """Move `folder` to `output`, and delete the directory that was there."""
+    """Replace the directory `output` by `folder`, and delete the old contents."""
     _check_replaceable(option, output)
     old = Path(tempfile.mkdtemp(prefix=f".{output.name}-old-", dir=folder.parent))
     os.rename(output, old)

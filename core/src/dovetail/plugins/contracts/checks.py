@@ -82,7 +82,7 @@ def contract_version(kind: str) -> str:
 
 
 def _declaration_problems(interface: Any, cls: type) -> Iterator[str]:
-    """Yield problems of the contract version and the metaclass of a class."""
+    """Yield problems with the contract version and the metaclass that a class declares."""
     if not has_plain_identity(cls):
         yield "its metaclass defines __eq__ or __hash__, but classes must be compared by identity"
     version = getattr(cls, "CONTRACT_VERSION", None)

@@ -28,7 +28,7 @@ _CAPABILITY_SETS = ("dtypes", "device_types", "kv_cache_dtypes", "features")
 
 
 def field_problems(kind: str, cls: type[Any]) -> Iterator[str]:
-    """Yield problems of the values that a class declares. Missing values are not reported."""
+    """Yield problems with the values that a class declares. Missing values are not reported."""
     for name in get_kind(kind).declares:
         yield from _names_problem(name, getattr(cls, name, frozenset()))
     if kind == "ops":

@@ -44,7 +44,7 @@ def find_mismatches(
 
 
 def _positional_mismatches(required: list[Parameter], actual: list[Parameter]) -> Iterator[str]:
-    """Yield problems of parameters that are passed by position."""
+    """Yield problems with parameters that are passed by position."""
     slots = [p for p in actual if p.kind in _POSITIONAL]
     takes_more = any(p.kind is Parameter.VAR_POSITIONAL for p in actual)
     for index, parameter in enumerate(p for p in required if p.kind in _POSITIONAL):
@@ -66,7 +66,7 @@ def _positional_mismatches(required: list[Parameter], actual: list[Parameter]) -
 
 
 def _keyword_mismatches(required: list[Parameter], actual: list[Parameter]) -> Iterator[str]:
-    """Yield problems of parameters that are passed by name."""
+    """Yield problems with parameters that are passed by name."""
     named = {p.name: p for p in actual if p.kind is not Parameter.POSITIONAL_ONLY}
     for parameter in required:
         if parameter.kind is not Parameter.KEYWORD_ONLY:

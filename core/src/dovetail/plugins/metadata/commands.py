@@ -21,7 +21,7 @@ KIND = "command"
 
 DEVKIT = "dovetail-devkit"
 DEVKIT_COMMANDS = ("plugins doctor", "plugins new")
-"""The commands of the distribution `DEVKIT`. No other distribution may use these words."""
+"""The commands of the distribution `DEVKIT`. No other distribution may define these commands."""
 
 _NAME = re.compile(r"[a-z][a-z0-9-]*(\.[a-z][a-z0-9-]*)*")
 

@@ -67,7 +67,7 @@ class Describer:
         )
 
     def entry(self, candidate: Candidate) -> PluginEntry:
-        """Return the manifest entry of a plugin. Defaults if it is missing or broken."""
+        """Return the manifest entry of a plugin, or an entry of defaults if it is not readable."""
         manifest = self._manifest(normalize_distribution(candidate.distribution))
         entry = manifest.entries.get((candidate.kind, candidate.name))
         return entry or PluginEntry(kind=candidate.kind, name=candidate.name)

@@ -109,7 +109,7 @@ class Installation:
 
 @dataclass(frozen=True, kw_only=True)
 class Discovery:
-    """The result of a scan.
+    """The result of a scan of installed distributions.
 
     candidates: for every kind, first-party plugins first, then by distribution and name.
     set_aside: sentences about declared plugins that cannot be read.

@@ -165,9 +165,7 @@ def _read_file(
     foreign = [key for key in table if key != "plugin"]
     if foreign or not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         at_fault = (
-            f"{foreign[0]!r} is a different key"
-            if foreign
-            else "'plugin' is not an array of tables"
+            f"remove the key {foreign[0]!r}" if foreign else "'plugin' is not an array of tables"
         )
         return [], [f"only [[plugin]] tables are allowed; {at_fault}"]
     entries, problems = [], []

@@ -1,4 +1,4 @@
-"""Errors for references to no plugin, to several plugins or to a plugin that the user denied."""
+"""Errors for references that match no plugin, several plugins or a denied plugin."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dovetail.plugins.resolving.reference import FORMS, NamedReference
 
 _DIGITS = re.compile(r"\d+")
 _MAX_MODEL_NAMES = 560
-"""Maximum length of the list of models in a message."""
+"""Maximum characters of the list of models in a message."""
 _GENERATES = "ForCausalLM"
 """The ending of architectures that generate text."""
 _MAX_COMPARED = 100
-"""Maximum number of letters of a requested architecture that are compared with models."""
+"""Number of leading characters of an architecture name that are compared with models."""
 
 
 def not_found(
@@ -33,7 +33,7 @@ def not_found(
     hint = nearest(name, [c.name for c in candidates])
     elsewhere = [k for k in by_kind if any(c.name == name for c in by_kind[k])]
     if elsewhere and not hint:
-        hint = f" (The kinds with a plugin of that name: {', '.join(elsewhere)}.)"
+        hint = f" (Kinds that have a plugin with this name: {', '.join(elsewhere)}.)"
     installed = (
         f"Installed: {listed(candidates)}." if candidates else "No such plugin is installed."
     )
@@ -70,7 +70,7 @@ def listed_models(models: Iterable[Candidate], name: str = "") -> str:
 
 
 def _preference(model: str, name: str) -> tuple[bool, float, str]:
-    """Return the sort key of a model for a list of models for `name`."""
+    """Return the sort key of a model in a list that starts with the models similar to `name`."""
     similarity = SequenceMatcher(None, name[:_MAX_COMPARED], model).ratio()
     return not model.endswith(_GENERATES), -similarity, model
 

@@ -80,7 +80,8 @@ def choose(
 def choose_inner(registry: PluginRegistry, platform: Platform, kind: str) -> type[Any]:
     """Return the class that automatic selection chooses, for a plugin that uses another one.
 
-    The selected plugin of the kind does not change. Raises PluginNotFoundError as `select`.
+    This does not change which plugin of the kind the engine itself uses. Raises the
+    PluginNotFoundError of `select`.
     """
     cls = _first_taken(registry, kind, Criteria(references=(AUTO,), platform=platform)).cls
     assert cls is not None
@@ -95,8 +96,8 @@ def choose_attention(
 ) -> type[AttentionBackend]:
     """Return the requested backend, or the first one that meets the model's requirements.
 
-    Raises UnfitPluginError with every reason if the requested backend does not meet them, and as
-    `select`.
+    Raises UnfitPluginError with every reason if the requested backend does not meet them, and the
+    errors of `select`.
     """
     criteria = Criteria(references=(reference,), platform=platform, requirements=required)
     cls = select(registry, "attention", criteria).cls
