@@ -1,8 +1,8 @@
 """The model and the questions of `dovetail demo`.
 
-The installed demo model has tasks with a function that checks each answer. Without it, a checkpoint
-with random weights is created, which continues some prompts with random words. Another model
-answers simple questions, or continues the same prompts if it has no chat template.
+If the demo model is installed, its package contains the questions and checks the answers. If not, a
+checkpoint with random weights is created, which continues a few prompts with random words. A model
+that the user names answers simple questions, or continues these prompts if it has no chat template.
 """
 
 from __future__ import annotations

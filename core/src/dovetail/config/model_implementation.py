@@ -31,9 +31,9 @@ def choose_implementation(
     """Return the architecture to load, and default values by path in the configuration.
 
     values: the options. model_impl="auto" chooses transformers for an architecture that no
-    installed plugin has and whose name is not a misspelled one. Raises ConfigError for an option
-    that the fallback does not support, for a fallback that is not installed, and for a model file,
-    which only native models support.
+    installed plugin has and whose name is not a misspelling of an installed one. Raises ConfigError
+    for an option that the fallback does not support, for a fallback that is not installed, and for
+    a model file, which only native models support.
     """
     architecture, model_impl = directory.architecture, values["model_impl"]
     if model_impl not in MODEL_IMPLS:

@@ -65,8 +65,8 @@ def resolve(
 ) -> EngineConfig:
     """Return the configuration of an engine on `platform`.
 
-    Its `explain()` lists the resolved values. An open field gets the platform's value, else the
-    checkpoint's, else the default.
+    `explain()` of the result lists the resolved values. An open field gets the platform's value,
+    else the checkpoint's, else the default.
     plugins: the registry with linear methods for quantized checkpoints; None if no model is run.
     Raises ConfigError for values that the checkpoint or the platform does not support, ModelError
     for a quantized checkpoint that no plugin reads, and ContractError if a default of the platform

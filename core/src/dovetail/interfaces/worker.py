@@ -34,8 +34,8 @@ class WorkerContext:
     rank: index of the worker in the engine. local_rank: index of the worker on this machine.
         world_size: number of workers.
     rendezvous: URL by which the workers of this engine connect to each other: "file://" in a
-    directory
-        that only its owner can access, or "tcp://" on the loopback. "" for a single worker.
+        directory that only its owner can access, or "tcp://" on the loopback interface. "" for a
+        single worker.
     """
 
     config: WorkerConfig
