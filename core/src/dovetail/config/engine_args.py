@@ -123,7 +123,7 @@ class EngineArgs:
     use_tqdm_on_load: bool = _option(True, "Show a progress bar while weights are loaded.")
     block_size: int | None = _option(None, "Tokens in a KV-cache block; None: 16.")
     gpu_memory_utilization: float | None = _option(
-        None, "Fraction of the device's memory to use; None: 0.9, or less for shared memory."
+        None, "Fraction of device memory to use; None: 0.9, or less for shared memory."
     )
     kv_cache_memory_bytes: int | None = _option(
         None, "Size of the KV cache in bytes; None: computed from gpu_memory_utilization."
