@@ -138,7 +138,7 @@ BROKEN = [
         id="not_a_class",
         source="Bad = 3\n",
         error=ContractError,
-        words=("A policy must be a class", "3 is an int", "Name a class"),
+        words=("A policy must be a class", "3 is an int", "Specify a class"),
     ),
     Broken(
         id="wrong_signature",
