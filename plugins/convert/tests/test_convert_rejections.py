@@ -211,8 +211,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 @pytest.mark.costly
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_the_memory_does_not_depend_on_the_size_of_the_model(tmp_path, dtype):
-    """The limits of the reader are lowered for a model of 150 MB in one file."""
+def test_the_memory_use_does_not_depend_on_the_size_of_the_model(tmp_path, dtype):
+    """Convert a model of 150 MB in one file, with lowered chunk sizes."""
     tensors = {f"w{index}": torch.zeros(5 << 20, dtype=torch.bfloat16) for index in range(15)}
     model = make_model(tmp_path / "model", tensors)
     del tensors

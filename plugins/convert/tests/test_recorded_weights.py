@@ -55,7 +55,7 @@ class Model(nn.Module):
 
 
 class Loader(WeightLoader):
-    """Copies values of a loaded model with a function (name, target, values)."""
+    """A weight loader that copies a loaded model. write: called with (name, target, values)."""
 
     def __init__(self, source, write=lambda name, target, values: target.copy_(values)):
         self._source, self._write = source, write
@@ -138,7 +138,7 @@ def test_a_tied_weight_is_recorded_once_with_its_first_name():
     assert plan.keys() == tensors.keys() == SHAPES.keys() - {"lm_head.weight"}
 
 
-def test_values_are_cast_and_repeated_like_those_of_a_copy():
+def test_recorded_values_are_cast_and_broadcast_as_copy_does():
     def write(name, target, values):
         target.copy_(torch.ones(1, dtype=torch.float64))
 
@@ -178,7 +178,7 @@ def test_the_error_for_a_loader_that_unties_weights_names_the_weight():
             model.lm_head.weight = nn.Parameter(weight, requires_grad=False)
             return super().load(model)
 
-    with pytest.raises(WeightError, match=r"weight lm_head\.weight is tied to another one"):
+    with pytest.raises(WeightError, match=r"weight lm_head\.weight is tied to another weight"):
         recorded(SeparateHeadLoader(filled()), tied=True)
 
 
@@ -186,5 +186,5 @@ def test_mappings_that_cannot_be_inverted_are_rejected():
     class Wrong(Model):
         weight_mappings = (WeightMapping(source="x", targets=("embed", "absent")),)
 
-    with pytest.raises(WeightError, match=r"weight x\.weight .* contains absent\.weight"):
+    with pytest.raises(WeightError, match=r"weight x\.weight: .* contains absent\.weight"):
         RecordedWeights(Wrong())

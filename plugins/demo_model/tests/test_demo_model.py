@@ -94,7 +94,7 @@ def test_each_model_source_provides_the_directory_of_its_model():
     }
 
 
-def test_both_models_have_the_same_tokenizer():
+def test_the_demo_model_and_its_draft_have_the_same_tokenizer():
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (model_dir() / name).read_bytes() == (draft_dir() / name).read_bytes()
 

@@ -34,7 +34,7 @@ def test_each_intent_has_different_wordings_that_use_both_slots():
             assert sorted(re.findall(r"{(\w+)}", wording)) == sorted(intent.slots), wording
 
 
-def test_no_value_has_the_form_of_another():
+def test_no_two_values_have_the_same_form():
     forms = [form for values in VALUES.values() for value in values for form in value]
     assert len(set(forms)) == len(forms)
 
@@ -49,7 +49,7 @@ def test_training_sentences_have_no_held_out_meaning_and_no_held_out_wording():
     assert not sentences & others
 
 
-def test_held_out_sentences_have_only_the_words_of_training_sentences():
+def test_held_out_sentences_contain_only_words_of_training_sentences():
     for intent in INTENTS:
         held_out = words(" ".join(intent.wordings[-NUM_HELD_OUT_WORDINGS:]))
         every = [w for i in INTENTS for w in i.wordings[:-NUM_HELD_OUT_WORDINGS]]

@@ -119,7 +119,7 @@ def test_the_calendar_function_counts_days_forwards_and_backwards():
         weekday_of("tomorrow", 1)
 
 
-def test_a_question_is_rejected_only_if_its_function_is_not_offered():
+def test_a_question_is_declined_only_if_its_function_is_not_offered():
     rng = Random(4)
     for _ in range(200):
         offers = draw_offers(rng, ("multiply", "weekday"))

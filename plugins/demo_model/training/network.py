@@ -99,7 +99,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer: adds attention, then the MLP, each of the normalized residual stream."""
+    """One pre-norm decoder layer: attention, then the MLP, each with a residual connection."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Llama(nn.Module):
     def forward(self, ids_BL: Tensor, owner_BL: Tensor) -> Tensor:
         """Return hidden states (B, L, D), after the last norm.
 
-        owner_BL: the number of each token's conversation within its row. Positions are counted from
+        owner_BL: the index of each token's conversation within its row. Positions are counted from
         the start of the row. Rotary attention depends only on distances between positions, so this
         gives the same result as positions from the start of each conversation.
         """

@@ -1,4 +1,4 @@
-"""Packing: puts several conversations one after another into rows of a fixed length.
+"""Packing: concatenates several conversations into rows of a fixed length.
 
 Contract: `batch(step)` depends only on the seed and the step, so a run can be resumed and repeated.
 This module does not depend on the network.
@@ -25,8 +25,8 @@ _MAX_MISSES = 8
 class Batch:
     """The rows of one step, all int64 (B, L).
 
-    `targets` is the next token where the model learns it and -1 elsewhere. `owners` is the number
-    of the conversation within its row, and -1 for padding.
+    `targets` is the next token at positions that contribute to the loss, and -1 elsewhere. `owners`
+    is the index of the conversation within its row, and -1 for padding.
     """
 
     ids: Tensor
@@ -73,6 +73,6 @@ class Packer:
 
 
 def _best_row(free: list[int], length: int) -> int:
-    """Return the row with the least space of at least `length` tokens, or -1 if there is none."""
+    """Return the index of the fullest row that has space for `length` tokens, or -1."""
     fitting = [(room, row) for row, room in enumerate(free) if room >= length]
     return min(fitting)[1] if fitting else -1

@@ -163,7 +163,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
 
 
 class ConversationEncoder:
-    """Turn conversations into token ids and a mask of the tokens to learn.
+    """Converts conversations to token ids, and a mask of the tokens that contribute to the loss.
 
     The ids are those of the rendered chat template. The mask is 1 for the assistant's answers,
     including the end token, and 0 elsewhere.

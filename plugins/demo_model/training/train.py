@@ -78,7 +78,7 @@ PEAK_LEARNING_RATES = {"main": 3e-3, "draft": 4e-3}
 
 @dataclass(kw_only=True)
 class Progress:
-    """The progress of a run: number and duration of its steps, and a running mean of the loss."""
+    """The progress of a run: number of steps, their total time, and a running mean of the loss."""
 
     step: int = 0
     seconds: float = 0.0

@@ -1,7 +1,7 @@
 """Train the embedding model from scratch: data, tokenizer, network, card.
 
 Contract: the same arguments give the same data, order and schedule; the weights differ between
-machines only by rounding. The result is a directory of sentence-transformers in --out, with the
+machines only by rounding. The result is a sentence-transformers directory in --out, with the
 accuracy of the saved files in its model card. The training takes a few minutes on one CPU core.
 Method: contrastive learning with in-batch negatives (van den Oord et al. 2018, arXiv:1807.03748),
 at several sizes of the embedding (Kusupati et al. 2022, arXiv:2205.13147).
@@ -40,7 +40,7 @@ SEED = 2026
 HIDDEN_SIZE, NUM_LAYERS, NUM_HEADS, INTERMEDIATE_SIZE = 64, 3, 2, 256
 MAX_POSITIONS = 64
 DIMENSIONS = (16, 32, 64)
-"""The sizes of an embedding: each is the first features of the next."""
+"""The sizes of an embedding (Matryoshka): each smaller one is a prefix of the larger ones."""
 PAIRS = 128
 TEMPERATURE = 0.05
 PEAK_LEARNING_RATE = 4e-3
@@ -84,7 +84,7 @@ def build_tokenizer() -> Tokenizer:
 
 
 def build_network(vocab_size: int) -> BertModel:
-    """Build the network with random weights. The same seed of torch gives the same weights."""
+    """Build the network with random weights. The same torch seed gives the same weights."""
     config = BertConfig(
         vocab_size=vocab_size,
         hidden_size=HIDDEN_SIZE,
@@ -112,7 +112,7 @@ def embed(network: nn.Module, tokenizer: Tokenizer, sentences: Sequence[str]) ->
 
 
 def contrastive_loss(first_ND: Tensor, second_ND: Tensor) -> Tensor:
-    """Return the mean loss over the sizes: each sentence selects the other one of its pair."""
+    """Return the InfoNCE loss of pairs in both directions, averaged over the embedding sizes."""
     targets_N = torch.arange(len(first_ND))
     total = torch.zeros(())
     for size in DIMENSIONS:
@@ -156,7 +156,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def export(network: BertModel, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a directory of sentence-transformers, in float32."""
+    """Write a sentence-transformers directory, in float32."""
     network.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"pad_token": PAD, "unk_token": UNKNOWN, "cls_token": CLS, "sep_token": SEP}

@@ -90,7 +90,7 @@ def test_the_configuration_comes_from_the_metadata(small_file):
 
 
 def test_the_front_end_reads_a_gguf_file_without_a_tensor_library(small_file):
-    """The front end of a server needs neither, and their imports take long."""
+    """torch and gguf take long to import, and the front end of a server does not need them."""
     program = (
         "import sys\n"
         "for name in ('torch', 'gguf'):\n"
@@ -114,7 +114,7 @@ def test_values_of_q8_0_are_computed_without_the_package_gguf(monkeypatch):
 
 
 def test_the_model_type_matches_the_gguf_architecture_of_files_with_a_sliding_window(tmp_path):
-    """transformers chooses the class by model_type, not by the architecture."""
+    """transformers selects the model class by model_type, not by the architecture."""
     expected = {0: ("LlamaForCausalLM", "llama"), 16: ("MistralForCausalLM", "mistral")}
     for window, (architecture, model_type) in expected.items():
         changes = {"attention.sliding_window": window}

@@ -62,7 +62,7 @@ def write_pieces_vocabulary(path, *, omit=(), **changes):
 
 
 def write(path, values, omit, num_rows=None):
-    """num_rows: rows of the embedding; None for a file without tensors."""
+    """Write a file with this metadata. num_rows: rows of the embedding; None for no tensors."""
     writer = GGUFWriter(path, "llama")
     if num_rows is not None:
         writer.add_tensor("token_embd.weight", np.zeros((num_rows, 32), dtype=np.float32))

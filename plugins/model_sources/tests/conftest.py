@@ -80,7 +80,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def lines():
-    """Return the lines of progress that the sources of `make` reported."""
+    """Return the progress lines that model sources created by `make` have reported."""
     return []
 
 

@@ -1,4 +1,4 @@
-"""Models of the hub: a fake hub on loopback, its failures, and the cache of huggingface_hub."""
+"""Downloads from a fake hub on loopback, and models in the cache of huggingface_hub."""
 
 import signal
 import subprocess

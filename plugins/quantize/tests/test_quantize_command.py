@@ -24,7 +24,7 @@ def quantize(model, **options):
 
 @pytest.fixture
 def text(tmp_path):
-    """Return calibration data of about 1,000 tokens."""
+    """Return the path of a calibration text of about 1,000 tokens."""
     path = tmp_path / "calibration.txt"
     path.write_text(built_in_text(), "utf-8")
     return path
@@ -32,7 +32,7 @@ def text(tmp_path):
 
 @pytest.fixture
 def short_text(tmp_path):
-    """Return an evaluation text of about 400 tokens."""
+    """Return the path of an evaluation text of about 400 tokens."""
     path = tmp_path / "evaluation.txt"
     path.write_text(built_in_text()[:1800], "utf-8")
     return path
@@ -45,16 +45,16 @@ def answers(model, **options):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def figures(output):
+def measurements(output):
     """Return the perplexity and the KL divergence after quantization."""
     (row,) = re.findall(r"^after +(\S+) +(\S+)", output, re.MULTILINE)
     return tuple(map(float, row))
 
 
 def check_report(model, kind, capsys):
-    """Check the printed report, the types of the file, and that the engine serves it."""
+    """Check the printed report and the block types of the file. Serve the file in an engine."""
     printed = capsys.readouterr().out
-    perplexity, kl = figures(printed)
+    perplexity, kl = measurements(printed)
     assert perplexity > 1 and 0 < kl < 0.05
     layers = re.findall(rf"^layers\.(\d+)\.\S+ +{kind} +(0\.\d+)", printed, re.MULTILINE)
     assert len(layers) == 7 * (1 + max(int(number) for number, _ in layers))
@@ -96,7 +96,7 @@ def test_gptq_and_awq_are_more_accurate_than_rounding_to_nearest(tmp_path, text,
             evaluate=text,
             output=tmp_path / method,
         )
-        _, by_name[method] = figures(capsys.readouterr().out)
+        _, by_name[method] = measurements(capsys.readouterr().out)
     assert by_name["gptq"] < 0.9 * by_name["rtn"]
     assert by_name["awq"] < by_name["rtn"]
     assert all(answers(tmp_path / "awq"))
@@ -114,7 +114,7 @@ def test_layers_above_the_error_limit_are_kept_at_8_bits(tmp_path, text, capsys)
 
 @pytest.mark.slow
 def test_a_checkpoint_that_is_quantized_again_gives_the_same_tokens(tmp_path, capsys):
-    """A saved model that is saved again gives the same outputs: no weight is rounded twice."""
+    """Quantizing an int8 model to int8 again does not change any weight."""
     out = tmp_path / "out"
     quantize(str(demo.model_dir()), format="int8", output=out, head="bfloat16")
     first = answers(out, dtype="float32")
@@ -176,7 +176,7 @@ def test_calibration_data_that_is_too_short_or_not_utf_8_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"--calibrate: the text has \d+ tokens; at least 256"):
         quantize(model, calibrate=path, output=tmp_path / "out")
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"--calibrate=.* is not text in UTF-8"):
+    with pytest.raises(ConfigError, match=r"--calibrate=.* is not UTF-8 text"):
         quantize(model, calibrate=path, output=tmp_path / "out")
     assert [item.name for item in tmp_path.iterdir()] == ["short.txt"]
 

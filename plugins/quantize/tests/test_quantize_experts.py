@@ -134,7 +134,7 @@ def test_experts_without_tokens_are_reported_and_rounded_to_nearest(tmp_path, te
         options=QuantizeOptions(method="gptq", calibrate=text, output=out, max_layer_error=1.0),
     )
     printed = capsys.readouterr().out
-    assert "experts have no tokens of the calibration text" in printed
+    assert "experts received no tokens of the calibration text" in printed
     for number in range(2):
         (unused,) = re.findall(rf"layers\.{number}\.mlp\.experts: ([\d, ]+)", printed)
         assert "4" in unused.split(", ")

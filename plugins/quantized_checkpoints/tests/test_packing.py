@@ -1,4 +1,4 @@
-"""Codes of any size are unpacked from words. The loader has its tests in tests/end_to_end."""
+"""Unpacking, chunked dequantization and field checks. tests/end_to_end tests the loader."""
 
 import pytest
 import torch

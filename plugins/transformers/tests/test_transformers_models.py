@@ -41,7 +41,7 @@ PROMPT = [5, 9, 33, 8, 61, 12, 7]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a model of an architecture without a native model, whose weights are not too small."""
+    """Return the path of a random model of an architecture without a native model."""
     return save(ArceeForCausalLM(ArceeConfig(**SIZES)), tmp_path_factory.mktemp("arcee"))
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_neither_a_plugin_nor_transformers_supports_is_rejected(cha
         generate(changed(**fields))
 
 
-def test_a_model_that_mixes_tokens_outside_of_attention_is_rejected(folder, monkeypatch):
+def test_a_model_that_combines_tokens_outside_of_attention_is_rejected(folder, monkeypatch):
     original = ArceeMLP.forward
     monkeypatch.setattr(ArceeMLP, "forward", lambda self, x: original(self, x + x.roll(1, dims=1)))
     with pytest.raises(ModelError, match="ArceeForCausalLM in transformers cannot be served"):

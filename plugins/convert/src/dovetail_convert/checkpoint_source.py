@@ -1,7 +1,8 @@
-"""The tensors of a model by the names of Hugging Face checkpoints, whatever its format is.
+"""The tensors of a model in any format, with the names of its Hugging Face checkpoint.
 
-A weight loader whose files have these names reads them itself (capability "checkpoint_tensors");
-what any other one loads is recorded, so that a new format needs no code for conversion.
+Weight loaders with the capability "checkpoint_tensors" read files that have these names, and yield
+the tensors directly. The tensors that any other weight loader writes to a model are recorded.
+A new format therefore needs no code for conversion.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from dovetail_torch.weights.safetensors_loader import FLOAT_DTYPES
 _FORMAT_FIELD = "load.load_format"
 _DEFAULT_FORMAT = "safetensors"
 _MAX_MODEL_LEN = 128
-"""No weight depends on the number of positions that a model supports."""
+"""Any value works: the weights do not depend on the maximum length."""
 
 
 class CheckpointSource(ABC):
-    """The tensors to write."""
+    """The tensors of the checkpoint to write."""
 
     @abstractmethod
     def plan(self) -> list[PlannedTensor]:
@@ -58,7 +59,8 @@ def open_source(
 ) -> Iterator[CheckpointSource]:
     """Yield the tensors of a model. dtype: one of `DTYPES`.
 
-    Raises ModelError if no plugin reads the weights or has the model, and WeightError.
+    Raises ModelError if no plugin can read the weights or none has the model, and WeightError for
+    invalid weights.
     """
     loader = _make_loader(directory, plugins)
     computed = computed_dtype(directory, dtype)
@@ -77,7 +79,7 @@ def open_source(
 
 
 def computed_dtype(directory: ModelDirectory, dtype: str) -> torch.dtype:
-    """Return the model's dtype, for values that the checkpoint does not store."""
+    """Return the dtype for values that the checkpoint stores only in quantized form."""
     name = dtype if dtype != KEEP else stated_dtype(directory.config)
     result: torch.dtype = getattr(torch, name if name in DTYPES[1:] else DEFAULT_DTYPE)
     return result
@@ -100,7 +102,7 @@ def _make_loader(directory: ModelDirectory, plugins: PluginRegistry) -> WeightLo
 def _make_model(
     directory: ModelDirectory, dtype: torch.dtype, plugins: PluginRegistry
 ) -> nn.Module:
-    """Return the model without memory."""
+    """Return the model on the device "meta"."""
     cls = plugins.load("model", directory.architecture)
     device = torch.device("meta")
     context = ModelContext(
@@ -118,9 +120,10 @@ def _make_model(
 
 
 class _StoredSource(CheckpointSource):
-    """Tensors that have the names of the checkpoint. requested: None to keep each dtype.
+    """Tensors that a weight loader yields with the names of the checkpoint.
 
-    computed: the dtype of dequantized values.
+    requested: the dtype to write; None to keep the dtype of each tensor. computed: the dtype of
+    dequantized values.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class _StoredSource(CheckpointSource):
 
 
 def _cast(tensor: CheckpointTensor, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """Yield the values in a dtype. Raise WeightError for those that it cannot represent."""
+    """Yield the values, cast to a dtype. Raise WeightError for values that overflow."""
     for piece in tensor.pieces():
         values = piece.to(dtype)
         is_cast = tensor.dtype != dtype and dtype.is_floating_point
@@ -171,7 +174,7 @@ def _cast(tensor: CheckpointTensor, dtype: torch.dtype) -> Iterator[torch.Tensor
 def _has_same_infinities(
     tensor: CheckpointTensor, piece: torch.Tensor, values: torch.Tensor
 ) -> bool:
-    """Return whether the checkpoint contains each NaN and infinity too, for example in a mask."""
+    """Return whether all NaN and infinite values were in the checkpoint, as in a stored mask."""
     return tensor.dtype is not None and torch.equal(piece.isfinite(), values.isfinite())
 
 

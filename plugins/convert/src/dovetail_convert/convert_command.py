@@ -39,7 +39,7 @@ def convert(
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt, so that no incomplete directory remains."""
+    """Raise KeyboardInterrupt on SIGTERM, so that no incomplete directory remains."""
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt

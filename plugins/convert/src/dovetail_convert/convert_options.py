@@ -35,7 +35,7 @@ def _option(text: str) -> Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
-    """The options. `check_options` checks the values."""
+    """The options of `dovetail convert`. `check_options` checks the values."""
 
     out: Annotated[Path, _option("The new directory.")]
     dtype: Annotated[str, _option("auto (as in the checkpoint), bfloat16, float16 or float32.")] = (

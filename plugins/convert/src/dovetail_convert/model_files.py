@@ -57,7 +57,7 @@ _PART = "text_config"
 
 
 class ModelFiles:
-    """The files of one model. dtype: for config.json; None to keep the stated dtype.
+    """The files of one model other than weights. dtype: for config.json; None to keep its dtype.
 
     note: receives a sentence about contents that are omitted.
     """
@@ -95,7 +95,7 @@ class ModelFiles:
         return config
 
     def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the contents of config.json without quantization, with the dtype."""
+        """Return the contents of config.json, with the new dtype and without the quantization."""
         result = dict(config)
         if self._directory.quantization:
             for field in _QUANTIZATION_FIELDS:
@@ -146,7 +146,7 @@ class ModelFiles:
 
 
 def _token_ids(tokenizer: HuggingFaceTokenizer) -> dict[str, int]:
-    """Return the ids of special tokens as fields of config.json."""
+    """Return the config.json fields with the ids of special tokens."""
     token_ids = special_token_ids(tokenizer)
     return {f"{name}_id": token_ids[name] for name in _TOKEN_FIELDS if name in token_ids}
 

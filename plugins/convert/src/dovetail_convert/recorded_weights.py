@@ -1,9 +1,8 @@
-"""The tensors of any weight loader: records what the loader writes to a model without memory.
+"""Records the tensors that any weight loader writes to a model on the device "meta".
 
-The model is on the device "meta". The contract of weight loaders says that `load` writes every
-parameter in place exactly once; each write is recorded before it takes place. The weights of the
-model are joined to tensors of a Hugging Face checkpoint as soon as all parts of a tensor have been
-written.
+The contract of weight loaders says that `load` writes every parameter in place exactly once. Each
+write is recorded instead of executed. When all parts of a Hugging Face checkpoint tensor have been
+written, they are concatenated.
 """
 
 from __future__ import annotations
@@ -26,12 +25,15 @@ from dovetail_torch.weights.finiteness import is_finite
 from dovetail_torch.weights.weight_names import PLAIN, StoredLayout
 
 Receive = Callable[[str, torch.Tensor], None]
-"""Receives the name and the values of a tensor of the checkpoint."""
+"""Called with the name and the values of each checkpoint tensor."""
 
 
 @dataclass(kw_only=True)
 class _Joined:
-    """A tensor of the checkpoint and its parts. missing: number of values not yet written."""
+    """A checkpoint tensor, and the weights of the model that are its parts.
+
+    missing: the number of values that are not written yet.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -91,14 +93,14 @@ class RecordedWeights:
             ranges.sort(key=lambda item: item.start)
 
     def plan(self) -> list[PlannedTensor]:
-        """Return the tensors."""
+        """Return the names, shapes and dtypes of the checkpoint tensors."""
         return [
             PlannedTensor(name=item.name, shape=item.shape, dtype=item.dtype)
             for item in self._joined
         ]
 
     def read(self, loader: WeightLoader, receive: Receive) -> None:
-        """Let the loader load the model. Every complete tensor is passed to `receive`.
+        """Call `loader.load`, and pass every complete tensor to `receive`.
 
         Raises WeightError, naming the weight, for values that are NaN or infinite in their dtype,
         and for tied weights that differ.
@@ -108,12 +110,12 @@ class RecordedWeights:
         known = {part.name for joined in self._joined for part in joined.parts}
         if untied := sorted(build_weight_table(self._model).assignments.keys() - known):
             raise WeightError(
-                f"weight {untied[0]} is tied to another one in config.json, but they differ in the "
-                "checkpoint: set tie_word_embeddings to false in config.json"
+                f"weight {untied[0]} is tied to another weight in config.json, but the two differ "
+                "in the checkpoint: set tie_word_embeddings to false in config.json"
             )
 
     def _record(self, target: torch.Tensor, source: torch.Tensor, receive: Receive) -> bool:
-        """Record a copy. Return False if the target is not a weight of the model."""
+        """Record a copy to `target`. Return False if `target` is not a weight of the model."""
         ranges = self._ranges.get(_storage(target))
         if ranges is None:
             return False
@@ -140,9 +142,9 @@ class RecordedWeights:
 
 
 class _Recorder(TorchDispatchMode):
-    """Passes copies to the device "meta" to a function instead of ignoring their values.
+    """A dispatch mode that passes the values of copies to "meta" tensors to a function.
 
-    Source of the mode: the PyTorch documentation, "torch.utils._python_dispatch".
+    Source: the PyTorch documentation, "torch.utils._python_dispatch".
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def _tensors_of(model: nn.Module) -> list[_Joined]:
-    """Return the tensors of the model's checkpoint, in the order of the model."""
+    """Return the checkpoint tensors of a model, in the order of the model's weights."""
     table = build_weight_table(model)
     names = list(dict.fromkeys(checkpoint_name(table.names, own) for own in table.assignments))
     joined, used = [], set()
@@ -169,9 +171,9 @@ def _tensors_of(model: nn.Module) -> list[_Joined]:
         wrong = next((item for item in first if item not in table.assignments), None)
         if wrong is not None or used.intersection(first):
             raise WeightError(
-                f"weight {name} of a checkpoint contains {wrong or first[0]}, which the model "
-                f"{type(model).__name__} lacks or has in another weight: its weight_mappings "
-                "cannot be inverted"
+                f"weight {name}: the weight_mappings of {type(model).__name__} cannot be inverted, "
+                f"because this weight contains {wrong or first[0]}, which the model does not have "
+                "or maps to another weight, too"
             )
         used.update(first)
         parts = tuple(table.assignments[item] for item in first)

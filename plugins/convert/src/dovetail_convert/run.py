@@ -27,7 +27,7 @@ _SPARE_BYTES = 16 << 20
 class Result:
     """What was written.
 
-    num_files, num_bytes: number and size of the weight files. dtypes: in order of their names.
+    num_files, num_bytes: the number and total size of the weight files. dtypes: names, sorted.
     """
 
     num_tensors: int

@@ -1,8 +1,8 @@
 """Writes tensors to safetensors files of a limited size, and the index of these files.
 
-The position of every tensor is known before the first one is written. Values are written in pieces,
-so that no file must fit into memory, and tensors may be written in any order. Source of the format:
-https://huggingface.co/docs/safetensors.
+The position of every tensor is known before the first one is written, so tensors may be written in
+any order. Values are written in pieces, so that a file may be larger than the memory.
+Source of the format: https://huggingface.co/docs/safetensors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PlannedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """Where a tensor is written. start: the position in the file."""
+    """Where a tensor is written. start: the offset in the file, in bytes."""
 
     tensor: PlannedTensor
     path: Path
@@ -125,7 +125,7 @@ class ShardWriter:
             )
 
     def finish(self) -> None:
-        """Write the index if there are several files. Wait until all files are on the disk.
+        """Write the index if there are several files, and fsync all files.
 
         Raises WeightError, naming it, for a tensor that was not written.
         """
@@ -151,7 +151,7 @@ class ShardWriter:
 def _divide(
     tensors: Sequence[PlannedTensor], max_shard_bytes: int
 ) -> Iterable[list[PlannedTensor]]:
-    """Yield the tensors of each file. A tensor that is too large is in a separate file."""
+    """Yield the tensors of each file. A tensor above the size limit gets its own file."""
     shard: list[PlannedTensor] = []
     num_bytes = 0
     for tensor in tensors:

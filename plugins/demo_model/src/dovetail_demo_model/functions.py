@@ -1,8 +1,8 @@
 """The functions that the demo model learns to call: add, multiply, weekday, weather, person.
 
 Contract: a function draws the values of a question, writes the question, computes the result and
-writes the answer. Names of functions and of parameters vary, because a model must read them from
-the definition that it is given. This module does not depend on how definitions or calls are
+writes the answer. The names of functions and parameters vary, so that a model must read them
+from the definitions in the prompt. This module does not depend on how definitions or calls are
 written.
 """
 

@@ -79,7 +79,7 @@ def _read_calendar(prompt: str) -> Facts:
 
 
 def _way(facts: Facts) -> list[str]:
-    """List the days or months from the start to the answer, without complete weeks or years."""
+    """List the days or months from start to answer, leaving out complete weeks or years."""
     start, shift = facts
     names, _, _ = _cycle(start)
     first, step = names.index(start), 1 if shift > 0 else -1

@@ -353,8 +353,8 @@ def meanings(*, held_out: bool) -> list[Meaning]:
 def draw_pair(rng: Random, meaning: Meaning, *, held_out: bool) -> tuple[str, str]:
     """Draw two sentences of a meaning, with different wordings.
 
-    held_out: the wordings are held out from training, and the two sentences have different forms of
-    both values. Otherwise, the wordings are the others, and all forms are drawn independently.
+    held_out: if True, use held-out wordings, and different forms of both values. If False, use
+    wordings for training, and draw all forms independently.
     """
     intent, *indices = meaning
     split = len(intent.wordings) - NUM_HELD_OUT_WORDINGS
@@ -384,8 +384,8 @@ def held_out_pairs(count: int, seed: int) -> list[tuple[str, str]]:
 def pair_accuracy(vectors: Sequence[Sequence[float]]) -> float:
     """Return the share of vectors whose nearest neighbor is the other vector of their pair.
 
-    vectors: normalized, the two vectors of each pair in succession. The nearest neighbor of a
-    vector is the one among all others with the largest dot product.
+    vectors: normalized; the two vectors of a pair are adjacent. The nearest neighbor of a vector is
+    the other vector with the largest dot product.
     """
     num_right = 0
     for index, vector in enumerate(vectors):

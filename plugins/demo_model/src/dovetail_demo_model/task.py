@@ -51,7 +51,10 @@ class Task:
         return prompt, self.answer(self.read(prompt))
 
     def check(self, prompt: str, answer_text: str) -> bool:
-        """Return whether `answer_text` answers `prompt`. Raise ValueError for a wrong prompt."""
+        """Return whether the answer is correct.
+
+        Raises ValueError if `prompt` is not a question of this task.
+        """
         return self.grade(self.read(prompt), answer_text.strip())
 
     def is_held_out(self, prompt: str) -> bool:
@@ -72,7 +75,7 @@ class Task:
 def facts_are_held_out(name: str, facts: Facts, *, share: int = HELD_OUT_SHARE) -> bool:
     """Return whether a question of the task `name` with these canonical facts is held out.
 
-    share: one question in this number is held out.
+    share: one of `share` questions is held out.
     """
     digest = hashlib.sha256(f"{name}:{facts!r}".encode()).digest()
     return int.from_bytes(digest, "big") % share == 0

@@ -1,9 +1,9 @@
 """Tasks with functions: the model calls an offered function and answers from its result.
 
-Contract: a tool question offers functions and has at most one right call. The result of a function
-is sometimes a wrong one, so a model must copy it. Whether a question is held out depends on the
-values of its call. Calls are read in the Hermes format (`parse_call`). This module does not depend
-on a chat template.
+Contract: a tool question offers functions and has at most one correct call. The result of a
+function is sometimes wrong, so that a model must copy the result instead of computing it.
+Whether a question is held out depends on the values of its call. Calls are read in the Hermes
+format (`parse_call`). This module does not depend on a chat template.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Offer:
 class ToolTurn:
     """One question, the call that it needs, and its answer.
 
-    `name` and `arguments` are the right call; `name` is "" if no function is needed. `result` is
-    the text that the function returns; "" without a call. `answer` is the right last answer.
+    `name` and `arguments` are the correct call; `name` is "" if no function is needed. `result` is
+    the text that the function returns; "" without a call. `answer` is the correct final answer.
     """
 
     prompt: str
@@ -67,7 +67,7 @@ class ToolQuestion:
         return bool(turn.name) and parse_call(text) == (turn.name, turn.arguments)
 
     def check_answer(self, text: str) -> bool:
-        """Return whether `text` is a right last answer."""
+        """Return whether `text` is a correct final answer."""
         if self.task:
             return TASKS[self.task].check(self.turn.prompt, text)
         return text.strip() == self.turn.answer

@@ -1,4 +1,4 @@
-"""The architectures of GGUF files: the model of each, its fields of config.json, and its names.
+"""The supported GGUF architectures: model class, config.json fields and tensor names of each.
 
 Sources: https://github.com/ggml-org/llama.cpp, `convert_hf_to_gguf.py` and `src/llama-model.cpp`.
 """
@@ -44,17 +44,17 @@ _BRANCHES = {
 class Architecture:
     """One architecture of GGUF files.
 
-    model_class: name of the model in config.json. windowed: name in config.json for files with a
-    sliding window. permutes_rotary: whether the file has the rotary features of queries and keys in
-    pairs. is_rotary_partial: whether only a part of each head rotates.
+    model_class: name of the model in config.json. windowed: this name for files with a sliding
+    window. permutes_rotary: whether the converter permutes the rows of queries and keys, so that
+    rotary features are in pairs. is_rotary_partial: whether only a part of each head rotates.
     eps: the field of config.json for the epsilon of norms; "rms_norm_eps" for RMS norms.
-    norm_offset: the converter has added it to the weights of norms. fuses_gate: whether the tensor
+    norm_offset: what the converter adds to the weights of norms. fuses_gate: whether the tensor
     ffn_up contains gate and up. names: modules of a layer that differ from those of Llama, by the
     tensor's name. mappings: yields the mappings of tensors that differ from those of Llama in other
     ways. read: changes the fields of config.json. is_writable: whether `dovetail quantize` writes
     files of this architecture.
-    experts: names of the experts; None for dense models. with_experts: the row of files with
-    experts, if the name of the architecture is that of a dense model.
+    experts: names of the experts; None for dense models. with_experts: the variant with experts, if
+    files with and without experts state the same architecture name.
     """
 
     model_class: str

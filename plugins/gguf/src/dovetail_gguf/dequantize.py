@@ -24,19 +24,19 @@ _PLAIN = {
     "I64": torch.int64,
 }
 _CHUNK_VALUES = 1 << 15
-"""Number of values that are dequantized in one call. It is small, so the values stay in the
-processor's cache, and torch converts them in the calling thread."""
+"""Number of values that are dequantized in one call. With so few values, they stay in the
+processor's cache, and torch uses only the calling thread."""
 
 
 def plain_tensor(memory: memoryview, type_: TensorType, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a view of values that are stored one by one. It must not be written to."""
+    """Return a read-only view of unquantized values as a tensor."""
     return torch.frombuffer(memory, dtype=_PLAIN[type_.name]).view(shape)
 
 
 def dequantize(
     blocks_OB: torch.Tensor, type_: TensorType, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """Return the values of rows of blocks: uint8 [O, bytes] to [O, I].
+    """Dequantize rows of blocks: uint8 [O, bytes] to values [O, I].
 
     dtype: the result dtype; float32 values are rounded to it. Only a few rows at a time are stored
     as float32.
@@ -51,7 +51,7 @@ def dequantize(
 
 
 def _values_of_q8_0(blocks_OB: torch.Tensor) -> torch.Tensor:
-    """Return values of blocks of a float16 scale and 32 integers, without the package `gguf`."""
+    """Dequantize Q8_0 (a float16 scale and 32 int8 codes per block) without the package `gguf`."""
     blocks_NB = blocks_OB.reshape(-1, 34)
     scales_N1 = blocks_NB[:, :2].contiguous().view(torch.float16)
     return blocks_NB[:, 2:].view(torch.int8).float().mul_(scales_N1.float())

@@ -1,4 +1,4 @@
-"""The metadata of architectures with experts: fields of config.json, and checks of tensors.
+"""Metadata of mixture-of-experts architectures: fields of config.json, and checks of tensors.
 
 Each `read_…` function changes the fields of config.json of one architecture.
 Source: https://github.com/ggml-org/llama.cpp, `convert_hf_to_gguf.py` and `src/llama-model.cpp`.
@@ -20,13 +20,13 @@ _SOFTMAX, _SIGMOID = 1, 2
 """Values of expert_gating_func."""
 _SIZE = "expert_feed_forward_length"
 _LLAMA4_CHUNK = 8192
-"""The chunk size of every Llama 4, which files do not state."""
+"""The attention chunk size of all Llama 4 models. GGUF files do not state it."""
 _NUM_EXPERTS_OF_MAVERICK = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """Names of the experts of an architecture.
+    """The names that an architecture uses for its experts in config.json and in the model.
 
     count, inner: the fields of config.json for the number of experts of a layer and for their
     intermediate size. router: the name of the router in the MLP of the model.
@@ -38,16 +38,16 @@ class ExpertNames:
 
 
 def read_counts(fields: Fields, names: ExpertNames) -> Config:
-    """Return the numbers of experts of a layer and of a token."""
+    """Return the number of experts per layer and the number of experts per token."""
     num_experts = fields.integer("expert_count", minimum=2, maximum=MAX_EXPERTS)
     top_k = fields.integer("expert_used_count", minimum=1, maximum=num_experts)
     return {names.count: num_experts, "num_experts_per_tok": top_k}
 
 
 def check_experts(fields: Fields, names: ExpertNames, config: Config) -> None:
-    """Raise ModelError if a router is missing, or a tensor has another number or size of experts.
+    """Raise ModelError if a router is missing, or a tensor contradicts the stated expert sizes.
 
-    This limits the size of the model that is created for a file by the tensors of the file.
+    With this check, a file cannot cause a model to be created that is larger than its tensors.
     """
     count, inner, hidden = config[names.count], config[names.inner], config["hidden_size"]
     shapes = {
@@ -98,7 +98,7 @@ def read_olmoe(fields: Fields, config: Config) -> None:
 
 
 def read_gpt_oss(fields: Fields, config: Config) -> None:
-    """Read the fields of gpt-oss. No file states that the ends of the YaRN ramp are not rounded."""
+    """Read the fields of gpt-oss. Files do not state that the YaRN ramp has unrounded ends."""
     config["intermediate_size"] = fields.integer(_SIZE, minimum=1)
     config["attention_bias"] = fields.has("attn_q.bias")
     config["rope_scaling"] = {"rope_type": "default"} | config.get("rope_scaling", {})
@@ -123,8 +123,8 @@ def read_llama4(fields: Fields, config: Config) -> None:
 def read_deepseek(fields: Fields, config: Config) -> None:
     """Read the fields of DeepSeek V2, or V3 if the scores of experts are sigmoids.
 
-    Files state the sizes of a head for attention over latent vectors (key_length is then that of a
-    latent vector), or only those of the heads.
+    The head sizes are key_length_mla and value_length_mla if the file states them (key_length is
+    then the size of a latent vector), otherwise key_length and value_length.
     """
     rotary_dim = fields.integer("rope.dimension_count", minimum=1)
     mla = "" if fields.get("attention.key_length_mla") is None else "_mla"

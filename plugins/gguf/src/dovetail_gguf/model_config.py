@@ -20,7 +20,7 @@ from dovetail_gguf.reader import GGUFFile
 from dovetail_gguf.shape_checks import check_rotary_size, check_shapes
 
 ROPE_FACTORS = "rope_freqs.weight"
-"""Tensor with the divisors of the rotary frequencies of Llama 3.1 and later."""
+"""Name of the tensor by whose values Llama 3.1 and later divide the rotary frequencies."""
 
 _WINDOWED_TYPES = {"MistralForCausalLM": "mistral", "Olmo3ForCausalLM": "olmo3"}
 """The model_type of files with a sliding window, by architecture."""
@@ -30,9 +30,10 @@ _LLAMA3_HIGH = {"Llama 3": 4.0, "Llama 4": 1.0}
 
 
 def get_architecture(file: GGUFFile) -> tuple[str, Architecture]:
-    """Return a file's architecture and its table row. Raise ModelError for an unsupported one.
+    """Return the name of a file's architecture, and its row in `ARCHITECTURES`.
 
-    The row depends on whether the file has experts.
+    If an architecture has a separate row for files with experts, it is used for such files.
+    Raises ModelError if the architecture is not supported.
     """
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -110,7 +111,7 @@ def _head_dim(fields: Fields, row: Architecture, default: int) -> int:
 
 
 def read_generation_config(file: GGUFFile) -> dict[str, Any]:
-    """Return the end-of-sequence tokens as a generation config: EOS, and the end of a turn."""
+    """Return a generation config with the end-of-sequence ids: EOS, end of turn, end of message."""
     ids = []
     for key in ("eos_token_id", "eot_token_id", "eom_token_id"):
         value = file.metadata.get(f"tokenizer.ggml.{key}")
@@ -156,7 +157,7 @@ def _rope_scaling(fields: Fields, head_dim: int, config: Mapping[str, Any]) -> d
 
 
 def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, Any]:
-    """Return the RoPE parameters that match the stored divisors. Every divisor is checked."""
+    """Return the Llama 3 RoPE parameters after comparing them with all stored divisors."""
     info = file.tensors[ROPE_FACTORS]
     if info.type.name != "F32" or info.shape != (head_dim // 2,):
         raise ModelError(

@@ -1,6 +1,6 @@
-"""Opens a GGUF file once for configuration, tokenizer and weight loader of one start.
+"""Opens a GGUF file once per startup, for the configuration, the tokenizer and the weight loader.
 
-The metadata of a vocabulary takes a tenth of a second to read.
+Reading the vocabulary from the metadata takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dovetail_gguf.reader import GGUFFile
 Versions = list[tuple[int, int, int, int]]
 
 _RECENT_NS = 2_000_000_000
-"""Nanoseconds after a change during which a second change may leave the time stamp unchanged."""
+"""Time after a change, in ns, in which a second change may leave the time stamp unchanged."""
 
 
 def open_file(path: Path) -> GGUFFile:
-    """Return the model at `path`. Read it again only if one of its files has changed.
+    """Return the GGUF model at `path`. Read it again only if one of its files has changed.
 
-    Raises ModelError, naming the file, if it cannot be read, is damaged or is not supported.
+    Raises a ModelError that names the file if it is unreadable, damaged or not supported.
     """
     file, versions = _open_file(path)
     if versions != _versions(file) or _is_recent(versions):

@@ -121,7 +121,7 @@ _CASED_RANGES = (
     "ff41-ff5a 10400-1044f 104b0-104d3 104d8-104fb 10c80-10cb2 10cc0-10cf2 118a0-118df "
     "1e900-1e943 "
 )
-"""The letters of DeepSeek LLM: those with two cases in an old version of Unicode."""
+"""The letters in the pattern of DeepSeek LLM: the cased letters of an old Unicode version."""
 
 
 def _characters(ranges: str) -> str:

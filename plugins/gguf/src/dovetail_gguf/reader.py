@@ -328,7 +328,7 @@ class _Cursor:
         return form.unpack(self.take(form.size))[0]
 
     def count(self, maximum: int) -> int:
-        """Return a count, which must not exceed `maximum`."""
+        """Return a count. Raise _Damaged if it exceeds `maximum`."""
         count: int = self.unpack(_U64)
         if count > maximum:
             raise _Damaged(f"it has a count of {count}; the limit is {maximum}")
@@ -371,7 +371,7 @@ class _Cursor:
         return _Array(type=kind, count=count, start=start, end=self.place)
 
     def _skip_strings(self, count: int) -> None:
-        """Skip strings. A vocabulary has 10^5, read at each start, so `take` is too slow."""
+        """Skip strings. A vocabulary has 10^5 strings, for which calls of `take` are too slow."""
         end, unpack, memory = self.place, _U64.unpack_from, self._memory[:MAX_METADATA_BYTES]
         try:
             for _ in range(count):

@@ -1,7 +1,7 @@
 """Compares the sizes in the metadata of a GGUF file with the shapes of its tensors.
 
-The model is created from the metadata before its weights are read. Therefore these checks limit the
-size of the model by the tensors of the file.
+The model is created from the metadata before its weights are read. With these checks, a file cannot
+cause a model to be created that is larger than the file's tensors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LAYER = re.compile(r"blk\.(?P<number>\d{1,9})\.(?P<leaf>\w+\.weight)")
 def check_shapes(fields: Fields, config: Mapping[str, Any], head_dim: int) -> None:
     """Raise ModelError, naming file and key, if a size contradicts a tensor or another size.
 
-    config: the fields of config.json. head_dim: the head size that the metadata states. Attention
-    over latent vectors has other head sizes, which are not compared.
+    config: the fields of config.json. head_dim: the head size that the metadata states. With
+    multi-head latent attention, head sizes are not compared.
     """
     num_heads = fields.integer("attention.head_count")
     num_kv_heads = fields.integer("attention.head_count_kv", default=num_heads)

@@ -1,4 +1,4 @@
-"""Architectures whose layers have states: fields of config.json, names and values of tensors.
+"""Architectures with recurrent layers: fields of config.json, names and values of tensors.
 
 Source: https://github.com/ggml-org/llama.cpp, `convert_hf_to_gguf.py` and `src/models`.
 """
@@ -20,15 +20,15 @@ Config = dict[str, Any]
 FULL, LINEAR = "full_attention", "linear_attention"
 _ATTENTION = "model.layers.{}.self_attn"
 _DECAY = ".ssm_a"
-"""The end of the names of tensors with -exp(A_log)."""
+"""Suffix of the names of tensors that store -exp(A_log)."""
 _RESHAPED = (_DECAY, ".ssm_d", ".ssm_conv1d.weight", ".ssm_norm.weight")
-"""Tensors of which a file omits or adds dimensions."""
+"""Suffixes of tensors that have more or fewer dimensions in a file than in the model."""
 _PLAIN_NORM = ".ssm_norm.weight"
-"""Norms to whose weights the converter adds nothing."""
+"""Suffixes of norms to whose weights the converter adds nothing."""
 
 
 def read_mamba2(fields: Fields, config: Config) -> None:
-    """Read Mamba 2, which has no attention. Files do not state limits of the time step."""
+    """Read the fields of Mamba 2, which has no attention. Files do not state time-step limits."""
     _check_layers(fields, config)
     inner, num_heads, num_groups = _read_sizes(fields)
     hidden = max(1, config["hidden_size"])
@@ -53,7 +53,7 @@ def read_mamba2(fields: Fields, config: Config) -> None:
 
 
 def read_qwen3_next(fields: Fields, config: Config) -> None:
-    """Read Qwen3-Next. Layers that predict further tokens are not part of the model."""
+    """Read the fields of Qwen3-Next. Multi-token-prediction layers are not part of the model."""
     num_extra = fields.integer("nextn_predict_layers", default=0)
     config["num_nextn_predict_layers"] = num_extra
     config["num_hidden_layers"] -= min(num_extra, config["num_hidden_layers"])
@@ -75,7 +75,7 @@ def read_qwen3_next(fields: Fields, config: Config) -> None:
 
 
 def _check_layers(fields: Fields, config: Config) -> None:
-    """Raise ModelError if the last layer is missing: the tensors limit the number of layers."""
+    """Raise ModelError if the last layer is missing, so that the number of layers is bounded."""
     num_layers = config["num_hidden_layers"]
     last = f"blk.{num_layers - 1}.attn_norm.weight"
     if last not in fields.file.tensors:
@@ -162,7 +162,7 @@ def _parts(*names: str) -> tuple[str, ...]:
 
 
 def is_reshaped(name: str) -> bool:
-    """Return whether this tensor has other dimensions in a file than in the model."""
+    """Return whether the file and the model store this tensor with different shapes."""
     return name.endswith(_RESHAPED)
 
 
@@ -177,7 +177,10 @@ def is_decay(name: str) -> bool:
 
 
 def decay_logarithms(values: torch.Tensor, source: str) -> torch.Tensor:
-    """Return A_log of -exp(A_log). Raise WeightError, naming `source`, unless all are below 0."""
+    """Return A_log, given values = -exp(A_log).
+
+    Raises WeightError, naming `source`, if any value is not below 0.
+    """
     values = values.float()
     if not bool((values < 0).all()):
         raise WeightError(f"{source} has values that are not below 0: the file is damaged")

@@ -18,7 +18,7 @@ IGNORED = frozenset(f"{name}.weight" for name in IGNORED_MODULES)
 """Tensors whose content is part of the configuration."""
 _SINKS = "blk.{}.attn_sinks.weight"
 _ROTATED = ("attn_q", "attn_k", "attn_q_norm", "attn_k_norm")
-"""Tensors whose features a file may have in rotary pairs."""
+"""Tensors whose rows the converter may permute, so that rotary features are in pairs."""
 
 _WHOLE = {
     "token_embd": "model.embed_tokens",
@@ -49,7 +49,7 @@ _EXPERTS = {
     "ffn_up_exps": "up_proj",
     "ffn_down_exps": "down_proj",
 }
-"""Tensors with the weights or the biases of all experts of a layer."""
+"""Tensors that contain the weights or the biases of all experts of a layer."""
 _LAYER = re.compile(r"blk\.(?P<number>\d{1,6})\.(?P<name>\w+)\.(?P<leaf>weight|bias)")
 _OTHER = re.compile(r"(?P<name>\w+)\.(?P<leaf>weight|bias)")
 
@@ -113,7 +113,7 @@ def _expert_mappings(names: ExpertNames, config: Mapping[str, Any]) -> Iterator[
 
 
 def _latent_mappings(config: Mapping[str, Any]) -> Iterator[WeightMapping]:
-    """Yield the mappings of attention over latent vectors, with or without separate k_b and v_b."""
+    """Yield the mappings of multi-head latent attention, with kv_b or separate k_b and v_b."""
     attention, num_heads = "model.layers.{}.self_attn", config["num_attention_heads"]
     keys, values = f"{attention}.k_b_proj", f"{attention}.v_b_proj"
     rotary_dim, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
@@ -152,7 +152,7 @@ _MODEL_LAYER = re.compile(r"model\.layers\.(?P<number>\d{1,6})\.(?P<name>.+)\.(?
 
 
 def to_file_name(name: str) -> str:
-    """Return the name in a file of a model's tensor. Raise KeyError for an unknown one."""
+    """Return the name in files of a model's tensor. Raise KeyError for an unknown tensor."""
     if match := _MODEL_LAYER.fullmatch(name):
         own = _FILE_NAMES_OF_LAYER[match["name"]]
         return f"blk.{match['number']}.{own}.{match['leaf']}"

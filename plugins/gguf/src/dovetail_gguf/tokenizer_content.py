@@ -35,7 +35,7 @@ def tokenizer_content(vocabulary: Vocabulary) -> bytes:
 
 
 def _added_tokens(vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
-    """Yield the tokens that are found in a text before it is split into words."""
+    """Yield the added tokens, which are matched before a text is split into words."""
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
         if kind in _ADDED and token:

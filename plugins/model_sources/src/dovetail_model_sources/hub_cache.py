@@ -124,7 +124,7 @@ def snapshots(cache: Path) -> Iterator[tuple[str, Path]]:
 
 
 def card_license(path: Path) -> str:
-    """Return the license in the model card of a directory or model file, or "" if unknown."""
+    """Return the license that a model's card states, or "" if unknown. path: directory or file."""
     card = (path if path.is_dir() else path.parent) / CARD_FILE
     try:
         with card.open(encoding="utf-8", errors="replace") as stream:

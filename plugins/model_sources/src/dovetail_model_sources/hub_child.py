@@ -65,7 +65,7 @@ def run(request: dict[str, str], write: Callable[[dict[str, Any]], None]) -> Non
 
 
 class _Download:
-    """One download.
+    """Downloads one model.
 
     It requests the metadata of all files, then downloads the files, weights last.
     """
@@ -168,7 +168,7 @@ def _explain(error: Exception, reference: HubReference, endpoint: str, cache: Pa
         return (
             f"{title} cannot be downloaded: the hub {endpoint} cannot be reached or the connection "
             f"failed ({shorten(str(error) or type(error).__name__)}).\nCheck the network, "
-            "HF_ENDPOINT and the proxy. A repeated command continues the download."
+            "HF_ENDPOINT and the proxy. Run the command again to continue the download."
         )
     if isinstance(error, OSError) and error.errno is not None:
         why = "no space left on the device" if error.errno in _FULL else str(error)
@@ -207,7 +207,7 @@ def _explain_status(error: HfHubHTTPError, reference: HubReference, endpoint: st
             "private model, set HF_TOKEN to a token with access."
         )
     if status == 429:
-        return "the hub rejects further requests for a while (429).\nTry again later."
+        return "the hub limits the rate of requests (status 429).\nTry again later."
     return f"the hub {endpoint} responded with status {status}.\nTry again later."
 
 

@@ -1,4 +1,4 @@
-"""Downloads a model from the hub, in a child process with limits on memory, output and waiting."""
+"""Downloads a model from the hub in a child process with limits on memory, output and time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _check_allowed(reference: HubReference, cache: Path) -> None:
 
 
 def _follow(output: IO[bytes], reference: HubReference, report: Callable[[str], None]) -> Path:
-    """Report the progress of the download. Return the directory that the child process prints."""
+    """Report the progress of the download. Return the model's path, which the child prints."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read_lines, args=(output, lines), daemon=True).start()
     total = received = shown = 0
@@ -101,7 +101,7 @@ def _follow(output: IO[bytes], reference: HubReference, report: Callable[[str], 
             ) from None
         if not line:
             raise ModelError(
-                f"{reference.title} cannot be downloaded: the process of the download was killed, "
+                f"{reference.title} cannot be downloaded: the download process was killed, "
                 "perhaps because of its memory limit."
             )
         message = json.loads(line)
@@ -118,7 +118,7 @@ def _follow(output: IO[bytes], reference: HubReference, report: Callable[[str], 
 
 
 def _read_lines(output: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
-    """Put each line into the queue, and an empty one at the end."""
+    """Put each line into the queue, and an empty line at the end of the output."""
     try:
         while line := output.readline(_MAX_LINE_BYTES):
             lines.put(line)

@@ -38,7 +38,7 @@ _WRONG_RANGE = 416
 
 @dataclass(frozen=True, kw_only=True)
 class HubFile:
-    """A file according to the hub. num_bytes: None if the hub does not state the size.
+    """What the hub states about a file. num_bytes: None if the hub does not state the size.
 
     etag: the name of its contents in the cache. For files of huggingface.co, it is their checksum.
     """

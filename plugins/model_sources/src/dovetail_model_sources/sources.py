@@ -23,8 +23,8 @@ from dovetail_model_sources.store import Store
 class HubSource(ModelSource):
     """Models of the Hugging Face hub: `ORGANIZATION/NAME[:FILE.gguf][@REVISION]`.
 
-    They are in the cache of huggingface_hub, so models that other tools have downloaded are also
-    found.
+    The models are stored in the cache of huggingface_hub, so models that other tools have
+    downloaded are also found.
     """
 
     def __init__(self, context: ModelSourceContext) -> None:

@@ -1,4 +1,4 @@
-"""The downloaded models in the cache: one directory each, with a record of its checksums.
+"""The cache of models from wheels: one directory per model, with a record of its checksums.
 
     CACHE/pypi/NAME==VERSION/source.json    reference, wheel, checksums, license, time
     CACHE/pypi/NAME==VERSION/model/         the files of the model

@@ -1,11 +1,11 @@
 """The command `dovetail quantize`.
 
 quantize_command    the command
-run                 its steps
+run                 the steps of the command
 texts               calibration and evaluation texts as chunks of tokens
 opened_model        a model in the engine whose layers can be observed and changed
 calibration         second moments of the inputs of linear layers
-gptq, awq           methods that use these moments
+gptq, awq           quantization methods that use these moments
 quantize_options    the options
 layer_plan          which block type each layer has
 quantizing          quantizes a model, some decoder layers at a time

@@ -1,8 +1,8 @@
-"""AWQ: input features with large activations get a finer resolution.
+"""AWQ: scales the weights so that features with large activations are rounded more accurately.
 
-The weights of a feature are multiplied by a scale before they are rounded, and the layer before
-divides its output by it. The scale is a power of the feature's activation; the exponent with the
-smallest error of the outputs is used.
+The weights of an input feature are multiplied by a scale before rounding, and the output of the
+preceding layer is divided by the same scale. The scale is a power of the feature's activation; the
+exponent with the smallest output error is used.
 Source: Lin et al. 2023, arXiv:2306.00978.
 Dimensions: O output features, I input features, H heads, K key-value heads, S head size.
 """
@@ -49,9 +49,9 @@ def scale_decoder_layer(
 def _scale_through(
     before: ParallelLinear, layer: ParallelLinear, moments: Moments, types: Sequence[str]
 ) -> Moments:
-    """Scale a layer whose inputs are proportional to the last part of the layer before it.
+    """Scale a layer whose inputs are proportional to the last part of the preceding layer's output.
 
-    Several query heads share a value head, so their features share a scale.
+    Query heads that share a value head also share the scales of their features.
     """
     num_rows = before.shape.part_sizes[-1]
     heads = (1, num_rows)
@@ -78,7 +78,7 @@ def find_scale(
     *,
     shared: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
-    """Return the scale of each input feature, float32 [I], or ones if no other scales are better.
+    """Return the best scale of each input feature, float32 [I]; ones if scaling does not help.
 
     shared: features as [groups, features with the same scale, features of a group].
     """

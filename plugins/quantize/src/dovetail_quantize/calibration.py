@@ -1,4 +1,4 @@
-"""Second moments of the inputs of linear layers, from runs of the model on a text.
+"""Second moments of the inputs of linear layers, collected while the model runs on a text.
 
 Dimensions: T tokens, I input features, O output features.
 """
@@ -20,23 +20,23 @@ from dovetail_torch.layers.linear import ParallelLinear
 
 @dataclass
 class Moments:
-    """Sums over tokens. products_II: the sum of x · xᵀ, float32.
+    """Second moments of a layer's inputs x. products_II: the sum of x · xᵀ over tokens, float32.
 
-    num_tokens: the number of tokens.
+    num_tokens: the number of tokens in the sum.
     """
 
     products_II: torch.Tensor
     num_tokens: int = 0
 
     def add(self, x_TI: torch.Tensor) -> None:
-        """Add the inputs of a layer for further tokens."""
+        """Add a layer's inputs for more tokens."""
         x_TI = x_TI.float()
         self.products_II.addmm_(x_TI.T, x_TI)
         self.num_tokens += len(x_TI)
 
     @property
     def mean_squares(self) -> torch.Tensor:
-        """The mean square of each feature, float32 [I], at least a millionth of the largest."""
+        """The mean square of each feature, float32 [I], clamped to at least 1e-6 of the largest."""
         squares_I = self.products_II.diagonal() / max(1, self.num_tokens)
         return squares_I.clamp(min=float(squares_I.max()) * 1e-6 + 1e-30)
 
@@ -46,23 +46,23 @@ class Moments:
         return Moments(products_II, self.num_tokens)
 
     def squares(self, weight_OI: torch.Tensor, rounded_OI: torch.Tensor) -> torch.Tensor:
-        """Return the squared norms of the outputs' change and of the outputs, float32 [2]."""
+        """Return the squared norms of the outputs' error and of the outputs, float32 [2]."""
         change_OI, weight_OI = rounded_OI.float() - weight_OI.float(), weight_OI.float()
         changed = ((change_OI @ self.products_II) * change_OI).sum().clamp(min=0)
         whole = ((weight_OI @ self.products_II) * weight_OI).sum()
         return torch.stack((changed, whole))
 
     def relative_error(self, weight_OI: torch.Tensor, rounded_OI: torch.Tensor) -> float:
-        """Return the norm of the outputs' change, divided by the norm of the outputs."""
+        """Return the relative output error (norm of the error / norm of the outputs)."""
         return relative_norm(self.squares(weight_OI, rounded_OI))
 
 
 AllMoments = dict[ParallelLinear, list[Moments]]
-"""The moments of each layer: one for each expert, one for a layer without experts."""
+"""The moments of each layer: one item per expert; one item for a layer without experts."""
 
 
 def relative_norm(squares: torch.Tensor) -> float:
-    """Return the root of the quotient of two squared norms; see `Moments.squares`."""
+    """Return the ratio of two norms, given their squares; see `Moments.squares`."""
     return float((squares[0] / squares[1].clamp(min=1e-30)).sqrt())
 
 
@@ -70,7 +70,7 @@ def relative_norm(squares: torch.Tensor) -> float:
 def collect_moments(
     opened: OpenedModel, layers: Iterable[ParallelLinear], chunks: Sequence[Sequence[int]]
 ) -> AllMoments:
-    """Run the model on all chunks and return the moments of these layers, one for each expert.
+    """Run the model on all chunks and return the moments of these layers; see `AllMoments`.
 
     Raises WeightError if a layer has inputs that are NaN or infinite.
     """
@@ -113,7 +113,7 @@ def _adding(moments: Moments) -> Callable[[nn.Module, tuple[torch.Tensor, ...]],
 def _adding_experts(
     experts: FusedExperts, found: Mapping[ParallelLinear, Sequence[Moments]]
 ) -> Callable[[nn.Module, tuple[torch.Tensor, ...]], None]:
-    """Return a hook that adds the inputs of both layers of each expert that has tokens."""
+    """Return a hook that adds the inputs of both linear layers of every expert that has tokens."""
     gate_up, down = experts.gate_up_proj, experts.down_proj
 
     def add(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

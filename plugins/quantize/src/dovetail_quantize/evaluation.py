@@ -18,9 +18,9 @@ MAX_LOGITS_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
-    """Figures over all positions. kl: mean KL divergence in nats.
+    """Measurements over all positions. kl: mean KL divergence in nats.
 
-    same_best: share of equal top-1 tokens.
+    same_best: the share of positions at which both models have the same top-1 token.
     """
 
     perplexity: float
@@ -29,7 +29,7 @@ class Accuracy:
 
 
 def limit_chunks(chunks: Sequence[Sequence[int]], vocab_size: int) -> list[Sequence[int]]:
-    """Return the first chunks, as many as have logits of at most `MAX_LOGITS_BYTES` together."""
+    """Return the first chunks, limited so that all their logits fit in `MAX_LOGITS_BYTES`."""
     left = max(2, MAX_LOGITS_BYTES // (4 * vocab_size))
     kept = []
     for chunk in chunks:
@@ -42,7 +42,7 @@ def limit_chunks(chunks: Sequence[Sequence[int]], vocab_size: int) -> list[Seque
 
 @torch.inference_mode()
 def log_probabilities(opened: OpenedModel, chunk: Sequence[int]) -> torch.Tensor:
-    """Return the log-probabilities after all tokens of a chunk except the last, float32 [P, V]."""
+    """Return the log-probabilities after each token of a chunk except the last, float32 [P, V]."""
     compute = opened.module.compute_logits
     rows: list[torch.Tensor] = []
 
@@ -61,7 +61,7 @@ def log_probabilities(opened: OpenedModel, chunk: Sequence[int]) -> torch.Tensor
 
 
 def _in_order(rows: Sequence[torch.Tensor], num_tokens: int) -> torch.Tensor:
-    """Return the rows of the prompt, without the row of the sampled token."""
+    """Return the logits of the prompt in order, without those of the sampled token."""
     num_rows = sum(map(len, rows))
     if num_rows != num_tokens:
         raise RuntimeError(f"the engine computed {num_rows} rows of logits for {num_tokens} tokens")
@@ -74,7 +74,7 @@ def measure(
     chunks: Sequence[Sequence[int]],
     reference: Sequence[torch.Tensor] | None = None,
 ) -> tuple[Accuracy, list[torch.Tensor]]:
-    """Return the figures, and the log-probabilities of each chunk.
+    """Return the measurements, and the log-probabilities of each chunk.
 
     reference: log-probabilities of the original model; None for the original model itself.
     """

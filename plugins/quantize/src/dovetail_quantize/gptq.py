@@ -1,4 +1,4 @@
-"""GPTQ: each column of a weight is rounded, and later columns correct its error.
+"""GPTQ: rounds a weight column by column; later columns compensate the errors of earlier ones.
 
 Source: Frantar et al. 2022, arXiv:2210.17323. The columns are rounded in the order of the input
 features.
@@ -14,7 +14,7 @@ from dovetail_quantize.calibration import Moments
 from dovetail_quantize.rounding import BlockType, Grid
 
 _BATCH = 256
-"""Columns in a batch: later columns are corrected once per batch. Whole blocks of every type."""
+"""Columns per batch, a multiple of every block size. Later batches are corrected once per batch."""
 
 
 def inverse_factor(moments: Moments, damping: float, name: str) -> torch.Tensor:

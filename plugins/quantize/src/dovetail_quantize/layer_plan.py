@@ -8,14 +8,14 @@ from dovetail_quantize.rounding import BLOCK_TYPES, type_that_fits
 
 PLAIN = "BF16"
 SENSITIVE = "Q8_0"
-"""The type of layers that are kept at more bits."""
+"""The block type of layers that are kept at 8 bits."""
 
 
 def pick_type(names: Sequence[str], in_features: int) -> str:
-    """Return the type of a layer: BF16 if no block type in `names` divides its rows."""
+    """Return the first of `names` whose blocks divide the rows of a layer, or BF16."""
     return type_that_fits(names, in_features) or PLAIN
 
 
 def bits_of(type_name: str) -> float:
-    """Return the bits of a stored weight, including its share of the scales."""
+    """Return the number of bits per stored weight, including its share of the scales."""
     return 16.0 if type_name == PLAIN else BLOCK_TYPES[type_name].bits_per_weight

@@ -32,7 +32,7 @@ _SCALINGS = ("linear", "yarn")
 
 
 def _writable() -> dict[str, tuple[str, Architecture]]:
-    """Return the architectures that can be written, by model_type: names in files, and rows."""
+    """Return the name in files and the row of each writable architecture, by model_type."""
     rows = [
         (name, row)
         for name, dense in ARCHITECTURES.items()
@@ -43,15 +43,15 @@ def _writable() -> dict[str, tuple[str, Architecture]]:
 
 
 def architecture_of(config: Mapping[str, Any]) -> tuple[str, Architecture]:
-    """Return the name of a model's architecture in files, and its row."""
+    """Return the name of a model's architecture in GGUF files, and its row in `ARCHITECTURES`."""
     return _writable()[config["model_type"]]
 
 
 def check_representable(config: Mapping[str, Any], method: str) -> None:
     """Raise ModelError if a GGUF file cannot describe the model.
 
-    method: the quantization method; raises ConfigError if it does not support experts, which the
-    model has.
+    method: the quantization method. Raises ConfigError if the model has experts and the method does
+    not support them.
     """
     model_type = str(config.get("model_type"))
     writable = _writable()
@@ -90,7 +90,7 @@ def _check_experts(config: Mapping[str, Any], method: str) -> None:
 
 
 def permuted_heads(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of heads of the projections whose rows the file permutes."""
+    """Return the number of heads of each projection whose rows a GGUF file permutes, by name."""
     if not architecture_of(config)[1].permutes_rotary:
         return {}
     return {

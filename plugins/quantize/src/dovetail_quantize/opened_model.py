@@ -13,11 +13,11 @@ from dovetail import LLM, SamplingParams
 
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
 CHUNK_TOKENS = 512
-"""Maximum number of tokens that run at once."""
+"""Maximum number of tokens in one forward pass."""
 
 
 class ModelAccess:
-    """A worker extension that gives its model to this process."""
+    """A worker extension that makes the worker's model accessible in this process."""
 
     shared: ClassVar[list[nn.Module]] = []
 
@@ -39,7 +39,7 @@ class OpenedModel:
         return self.llm.llm_engine.max_model_len - 1
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text without special tokens."""
+        """Tokenize a text without adding special tokens. Return the ids."""
         return list(self.llm.get_tokenizer().encode(text, add_special_tokens=False))
 
     def run(self, chunk: Sequence[int]) -> None:

@@ -71,7 +71,7 @@ def _print_kept(quantized: Quantized, max_layer_error: float) -> None:
 
 
 def _print_unused(quantized: Quantized) -> None:
-    """Print the experts that the calibration text does not use, in layers that have any."""
+    """Print the experts that the calibration text does not use, by layer."""
     unused = {
         name.removeprefix("model.").removesuffix(".gate_proj.weight"): part.unused
         for name, part in quantized.parts.items()
@@ -81,8 +81,8 @@ def _print_unused(quantized: Quantized) -> None:
         return
     count = sum(map(len, unused.values()))
     print_line(
-        f"{count} experts have no tokens of the calibration text and are rounded to nearest; a "
-        "longer or more varied text may use them:"
+        f"{count} experts received no tokens of the calibration text and are rounded to nearest; "
+        "a longer or more varied text may use them:"
     )
     for name, experts in unused.items():
         print_line(f"  {name}: {', '.join(map(str, experts))}")

@@ -19,7 +19,7 @@ FORMATS = {
     "q6_k": ("Q6_K", "Q8_0"),
     "int8": ("Q8_0",),
 }
-"""Block types by format; the second is used if the blocks of the first do not divide the rows."""
+"""Block types by format. The second is used if rows are not a multiple of the first's blocks."""
 HEADS: dict[str, tuple[str, ...]] = {
     "q8_0": ("Q8_0",),
     "q6_k": ("Q6_K", "Q8_0"),
@@ -70,7 +70,7 @@ DEFAULTS = QuantizeOptions()
 
 
 def check_options(options: QuantizeOptions) -> None:
-    """Raise ConfigError, naming the option, for a value that is not possible."""
+    """Raise ConfigError, naming the option, for an invalid value or an ineffective option."""
     _check_choice("--method", options.method, METHODS)
     _check_choice("--format", options.format, FORMATS)
     _check_choice("--head", options.head, HEADS)
@@ -88,7 +88,7 @@ def check_options(options: QuantizeOptions) -> None:
 
 
 def _check_effects(options: QuantizeOptions) -> None:
-    """Raise ConfigError for an option that has no effect with the others."""
+    """Raise ConfigError for an option that has no effect in combination with the others."""
     if options.method != "gptq" and options.damping != DEFAULTS.damping:
         raise ConfigError("--damping has no effect without --method=gptq.")
     for name in ("max_layer_error", "max_tokens"):

@@ -1,7 +1,7 @@
 """Quantizes the linear layers of a model, some decoder layers at a time.
 
-The moments of all layers of a pass fit `MAX_MOMENTS_BYTES`. Later passes run the model with the
-rounded weights of earlier passes.
+One pass over the calibration data covers as many decoder layers as have moments of at most
+`MAX_MOMENTS_BYTES`. Later passes run the model with the rounded weights of earlier passes.
 Dimensions: O output features, I input features, B bytes.
 """
 
@@ -43,9 +43,9 @@ class QuantizedPart:
     """One weight of the checkpoint, or the stacked weights of all experts of a layer.
 
     shape: rows of all experts, and input features. blocks_OB: None for BF16, whose values stay in
-    the model. error: relative error of its outputs; None without calibration. first_error: the
-    error before the weight was kept at more bits, or None. unused: experts without tokens of the
-    calibration text, which are rounded to nearest.
+    the model. error: relative output error; None without calibration. first_error: if the weight is
+    kept at 8 bits, its error with the requested type; otherwise None. unused: experts to which no
+    calibration token was routed; they are rounded to nearest.
     """
 
     name: str
@@ -105,7 +105,7 @@ def quantize_layers(
 
 
 def _passes(opened: OpenedModel) -> Iterator[dict[str, list[ParallelLinear]]]:
-    """Yield the linear layers of some decoder layers, by the path of the decoder layer."""
+    """Yield the linear layers that one pass quantizes, by the path of their decoder layer."""
     decoders: dict[str, list[ParallelLinear]] = {}
     for _, layer in linear_layers(opened.module):
         if not isinstance(layer, ParallelLMHead):
@@ -129,8 +129,8 @@ def _quantize_layer(
 ) -> Iterator[QuantizedPart]:
     """Quantize the parts of a layer and write the rounded values to its weight.
 
-    moments: the moments of each expert, or of the layer; empty without calibration. The weights of
-    one part of all experts have the same type, because a file stacks them in one tensor.
+    moments: one item per expert, or one for a layer without experts; empty without calibration. All
+    experts use the same type for a part, because a GGUF file stacks their weights in one tensor.
     """
     shape = layer.shape
     type_name = pick_type(settings.types, shape.in_features)
@@ -203,9 +203,9 @@ class _Rounding:
     def _rounded(
         self, type_name: str, *, is_weighted: bool = True
     ) -> tuple[list[torch.Tensor], float | None]:
-        """Return the blocks of each expert, and the relative error of the outputs of all.
+        """Return the blocks of each expert, and the relative output error over all experts.
 
-        is_weighted: whether errors are weighted by the activations, or corrected by GPTQ.
+        is_weighted: whether GPTQ corrects the errors, or the activations weight them.
         """
         blocks, squares = [], torch.zeros(2)
         for weight_OI, known, factor_II in zip(

@@ -27,7 +27,7 @@ _OPTION = "--output"
 _EVALUATION_TOKENS = 4096
 _SPARE_BYTES = 16 << 20
 _UNROUNDED = (".mlp.gate.weight", ".mlp.shared_expert_gate.weight")
-"""The weights that select experts."""
+"""Suffixes of router weights, which are not quantized."""
 _TABLE, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 

@@ -11,24 +11,24 @@ from dovetail_quantize.opened_model import CHUNK_TOKENS, OpenedModel
 MAX_BYTES = 64 << 20
 MIN_TOKENS = 256
 _MAX_CHARACTERS = 16
-"""Number of characters that are tokenized for each token that is needed."""
+"""Number of characters that are tokenized per requested token."""
 
 
 def read_text(option: str, path: Path) -> str:
-    """Return the text of a UTF-8 file. Raises ConfigError, naming the option, for other files."""
+    """Return the text of a UTF-8 file. Raise ConfigError, naming the option, for other files."""
     try:
         size = path.stat().st_size if path.is_file() else -1
         content = path.read_bytes() if 0 <= size <= MAX_BYTES else b""
     except OSError as error:
         raise ConfigError(f"{option}={path}: {error.strerror}.") from None
     if size < 0:
-        raise ConfigError(f"{option}={path} is not a file; give a text file.")
+        raise ConfigError(f"{option}={path} is not a file; specify a text file.")
     if size > MAX_BYTES:
         raise ConfigError(f"{option}={path} has {size} bytes; at most {MAX_BYTES} are read.")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
-        raise ConfigError(f"{option}={path} is not text in UTF-8.") from None
+        raise ConfigError(f"{option}={path} is not UTF-8 text.") from None
 
 
 def built_in_text() -> str:
@@ -37,7 +37,7 @@ def built_in_text() -> str:
 
 
 def split_chunks(opened: OpenedModel, text: str, option: str, max_tokens: int) -> list[list[int]]:
-    """Return chunks of up to 512 tokens. Raises ConfigError for a text that is too short."""
+    """Return chunks of up to 512 tokens. Raise ConfigError if the text is too short."""
     ids = opened.encode(text[: max_tokens * _MAX_CHARACTERS])[:max_tokens]
     length = min(CHUNK_TOKENS, opened.longest_chunk)
     fewest = min(MIN_TOKENS, length)

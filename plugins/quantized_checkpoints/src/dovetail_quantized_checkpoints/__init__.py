@@ -1,1 +1,1 @@
-"""Loads quantized safetensors checkpoints: GPTQ, AWQ, compressed-tensors and FP8."""
+"""Loads quantized safetensors checkpoints: `FORMATS` in `checkpoint` lists the formats."""

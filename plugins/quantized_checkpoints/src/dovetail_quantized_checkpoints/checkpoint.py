@@ -1,4 +1,4 @@
-"""The tensors of a quantized checkpoint, and which of them a model needs."""
+"""Opens a quantized checkpoint and chooses the tensors that a model needs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ KEPT_DTYPES = (*FLOAT_DTYPES, "I64", "BOOL")
 
 
 class Checkpoint:
-    """The tensors of an opened checkpoint. modules: quantized modules by their weight's name."""
+    """The tensors of an open checkpoint. modules: quantized modules, by the name of the weight."""
 
     def __init__(
         self, form: Format, entries: Mapping[str, WeightEntry], handles: Mapping[Path, Any]
@@ -62,7 +62,7 @@ class Checkpoint:
         self._plain = {name: entry for name, entry in entries.items() if name not in owned}
 
     def check(self, model_dir: Path, exclusions: Exclusions) -> None:
-        """Raise WeightError if other modules are quantized than the configuration states."""
+        """Raise WeightError if the configuration does not match the set of quantized modules."""
         if not self.modules and self._form.quantizes_all:
             raise WeightError(
                 f"{model_dir}: config.json declares a quantization, but no weight is quantized: no "
@@ -77,7 +77,7 @@ class Checkpoint:
         check_modules(exclusions, quantized, self._plain.values(), are_all=is_all)
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a mapped tensor."""
+        """Return a stored tensor, memory-mapped."""
         tensor: torch.Tensor = self._handles[self._entries[name].path].get_tensor(name)
         return tensor
 
@@ -86,12 +86,12 @@ class Checkpoint:
         return self._form.open(self.modules[name], self.read)
 
     def num_bytes(self, name: str) -> int:
-        """Return the size of a quantized weight in the files."""
+        """Return the size of all tensors of a quantized weight in the files."""
         module = self.modules[name]
         return sum(self.read(f"{module.prefix}{leaf}").nbytes for leaf in module.entries)
 
     def choose(self, model: nn.Module) -> dict[str, Target]:
-        """Return the targets by name, for the weights that must be read. Check their shapes."""
+        """Return the target of each weight that must be read, by name. Check the shapes."""
         table = build_weight_table(model)
         if untie_different(model, table, self._plain):
             table = build_weight_table(model)
@@ -113,10 +113,10 @@ class Checkpoint:
         return chosen
 
     def tensors(self, files: MappedFiles, model: nn.Module | None) -> Iterator[CheckpointTensor]:
-        """Yield all tensors of the checkpoint without its quantization, in the order of the files.
+        """Yield all tensors of the checkpoint, dequantized, in the order of the files.
 
-        files: reads the values. model: the model of the checkpoint, if it is known. Raises
-        WeightError for a weight that cannot be dequantized.
+        files: reads the values. model: the model of the checkpoint, or None if no plugin has it.
+        Raises WeightError for a weight that cannot be dequantized.
         """
         table = None if model is None else build_weight_table(model)
         owners = {
@@ -149,9 +149,9 @@ class Checkpoint:
         return CheckpointTensor(name=entry.name, shape=entry.shape, dtype=dtype, pieces=pieces)
 
     def _is_needed(self, name: str, table: WeightTable) -> bool:
-        """Return whether a weight is needed.
+        """Return whether a tensor that is not quantized must be loaded.
 
-        All-zero biases that the model does not have can be skipped; GPTQ checkpoints contain them.
+        GPTQ checkpoints contain all-zero biases that the model does not have; these are skipped.
         """
         prefix, _, leaf = name.rpartition(".")
         if leaf != "bias" or f"{prefix}.weight" not in self.modules:
@@ -186,7 +186,7 @@ def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
 
 
 def _read_format(model_dir: Path) -> tuple[Format, Exclusions]:
-    """Return the format that the JSON files of a model directory state, and excluded modules."""
+    """Return the format that a model directory's JSON files state, and the excluded modules."""
     try:
         config = read_json_object(model_dir / CONFIG_FILE)
         quantization = read_quantization(model_dir, config)

@@ -23,7 +23,7 @@ _FIELDS = {
     "gptq": ("dynamic",),
     "mxfp4": ("modules_to_not_convert",),
 }
-"""Keys of `quantization_config` that exclude modules, by method; the first one is the usual one."""
+"""Keys of `quantization_config` that exclude modules, by method; the most common key is first."""
 _REGEX, _EXCLUDES = "re:", "-:"
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _SIMPLE = re.compile(r"(?:(?:\\[.dw]|\[[\w^-]+\]|[\w.-])[*+?]?|\(\?:|[()|^$])*")
@@ -55,7 +55,7 @@ class Exclusions:
         self._num_matches = 0
 
     def entry_for(self, module: str) -> str | None:
-        """Return the entry that certainly excludes a module, or None."""
+        """Return an entry that excludes a module, or None. Skip patterns that are not evaluated."""
         for name in _spellings(module):
             if self._whole_names and name in self._parts:
                 return name
@@ -66,7 +66,7 @@ class Exclusions:
         return next((entry for entry, regex in self._regexes if self._matches(regex, module)), None)
 
     def may_exclude(self, module: str) -> bool:
-        """Return whether an entry excludes a module, or has a pattern that is not evaluated."""
+        """Return whether an entry excludes a module. Unevaluated patterns match all modules."""
         if any(part in self._parts for part in _part_sequences(module)):
             return True
         return any(
@@ -91,7 +91,8 @@ def check_modules(
     """Raise WeightError if the checkpoint contradicts its configuration.
 
     quantized: one tensor of each quantized module, by the module's name. plain: all other tensors.
-    are_all: whether the configuration quantizes every linear layer that it does not exclude.
+    are_all: whether the configuration states that every linear layer that it does not exclude is
+    quantized.
     """
     for module, entry in quantized.items():
         if (excluded := exclusions.entry_for(module)) is not None:
@@ -141,7 +142,7 @@ def _compiled(pattern: str) -> re.Pattern[str] | None:
 
 
 def _spellings(module: str) -> Iterable[str]:
-    """Yield the name of a module, and then the name without the prefixes that some wrappers add."""
+    """Yield the name of a module, then the name without the prefixes that some wrappers add."""
     parts = module.split(".")
     yield module
     first = next((index for index, part in enumerate(parts) if part.isdecimal()), 0)

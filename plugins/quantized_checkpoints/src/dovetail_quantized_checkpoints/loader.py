@@ -98,13 +98,13 @@ class QuantizedSafetensorsLoader(WeightLoader):
 
 
 def _block_type(stored: StoredWeight, target: Assignment) -> str | None:
-    """Return the block type in which the linear layers of `target` use the weight, or None."""
+    """Return the block type in which `target`'s linear layers can use the weight, or None."""
     name = stored.block_type
     return name if name is not None and target.takes_blocks(name, 32) else None
 
 
 def _announce(stored: StoredWeight | StoredExperts, target: Target) -> None:
-    """Tell the linear layers that they will receive the weight as blocks, if they support this."""
+    """Announce blocks to the linear layers if they can use the weight as blocks."""
     if isinstance(stored, StoredExperts):
         return
     if isinstance(target, Assignment) and (name := _block_type(stored, target)) is not None:
@@ -131,9 +131,9 @@ def _fill_all(
 
 
 def _fill(stored: StoredWeight | StoredExperts, target: Target) -> bool:
-    """Pass a weight on as blocks, or dequantized.
+    """Write a weight to its target, as blocks if possible, otherwise dequantized.
 
-    Return whether it was passed on without dequantization.
+    Return whether blocks were used.
     """
     if isinstance(stored, StoredExperts):
         if not isinstance(target, MappedAssignment) or not target.layout.stacked:

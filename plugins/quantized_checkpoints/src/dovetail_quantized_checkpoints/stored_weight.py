@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 MAX_CHUNK_VALUES = 1 << 22
-"""Number of values that are dequantized at the same time."""
+"""Maximum number of values that are dequantized at once."""
 BLOCK_VALUES = 32
 _BLOCK_TYPES = {"Q4_0": 8, "Q5_0": 16, "Q8_0": 128}
-"""The block types with one scale and without a zero point. They store integers from -n to n - 1."""
+"""The block types with one scale and no zero point. They store integers from -n to n - 1."""
 
 
 class StoredWeight(ABC):
@@ -30,7 +30,7 @@ class StoredWeight(ABC):
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Return all values, [O, I], cast to `dtype`.
 
-        Only some rows at a time use a larger dtype.
+        Rows are processed in chunks, so that intermediate values need little memory.
         """
         result = torch.empty(self.shape, dtype=dtype)
         start = 0
@@ -40,7 +40,7 @@ class StoredWeight(ABC):
         return result
 
     def pieces(self) -> Iterator[torch.Tensor]:
-        """Yield the values of some rows at a time, in the dtype that the format prescribes."""
+        """Yield all values in chunks of rows, in the dtype that the format prescribes."""
         num_rows, num_columns = self.shape
         step = max(1, MAX_CHUNK_VALUES // max(1, num_columns))
         for start in range(0, num_rows, step):
@@ -52,15 +52,15 @@ class StoredWeight(ABC):
         return None
 
     def blocks(self) -> torch.Tensor:
-        """Return the blocks of all rows, uint8 [O, bytes]. Call only if there is a block type."""
+        """Return the blocks of all rows, uint8 [O, bytes]. `block_type` must not be None."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredExperts:
-    """The weights of the experts of a layer, which are dequantized one by one.
+    """The weights of all experts of a layer, which are dequantized one expert at a time.
 
-    shape: the shape of the unquantized weight, with E first. values_of: returns one expert's
+    shape: the shape of the dequantized weight, with E first. values_of: returns one expert's
     values.
     """
 
@@ -79,7 +79,7 @@ class IntegerWeight(StoredWeight):
     bits: the bits of a code. codes: returns the unsigned codes of some rows, uint8 [R, I]. scales:
     [O, G].
     zeros: int16 [O, G], or one number for all groups. groups: int64 [I], or None if each group has
-    the same number of successive features.
+    the same number of consecutive features.
     """
 
     shape: tuple[int, int]
@@ -104,9 +104,9 @@ class IntegerWeight(StoredWeight):
 
     @property
     def block_type(self) -> str | None:
-        """The smallest block type that represents all codes minus zero points, and the scales.
+        """The smallest block type that represents all scales and (code - zero point) exactly.
 
-        None if there is none, or if groups do not consist of blocks.
+        None if no block type does, or if groups do not consist of whole blocks.
         """
         group_size = self.shape[1] // self.scales.shape[1]
         is_regular = self.groups is None and group_size % BLOCK_VALUES == 0
@@ -150,7 +150,7 @@ class IntegerWeight(StoredWeight):
 
 
 def _block_bytes(codes: torch.Tensor, block_type: str) -> torch.Tensor:
-    """Return the integers of blocks of a type, without the scales. codes: uint8 [R, blocks, 32].
+    """Encode codes, uint8 [R, blocks, 32], as the bytes of a block type, without the scales.
 
     Q8_0 has a signed byte for each integer. Q4_0 and Q5_0 have four bits of the features j and
     j + 16 in byte j; before them, Q5_0 has the fifth bits of all features in a word of 32 bits.
@@ -167,10 +167,10 @@ def _block_bytes(codes: torch.Tensor, block_type: str) -> torch.Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledWeight(StoredWeight):
-    """W[o, i] = number[o, i] · scale[o // a, i // b], with numbers of few bits.
+    """W[o, i] = number[o, i] · scale[o // a, i // b], with float8 or int8 numbers, for example.
 
     numbers: returns the numbers of some rows, [R, I], in the dtype of the computation. scales: [P,
-    Q] of that dtype. block: (a, b), the rows and columns of one scale.
+    Q] of that dtype. block: (a, b), how many rows and columns share a scale.
     """
 
     shape: tuple[int, int]

@@ -21,7 +21,7 @@ from dovetail.interfaces.model import ONE_RANK, RankGroup
 from dovetail_torch.layers import Attention, HeadShape
 
 IMPLEMENTATION = "dovetail"
-"""The name of the attention function in transformers."""
+"""The name under which transformers knows the attention function."""
 _TAKER = "_dovetail_calls"
 _HARMLESS = frozenset(
     {"cache_position", "output_attentions", "output_router_logits", "position_ids", "use_cache"}
@@ -46,7 +46,7 @@ class Call:
 
     @property
     def heads(self) -> HeadShape:
-        """The numbers of heads and their size."""
+        """The number of query heads, the number of key-value heads, and the head size."""
         (num_heads, size), num_kv_heads = self.q_THD.shape[1:], self.k_TKD.shape[1]
         return HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=size)
 
@@ -55,11 +55,14 @@ class TakesCalls(Protocol):
     """Handles the attention calls of modules."""
 
     def take(self, module: nn.Module, call: Call) -> torch.Tensor:
-        """Return the attention of a call, [T, H, V]."""
+        """Return the attention output of a call, [T, H, V]."""
 
 
 def set_taker(model: nn.Module, taker: TakesCalls) -> None:
-    """Let `taker` handle the calls of all modules. It is not registered as a submodule."""
+    """Let `taker` handle the attention calls of all modules.
+
+    `taker` is not registered as a submodule, even if it is an `nn.Module`.
+    """
     for module in model.modules():
         module.__dict__[_TAKER] = taker
 
@@ -120,9 +123,9 @@ class RecordedCalls:
 class StepCalls:
     """Passes the calls to the attention context of the current step.
 
-    modules, layers: the modules that make the calls, and the attention layer of each. ranks: they
-    divide the heads of a layer, also if the module computes all heads on each rank.
-    attention: set before each forward.
+    modules, layers: the modules that make the calls, and the attention layer of each. ranks: divide
+    the heads of each layer, even if a module computes the queries, keys and values of all heads on
+    every rank. attention: the context of the current step; set before each forward pass.
     """
 
     def __init__(
@@ -133,7 +136,7 @@ class StepCalls:
         self.attention: AttentionContext | None = None
 
     def take(self, module: nn.Module, call: Call) -> torch.Tensor:
-        """Return the attention over the cache. Smaller values are padded to the size of keys."""
+        """Return the attention over the cache. Values are zero-padded to the head size of keys."""
         if self.attention is None:
             raise ContractError(f"{type(module).__name__} computes attention outside of a step")
         size, num_heads = call.v_TKV.shape[-1], call.heads.num_heads
@@ -153,7 +156,7 @@ class StepCalls:
         return self.ranks.all_gather(own_THV.flatten(1)).unflatten(1, (num_heads, size))
 
     def _own(self, x_TND: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the `count` heads of this rank, from its own heads or from all heads."""
+        """Return the `count` heads of this rank. x_TND has these heads, or those of all ranks."""
         num_heads = x_TND.shape[1]
         if num_heads == count:
             return x_TND

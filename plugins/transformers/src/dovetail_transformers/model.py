@@ -36,19 +36,23 @@ _CPU = torch.device("cpu")
 _PROBE_LEN = 3
 _REMEDY = "Install a plugin with a model of this architecture."
 _EXPERTS = {"cpu": "eager", "meta": "batched_mm"}
-"""The experts implementation in transformers for each device type; others use its default. The
-default needs bfloat16 on CPUs, and the loop over experts needs values, which "meta" does not have.
+"""The experts implementation of transformers to use, by device type; others use the default.
+
+On CPUs, the default supports only bfloat16. On "meta", "eager" does not work, because its loop over
+the experts reads tensor values.
 """
 
 
 class TransformersForCausalLM(nn.Module):
-    """A decoder of the transformers library whose attention calls the attention interface.
+    """A decoder of the transformers library that runs over the engine's paged KV cache.
 
     module: the model of the transformers library. attn: one attention layer for each module that
-    calls the interface. The first forward pass compares the model with transformers' own attention.
+    calls transformers' attention interface. The first forward pass compares the model with
+    transformers' own attention.
     The hidden states of this model are its logits, because each class scales and caps them itself.
     Several ranks divide the model by its plan in transformers.
-    reference: the logits of the undivided model for the check, if the ranks divide a loaded model.
+    reference: the logits of the undivided model, for the check of a loaded model that several ranks
+    divide; otherwise None.
     """
 
     CONTRACT: ClassVar[str] = "model"
@@ -128,7 +132,7 @@ class TransformersForCausalLM(nn.Module):
             for name, call in zip(self.attention_names, recorded.calls, strict=True)
         ]
         divide_model(probed, FakeRanks(size=size))
-        problem = "the numbers of its heads do not fit"
+        problem = "its numbers of heads do not fit"
         try:
             heads = [call.heads for call in _record(probed).calls]
         except (ModelError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -221,9 +225,10 @@ class TransformersForCausalLM(nn.Module):
         return self._vocab_size
 
     def eager_logits(self, input_ids_T: torch.Tensor, window: int | None) -> torch.Tensor:
-        """Return the logits of one sequence by transformers' own attention, [T, V].
+        """Return the logits of one sequence, computed by transformers' own attention, [T, V].
 
-        window: replaces `sliding_window` of the config, which masks read; None for no change.
+        window: temporarily replaces `sliding_window` of the config, from which transformers builds
+        its masks; None for no change.
         """
         with _eager(self.module, window):
             logits_TV: torch.Tensor = self.module(input_ids_T[None], use_cache=False).logits[0]
@@ -231,7 +236,7 @@ class TransformersForCausalLM(nn.Module):
 
     @torch.no_grad()
     def fill_sinks(self) -> None:
-        """Copy the sinks to the attention layers. Call it when weights have been loaded."""
+        """Copy the attention sinks to the attention layers. Call this after loading the weights."""
         for layer, name in zip(self.attn, self.sink_names, strict=True):
             if name and isinstance(layer, Attention) and layer.sinks is not None:
                 sinks_H = self.module.get_parameter(name)
@@ -281,7 +286,7 @@ def _make_layer(call: Call, index: int, context: ModelContext) -> Attention:
 
 @contextmanager
 def _eager(model: transformers.PreTrainedModel, window: int | None) -> Iterator[None]:
-    """Make a model use transformers' own attention, with another sliding window unless None."""
+    """Make a model use transformers' own attention. window: see `eager_logits`."""
     stated = getattr(model.config, "sliding_window", None)
     if window is not None:
         model.config.sliding_window = window

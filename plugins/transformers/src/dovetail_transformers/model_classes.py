@@ -24,10 +24,10 @@ __all__ = ["LOCK", "find_class", "no_init_weights", "read_config"]
 transformers.AttentionInterface.register(IMPLEMENTATION, attention_function)
 
 LOCK = threading.RLock()
-"""To create or load a model. transformers then replaces functions of torch for all threads."""
+"""Held while a model is created or loaded: transformers replaces torch functions globally."""
 _LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "attention", "global", "local"})
 _VARYING_ROPE = ("dynamic", "longrope")
-"""Types of RoPE whose angles depend on the length of a request, which a cache of keys excludes."""
+"""RoPE types whose angles depend on the request's length, so that cached keys become invalid."""
 
 
 def read_config(fields: Mapping[str, Any]) -> transformers.PreTrainedConfig:

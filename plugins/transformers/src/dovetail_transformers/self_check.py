@@ -2,7 +2,7 @@
 
 Two sequences are packed and divided into chunks as the engine does it. A model that computes
 something outside of its attention function, such as a recurrent state or a mask, differs. Sliding
-windows are shortened, so that those in a mask have an effect.
+windows are shortened, so that a window that exists only in a mask changes the logits.
 Dimensions: T tokens, L tokens of one sequence so far, H query heads, K key-value heads, D head
 size, V vocabulary.
 """
@@ -29,8 +29,9 @@ CHUNKS = ((5, 7), (6, 1), (0, 10))
 WINDOW = 4
 """Tokens of a shortened sliding window."""
 TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""The largest norm of a row's difference, relative to the norm of the row; 0.1 for other types."""
+"""Maximum relative error of a row of logits (norm of the difference / norm of the row)."""
 OTHER_TOLERANCE = 0.1
+"""The maximum relative error for other dtypes."""
 
 
 def reference_logits(model: TransformersForCausalLM, device: torch.device) -> list[torch.Tensor]:
@@ -42,7 +43,7 @@ def reference_logits(model: TransformersForCausalLM, device: torch.device) -> li
 def check(model: TransformersForCausalLM, device: torch.device) -> None:
     """Raise ModelError if the packed, chunked logits differ from the eager ones.
 
-    Ranks that divide a loaded model compare with the undivided one.
+    If several ranks divide a loaded model, each rank compares with the undivided model.
     """
     sequences, window = _sequences(model, device), _window(model)
     expected = model.reference or reference_logits(model, device)
@@ -76,13 +77,13 @@ def _sequences(model: TransformersForCausalLM, device: torch.device) -> list[tor
 
 
 def _window(model: TransformersForCausalLM) -> int | None:
-    """Return the shortened window, or None if windows have no effect or are short already."""
+    """Return the shortened window, or None if windows have no effect or are already short."""
     stated = getattr(model.module.config, "sliding_window", None)
     return WINDOW if type(stated) is int and WINDOW < stated < model.max_model_len else None
 
 
 def _shortened(layer: Attention) -> SimpleNamespace:
-    """Return the options of a layer with a shortened window."""
+    """Return the attributes of a layer, with a shortened window."""
     names = ("num_heads", "num_kv_heads", "scale", "soft_cap", "sinks")
     return SimpleNamespace(sliding_window=WINDOW, **{name: getattr(layer, name) for name in names})
 
@@ -104,7 +105,7 @@ def _compare(name: str, expected_LV: torch.Tensor, actual_LV: torch.Tensor) -> N
 
 
 class DenseAttention:
-    """An attention context that keeps the keys and values of each sequence whole.
+    """An attention context that stores the keys and values of each sequence in one tensor.
 
     counts: tokens of each sequence in the current step.
     """
@@ -143,8 +144,8 @@ def attend_densely(
 ) -> torch.Tensor:
     """Return the causal attention of the last T of L tokens, [T, H, D].
 
-    It is computed directly from the definition. layer: an `Attention`, or an object with its
-    options.
+    It is computed directly from the definition. layer: an `Attention`, or an object with the same
+    attributes.
     """
     groups = layer.num_heads // layer.num_kv_heads
     k_LHD, v_LHD = k_LKD.repeat_interleave(groups, 1), v_LKD.repeat_interleave(groups, 1)

@@ -33,7 +33,7 @@ _UNDIVIDED = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class FakeRanks:
-    """Ranks without communication, for shapes: each rank has the values of rank 0."""
+    """Ranks that do not communicate, to compute shapes: each rank has the values of rank 0."""
 
     size: int
     rank: int = 0
@@ -68,7 +68,7 @@ class _Style:
 
 
 def check_plan(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
-    """Raise ConfigError for a class that the ranks cannot share."""
+    """Raise ConfigError if the plan of a model is missing or not supported."""
     plan = _plan_of(model)
     for entry, name in plan.items():
         # config.json can replace the plan of the class.
@@ -84,7 +84,7 @@ def check_plan(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
             raise _unsupported(model, ranks, reason)
     ends = {model.get_input_embeddings(), model.get_output_embeddings()}
     if all(owner in ends for _, owner, _, style in _entries(model) if style.dim):
-        raise _unsupported(model, ranks, "it has no plan for the layers of a decoder")
+        raise _unsupported(model, ranks, "its plan does not cover the decoder layers")
 
 
 def divide_model(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
@@ -196,7 +196,7 @@ def _gather_outputs(module: nn.Module, shard: Shard | None, ranks: RankGroup) ->
 
 
 def _look_up_part(module: nn.Module, shard: Shard | None, ranks: RankGroup) -> None:
-    """Let an embedding return the sum over the ranks: zeros for ids of other ranks."""
+    """Let an embedding look up the ids of this rank, use zeros for others, and all-reduce."""
     assert shard is not None
     look_up, start, size = module.forward, shard.start, shard.size
     module.padding_idx = None  # which only gradients need

@@ -1,8 +1,9 @@
-"""The block types of GGUF files that weights are rounded to: fit, round, encode.
+"""The GGUF block types to which weights are rounded: fit, round, encode.
 
-A type fits a grid to the weights of whole blocks: scale and minimum of each group, as they are
-stored. Weights are then rounded to the grid, all at once (`quantize_rows`) or column by column (by
-a method that corrects the error of earlier columns), and encoded as blocks.
+A type fits a grid to the weights of whole blocks: the scale and the minimum of each group, with the
+precision in which they are stored. Weights are then rounded to the grid, all at once
+(`quantize_rows`) or column by column (by a method that corrects the error of earlier columns), and
+encoded as blocks.
 Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h (layouts)
 Dimensions: O output features, I input features, N blocks, G groups of a block, K values of a group,
 B bytes.
@@ -31,7 +32,7 @@ _TARGETS = {
     -32: (-31.0, -31.5, -32.0),
 }
 _NEIGHBORS = tuple((up, down) for up in (0, -1, 1) for down in (0, -1, 1))
-"""Steps from the rounded scale and minimum to the candidates of Q4_K; the pair itself is first."""
+"""Offsets added to the rounded (scale, minimum) to get the candidates of Q4_K; (0, 0) is first."""
 _SPANS_4 = (13.5, 14.0, 14.4, 14.8, 15.2, 15.6, 16.0, 16.5)
 
 
@@ -64,7 +65,7 @@ class BlockType(ABC):
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of a stored weight with its share of the scales."""
+        """Bits per stored weight, including its share of the scales."""
         return self.num_bytes * 8 / self.size
 
     @abstractmethod
@@ -121,7 +122,8 @@ class _Q41(BlockType):
 class _Q4K(BlockType):
     """The type Q4_K: eight groups of 32. Scales and minima have 6 bits and a factor in float16.
 
-    A rounded scale and a rounded minimum are not the best pair: their neighbors are tried too.
+    Rounding scale and minimum separately does not always give the best pair, so the neighboring
+    values of both are also tried.
     """
 
     def fit(self, x_NGK: torch.Tensor, importance_NGK: torch.Tensor) -> Grid:
@@ -209,7 +211,7 @@ BLOCK_TYPES: Mapping[str, BlockType] = {
         _Q6K("Q6_K", 256, 16, 210, -32),
     )
 }
-"""The types that weights can be rounded to, by name."""
+"""The block types to which weights can be rounded, by name."""
 
 
 def type_that_fits(names: Sequence[str], in_features: int) -> str | None:

@@ -1,7 +1,7 @@
-"""Scales and minima of groups of weights with the least weighted squared error.
+"""Searches for the scales and minima of weight groups that minimize the weighted squared error.
 
-Candidate scales come from the group's greatest weights. Each candidate is refined by least squares
-for its codes.
+Candidate scales are computed from the largest weights of a group. Each candidate is refined by a
+least-squares fit to its codes.
 Every function takes float32 groups [..., K] with importances that broadcast to them, and is
 computed for all groups at once.
 Dimensions: N groups, K values of a group.

@@ -1,7 +1,7 @@
-"""AWQ, version "gemm": 4-bit codes with scales and zero points of groups.
+"""AWQ, version "gemm": 4-bit codes; a scale and a zero point per group.
 
-qweight: int32 [I, O / 8], qzeros: int32 [G, O / 8], scales: [G, O]. A word has the codes of eight
-output features in the order of `ORDER`.
+qweight: int32 [I, O / 8], qzeros: int32 [G, O / 8], scales: [G, O]. A word contains the codes of
+eight output features in the order of `ORDER`.
 """
 
 from __future__ import annotations

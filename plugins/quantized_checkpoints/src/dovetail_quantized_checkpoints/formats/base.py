@@ -22,8 +22,8 @@ Read = Callable[[str], torch.Tensor]
 class ModuleTensors:
     """The tensors of one linear layer in the checkpoint.
 
-    prefix: the start of their names, usually the module's name with a dot at the end. entries: the
-    header entries by the rest of the name.
+    prefix: the common prefix of their names, usually the module's name and a dot. entries: the
+    header entries by the part of the name after the prefix.
     """
 
     prefix: str
@@ -66,29 +66,29 @@ class ModuleTensors:
 
 
 class Format(ABC):
-    """Reads the quantized weights of one method. Created from its table in config.json.
+    """Reads the weights of one quantization method. Created from `quantization_config`.
 
-    marks: endings of tensor names that occur in quantized modules only. quantizes_all: whether the
-    configuration quantizes every linear layer that it does not exclude by name.
+    marks: suffixes of tensor names that occur only in quantized modules. quantizes_all: whether
+    every linear layer that the configuration does not exclude by name is quantized.
     """
 
     marks: ClassVar[tuple[str, ...]]
     quantizes_all: bool = True
     leaves: ClassVar[frozenset[str]]
-    """The last parts of the names of all tensors that belong to a quantized weight."""
+    """The last name parts of all tensors that belong to a quantized weight, such as "qweight"."""
 
     def split(self, name: str) -> tuple[str, str] | None:
-        """Return prefix and rest of the name of a tensor that may belong to a quantized weight."""
+        """Split the name of a tensor into (prefix, leaf). Return None for other leaves."""
         prefix, dot, leaf = name.rpartition(".")
         return (f"{prefix}{dot}", leaf) if leaf in self.leaves else None
 
     def weight_name(self, prefix: str) -> str:
-        """Return the name of the unquantized weight of a module."""
+        """Return the name that the weight of a module has in the model."""
         return f"{prefix}weight"
 
     @abstractmethod
     def shape(self, module: ModuleTensors, read: Read) -> tuple[int, ...]:
-        """Return the shape of the unquantized weight: (O, I) of a linear layer.
+        """Return the shape of the dequantized weight: (O, I) for a linear layer.
 
         Raises WeightError if tensors are missing, have different shapes or dtypes, or contradict
         the configuration.
@@ -96,11 +96,11 @@ class Format(ABC):
 
     @abstractmethod
     def open(self, module: ModuleTensors, read: Read) -> StoredWeight | StoredExperts:
-        """Return a quantized weight. Called after `shape`."""
+        """Return the quantized weight of a module. Called after `shape`."""
 
 
 def choice(table: Mapping[str, Any], field: str, allowed: Collection[Any], default: Any) -> Any:
-    """Return a field with one of the allowed values. Raise WeightError otherwise."""
+    """Return the value of a field. Raise WeightError unless it is one of the allowed values."""
     value = table.get(field)
     value = default if value is None else value
     if isinstance(value, str):
@@ -117,10 +117,10 @@ def choice(table: Mapping[str, Any], field: str, allowed: Collection[Any], defau
 def group_count(
     module: ModuleTensors, leaf: str, count: int, num_inputs: int, group_size: int | None = None
 ) -> int:
-    """Return the number of groups.
+    """Check the number of groups in a tensor, `count`, and return it.
 
-    group_size: as the configuration states it; -1 if a row is one group, None if it states none.
-    Raises WeightError if `count` contradicts it or does not divide the input features.
+    group_size: the value in the configuration; -1 if a row is one group, None if it is not stated.
+    Raises WeightError if `count` contradicts `group_size` or does not divide the input features.
     """
     if count < 1 or num_inputs % count:
         raise module.error(f"has {count} groups, which do not divide {num_inputs} features", leaf)
@@ -136,7 +136,7 @@ def group_count(
 
 
 def read_group_size(table: Mapping[str, Any], field: str = "group_size") -> int | None:
-    """Return the group size that a table states, if any. Raise WeightError for an invalid one."""
+    """Return the stated group size, or None. Raise WeightError if it is invalid."""
     size = table.get(field)
     if size is None or (type(size) is int and (size == -1 or 0 < size < 1 << 31)):
         return size

@@ -1,4 +1,4 @@
-"""bitsandbytes: 4-bit codes (nf4, fp4) with a maximum for each block, and int8 rows.
+"""bitsandbytes: 4-bit codes (nf4, fp4) with one absmax per block, or int8 with one per row.
 
 4 bits: weight is uint8, two codes in a byte, the high four bits first, or the same bytes in another
 dtype. Blocks are successive values of the flattened weight. weight.absmax: float32 [B], or codes,
@@ -30,7 +30,7 @@ MAX_SIZE = 1 << 31
 _STATE = "weight.quant_state.bitsandbytes__"
 _PREFIX = "weight."
 _ITEM_BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4}
-"""The dtypes in which tools store the bytes of codes."""
+"""The dtypes as which tools store the packed codes."""
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _UNIT = 7.874015718698502e-3
 """1 / 127, as the library rounds it."""
@@ -39,7 +39,10 @@ _ROW_FORMAT = 0
 
 @dataclass(frozen=True, kw_only=True)
 class BlockState:
-    """The JSON of a weight. shape: (O, I). nested_size: maxima of one block; 0 if not nested."""
+    """The quant_state of a 4-bit weight. shape: (O, I).
+
+    nested_size: how many maxima share one nested maximum; 0 if maxima are not quantized.
+    """
 
     shape: tuple[int, int]
     block_size: int
@@ -117,7 +120,7 @@ class BitsAndBytes(Format):
         self._kind: str = choice(table, "bnb_4bit_quant_type", KINDS, "fp4") if is_4bit else ""
 
     def split(self, name: str) -> tuple[str, str] | None:
-        """Return the module of a tensor, and the rest of the name, such as "weight.absmax"."""
+        """Split the name of a tensor into the module and the leaf, such as "weight.absmax"."""
         for leaf in self.leaves:
             if name.endswith(f".{leaf}"):
                 return name.removesuffix(leaf), leaf
@@ -149,7 +152,7 @@ class BitsAndBytes(Format):
         return num_outputs, num_inputs
 
     def _state(self, module: ModuleTensors, read: Read) -> BlockState:
-        """Return the state of a weight. Raise WeightError if its tensors contradict it."""
+        """Return the quant_state of a weight. Raise WeightError if its tensors contradict it."""
         leaf = f"{_STATE}{self._kind}"
         entry = module.entry(leaf, ("U8",), num_dims=1)
         if entry.shape[0] > MAX_STATE_BYTES:

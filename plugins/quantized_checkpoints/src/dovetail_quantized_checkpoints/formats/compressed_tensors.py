@@ -9,8 +9,8 @@ float-quantized  weight float8_e4m3fn [O, I], weight_scale
 nvfp4            weight_packed uint8 [O, I / 2], weight_scale float8_e4m3fn [O, I / 16],
                  weight_global_scale float32 [1], which divides
 mxfp4            weight_packed uint8 [O, I / 2], weight_scale uint8 [O, I / 32], an exponent
-A weight_scale of integers and float8 numbers has one value, one of each row, one of each group of a
-row, or one of each block.
+For integers and float8 numbers, weight_scale has one value per tensor, per row, per group of a row,
+or per block.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class CompressedTensors(Format):
     def _packed_bits(
         self, module: ModuleTensors, packed: tuple[int, ...], shape: tuple[int, int]
     ) -> int:
-        """Return the number of bits of a code. Try those that the configuration states first."""
+        """Return the number of bits per code. Try the configured numbers first."""
         num_outputs, num_inputs = shape
         stated = [scheme.bits for scheme in self._schemes]
         for bits in (*stated, *range(2, 9)):
@@ -160,7 +160,7 @@ class CompressedTensors(Format):
     def _scale_block(
         self, module: ModuleTensors, actual: tuple[int, ...], shape: tuple[int, int]
     ) -> tuple[int, int]:
-        """Return the rows and columns of one scale. Raise WeightError for an impossible shape.
+        """Return how many rows and columns share a scale. Raise WeightError for an invalid shape.
 
         actual: the shape of `weight_scale`.
         """
@@ -228,7 +228,7 @@ def _integers(
 def _groups(
     module: ModuleTensors, read: Read, num_groups: int, num_inputs: int
 ) -> torch.Tensor | None:
-    """Return the group of each feature, or None if successive features form the groups."""
+    """Return the group index of each feature, or None if groups are consecutive features."""
     if "weight_g_idx" not in module.entries:
         return None
     module.entry("weight_g_idx", ("I32", "I64"))
@@ -242,7 +242,7 @@ def _groups(
 
 
 def _fp4(module: ModuleTensors, read: Read, shape: tuple[int, int]) -> ScaledWeight:
-    """Return a weight of fp4 codes; the low four bits of a byte are first."""
+    """Return a weight with fp4 codes. The low four bits of a byte are the first code."""
     packed = read(f"{module.prefix}weight_packed")
     scale = module.entry("weight_scale", ("F8_E4M3", "U8"), num_dims=2)
     group = NVFP4_GROUP if scale.dtype == "F8_E4M3" else MXFP4_GROUP

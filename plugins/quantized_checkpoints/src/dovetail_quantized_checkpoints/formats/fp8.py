@@ -1,7 +1,7 @@
-"""FP8: weights in float8_e4m3fn with scales of blocks, of rows or of the whole tensor.
+"""FP8: weights in float8_e4m3fn with a scale per block, per row or for the whole tensor.
 
 weight: [O, I]. weight_scale_inv: float32 [O / a, I / b] (DeepSeek, Qwen); despite its name it is
-multiplied. weight_scale: one value, or one of each row. Scales of activations (`input_scale`) are
+multiplied. weight_scale: one value, or one per row. Scales of activations (`input_scale`) are
 not used: activations keep the dtype of the model.
 """
 

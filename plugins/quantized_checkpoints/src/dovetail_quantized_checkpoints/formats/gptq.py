@@ -1,4 +1,4 @@
-"""GPTQ (AutoGPTQ, GPTQModel): codes of 2, 3, 4 or 8 bits with scales and zero points of groups.
+"""GPTQ (AutoGPTQ, GPTQModel): codes of 2, 3, 4 or 8 bits; a scale and zero point per group.
 
 qweight: int32 [I * bits / 32, O], packed along I. qzeros: int32 [G, O * bits / 32], packed along O.
 scales: [G, O]. g_idx: int32 [I], the group of each feature; not in order with `desc_act`. Version 1
@@ -32,7 +32,7 @@ _ONES = {
     4: (0x11111111,),
     8: (0x01010101,),
 }
-"""What version 1 subtracts from successive words, by bits. For 3 bits only GPTQModel does so."""
+"""What version 1 subtracts from consecutive words, by bits. For 3 bits, only GPTQModel does."""
 
 
 class GPTQ(Format):
@@ -122,7 +122,7 @@ class GPTQ(Format):
 def _groups(
     module: ModuleTensors, read: Read, num_groups: int, num_inputs: int
 ) -> torch.Tensor | None:
-    """Return the group of each feature, or None if successive features form the groups."""
+    """Return the group index of each feature, or None if groups are consecutive features."""
     if "g_idx" not in module.entries:
         return None
     groups = read(f"{module.prefix}g_idx").to(torch.int64)

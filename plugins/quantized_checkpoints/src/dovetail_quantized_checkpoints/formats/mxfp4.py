@@ -1,4 +1,4 @@
-"""MXFP4: the experts of gpt-oss, in codes of float4_e2m1 with an exponent for 32 features.
+"""MXFP4: the experts of gpt-oss. float4_e2m1 codes; 32 features share an exponent.
 
 X_blocks: uint8 [E, O, I / 32, 16], two codes in a byte, the low four bits first. X_scales: uint8
 [E, O, I / 32], exponents. X is gate_up_proj or down_proj; unquantized it is [E, I, O].
@@ -28,7 +28,7 @@ class MXFP4(Format):
     quantizes_all = False
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        """Read `quantization_config`, of which no field changes the format."""
+        """Create the format. No field of `quantization_config` changes it."""
 
     def split(self, name: str) -> tuple[str, str] | None:
         """Return the name of the experts' weight, and `_blocks` or `_scales`."""

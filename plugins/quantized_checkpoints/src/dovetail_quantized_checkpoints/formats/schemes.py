@@ -19,7 +19,7 @@ STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
 class Scheme:
     """The quantization of the weights of some layers. Dimensions as in `stored_weight`.
 
-    bits: the bits of a code. block: rows and columns of one scale; 0 for all rows or all columns.
+    bits: the bits of a code. block: how many rows and columns share a scale; 0 for all.
     """
 
     bits: int
