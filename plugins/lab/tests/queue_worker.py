@@ -1,4 +1,4 @@
-"""A worker process for tests, in which a queue with one server replaces the engine.
+"""A worker process for tests, in which a single-server queue replaces the engine.
 
 The policies are "fcfs", "shortest" (by output length) and "tuned" (with the `slowness` option), and
 some that fail: "raises", "hangs", "exits", "prints", "unfinished" and "incomplete".

@@ -1,6 +1,6 @@
 """Experiments: equal workloads for all policies, failed runs do not stop others, runs resume.
 
-A queue with one server replaces the engine (`queue_worker`).
+A single-server queue replaces the engine (`queue_worker`).
 """
 
 import csv
@@ -130,7 +130,7 @@ def test_a_run_that_fails_is_marked_and_the_sweep_continues(policy, message, tmp
 
 
 @pytest.mark.costly
-def test_a_run_that_hangs_is_ended_at_its_time_limit(tmp_path):
+def test_a_run_that_hangs_is_killed_at_its_time_limit(tmp_path):
     spec = spec_of(("fcfs", "hangs", "shortest"), seeds=2, loads=(0.5,), time_limit_s=6)
     results = run(spec, tmp_path)
     assert [item.key.policy for item in results.failures] == ["hangs"] * 2
@@ -160,7 +160,7 @@ def test_unfinished_requests_are_reported(tmp_path):
     assert results.values(cell, "e2e_mean") == {} and results.values(cell, "e2e_p50")
 
 
-def test_without_a_capacity_the_experiment_is_rejected(tmp_path):
+def test_an_experiment_whose_baseline_burst_fails_is_rejected(tmp_path):
     with pytest.raises(UserError, match=r"burst run of the baseline 'raises' failed.*is broken"):
         run(spec_of(("raises", "fcfs")), tmp_path)
 
@@ -181,7 +181,7 @@ def test_results_are_exported_as_csv_parquet_and_a_frame(done):
     assert row["verdict"] == "better" and float(row["t_high"]) < 0
 
 
-def test_the_directory_describes_the_experiment(done):
+def test_the_results_directory_contains_the_experiment_description(done):
     _, out = done
     output = json.loads((out / "experiment.json").read_text())
     assert make_spec(output).workload.synthetic == "chat"
@@ -275,9 +275,7 @@ def test_a_device_is_not_an_experiment_file():
         read_spec(Path("/dev/zero"))
 
 
-def test_a_full_disk_ends_the_experiment_with_an_error_and_leaves_no_part_of_a_file(
-    tmp_path, monkeypatch
-):
+def test_a_full_disk_fails_the_experiment_and_leaves_no_partial_file(tmp_path, monkeypatch):
     def fail(path, content):
         path.touch()
         raise OSError(errno.ENOSPC, "No space left on device")

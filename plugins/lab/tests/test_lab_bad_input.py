@@ -118,7 +118,7 @@ def test_an_empty_option_is_rejected(option, folder, capsys):
         ('workload = {synthetic = "chat"}\nsetup = 0', "setup: must be a table of fields"),
     ],
 )
-def test_a_table_of_an_experiment_file_has_fields(text, message, folder, capsys):
+def test_an_experiment_section_that_is_not_a_table_is_rejected(text, message, folder, capsys):
     (folder / "a.toml").write_text(f'policies = ["fcfs"]\n{text}\n')
     assert main(["lab", "compare", "a.toml"]) == 2
     assert message in words(capsys.readouterr().err)

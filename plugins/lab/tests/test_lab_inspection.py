@@ -85,7 +85,7 @@ def log(tmp_path):
 
 def test_explain_reports_a_request_that_waits_for_a_batch_slot(log):
     text = text_of(log, 0, "c")
-    assert "position 3 of 3" in text and "no row was free" in text
+    assert "position 3 of 3" in text and "no batch slot was free" in text
     assert "rank 2" in text
 
 
@@ -133,7 +133,7 @@ def test_explain_reports_a_preempted_request(tmp_path):
     recording.step(4)
     path = recording.close()
     texts = [text_of(path, step, "b") for step in range(4)]
-    assert any("the policy chose it as the victim, because blocks were missing" in t for t in texts)
+    assert any("the policy chose it as the victim, because there were" in t for t in texts)
 
 
 HOLDING = """
@@ -163,7 +163,7 @@ def test_explain_reports_a_held_request_and_a_plan_that_ends_early(tmp_path, mon
     with pytest.raises(PluginError, match="trust"):
         observe_step(path, 1)
     text = text_of(path, 0, "b", trust_local_code=True)
-    assert "although 11 tokens of the budget and 1 rows were left: its plan ended" in text
+    assert "although 11 tokens of the budget and 1 batch slots were left: its plan ended" in text
     assert "The policy held it" in text_of(path, 1, "a", trust_local_code=True)
 
 
@@ -171,10 +171,10 @@ def test_an_observed_step_shows_the_waiting_order_and_every_action(log):
     result = observe_step(log, 0)
     assert [item.request_id for item in result.view.waiting] == ["a", "b", "c"]
     assert describe_actions(result.view) == [
-        "continue: 0 tokens [16 tokens, 2 rows, 32 blocks left]",
-        "run a: 5 tokens [16 tokens, 2 rows, 32 blocks left]",
-        "run b: 5 tokens [11 tokens, 1 rows, 30 blocks left]",
-        "run c: denied: seats [6 tokens, 0 rows, 28 blocks left]",
+        "continue: 0 tokens [16 tokens, 2 slots, 32 blocks left]",
+        "run a: 5 tokens [16 tokens, 2 slots, 32 blocks left]",
+        "run b: 5 tokens [11 tokens, 1 slots, 30 blocks left]",
+        "run c: denied: seats [6 tokens, 0 slots, 28 blocks left]",
     ]
     assert result.granted == {"a": 5, "b": 5}
 
@@ -195,7 +195,7 @@ def test_the_commands_print_the_reason_and_the_step(log, capsys):
     assert main(["lab", "explain", str(log), "0", "c"]) == 0
     output = capsys.readouterr().out
     assert "c was waiting at position 3 of 3" in output
-    assert "0 running, 3 waiting; 16 of 16 tokens, 2 of 2 rows and 32 blocks" in output
+    assert "0 running, 3 waiting; 16 of 16 tokens, 2 of 2 batch slots and 32 blocks" in output
     assert "run c: denied: seats" in output
 
 
@@ -204,7 +204,7 @@ def test_diff_shows_the_first_different_step_with_both_views(log, capsys):
     output = capsys.readouterr().out
     assert "The first 0 steps are equal. Step 0 differs:" in output
     assert "a: 5 tokens with" in output and "c: 0 tokens with" in output
-    assert output.count("rows and 32 blocks of 4 tokens free") == 2
+    assert output.count("slots and 32 blocks of 4 tokens free") == 2
     assert main(["lab", "diff", str(log), "fcfs"]) == 0
     assert "the same 6 plans" in capsys.readouterr().out
 

@@ -39,7 +39,7 @@ def test_an_undefined_quantile_of_the_t_distribution_is_rejected(arguments):
         t_quantile(*arguments)
 
 
-def test_quantiles_interpolate_and_depend_on_censored_values_only_if_they_reach_them():
+def test_quantiles_interpolate_and_are_infinite_only_if_they_reach_censored_values():
     values = [1.0, 2.0, 3.0, 4.0, math.inf]
     assert quantile(values, 0.5) == 3.0 and quantile(values, 0.125) == 1.5
     assert quantile(values, 0.75) == 4.0 and quantile(values, 0.76) == math.inf

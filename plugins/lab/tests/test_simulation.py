@@ -1,4 +1,4 @@
-"""The simulator makes the decisions of the engine, also if it skips stretches of steps."""
+"""The simulator makes the decisions of the engine, even if it skips stretches of steps."""
 
 import pytest
 from lab_builders import TIMES, Recorded, random_workload, request, setup, workload

@@ -45,7 +45,7 @@ def test_the_gap_after_a_step_with_prompts_has_its_own_terms():
         assert calibrated.gap_ns(num_runs, num_prefill_tokens) == pytest.approx(expected, rel=0.02)
 
 
-def test_the_sum_of_the_gaps_is_kept_for_steps_with_and_without_prompts():
+def test_the_fit_preserves_the_sum_of_the_gaps_with_and_without_prompts():
     steps = [
         StepSample(features=item.features, duration_ns=item.duration_ns, gap_ns=gap_ns)
         for number, item in enumerate(samples(seed=1))
@@ -64,7 +64,7 @@ def test_the_sum_of_the_gaps_is_kept_for_steps_with_and_without_prompts():
         assert modelled == pytest.approx(sum(item.gap_ns for item in chosen), rel=1e-3)
 
 
-def test_without_measured_prompts_the_gap_after_prompts_equals_that_after_decodes():
+def test_the_gap_after_prompts_equals_that_after_decodes_if_no_prompts_were_measured():
     fit = fit_steps(samples(with_prompts=False))
     assert fit.prefill_gap_ps == (*fit.gap_ps, 0) and fit.gap_ps[1] > 0
 

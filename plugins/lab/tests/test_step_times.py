@@ -78,7 +78,7 @@ def test_the_table_of_residuals_corrects_sizes_that_the_terms_cannot_describe():
 
 
 def cache_effect(rows, context):
-    """Return the time of a decode step. Tokens beyond 1500 take 20 times as long."""
+    """Return the time of a decode step. Each token beyond 1500 takes 20 times as long."""
     tokens = rows * context
     return 200_000 + 20_000 * rows + 40 * min(tokens, 1500) + 800 * max(0, tokens - 1500)
 
@@ -273,7 +273,7 @@ def test_a_file_that_is_not_a_calibration_is_rejected(text, message, tmp_path):
         ({"batch_change_ps": [1]}, "batch_change_ps"),
     ],
 )
-def test_impossible_numbers_of_a_calibration_are_rejected(changes, message, tmp_path):
+def test_a_calibration_with_impossible_numbers_is_rejected(changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
         read_calibration(write(tmp_path / "bad.json", **changes))
 

@@ -54,7 +54,7 @@ def test_every_preset_gives_valid_requests(name):
 
 
 @pytest.mark.parametrize("fields", [{"trace": "azure:conv"}, {"synthetic": "conversations"}])
-def test_the_load_changes_only_the_times(fields):
+def test_the_load_changes_only_the_arrival_times(fields):
     slow, fast = (requests(rate=rate, **fields) for rate in (1.0, 4.0))
     hidden = ("arrival_ns",)
     for left, right in zip(slow, fast, strict=True):
@@ -190,7 +190,7 @@ def test_classes_set_objectives_and_priorities_per_session():
 
 
 @pytest.mark.parametrize("kind", ["none", "exact", "noisy:0.5"])
-def test_estimates_of_the_output_length_have_the_described_error(kind):
+def test_estimates_of_the_output_length_have_the_specified_error(kind):
     created = requests(synthetic="chat", num_requests=2000, expected_tokens=kind)
     errors = [math.log(max(1, item.expected_tokens) / item.num_output_tokens) for item in created]
     if kind == "none":

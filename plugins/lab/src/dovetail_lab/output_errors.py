@@ -1,4 +1,4 @@
-"""Converts errors of writing output files to errors that name the option."""
+"""Converts an OSError from writing an output file to a UserError that names the option."""
 
 from __future__ import annotations
 

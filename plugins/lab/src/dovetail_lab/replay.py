@@ -41,15 +41,15 @@ from dovetail.request import EngineCoreRequest
 from dovetail.scheduling import Scheduler
 
 Observe = Callable[[type[Policy]], type[Policy]]
-"""Returns a subclass of a policy with the same decisions, which reports them."""
+"""Given a policy class, returns a subclass that makes the same decisions and reports them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """The first difference between a replay and its log.
 
-    step: the step of the different plan; for a rejected request, the next step. fields: the
-    differing fields, each with the value of the log and the value of the replay.
+    step: the step whose plan differs; for a rejected request, the next step. fields: the differing
+    fields, each with the value in the log and the value in the replay.
     """
 
     step: int
@@ -61,8 +61,8 @@ class Replay:
     """The result of a replay.
 
     scheduler: the replayed scheduler as "pkg.mod:Class", with its policy if it has one.
-    num_steps: the number of equal plans. covered_ns: the time from the first to the last clock
-    reading. took_ns: the duration of the replay, without the construction of the scheduler.
+    num_steps: the number of equal plans. covered_ns: the recorded time from the first to the last
+    clock reading. took_ns: the wall time of the replay, without creating the scheduler.
     difference: the first difference; None if all plans are equal. truncated: whether the log ends
     in the middle of a record.
     """
@@ -85,7 +85,7 @@ class ReplayClock:
         self._readings: deque[int] = deque()
 
     def feed(self, readings: list[int]) -> None:
-        """Set the readings for the next record; skip unread ones of the previous record."""
+        """Set the readings of the next record. Skip unread readings of the previous record."""
         while self._readings:
             self.now_ns()
         self._readings.extend(readings)
@@ -143,7 +143,7 @@ def replay_log(
 
 
 class ReplayedScheduler:
-    """A scheduler that receives the inputs of a log.
+    """A scheduler that receives the recorded inputs of a log.
 
     last_request, last_plan, last_outputs: the last added request, plan and outputs; None before.
     """

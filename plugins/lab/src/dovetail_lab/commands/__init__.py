@@ -1,1 +1,1 @@
-"""The commands of the lab for experiments and searches."""
+"""The `dovetail lab` commands for experiments, searches and single steps."""

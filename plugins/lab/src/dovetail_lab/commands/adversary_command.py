@@ -1,4 +1,4 @@
-"""`dovetail lab adversary`: search for a workload on which a policy is worse than another."""
+"""`dovetail lab adversary`: find a workload on which a policy is much worse than another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dovetail lab diff`: the first step in which two policies decide differently, with both views.
+"""`dovetail lab diff`: find the first step in which two policies decide differently.
 
 The exit code is 1 if the policies differ.
 """
@@ -56,7 +56,7 @@ def diff(
 
 
 def plan_differences(left: ObservedStep, right: ObservedStep) -> list[str]:
-    """Return one line per request that gets different numbers of tokens."""
+    """Return one line per request to which the two plans give different numbers of tokens."""
     names = list(dict.fromkeys([*left.granted, *right.granted]))
     classes = [side.scheduler.rpartition(":")[2] for side in (left, right)]
     if classes[0] == classes[1]:

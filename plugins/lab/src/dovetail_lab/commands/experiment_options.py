@@ -191,7 +191,7 @@ DEFAULT_RUN = RunFlags()
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[OnProgress]:
-    """Yield a function that shows progress on stderr: a bar on a terminal, else a few lines."""
+    """Yield a function that reports progress on stderr: a bar on a terminal, else a few lines."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -246,7 +246,7 @@ def _line_printer(title: str, write: Any) -> OnProgress:
 
 
 def _set(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that are set."""
+    """Return the fields of the options that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -259,7 +259,7 @@ def _table(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def one_load(spec: ExperimentSpec) -> ExperimentSpec:
-    """Return the experiment; raise UserError if it has more than one load."""
+    """Return the experiment. Raise UserError if it has more than one load."""
     if len(spec.loads) > 1:
         raise UserError(
             f"load={','.join(f'{load:g}' for load in spec.loads[:5])}: this command runs one load."
@@ -268,7 +268,7 @@ def one_load(spec: ExperimentSpec) -> ExperimentSpec:
 
 
 def _slo_class(text: str) -> dict[str, Any]:
-    """Return an SLO class from a text such as "ttft:500,tpot:50"."""
+    """Parse an SLO class such as "ttft:500,tpot:50"."""
     fields: dict[str, Any] = {"name": "default"}
     for part in text.split(","):
         name, _, number = part.partition(":")

@@ -1,4 +1,4 @@
-"""`dovetail lab explain`: why a request did or did not run in a step of a decision log."""
+"""`dovetail lab explain`: explain why a request was or was not scheduled in a step of a log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail_lab.inspection.step_view import RequestState
 from dovetail_lab.replay import checked_reference
 
 _LOG_HELP = "The decision log: a file written with --decision-log."
-_STEP_HELP = "The number of the step, from 0."
+_STEP_HELP = "The index of the step, from 0."
 _REQUEST_HELP = "The id of a request; without it, the step is described."
 _SCHEDULER_HELP = "Replay with this scheduler or policy instead of the recorded one."
 _TRUST_HELP = "Run schedulers and policies that the log or --scheduler names as ./file.py:Class."
@@ -52,8 +52,8 @@ def print_step(step: ObservedStep) -> None:
     print_line(
         f"Step {view.step_id} of {step.scheduler}: {len(view.running)} running, "
         f"{len(view.waiting)} waiting; {view.tokens_left} of {limits.max_num_batched_tokens} "
-        f"tokens, {view.seats_left} of {limits.max_num_seqs} rows and {view.free_blocks} blocks "
-        f"of {view.block_size} tokens free.",
+        f"tokens, {view.seats_left} of {limits.max_num_seqs} batch slots and {view.free_blocks} "
+        f"blocks of {view.block_size} tokens free.",
         style="bold",
     )
     headings = ("", "request", "rank", "prompt", "output", "computed", "to compute", "granted")

@@ -1,4 +1,4 @@
-"""Compares policies by the paired differences of their runs, and describes the result in words."""
+"""Compares policies by paired differences of their runs, and states a verdict in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIN_PAIRS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The difference of a policy to a baseline: policy minus baseline, over seeds.
+    """The difference between a policy and the baseline (policy minus baseline), over seeds.
 
     p_adjusted: the p value after Holm's correction for all comparisons of the same metric and
     engine. verdict: "better", "worse", "higher", "lower", "equal", `NOT_DISTINGUISHABLE` or
@@ -104,7 +104,7 @@ def compare(
 
 
 def with_verdicts(comparisons: Sequence[Comparison], confidence: float) -> list[Comparison]:
-    """Return the comparisons with adjusted p values and verdicts."""
+    """Return the comparisons, completed with adjusted p values and verdicts."""
     adjusted = holm([item.difference.p_value for item in comparisons])
     return [
         replace(item, p_adjusted=p_value, verdict=_verdict(item, p_value, 1 - confidence))

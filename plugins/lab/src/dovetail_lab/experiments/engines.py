@@ -19,7 +19,7 @@ def run_workload(
     trust_local_code: bool,
     decision_log: Path | None = None,
 ) -> RunResult:
-    """Return the result of a run with the columns of its steps.
+    """Run a workload. Return the result, which contains the columns of the steps.
 
     decision_log: a new file for the decision log of one simulated engine. An error of the policy,
     raised or returned as `RunResult.error`, makes the run fail.

@@ -1,4 +1,4 @@
-"""Runs an experiment: measures the capacity, runs what is missing, and returns the results."""
+"""Runs an experiment: measures the capacity, executes missing runs, and returns the results."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class RunOptions:
     """Options for running an experiment. They do not change the result of a run.
 
     out: directory of the results. num_workers: processes. max_seeds: run only this many of the
-    experiment's seeds; 0 for all. command: starts a worker process. pool: processes that other
-    experiments use, too; None to start some for this experiment.
+    experiment's seeds; 0 for all. command: starts a worker process. pool: a worker pool shared with
+    other experiments; None to start a new pool for this experiment.
     """
 
     out: Path
@@ -53,7 +53,7 @@ class RunOptions:
 
 
 def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
-    """Run what is missing in the directory, and return all results.
+    """Execute the runs that are missing in the directory, and return all results.
 
     Runs of other experiments in the directory are reused if their ids are equal. A failed run is
     repeated. Raises UserError if the directory cannot be written or the capacity cannot be
@@ -94,7 +94,7 @@ def run_experiment(spec: ExperimentSpec, options: RunOptions) -> Results:
 
 
 def make_job(spec: ExperimentSpec, key: RunKey, folder: RunFolder, *, trust: bool) -> Job:
-    """Return the job of a run. The steps of the first seed are kept for charts."""
+    """Return the job for a run. The steps of the first seed are stored for charts."""
     fingerprint = workload_fingerprint(
         spec.workload,
         rate=key.rate or BURST,
@@ -121,7 +121,7 @@ def _capacities(
 ) -> dict[int, float]:
     """Return the capacity of each seed's workload in requests per second, on the first engine.
 
-    Workloads of different seeds have different lengths, so equal rates would be different loads.
+    The request lengths depend on the seed, so the same rate is a different load for each seed.
     """
     baseline = spec.policies[0].name
     keys = [
@@ -141,7 +141,7 @@ def _capacities(
 def _run_all(
     spec: ExperimentSpec, keys: Sequence[RunKey], options: RunOptions, folder: RunFolder
 ) -> tuple[list[RunRecord], int]:
-    """Return the records of the keys, in their order, and how many were already stored."""
+    """Return the record of each key, in order, and how many records were already stored."""
     trust = options.trust_local_code
     jobs = [make_job(spec, key, folder, trust=trust) for key in keys]
     done: dict[str, RunRecord] = {}

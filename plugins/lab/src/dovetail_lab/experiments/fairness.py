@@ -1,4 +1,4 @@
-"""Fairness between tenants: service over time, differences while both wait, Jain's index.
+"""Fairness between tenants: service over time, service gaps while both wait, Jain's index.
 
 The service of a tenant is prompt tokens, counted at the first token of a request, plus
 `OUTPUT_WEIGHT` times output tokens, counted evenly between the first and the last token. Source of
@@ -39,7 +39,7 @@ def service_curves(
     start_ns: int,
     end_ns: int,
 ) -> ServiceCurves:
-    """Return the curves between two times. tenants, prompts: per request."""
+    """Return the curves between two times. tenants, prompts: one entry per request."""
     width = max(1, end_ns - start_ns)
     times = [start_ns + width * point // NUM_POINTS for point in range(NUM_POINTS + 1)]
     deltas = {name: [0.0] * (NUM_POINTS + 1) for name in sorted(set(tenants))}
@@ -58,7 +58,7 @@ def service_curves(
 
 
 def max_service_gap(curves: ServiceCurves) -> float | None:
-    """Return the largest service difference of two tenants while both wait; None without any."""
+    """Return the largest service gap of two tenants while both wait; None if none do."""
     largest: float | None = None
     for left, right in combinations(curves.service, 2):
         both = [
@@ -71,7 +71,7 @@ def max_service_gap(curves: ServiceCurves) -> float | None:
 
 
 def jain_index(curves: ServiceCurves) -> float | None:
-    """Return Jain's index of the service rates while tenants wait; None for fewer than two."""
+    """Return Jain's index of waiting tenants' service rates; None for fewer than two tenants."""
     rates = []
     for name, waiting in curves.backlogged.items():
         service, count = curves.service[name], sum(waiting)
@@ -84,7 +84,7 @@ def jain_index(curves: ServiceCurves) -> float | None:
 
 
 def _gaps_while(waiting: Sequence[bool], gaps: Sequence[float]) -> list[float]:
-    """Return the largest change of the difference in each period in which both wait."""
+    """Return, for each interval in which both wait, the range of the gap since both wait."""
     changes: list[float] = []
     low = high = gaps[0]
     inside = False

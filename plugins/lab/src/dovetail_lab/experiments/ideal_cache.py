@@ -1,4 +1,4 @@
-"""The prefix hits of an infinite cache: the upper bound for the hit rate of a workload."""
+"""Computes the prefix hits of an infinite cache, an upper bound of a workload's hit rate."""
 
 from __future__ import annotations
 

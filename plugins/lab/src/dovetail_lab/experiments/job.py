@@ -18,7 +18,7 @@ from dovetail_lab.workloads.workload import Workload
 
 NS = 1_000_000_000
 CAPACITY_SHARE = 0.9
-"""The capacity is measured until this share of the requests of the burst has ended."""
+"""The capacity is the rate of completions until this share of a burst's requests has ended."""
 
 Runner = Callable[..., RunResult]
 """Runs a workload; see `engines.run_workload`."""
@@ -65,7 +65,7 @@ def built_workload(spec: ExperimentSpec, key: RunKey) -> BuiltWorkload:
 
 
 def do_job(job: Job, runner: Runner) -> RunRecord:
-    """Run, measure and store. An error of any kind gives a record with the status "failed"."""
+    """Run, measure and store a job. Any error results in a record with the status "failed"."""
     store, started = RunFolder(Path(job.folder)), time.monotonic()
     record = RunRecord(run_id=job.run_id, key=job.key, status="failed")
     try:
@@ -108,10 +108,10 @@ def _measured(job: Job, built: BuiltWorkload, result: RunResult) -> RunRecord:
 
 
 def burst_capacity(result: RunResult) -> float:
-    """Return the requests per second of a burst, until `CAPACITY_SHARE` of them have ended.
+    """Return the completed requests per second of a burst.
 
-    The last requests of a burst run in small batches, which says little about a loaded engine.
-    Raises ValueError if no request ended.
+    Counts only until `CAPACITY_SHARE` of the requests have ended: the last requests run in small
+    batches, which do not represent a loaded engine. Raises ValueError if no request ended.
     """
     ends = sorted(end for end in result.requests.finished_ns if end != NEVER)
     count = int(len(ends) * CAPACITY_SHARE) or len(ends)

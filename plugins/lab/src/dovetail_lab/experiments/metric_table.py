@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """A metric. better: "lower", "higher", or "" if neither is better."""
+    """A metric. better: "lower" or "higher"; "" if neither low nor high values are better."""
 
     name: str
     label: str
@@ -94,7 +94,7 @@ _ALL = [
         "Prefix hit rate of an infinite cache",
         "",
         "",
-        "the same, if no block were ever evicted and prompts were computed on arrival",
+        "prefix hit rate if no block were ever evicted and prompts were computed on arrival",
     ),
     _one("cache_usage", "KV-cache usage", "", "", "blocks in use / blocks, weighted by time"),
     _one("budget_fill", "Budget fill", "", "", "computed tokens / token budget of the steps"),

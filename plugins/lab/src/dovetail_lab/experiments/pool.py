@@ -1,7 +1,7 @@
 """Runs jobs in worker processes, one per core, each with a time limit.
 
-A run that exceeds the limit is ended together with its process, and another process continues with
-the next job. No job can stop the others.
+If a run exceeds the limit, its process is killed and a new process runs the next job. A failing job
+does not affect other jobs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OnDone = Callable[[RunRecord], None]
 
 
 class WorkerPool:
-    """Processes that run jobs. Use it in a `with` statement; processes live until its end."""
+    """Processes that run jobs. Use it in a `with` statement, which stops the processes at exit."""
 
     def __init__(
         self, num_workers: int, clock: Clock, log: Path, *, command: Sequence[str] = COMMAND
@@ -86,7 +86,7 @@ class WorkerPool:
         return [worker for worker in self._busy if now_ns - worker.started_ns >= limit_ns]
 
     def _reply(self, worker: _Worker) -> RunRecord:
-        """Return the record of a worker's job; the worker is idle afterwards, or has exited."""
+        """Return the record of a worker's job. Afterwards, the worker is idle or has exited."""
         job, alive = worker.job, worker.receive()
         record = RunFolder(Path(job.folder)).read(job.run_id) if alive else None
         if alive:
@@ -128,7 +128,7 @@ class _Worker:
         self.replies, self._orders = self._process.stdout, self._process.stdin
 
     def start(self, job: Job, now_ns: int) -> None:
-        """Send a job. A process that has exited is noticed by `receive`."""
+        """Send a job. If the process has exited, `receive` reports it."""
         self.job, self.started_ns = job, now_ns
         try:
             self._orders.write(json.dumps(job.plain()).encode() + b"\n")
@@ -137,7 +137,7 @@ class _Worker:
             return
 
     def receive(self) -> bool:
-        """Read a reply; return False if the process has exited instead."""
+        """Read a reply. Return False if the process has exited."""
         return bool(self.replies.readline())
 
     def exit_text(self) -> str:

@@ -1,4 +1,4 @@
-"""Runs one workload on several simulated replicas, according to an experiment."""
+"""Runs one workload of an experiment on several simulated replicas."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def run_replicas(
     step_times: StepTimeModel,
     router: str,
 ) -> RunResult:
-    """Return the result of all replicas together.
+    """Run a workload on replicas. Return their merged result.
 
-    setup: the engine of each replica. router: the name of the router; separate pools for prefill
-    and decode each get such a router. Raises UserError if it is unknown.
+    setup: the engine of each replica. router: the name of the router; if prefill and decode have
+    separate pools, each pool gets such a router. Raises UserError if the router is unknown.
     """
 
     def make_router() -> Router:

@@ -70,14 +70,14 @@ class Results:
         return [record for record in self.records if not record.ok]
 
     def values(self, cell: Cell, metric: str) -> dict[int, float]:
-        """Return the values of a metric by seed, without runs for which it is not defined."""
+        """Return the values of a metric by seed, without runs for which the metric is None."""
         results = {
             seed: record.values.get(metric) for seed, record in self.by_cell.get(cell, {}).items()
         }
         return {seed: value for seed, value in sorted(results.items()) if value is not None}
 
     def censored(self, cell: Cell) -> tuple[int, int, int]:
-        """Return the numbers of measured, of unfinished and of failed requests of a cell."""
+        """Return the numbers of measured, unfinished and failed requests of a cell."""
         runs = self.by_cell.get(cell, {}).values()
         return (
             sum(run.num_measured for run in runs),
@@ -86,7 +86,7 @@ class Results:
         )
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the tidy table: one row per run and metric; a failed run has one row."""
+        """Yield the rows of a tidy table: one per run and metric, and one per failed run."""
         for record in self.records:
             head: dict[str, Any] = {
                 "experiment": self.spec.name,
@@ -100,7 +100,7 @@ class Results:
                 yield {**head, "metric": name, "unit": unit, "value": value}
 
     def frame(self) -> pandas.DataFrame:
-        """Return the tidy table as a pandas frame; raise UserError if pandas is not installed."""
+        """Return the tidy table as a pandas DataFrame. Raise UserError if pandas is missing."""
         try:
             import pandas
         except ImportError as error:

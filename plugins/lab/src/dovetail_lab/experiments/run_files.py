@@ -62,7 +62,7 @@ class RunFolder:
         _replace(self.folder / f"{record.run_id}.json", text.encode())
 
     def read(self, run_id: str) -> RunRecord | None:
-        """Return a record; None if there is none or an interrupted process damaged it."""
+        """Return a record; None if it is missing or incomplete after an interruption."""
         try:
             output = json.loads((self.folder / f"{run_id}.json").read_text("utf-8"))
             if output.pop("version") != _VERSION:
@@ -119,7 +119,7 @@ def _decode(header: Mapping[str, Mapping[str, int]], body: memoryview) -> dict[s
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write a file so that readers see either the old or the new content, never a part."""
+    """Replace a file atomically: readers see either the old or the new content."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(content)

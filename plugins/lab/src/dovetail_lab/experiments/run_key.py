@@ -18,7 +18,7 @@ from dovetail_lab.experiments.spec import ExperimentSpec
 
 _ID_LENGTH = 16
 CAPACITY_LOAD = 0.0
-"""The load of the burst run that measures the capacity."""
+"""A special value of `RunKey.load`: the burst run that measures the capacity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def code_version() -> str:
 
 @lru_cache
 def policy_version(reference: str, *, trust_local_code: bool) -> str:
-    """Return the SHA-256 of the sources of a policy: those of its package, or its file.
+    """Return the SHA-256 of a policy's source code: of its package, or of its file.
 
     Returns "" if the policy cannot be loaded; its runs then fail with the reason.
     """
@@ -90,7 +90,7 @@ def _source_hash(reference: str, module: str) -> str:
 def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_code: bool) -> str:
     """Return the id of a run: equal ids mean equal results, except for measured wall times.
 
-    fingerprint: the fingerprint of the workload. Names and other runs do not matter.
+    fingerprint: the fingerprint of the workload. The id does not depend on labels or on other runs.
     """
     policy = spec.policy(key.policy)
     router = policy.router or spec.setup.router
@@ -112,7 +112,7 @@ def run_id(spec: ExperimentSpec, key: RunKey, fingerprint: str, *, trust_local_c
 
 
 def _step_times_digest(spec: ExperimentSpec) -> str:
-    """Return the digest of the step times, or the model's name if it is invalid (its runs fail)."""
+    """Return the digest of the step times, or their name if they are invalid (the run fails)."""
     reference = spec.setup.step_time_reference
     try:
         return reference.digest()

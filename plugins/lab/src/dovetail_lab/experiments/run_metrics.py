@@ -87,7 +87,7 @@ def measure_run(
 def latency_series(columns: RequestColumns, measured: Sequence[int]) -> dict[str, list[float]]:
     """Return sorted latencies in seconds by metric; infinite for a request that did not end.
 
-    Failed requests have no latency. Requests with one output token have no time per output token.
+    Failed requests have no latencies. Requests with one output token have no time per output token.
     """
     series: dict[str, list[float]] = {name: [] for name in ("ttft", "tpot", "e2e", "gap")}
     for i in measured:
@@ -185,7 +185,7 @@ def _objectives(
     measured: Sequence[int],
     span_ns: int,
 ) -> dict[str, float | None]:
-    """Return attainment and goodput of the requests with an objective."""
+    """Return the SLO attainment and the goodput of the requests with an objective."""
     concerned = [i for i in measured if requests[i].ttft_slo_ns or requests[i].tpot_slo_ns]
     if not concerned:
         return {"slo_attainment": None, "goodput": None}

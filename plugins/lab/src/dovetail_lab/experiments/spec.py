@@ -228,16 +228,16 @@ _TYPE_REASONS: Mapping[str, str] = {
     "model_type": "must be a table of fields",
     "dict_type": "must be a table of fields",
 }
-"""Maps a type of pydantic's errors to a text in the terms of the file."""
+"""Maps the type of a pydantic error to a message for the user."""
 
 
 def make_spec(fields: Mapping[str, Any]) -> ExperimentSpec:
-    """Return a checked description; raise UserError with every invalid field."""
+    """Return a validated experiment. Raise UserError that names every invalid field."""
     return _checked(ExperimentSpec, fields, "experiment")
 
 
 def make_engine_spec(fields: Mapping[str, Any]) -> EngineSpec:
-    """Return a checked description of an engine; raise UserError with every invalid field."""
+    """Return a validated engine. Raise UserError that names every invalid field."""
     return _checked(EngineSpec, fields, "engine")
 
 
@@ -285,5 +285,5 @@ def parse_loads(text: str) -> tuple[float, ...]:
 
 
 def workload_fields(trace: str) -> dict[str, Any]:
-    """Return the fields of a workload from the value of --trace: a trace or a preset's name."""
+    """Convert the value of --trace, a trace or a preset's name, to fields of a workload."""
     return {"synthetic": trace} if trace in PRESETS else {"trace": trace}

@@ -20,7 +20,7 @@ _PARSERS: Mapping[str, Callable[[str], Any]] = {
     ".yaml": yaml.safe_load,
     ".yml": yaml.safe_load,
 }
-"""Maps the ending of a file to its parser; other files are TOML."""
+"""Parsers by file extension; all other files are parsed as TOML."""
 
 
 def read_spec(path: Path) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def read_spec(path: Path) -> dict[str, Any]:
 
 
 def _check_size(path: Path, fields: Mapping[str, Any]) -> None:
-    """Raise UserError if the values are nested too deeply or too many.
+    """Raise UserError if the values are nested too deeply or there are too many.
 
     An alias in a YAML file can repeat a value many times, or contain itself.
     """

@@ -30,7 +30,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """The difference of paired values: right minus left.
+    """The mean difference of paired values (right minus left).
 
     t: interval by Student's t. boot_low, boot_high: percentile bootstrap interval. p_value: the p
     value of the two-sided paired t test; 1 if it cannot be computed. left, right: means of both
@@ -59,8 +59,8 @@ class PairedDifference:
 def quantile(values: Sequence[float], q: float) -> float:
     """Return a quantile of sorted values by linear interpolation, as numpy's default does.
 
-    Infinite values stand for censored ones: the result is infinite if it depends on one. Raises
-    ValueError without values.
+    Censored values are passed as infinity; the result is infinite if it depends on one of them.
+    Raises ValueError if there are no values.
     """
     if not values:
         raise ValueError("a quantile needs at least one value")
@@ -86,7 +86,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
 def paired_difference(
     left: Sequence[float], right: Sequence[float], *, confidence: float = 0.95, seed: int = 0
 ) -> PairedDifference:
-    """Return the paired difference of two policies; the n-th values belong to the same seed.
+    """Return the paired difference of two policies. Values at the same index have the same seed.
 
     Raises ValueError if the lengths differ or are 0.
     """
@@ -106,7 +106,7 @@ def paired_difference(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values that are adjusted for the number of comparisons, in the same order."""
+    """Adjust p values for multiple comparisons by Holm's method. Return them in the same order."""
     order = sorted(range(len(p_values)), key=lambda index: p_values[index])
     adjusted, highest = [1.0] * len(p_values), 0.0
     for rank, index in enumerate(order):

@@ -1,4 +1,4 @@
-"""A worker process: reads jobs as lines of JSON, runs them, and writes a line for each.
+"""A worker process: reads jobs as JSON lines, runs them, and writes one reply line per job.
 
 `python -m dovetail_lab.experiments.worker`. Standard output is used for the protocol: the output
 of a policy goes to standard error instead.

@@ -1,4 +1,4 @@
-"""Explains in words why a request ran or did not run in a step."""
+"""Explains in words why a request was or was not scheduled in a step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def explain_request(step: ObservedStep, request_id: str) -> list[str]:
     if waiting is not None:
         return list(_explain_waiting(step, waiting))
     return [
-        f"{request_id} was not in the policy's queue: it waits for an admission gate, the end of a "
-        "pause or a load of KV blocks."
+        f"{request_id} was not in the policy's queue: it waits for an admission gate, for the end "
+        "of a pause, or for its KV blocks to be loaded."
     ]
 
 
@@ -48,13 +48,13 @@ def _explain_running(step: ObservedStep, request: RequestState) -> Iterator[str]
     own = [item for item in view.attempts if item.request_id == name]
     if name in view.victims or any(item.action == "evict" and item.grant for item in own):
         yield (
-            "It was preempted in this step: the policy chose it as the victim, because blocks were "
-            f"missing ({view.free_blocks} were free at the beginning)."
+            "It was preempted in this step: the policy chose it as the victim, because there were "
+            f"not enough free blocks ({view.free_blocks} at the beginning of the step)."
             if name in view.victims
             else "The policy evicted it."
         )
     elif any(item.action == "hold" for item in own):
-        yield "The policy held it: it kept its row and blocks and was paused for this step."
+        yield "The policy held it: it kept its batch slot and blocks and was paused for this step."
     elif not request.num_uncomputed:
         yield "It had nothing to compute: its last token is sampled by a step in flight."
     elif own:
@@ -88,7 +88,7 @@ def _explain_waiting(step: ObservedStep, request: RequestState) -> Iterator[str]
 
 
 def _reason_not_tried(step: ObservedStep, position: int) -> Iterator[str]:
-    """Explain why the policy proposed nothing for a waiting request."""
+    """Explain why the policy yielded no action for a waiting request."""
     view = step.view
     admissions = [
         item
@@ -121,7 +121,8 @@ def _reason_not_tried(step: ObservedStep, position: int) -> Iterator[str]:
     else:
         yield (
             f"The policy did not try it, although {view.tokens_left - used} tokens of the budget "
-            f"and {max(0, view.seats_left - len(admissions))} rows were left: its plan ended."
+            f"and {max(0, view.seats_left - len(admissions))} batch slots were left: its plan "
+            "ended."
         )
 
 
@@ -135,7 +136,9 @@ def _denial_text(attempt: Attempt, request: RequestState, view: StepView) -> str
             "is none, too few for a prompt that must not be split, or reserved for a running "
             "request."
         ),
-        Denied.SEATS: f"{name} was denied: no row was free (max_num_seqs requests are running).",
+        Denied.SEATS: (
+            f"{name} was denied: no batch slot was free (max_num_seqs requests are running)."
+        ),
         Denied.BLOCKS: (
             f"{name} was denied: it needs about {blocks} more KV blocks, and "
             f"{attempt.free_blocks} were free."
@@ -178,7 +181,7 @@ def _described(attempt: Attempt) -> str:
         cached = f", {grant.num_cached} cached" if grant.num_cached else ""
         result = f"{grant.num_tokens} tokens{cached}"
     tokens, seats, blocks = attempt.tokens_left, attempt.seats_left, attempt.free_blocks
-    return f"{name}{limit}: {result} [{tokens} tokens, {seats} rows, {blocks} blocks left]"
+    return f"{name}{limit}: {result} [{tokens} tokens, {seats} slots, {blocks} blocks left]"
 
 
 def _find(states: Sequence[RequestState], request_id: str) -> RequestState | None:

@@ -26,8 +26,8 @@ class ObservedStep:
     """A step of a replay.
 
     scheduler: its name. view: the view and the actions of its policy. granted: tokens by request
-    id. known: requests that were added before the step; ended: those that ended or were aborted
-    before it.
+    id. known: requests that were added before the step. ended: requests that ended or were
+    aborted before the step.
     """
 
     scheduler: str

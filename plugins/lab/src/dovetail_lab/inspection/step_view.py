@@ -14,8 +14,8 @@ from dovetail.interfaces.policy import Action, Grant
 class RequestState:
     """A request at the beginning of the step.
 
-    rank: its sort key, as text; "" for a running request. num_uncomputed: tokens to compute. 0 for
-    a running request whose last token is pending. num_cached: tokens in the prefix cache, for a
+    rank: the sort key as a string; "" for a running request. num_uncomputed: tokens to compute; 0
+    for a running request whose last token is pending. num_cached: tokens in the prefix cache, for a
     waiting request.
     """
 
@@ -52,7 +52,8 @@ class StepView:
     """One step: the policy's view before its first action, and its actions.
 
     waiting: in the policy's order. running: in the order of admission. victims: requests that the
-    policy chose for preemption because blocks were missing. block_size: tokens per block.
+    policy chose for preemption because there were not enough free blocks. block_size: tokens per
+    block.
     """
 
     step_id: int
@@ -68,14 +69,14 @@ class StepView:
 
 
 class StepObserver:
-    """Observes one step of a policy. view: the recorded step; None before."""
+    """Observes one step of a policy. view: the recorded step; None until it is recorded."""
 
     def __init__(self, step: int) -> None:
         self._step = step
         self.view: StepView | None = None
 
     def observe(self, policy_cls: type[Policy]) -> type[Policy]:
-        """Return a subclass with the same decisions that reports the step."""
+        """Return a subclass that makes the same decisions and records the step."""
         observer = self
 
         class Observed(policy_cls):  # type: ignore[misc, valid-type]  # the base is a variable

@@ -1,4 +1,4 @@
-"""A real engine in this process that runs workloads one after another."""
+"""A real engine in this process that can run several workloads in sequence."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from dovetail_lab.workloads.workload import Workload, WorkloadRequest
 
 
 class RealEngine:
-    """A model on this machine, with workers for setups of one block size and depth.
+    """A loaded model, and workers for setups with one block size and pipeline depth.
 
-    A run may have fewer blocks and rows than the engine. Not thread-safe. Close it after use.
+    A run may use fewer blocks and batch slots than the engine has. Not thread-safe. Call `close`
+    after use.
     """
 
     def __init__(
@@ -33,9 +34,9 @@ class RealEngine:
     ) -> None:
         """Load the model.
 
-        largest: the setup with the most blocks, rows and tokens per step. engine_options: further
-        fields of `EngineArgs`. Raises DovetailError if the engine cannot be created, and
-        ConfigError if the model has a different KV cache than one full-attention group.
+        largest: a setup with the maximum of blocks, batch slots and tokens per step.
+        engine_options: further fields of `EngineArgs`. Raises DovetailError if the engine cannot be
+        created, and ConfigError unless the model's KV cache is one full-attention group.
         """
         limits = largest.limits
         options: dict[str, Any] = {
@@ -135,7 +136,7 @@ class RealEngine:
 
 
 class _RealRun(SimulatedEngine):
-    """One run. It has the loop of the simulator, with the time and the executor of the engine."""
+    """One run: the simulator's loop with the clock and the executor of the real engine."""
 
     clock: LatchedClock
     recorder: StepRecorder | None = None

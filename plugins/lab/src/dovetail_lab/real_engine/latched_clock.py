@@ -1,8 +1,8 @@
 """A clock of real time that changes only when the run loop reads it.
 
-The scheduler of a real run sees the same times as in the simulator: one when a step is planned and
-one when its result arrives. So a decision log determines every time that the scheduler saw, and a
-simulation with the recorded times repeats the log byte for byte.
+As in the simulator, the scheduler of a real run sees two times per step: one when the step is
+planned and one when its result arrives. A decision log therefore contains every time that the
+scheduler saw, and a simulation with the recorded times repeats the log byte for byte.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dovetail.clock import Clock, ManualClock, MonotonicClock, sleep
 
 _SPIN_NS = 200_000
-"""The last part of a wait is a busy wait, because a sleep may end late."""
+"""The last part of a wait, in ns, is a busy wait, because a sleep may end late."""
 
 
 class LatchedClock(ManualClock):
@@ -23,7 +23,7 @@ class LatchedClock(ManualClock):
         self._start_ns = self._clock.now_ns()
 
     def restart(self) -> None:
-        """Set the current time to 0. Only before the first `latch`."""
+        """Set the current time to 0. Call this only before the first `latch`."""
         self._start_ns = self._clock.now_ns()
 
     def latch(self) -> int:
@@ -34,7 +34,7 @@ class LatchedClock(ManualClock):
     def advance(self, delta_ns: int) -> None:
         """Wait until `delta_ns` nanoseconds after the current time. Raise ValueError if negative.
 
-        The time after a wait may be later. With 0 the time does not change.
+        The clock may then be later than requested. With `delta_ns=0`, the time does not change.
         """
         if delta_ns < 0:
             raise ValueError(f"delta_ns={delta_ns} must not be negative")

@@ -1,7 +1,7 @@
-"""An executor of a real engine whose sampled tokens come from the workload.
+"""An executor that runs the real model, but returns tokens of the workload.
 
 The model computes every step, but its tokens are replaced, so that each request has the output
-length of the workload and policies cannot see this length before the end.
+length of the workload and policies cannot see this length before the request ends.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dovetail_lab.simulation.setup import Times
 
 
 class ModelPlans:
-    """Converts plans of the lab for a worker: its token ids fit the vocabulary of the model.
+    """Converts plans of the lab for a worker, with token ids from the model's vocabulary.
 
-    The generations of rows increase over all runs of an engine, as workers require.
+    The generations of batch slots increase over all runs of an engine, as workers require.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -35,7 +35,7 @@ class ModelPlans:
         self._last_generation = 0
 
     def begin_run(self) -> None:
-        """Begin a run of a new scheduler."""
+        """Begin a run with a new scheduler."""
         self._first_generation = self._last_generation
 
     def convert(self, plan: SchedulerOutput) -> SchedulerOutput:
@@ -103,7 +103,7 @@ class RealExecutor(SimExecutor):
 
 
 class _RealStep:
-    """The handle of a step of the real executor."""
+    """The handle to a step in flight."""
 
     __slots__ = ("_executor", "_handle", "_plan", "_planned_ns", "_result")
 
@@ -146,7 +146,7 @@ class NoTimes:
         raise AssertionError("a step of a real engine has no modeled duration")
 
     def batch_change_ns(self, after: After) -> int:
-        """Return 0: it is a part of the measured times."""
+        """Return 0: the measured times include it."""
         return 0
 
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:

@@ -1,8 +1,8 @@
 """Simulates several replicas of an engine behind a router, in one or two pools.
 
-Each replica is a `SimulatedEngine` with its own clock. The replica whose clock is behind the others
-runs next, and a request is routed before any replica starts a step after its arrival. A router sees
-the replicas at the end of their steps in progress.
+Each replica is a `SimulatedEngine` with its own clock. The replica with the earliest clock runs
+next. A request is routed before any replica starts a step after the request's arrival. A router
+sees each replica in the state after the replica's step in progress.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ClusterResult:
     error: str = ""
 
     def as_run(self) -> RunResult:
-        """Return the result in the form of one engine: totals, and all replicas' steps by time.
+        """Merge the results into that of one engine: totals, and all replicas' steps by time.
 
         num_blocks and num_used_blocks are those of one replica.
         """
@@ -121,16 +121,17 @@ def simulate_replicas(
 
 
 def can_skip(workload: Workload) -> bool:
-    """Return whether replicas may skip stretches of decoding.
+    """Return whether replicas may compute stretches of decode steps at once.
 
-    Returns False if requests follow others: such a request arrives when another replica ends one.
+    Returns False if the workload has follow-up requests: such a request arrives when its parent
+    ends, which may be on another replica.
     """
     return not any(request.parent for request in workload.requests)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolRun:
-    """The end of a run of pools: its wall time, and its error or ""."""
+    """How a run of pools ended: its wall time, and its error or ""."""
 
     host_ns: int
     error: str
@@ -152,7 +153,7 @@ def run_pools(pools: Sequence[ReplicaPool], limits: RunLimits) -> PoolRun:
 
 
 def _advance(pools: Sequence[ReplicaPool]) -> bool:
-    """Route the next arrival or run the replica that is behind. Return False at the end."""
+    """Route the next arrival, or run the replica with the earliest clock. Return False at end."""
     busy = [engine for pool in pools for engine in pool.busy]
     behind = min(busy, key=lambda engine: engine.clock.now_ns(), default=None)
     arriving = [(pool.arrivals.next_ns, pool) for pool in pools]
@@ -172,7 +173,7 @@ def _advance(pools: Sequence[ReplicaPool]) -> bool:
 
 
 def merge_columns(pool: ReplicaPool, results: Sequence[RunResult]) -> RequestColumns:
-    """Return columns with the entries of each request's replica."""
+    """Merge the columns of all replicas: take each request's entries from its replica."""
     merged = RequestColumns()
     for field in fields(RequestColumns):
         columns = [getattr(result.requests, field.name) for result in results]

@@ -17,7 +17,7 @@ from dovetail_lab.workloads.workload import WorkloadRequest
 UNROUTED = -1
 
 MakeEngine = Callable[[int, ArrivalQueue], SimulatedEngine]
-"""Creates the replica with an index, for the requests of a queue."""
+"""Creates the replica with the given index, which takes its requests from the given queue."""
 
 
 @dataclass
@@ -31,10 +31,10 @@ class _Load:
 class ReplicaPool:
     """Replicas of an engine behind a router.
 
-    requests: all requests that may arrive, by number. arrivals: when they arrive at the pool.
+    requests: all requests that may arrive, by index. arrivals: when they arrive at the pool.
     horizon_ns: returns a time before which nothing outside of a replica can affect it; None for no
-        limit. on_end: receives the number of each request that has ended, and the time; None for a
-        request that was rejected.
+        limit. on_end: called with the index of each request that has ended, and the end time; None
+        for a request that was rejected.
     replica_of: the replica of each request, or `UNROUTED`.
     """
 
@@ -73,7 +73,7 @@ class ReplicaPool:
         return sum(engine.num_steps for engine in self._engines)
 
     def route_next(self) -> None:
-        """Send the requests that arrive next to their replicas."""
+        """Route the requests that arrive next to replicas."""
         next_ns = self.arrivals.next_ns
         assert next_ns is not None
         for number in self.arrivals.take(next_ns):

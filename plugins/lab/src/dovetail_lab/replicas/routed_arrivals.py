@@ -12,8 +12,8 @@ class RoutedArrivals(ArrivalQueue):
     """Requests by time of arrival. A replica must not skip past the next arrival at any replica.
 
     horizon_ns: returns the time of the next arrival at any replica, or None.
-    on_end: receives the number of each request that has ended, and the time; None if the engine
-        rejected it.
+    on_end: called with the index of each request that has ended, and the end time; None if the
+        engine rejected the request.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RoutedArrivals(ArrivalQueue):
         return min(times, default=None)
 
     def take(self, now_ns: int) -> Iterator[int]:
-        """Yield the queued requests that have arrived, in order of their times and numbers."""
+        """Yield the queued requests that have arrived, ordered by time, then by index."""
         while self._heap and self._heap[0][0] <= now_ns:
             yield heapq.heappop(self._heap)[1]
 

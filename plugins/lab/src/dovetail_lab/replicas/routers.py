@@ -31,9 +31,9 @@ LOAD_SLACK = 4
 class ReplicaLoad:
     """The load of a replica at the arrival of a request.
 
-    num_waiting, num_running: requests in its scheduler after the step in progress.
-    num_unfinished: all requests that were sent to it and have not ended.
-    num_prompt_tokens: prompt tokens of these.
+    num_waiting, num_running: requests in the replica's scheduler after the step in progress.
+    num_unfinished: all requests that were sent to the replica and have not ended.
+    num_prompt_tokens: prompt tokens of the unfinished requests.
     """
 
     num_waiting: int
@@ -79,7 +79,7 @@ class RoundRobin(Router):
         self._next = 0
 
     def choose(self, request: ArrivingRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        """Return the replica after the last one."""
+        """Return the replica after the most recently chosen one."""
         index = self._next % len(replicas)
         self._next = index + 1
         return index
@@ -97,7 +97,7 @@ class SessionAffinity(Router):
     """Sends all requests of a session to the same replica, and others to the least loaded one."""
 
     def choose(self, request: ArrivingRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        """Return the replica of the session: a hash of its name."""
+        """Return the replica of the session, given by a hash of the session's name."""
         if not request.session:
             return least_loaded(replicas)
         digest = blake2b(request.session.encode(), digest_size=8).digest()
@@ -107,15 +107,15 @@ class SessionAffinity(Router):
 class PrefixAware(Router):
     """Sends a request to the replica that probably has most of its prefix cached.
 
-    It remembers the prefix blocks and requests that it has sent to each replica, not what the
-    replica has evicted. A replica with a much higher load than the others is not preferred.
+    The router remembers which prefix blocks it has sent to each replica. It does not know which
+    blocks the replica has evicted. A replica with a much higher load than others is not preferred.
     """
 
     def __init__(self) -> None:
         self._known: list[OrderedDict[int | str, int]] = []
 
     def choose(self, request: ArrivingRequest, replicas: Sequence[ReplicaLoad]) -> int:
-        """Return the replica with the longest known prefix among those without a high load."""
+        """Return the replica with the longest known prefix, except replicas with a high load."""
         while len(self._known) < len(replicas):
             self._known.append(OrderedDict())
         lowest = least_loaded(replicas)

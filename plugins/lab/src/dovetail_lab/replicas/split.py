@@ -46,10 +46,10 @@ def simulate_split(
 ) -> ClusterResult:
     """Run a workload on prefill replicas and decode replicas.
 
-    prefill, decode: the engine of each replica. routers: those of the prefill and of the decode
-    replicas. `ClusterResult.replica_of` is the prefill replica, and `replicas` contains the prefill
-    replicas first. Raises UserError if a pool has no replicas, or prefix caching is disabled, which
-    transfers need.
+    prefill, decode: the engine of each replica. routers: one for the prefill replicas and one for
+    the decode replicas. In the result, `replica_of` is the prefill replica, and `replicas` contains
+    the prefill replicas first. Raises UserError if a pool has no replicas, or if prefix caching,
+    which transfers need, is disabled.
     """
     for name, setups in (("prefill", prefill), ("decode", decode)):
         if not setups:
@@ -243,7 +243,7 @@ def _second_part(request: WorkloadRequest) -> WorkloadRequest:
 def _joined(
     first: RequestColumns, second: RequestColumns, decode: ReplicaPool, has_rest: Sequence[bool]
 ) -> RequestColumns:
-    """Return the columns of the complete requests from the columns of both parts.
+    """Return the columns of whole requests, joined from the columns of both parts.
 
     has_rest: whether each request has more than one output token.
     """

@@ -1,8 +1,8 @@
 """Moves KV blocks from prefill replicas to decode replicas, through the KV connector contract.
 
 A prefill replica stores its full blocks. A decode replica loads the stored blocks of a request, one
-request after another over its link, and computes the rest of the prompt itself. The requests of a
-decode replica wait for their loads as with any connector: with blocks, and without a row.
+request after another over its link, and computes the rest of the prompt itself. As with any
+connector, a request that waits for its load has blocks but no batch slot.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from dovetail.interfaces import KVOutcome, KVTransfer
 
 MAX_STORED_BLOCKS = 2**19
-"""The blocks that were stored first are forgotten beyond this number."""
+"""Maximum number of stored blocks; the oldest blocks are forgotten first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransferCost:
     """The time of a transfer: a latency, and a time per token.
 
-    ps_per_token: picoseconds. The default is that of 128 KiB per token over 50 GB/s.
+    ps_per_token: picoseconds. The default corresponds to 128 KiB per token at 50 GB/s.
     """
 
     latency_ns: int = 1_000_000
@@ -68,7 +68,7 @@ class PrefillSide:
     def store(self, transfer: KVTransfer) -> bool:
         """Store the blocks immediately.
 
-        Return False, because they need not be kept for a transfer.
+        Return False, because the scheduler need not keep the blocks for a transfer.
         """
         self._stored.add(transfer.keys)
         return False

@@ -27,7 +27,7 @@ COLORS = (
     "#8c6d31",
     "#c5b000",
 )
-"""Colors that readers with color-blindness can distinguish; from the ninth policy on less so."""
+"""Colors that are safe for color-blind readers; less distinguishable from the ninth policy on."""
 MARKERS = "osD^vPX*<>"
 DPI = 160
 
@@ -89,9 +89,9 @@ def marker_of(index: int) -> str:
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[list[Path], str]:
-    """Write NAME.png and NAME.svg. Return the paths, and the chart as in `inline_svg`.
+    """Write NAME.png and NAME.svg. Return the paths, and the same element as `inline_svg`.
 
-    The layout is computed once: for a chart with many labels it takes longer than drawing.
+    The layout is computed only once, because it takes longer than drawing if there are many labels.
     """
     paths = [folder / f"{name}.{suffix}" for suffix in ("png", "svg")]
     text = _render_svg(figure, name)

@@ -23,9 +23,9 @@ _WIDE_RATIO = 30
 
 
 def draw_curves(results: Results, engine: str, metrics: Sequence[str] = CURVES) -> Figure | None:
-    """Return one panel per metric: mean over seeds with its confidence band, by load.
+    """Draw one panel per metric: mean over seeds with its confidence band, by load.
 
-    None if there is only one load or no metric has values.
+    Returns None if there is only one load or no metric has values.
     """
     shown = [name for name in metrics if _has_values(results, engine, name)]
     if not shown or len(results.spec.loads) < 2:

@@ -30,7 +30,7 @@ Event = dict[str, Any]
 def write_trace(
     path: Path, requests: RequestColumns, steps: StepColumns | None, names: Sequence[str]
 ) -> int:
-    """Write the events of a run; return their number. names: ids of the requests, in order."""
+    """Write the events of a run. Return the number of events. names: request ids, in order."""
     with path.open("w", encoding="utf-8") as file:
         writer = EventWriter(file)
         for event in trace_events(requests, steps, names):
@@ -89,7 +89,7 @@ def track_name(group: int, track: int, name: str) -> Event:
 def slice_event(
     group: int, track: int, name: str, times_ns: tuple[int, int], args: Mapping[str, Any]
 ) -> Event:
-    """Return the event of a slice. times_ns: begin and duration."""
+    """Return a slice event. times_ns: start and duration."""
     return {
         "ph": "X",
         "pid": group,
@@ -102,7 +102,7 @@ def slice_event(
 
 
 def instant_event(group: int, track: int, name: str, time_ns: int) -> Event:
-    """Return the event of a moment on a track."""
+    """Return an instant event on a track."""
     return {"ph": "i", "s": "t", "pid": group, "tid": track, "name": name, "ts": time_ns / _US}
 
 
@@ -115,8 +115,8 @@ def step_events(
 ) -> Iterator[Event]:
     """Yield the slice of a step, and the counters after it.
 
-    times_ns: begin and duration. counts: by name of a column of `StepColumns`. tokens:
-    "prefill_tokens" and "decode_tokens", and more arguments of the slice.
+    times_ns: start and duration. counts: by column name of `StepColumns`. tokens: the arguments of
+    the slice, such as "prefill_tokens" and "decode_tokens".
     """
     prefill, decode = tokens["prefill_tokens"], tokens["decode_tokens"]
     kind = "mixed" if prefill and decode else "prefill" if prefill else "decode"

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 MAX_GANTT_POLICIES = 3
 MIN_SPAN = 10
-"""Minimum ratio of the arrival period to the mean latency. Below it, the report warns that queues
-cannot build up."""
+"""Minimum ratio of the time during which requests arrive to the mean latency. If the ratio is
+lower, the report warns that queues cannot build up."""
 
 
 @dataclass(kw_only=True)

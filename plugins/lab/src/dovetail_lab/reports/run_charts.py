@@ -176,7 +176,7 @@ def _pooled(results: Results, engine: str, policy: str, load: float) -> dict[str
 
 
 def _distribution_points(values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return at most `MAX_POINTS` points of a cumulative distribution, without censored values."""
+    """Return at most `MAX_POINTS` points of a cumulative distribution; omit censored values."""
     count = len(values)
     stride = max(1, count // MAX_POINTS)
     places = [*range(0, count, stride)]

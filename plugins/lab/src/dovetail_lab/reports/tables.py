@@ -23,7 +23,7 @@ class TextTable:
     rows: Sequence[Sequence[str]]
 
     def oriented(self) -> TextTable:
-        """Return the table, transposed if it has more than two columns more than rows."""
+        """Return the table, transposed if columns outnumber rows by more than two."""
         if len(self.headings) <= len(self.rows) + 2:
             return self
         (_, *names), *rows = zip(self.headings, *self.rows, strict=True)
@@ -31,7 +31,7 @@ class TextTable:
 
 
 def policy_table(results: Results, engine: str, load: float) -> TextTable:
-    """Return means with half-widths of the intervals, one row per policy."""
+    """Return a table of means ± half the width of the interval, one row per policy."""
     metrics = shown_metrics(results, engine, load)
     rows = []
     for policy in results.policies:
@@ -46,7 +46,7 @@ def policy_table(results: Results, engine: str, load: float) -> TextTable:
 
 
 def difference_table(results: Results, engine: str, load: float) -> TextTable:
-    """Return each policy's difference to the baseline, in percent and in words."""
+    """Return a table of each policy's difference from the baseline, in percent and in words."""
     metrics = shown_metrics(results, engine, load)
     cells: dict[str, dict[str, str]] = {}
     for name in metrics:
@@ -140,7 +140,7 @@ def shown_metrics(results: Results, engine: str, load: float) -> list[str]:
 
 
 def report_load(loads: Sequence[float]) -> float:
-    """Return the load of the charts of single runs: the highest up to 0.9, or the lowest."""
+    """Return the load for charts of single runs: the highest load up to 0.9, or the lowest load."""
     below = [load for load in loads if load <= PREFERRED_LOAD]
     return max(below) if below else min(loads)
 

@@ -1,8 +1,8 @@
-"""Searches for workloads on which one policy is worst compared with another.
+"""Searches for workloads on which one policy is much worse than another.
 
 A workload is a mix of short and long requests with bursts, shared prefixes and tenants. The search
-samples mixes, then changes the best one; the step of the changes shrinks. Because the best of many
-noisy results is biased, the final figure comes from seeds that the search has not used.
+samples mixes, then changes the best mix in steps that become smaller. The best of many noisy
+results is biased, so the final regret is measured with seeds that the search has not used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LAST_STEP = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A tried workload. regret: how much A is worse than B, relative to B; NaN if a run failed.
+    """One workload of a search. regret: how much worse A is than B, relative to B; NaN on failure.
 
     comparison: the comparison of A with B; None if no seed has both values.
     """
@@ -74,8 +74,8 @@ def search_adversary(
 ) -> AdversaryResult:
     """Search `num_trials` workloads for two policies of `spec`: first B, then A.
 
-    spec: its number of requests, seeds and engine are used. Raises UserError if there are not two
-    policies, the metric is unknown, or every trial failed.
+    spec: provides the policies, the number of requests, the seeds and the engine. Raises UserError
+    if there are not two policies, the metric is unknown, or every trial failed.
     """
     if len(spec.policies) != 2:
         raise UserError(f"an adversary needs two policies, got {len(spec.policies)}.")

@@ -43,7 +43,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """The result of a sweep: candidates from best to worst, and the last round.
+    """The result of a sweep. candidates: from best to worst. results: of the last round.
 
     tied: names that are not distinguishable from the best one.
     """
@@ -129,7 +129,7 @@ def sweep(
 
 
 def _ranked(results: Results, metric: str, candidates: Sequence[PolicySpec]) -> list[Candidate]:
-    """Return the candidates from best to worst; those without a value are last."""
+    """Return the candidates from best to worst. Candidates without a value are last."""
     engine, load, baseline = results.spec.engines[0], results.spec.loads[0], results.baseline
     matches = [compare(results, engine, load, metric, one.name, baseline) for one in candidates]
     judged = with_verdicts([one for one in matches if one is not None], results.spec.confidence)

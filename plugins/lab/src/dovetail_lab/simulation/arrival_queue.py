@@ -1,4 +1,4 @@
-"""The queue of arrivals: open arrivals by time, and requests that follow the end of another one."""
+"""The arrivals of a workload: open-loop by time, and closed-loop after a parent has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dovetail_lab.workloads.workload import WorkloadRequest
 
 
 class ArrivalQueue:
-    """Returns the requests of a workload when they arrive, by their number in the workload."""
+    """Yields the requests of a workload when they arrive, by their index in the workload."""
 
     def __init__(self, requests: Sequence[WorkloadRequest]) -> None:
         self._requests = requests
@@ -38,7 +38,7 @@ class ArrivalQueue:
         return heap_ns if open_ns is None else min(open_ns, heap_ns)
 
     def take(self, now_ns: int) -> Iterator[int]:
-        """Yield the requests that have arrived, in order of their times and numbers."""
+        """Yield the requests that have arrived, ordered by time, then by index."""
         while (next_ns := self.next_ns) is not None and next_ns <= now_ns:
             number = self._open[self._next] if self._next < len(self._open) else NEVER
             is_open = number != NEVER and self._requests[number].arrival_ns == next_ns
@@ -54,15 +54,15 @@ class ArrivalQueue:
         return self._requests[number].arrival_ns if time_ns is None else time_ns
 
     def push(self, number: int, time_ns: int) -> None:
-        """Let a request arrive at `time_ns`."""
+        """Schedule the arrival of a request at `time_ns`."""
         self._times[number] = time_ns
         heapq.heappush(self._heap, (time_ns, number))
 
     def reject(self, number: int) -> None:
-        """Note that the engine rejected a request: no request follows it."""
+        """Handle the rejection of a request by the engine: its follow-up requests do not arrive."""
 
     def end(self, number: int, now_ns: int) -> None:
-        """Let the requests arrive that follow the end of request `number`."""
+        """Schedule the arrivals of the follow-up requests of request `number`."""
         for child in self._children.pop(number, ()):
             request = self._requests[child]
             self.push(child, max(request.arrival_ns, now_ns + request.think_ns))

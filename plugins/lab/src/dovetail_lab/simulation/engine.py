@@ -30,10 +30,10 @@ from dovetail_lab.simulation.setup import EngineSetup, StepTimeModel, Times
 from dovetail_lab.workloads.workload import WorkloadRequest
 
 MAX_IDLE_STEPS = 10_000
-"""A run fails after this many consecutive steps in which nothing ran although requests wait."""
+"""A run fails after this many consecutive steps without tokens while requests are waiting."""
 
 MIN_STRETCH = 2
-"""The minimum number of steps that are computed at once."""
+"""The minimum number of decode steps that are computed at once."""
 
 _STOPS = frozenset({STOP_TOKEN})
 
@@ -49,7 +49,7 @@ class RunLimits:
     num_steps: int = 0
 
     def excess(self, num_steps: int, time_s: float) -> str:
-        """Return the error of a run after some steps and seconds, or "" within the limits."""
+        """Return the error if these steps or seconds exceed a limit, otherwise ""."""
         if self.num_steps and num_steps >= self.num_steps:
             return f"the run has reached its limit of {self.num_steps} steps"
         if time_s > self.time_s:
@@ -60,8 +60,8 @@ class RunLimits:
 class SimulatedEngine(StepObserver):
     """One engine with a virtual clock, and the requests that will arrive at it.
 
-    clock, table, core: its clock, the times of its requests, the engine core. steps: the columns to
-    fill, or None. macro_steps: whether stretches of decoding are computed at once.
+    clock, table, core: the virtual clock, the times of the requests, the engine core. steps: the
+    columns to fill, or None. macro_steps: whether stretches of decode steps are computed at once.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class SimulatedEngine(StepObserver):
         arrivals: ArrivalQueue | None = None,
         prompts: Prompts | None = None,
     ) -> None:
-        """Create the engine of a workload.
+        """Create an engine for a workload.
 
-        clock: None for a clock that starts at 0. arrivals: None for all requests at their times.
+        clock: None for a clock that starts at 0. arrivals: None for the workload's arrivals.
         prompts: None to create the prompts.
         """
         self._requests = requests
@@ -140,16 +140,16 @@ class SimulatedEngine(StepObserver):
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait for a row."""
+        """Number of requests that wait for a batch slot."""
         return self._scheduler.depth().num_waiting
 
     @property
     def num_running(self) -> int:
-        """Number of requests that hold a row."""
+        """Number of requests that have a batch slot."""
         return self._scheduler.depth().num_running
 
     def shutdown(self) -> None:
-        """Release the scheduler. A failed scheduler may fail again; this error is ignored."""
+        """Shut the scheduler down. If it has failed before, an error of the shutdown is ignored."""
         with suppress(Exception):
             self._scheduler.shutdown()
 
@@ -189,7 +189,7 @@ class SimulatedEngine(StepObserver):
         )
 
     def on_step(self, plan: SchedulerOutput, start_ns: int, end_ns: int) -> None:
-        """Record an executed step. Its counts follow when the scheduler has its result."""
+        """Record an executed step. Its counts are added when the scheduler has its result."""
         if self._setup.depth == 1 and plan.rows:
             num_prefill_tokens = plan.total_num_tokens - plan.num_tokens.count(1)
             self._gap_ns = self._step_times.gap_ns(len(plan.rows), num_prefill_tokens)
@@ -200,7 +200,7 @@ class SimulatedEngine(StepObserver):
     # --- requests -------------------------------------------------------------------------------
 
     def _add(self, number: int) -> None:
-        """Add a request whose time of arrival has come."""
+        """Add a request that has arrived to the engine core."""
         request = self._requests[number]
         arrival_ns = self._arrivals.time_of(number)
         self.table.arrival_ns[number] = arrival_ns
@@ -264,7 +264,7 @@ class SimulatedEngine(StepObserver):
             self.clock.advance(wait_ns)
 
     def _skip_decoding(self) -> bool:
-        """Compute the next steps together if only decoding can happen in them."""
+        """Compute the next steps at once if they are pure decode steps."""
         scheduler = self._scheduler
         if self._setup.depth > 1 or not isinstance(scheduler, Scheduler):
             return False
@@ -287,7 +287,7 @@ class SimulatedEngine(StepObserver):
         return True
 
     def _ends_of_steps(self, stretch: DecodeStretch, num_steps: int, gap_ns: int) -> Times:
-        """Return the ends of at most `num_steps` steps, which start before the next arrival."""
+        """Return the end times of at most `num_steps` steps that start before the next arrival."""
         times = self._step_times.decode_times_ns(len(stretch.rows), sum(stretch.starts), num_steps)
         ends = (times + gap_ns if gap_ns else times).cumsum()
         change_ns = self._executor.batch_change_ns(stretch.rows)
@@ -298,7 +298,7 @@ class SimulatedEngine(StepObserver):
         return ends
 
     def _run_last(self, stretch: DecodeStretch, end_ns: int, gap_ns: int) -> None:
-        """Run the step of a stretch in which requests end, unless blocks are missing."""
+        """Run the step in which requests of a stretch end, unless there are not enough blocks."""
         tokens = self.table.last_tokens(stretch.rows)
         try:
             ended = stretch.run_last(tokens, end_ns)
@@ -315,7 +315,7 @@ class SimulatedEngine(StepObserver):
         self.clock.advance(gap_ns)
 
     def _end_stretch(self, stretch: DecodeStretch, ends: Times) -> None:
-        """Record that steps of a stretch have been run, and advance the clock to their end."""
+        """Record the steps of a stretch, and advance the clock to the end of the stretch."""
         now_ns, end_ns, num_rows = self.clock.now_ns(), int(ends[-1]), len(stretch.rows)
         self.table.skip(stretch.rows, ends)
         self.clock.advance(end_ns - now_ns)

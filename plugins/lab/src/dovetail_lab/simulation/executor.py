@@ -1,4 +1,4 @@
-"""An executor that computes how long each step takes, instead of running a model."""
+"""An executor that computes the duration of each step instead of running a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Transfers(Protocol):
         """Begin the transfers of a plan."""
 
     def take_ended(self, now_ns: int) -> bytes:
-        """Return the message about the transfers that have ended."""
+        """Return the message with the transfers that have ended."""
 
 
 class SimExecutor(Executor):
@@ -77,7 +77,7 @@ class SimExecutor(Executor):
         return Ready(None)
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Return the step, which ends when the device has executed it and all earlier steps."""
+        """Return a handle to the step, which ends after all earlier steps."""
         plan, self._plan = self._plan, None
         if plan is None:
             raise ContractError("sample_tokens was called without execute_model.")
@@ -98,7 +98,7 @@ class SimExecutor(Executor):
         return start_ns + time_ns + self._change_ns[self._previous.run(plan)]
 
     def batch_change_ns(self, rows: array[int]) -> int:
-        """Return the additional time of the next step if these rows decode one token in it."""
+        """Return the additional time of the next step if these batch slots decode one token."""
         return self._change_ns[self._previous.before_decodes(rows.tobytes())]
 
     def end(
@@ -119,7 +119,7 @@ class SimExecutor(Executor):
         )
 
     def skip(self, num_steps: int, rows: array[int]) -> None:
-        """Count skipped steps of these rows. The clock must have been advanced to their end."""
+        """Count skipped decode steps of these batch slots. The clock must be at their end."""
         self.num_steps += num_steps
         self.num_runs += num_steps * len(rows)
         self._previous.run_decodes(rows.tobytes())
@@ -146,7 +146,7 @@ class SimExecutor(Executor):
 
 
 class _Step:
-    """The handle of a step. Waiting for it advances the virtual clock."""
+    """The handle to a step. Waiting for the result advances the virtual clock."""
 
     __slots__ = ("_arguments", "_executor", "_result")
 

@@ -16,7 +16,7 @@ OUTPUT_TOKEN = 2
 VOCAB_SIZE = 2**31 - 1
 
 _FIRST_REQUEST = 1 << 30
-"""Identities of requests begin here; identities of prefix blocks are below."""
+"""First identity of requests; prefix blocks have smaller identities."""
 _FIRST_PATTERN = 3
 
 

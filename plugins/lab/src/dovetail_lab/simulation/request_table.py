@@ -28,7 +28,7 @@ _Column: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 class _Columns:
     """The columns of `RequestColumns`, each as an array and as a numpy view of the same memory.
 
-    Reading one value of an array takes a fraction of the time that a numpy element takes.
+    Reading one value is much faster from an `array` than from a numpy array.
     """
 
     def __init__(self, size: int) -> None:
@@ -41,10 +41,10 @@ class _Columns:
 
 
 class RequestTable:
-    """The times and counts of all requests, by their number in the workload.
+    """The times and counts of all requests, by their index in the workload.
 
-    It knows the requests in the rows of the engine, and in which step each request must stop.
-    numbers: the number of each request id.
+    The table also stores which request is in each batch slot, and in which step each request must
+    stop. numbers: the index of each request id.
     """
 
     def __init__(self, requests: Sequence[WorkloadRequest], *, max_num_seqs: int) -> None:
@@ -91,7 +91,7 @@ class RequestTable:
         return array("i", tokens.tobytes())
 
     def _sample_few(self, plan: SchedulerOutput, end_ns: int) -> array[int]:
-        """Do the same as `sample` after the joins, request by request."""
+        """Do the work of `sample` after the joins, request by request."""
         tokens = array("i")
         for row, start, count, is_sampled in zip(
             plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True
@@ -117,7 +117,7 @@ class RequestTable:
         return int(np.count_nonzero(is_single & has_output))
 
     def num_steps_to_stop(self, stretch: DecodeStretch) -> int:
-        """Return how many steps of a stretch can follow before the first request stops."""
+        """Return how many decode steps can be skipped before the first request stops."""
         rows, starts = stretch.rows, stretch.starts
         if len(rows) <= _MAX_SCALAR:
             in_row, last = self._in_row, self._last_position
@@ -128,7 +128,7 @@ class RequestTable:
         return int(left.min()) - 1
 
     def last_tokens(self, rows: array[int]) -> array[int]:
-        """Return the tokens that decoding rows sample in the next step, in which some may stop."""
+        """Return the token that each of these batch slots samples; the last may be a stop token."""
         tokens = array("i")
         for number in map(self._in_row.__getitem__, rows):
             is_last = self._num_computed[number] + 1 == self._last_position[number]
@@ -136,7 +136,7 @@ class RequestTable:
         return tokens
 
     def skip(self, rows: array[int], ends_ns: Times) -> None:
-        """Record consecutive steps in which each of these rows decodes one token.
+        """Record consecutive steps in which each of these batch slots decodes one token.
 
         ends_ns: the end of each step.
         """
@@ -159,7 +159,7 @@ class RequestTable:
             self._num_computed[number] += num_steps
 
     def record(self, outputs: EngineCoreOutputs, now_ns: int) -> list[int]:
-        """Record the requests that end with these outputs. Return their numbers."""
+        """Record the requests that end with these outputs. Return their indices."""
         self._note_cached(outputs.num_cached_tokens)
         return [
             self.finish(item.request_id, now_ns, failed=item.reason is FinishReason.ERROR)
@@ -167,7 +167,7 @@ class RequestTable:
         ]
 
     def finish(self, request_id: str, now_ns: int, *, failed: bool = False) -> int:
-        """Record the end of a request. Return its number."""
+        """Record the end of a request. Return its index."""
         number = self.numbers[request_id]
         self._finished_ns[number] = now_ns
         self._failed[number] = failed

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 NEVER = -1
-"""The time of an event that did not happen."""
+"""Stands for the time of an event that did not happen."""
 
 
 def _int64() -> array[int]:
@@ -73,7 +73,7 @@ class RunResult:
     if not measured.
     num_blocks: KV blocks of the engine. prefix_queries, prefix_hits, num_preemptions,
     num_recomputed_tokens, num_idle_steps: totals of `SchedulerStats`. error: why the run failed;
-    "" for a complete run. The columns of a failed run contain what happened before.
+    "" for a complete run. The columns of a failed run end at the failure.
     """
 
     requests: RequestColumns

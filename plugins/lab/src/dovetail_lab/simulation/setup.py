@@ -55,12 +55,12 @@ class StepTimeModel(Protocol):
         """
 
     def batch_change_ns(self, after: After) -> int:
-        """Return the additional time of a decode-only step after such a step; 0 for SAME."""
+        """Return the additional time of a decode-only step, given the step before; 0 for SAME."""
 
     def gap_ns(self, num_runs: int, num_prefill_tokens: int = 0) -> int:
         """Return the host's time from the end of a step to the plan of the next one.
 
-        num_runs, num_prefill_tokens: the numbers of scheduled requests and of prefill tokens
-        (`StepFeatures`) in the step. With more than one step in flight,
+        num_runs, num_prefill_tokens: the number of scheduled requests and of prefill tokens in the
+        step that has ended, see `StepFeatures`. With more than one step in flight,
         the host works during the next step, so the gap is not used.
         """

@@ -1,7 +1,7 @@
 """Runs a workload on the engine core and the scheduler with a virtual clock.
 
-The scheduler, its policy and the KV cache manager are those of the engine; only the executor
-differs. So a simulated engine makes the decisions that the engine makes at the same times.
+The scheduler, its policy and the KV cache manager are those of the real engine; only the executor
+and the clock differ. Given the same times, a simulated engine makes the same decisions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ def simulate(
 ) -> RunResult:
     """Run a workload to its end. Return the times and counts of its requests.
 
-    macro_steps: whether stretches of pure decoding are computed at once; the result is the same.
+    macro_steps: whether stretches of pure decode steps are computed at once, which is faster and
+        gives the same result.
     record_steps: whether the result has the columns of the steps.
-    decision_log: a new file for the decision log, which contains every step: a run with a log takes
-        every step.
+    decision_log: a new file for the decision log. Because the log contains every step,
+        `macro_steps` then has no effect.
     limits: limits of wall time and steps; None for one hour.
     Raises DovetailError if the engine of `setup` cannot be created. If the scheduler or its policy
     fails during the run, the result has an error.

@@ -38,7 +38,7 @@ class CalibratedStepTimes:
         return self.time_ns(StepFeatures.of(plan))
 
     def time_ns(self, features: StepFeatures, after: After = After.SAME) -> int:
-        """Return the time of a step with these features, after a step of this kind."""
+        """Return the time of a step with these features, given what the step before ran."""
         values = feature_values(features)
         time_ps = sum(term * value for term, value in zip(self._terms, values, strict=True))
         if features.num_prefills:
@@ -48,7 +48,7 @@ class CalibratedStepTimes:
         return max(1, time_ps * factor // (_ONE * _PS_PER_NS)) + self.batch_change_ns(after)
 
     def batch_change_ns(self, after: After) -> int:
-        """Return the additional time of a step that only decodes, after such a step; 0 for SAME."""
+        """Return the additional time of a decode-only step, given the step before; 0 for SAME."""
         return self._change_ns[after]
 
     def decode_times_ns(self, num_requests: int, num_kv_tokens: int, num_steps: int) -> Times:
@@ -84,8 +84,8 @@ class CalibratedStepTimes:
 class _Line:
     """A piecewise linear function of a number of tokens, in integers of 1/4096.
 
-    Beyond the first and last positions, the first and last values apply. maximum: an upper bound of
-    the values and of the differences between them, at least 1.
+    Outside of the positions, the function is constant. maximum: an upper bound of the values and of
+    the differences between them, at least 1.
     """
 
     def __init__(self, scale: int, positions: Floats, factors: Floats) -> None:
@@ -119,7 +119,7 @@ class _Line:
 class _DecodeFactors:
     """A bilinear function of the number of requests and of cached tokens per request.
 
-    The outermost values apply beyond the table.
+    Outside of the table, the values at its edge apply.
     """
 
     def __init__(self, tables: DecodeKnots) -> None:
@@ -128,7 +128,7 @@ class _DecodeFactors:
         self._lines: dict[int, _Line] = {}
 
     def line(self, num_rows: int) -> _Line:
-        """Return the function of the cached tokens of `num_rows` requests together."""
+        """Return the factor for `num_rows` requests as a function of their total cached tokens."""
         line = self._lines.get(num_rows)
         if line is None:
             line = self._lines[num_rows] = self._make_line(num_rows)

@@ -50,9 +50,9 @@ class MeasuredEngine(_Model):
 class FitQuality(_Model):
     """How well the fit describes the measured steps.
 
-    bias: the sum of the modelled times divided by that of the measured ones, minus 1. mape: mean
-    absolute error relative to the measured time. repeat_mape: the same between two measurements of
-    the same step.
+    bias: the sum of the modeled times divided by the sum of the measured times, minus 1. mape: mean
+    absolute percentage error, as a fraction. repeat_mape: the mape of one measurement against
+    another measurement of the same step.
     """
 
     num_steps: Annotated[int, Field(ge=0)]

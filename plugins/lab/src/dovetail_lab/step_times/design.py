@@ -1,9 +1,10 @@
-"""The set of workloads of `dovetail lab profile`, which produce steps of every shape.
+"""The workloads of `dovetail lab profile`, which produce steps of every shape.
 
 - decodes: batches that shrink from the maximum size to one request, with contexts up to the
-longest; a batch of every size would compute all these prompts again;
-- prompts: single prompts of all lengths with pauses, so that each begins after an idle time;
-- mixes: random lengths at once, and random arrivals, so that prompts and decodes share steps.
+  maximum length. Separate batches of every size would need more prompts;
+- prompts: single prompts of all lengths, each after a pause in which the engine is idle;
+- mixes: requests of random lengths, in bursts and with random arrivals, so that prompts and decodes
+  share steps.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ def _decode_batches(limits: SchedulerLimits, num_tokens: int) -> Iterator[Worklo
 
 
 def _batch_sizes(maximum: int) -> Sequence[int]:
-    """Return every size up to `_EVERY_SIZE`, because odd sizes may differ, then some larger."""
+    """Return every size up to `_EVERY_SIZE`, since odd sizes may be slower, then some larger."""
     return sorted({*range(1, min(maximum, _EVERY_SIZE) + 1), *sizes_up_to(maximum)})
 
 
 def _ladder(
     limits: SchedulerLimits, num_tokens: int, part: float, rungs: Mapping[int, int]
 ) -> Workload:
-    """Return requests such that, after all prompts, `size` of them decode for `rungs[size]` steps.
+    """Return requests of which, after all prompts, `size` decode together for `rungs[size]` steps.
 
     part: the fraction of the longest prompt with which the requests still fit the model and the
     cache. The requests whose prompts are computed first wait for the others, so they decode longer.

@@ -1,10 +1,10 @@
 """Fits step times to measured steps: non-negative least squares, and a table of residuals.
 
 The errors are relative: a step of 1 ms counts as much as a step of 100 ms. The table of residuals
-corrects what a sum of terms cannot describe, such as a matrix product whose time does not grow
-evenly with the number of tokens. It keeps the sum of the times. Steps without prefills have a table
-of two dimensions, because the time of a cached token depends on the level of the processor's cache
-that holds the keys and values of all requests.
+corrects what a sum of terms cannot describe, such as a matrix product whose time is not linear in
+the number of tokens. The correction does not change the sum of the times. Steps without prefills
+have a two-dimensional table, because the time of a cached token depends on the level of the
+processor's cache that holds the keys and values of all requests.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TERMS = (
     "join",
     "first",
 )
-"""The terms of a step's time; each is multiplied with a feature of the step."""
+"""The terms of a step's time; each is multiplied by a feature of the step."""
 MIN_SAMPLES = 50
 _MIN_PER_BIN = 8
 _MAX_EXACT = 32
 _CONTEXT_RATIO, _MIN_CONTEXT = 1.25, 16
-"""Contexts of one bin differ by at most this factor; all contexts up to the minimum are equal."""
+"""Context lengths in one bin differ by at most this factor; short contexts share one bin."""
 _FACTOR_LIMITS = 0.25, 4.0
 _PS_PER_NS = 1000
 
@@ -68,7 +68,7 @@ class Fit:
 
 
 def feature_values(features: StepFeatures) -> tuple[int, ...]:
-    """Return the factors of `TERMS` for a step."""
+    """Return the features of a step by which `TERMS` are multiplied."""
     return (
         1,
         features.num_prefill_tokens,
@@ -119,8 +119,8 @@ def fit_steps(samples: Sequence[StepSample]) -> Fit:
 def nonnegative_least_squares(matrix: Matrix, target: Vector) -> Vector:
     """Return the vector x ≥ 0 that minimizes the length of `matrix @ x - target`.
 
-    The solution is the least-squares solution of the columns that it uses. There are few columns,
-    so all subsets of them are tried.
+    There are few columns, so the least-squares problem is solved for every subset of them. The best
+    non-negative solution is returned.
     """
     num_columns = matrix.shape[1]
     scale = np.sqrt((matrix * matrix).sum(axis=0))
@@ -180,7 +180,7 @@ def _decode_residuals(matrix: Matrix, predicted: Vector, measured: Vector) -> De
 
 
 def _bin_starts(contexts: Vector) -> list[int]:
-    """Return where the bins of sorted contexts begin. Each has at least `_MIN_PER_BIN` steps."""
+    """Return the start index of each bin of sorted contexts, of at least `_MIN_PER_BIN` steps."""
     starts, edge = [0], 0.0
     for index, context in enumerate(contexts):
         if index == starts[-1]:
@@ -193,7 +193,7 @@ def _bin_starts(contexts: Vector) -> list[int]:
 
 
 def _knot(tokens: Vector, predicted: Vector, measured: Vector) -> tuple[int, float] | None:
-    """Return the mean of the tokens and the ratio of the sums; None for too few steps."""
+    """Return (mean tokens, sum of measured / sum of modeled times); None for too few steps."""
     if len(tokens) < _MIN_PER_BIN or predicted.sum() <= 0:
         return None
     ratio = float(measured.sum() / predicted.sum())

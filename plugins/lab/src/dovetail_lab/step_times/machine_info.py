@@ -68,7 +68,7 @@ def config_digest(config: Mapping[str, Any] | None) -> str:
 
 
 def model_name(model: str) -> str:
-    """Return the name of a model for file names: for a directory, its last part."""
+    """Return a model's name for file names: the last part of the path of a directory."""
     return Path(model).name if Path(model).exists() else model
 
 
@@ -99,7 +99,7 @@ def to_plain_containers(value: Any) -> Any:
 
 
 def _cpu_name() -> str:
-    """Return the name and the family of the processor, which tells its generation."""
+    """Return the name of the processor, and its family, which identifies the generation."""
     fields: dict[str, str] = {}
     for line in read_system_file("/proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")

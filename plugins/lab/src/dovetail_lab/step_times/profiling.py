@@ -37,15 +37,15 @@ MIN_PASSES = 2
 _NS = 1_000_000_000
 _BURST_MARK = "decodes"
 _MIN_WORKLOADS = 6
-"""A pass measures at least this many workloads."""
+"""Minimum number of workloads that a pass measures."""
 
 OnProgress = Callable[[int, int, float], None]
-"""Called with (passes, measured steps, seconds so far)."""
+"""Called with (finished passes, measured steps, elapsed seconds)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """Errors of modelled times; see `FitQuality`."""
+    """Errors of modeled times; see `FitQuality`."""
 
     num_steps: int
     bias: float
@@ -90,7 +90,7 @@ def run_recorded(
 
 
 def model_quality(samples: Sequence[StepSample], model: CalibratedStepTimes) -> Quality:
-    """Return the errors of modelled times for measured steps."""
+    """Return the errors of modeled times for measured steps."""
     measured = np.array([item.duration_ns for item in samples], dtype=np.float64)
     modelled = np.array(
         [model.time_ns(item.features, item.after) for item in samples], dtype=np.float64
@@ -124,8 +124,8 @@ def _measure(
 ) -> Sequence[Mapping[str, Sequence[StepSample]]]:
     """Return the steps of each pass, by the name of the workload.
 
-    The first pass ends after half of the time, so that a slow model measures a part of the batches
-    of decodes twice instead of all of them once.
+    The first pass ends after half of the time. For a slow model, some decode batches are therefore
+    measured twice, and not all of them once.
     """
     start_ns, passes = clock.now_ns(), list[dict[str, Sequence[StepSample]]]()
 

@@ -22,7 +22,7 @@ from dovetail_lab.workloads.workload import Workload, WorkloadRequest
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedTimes:
-    """When a run planned its steps and got their results, in nanoseconds of its clock.
+    """When a run planned its steps and received their results, in nanoseconds of its clock.
 
     ends_ns: when the result of each step was processed. resumes_ns: the time of the run loop's
     first action (a request or a plan) after a number of plans and a number of results.

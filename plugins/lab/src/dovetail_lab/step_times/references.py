@@ -1,4 +1,4 @@
-"""Finds the step-time model of a reference: its name in options and experiment files.
+"""Finds the step-time model that a reference in an option or experiment file names.
 
 linear, linear:NAME=PICOSECONDS,…   rough constants of an 8-billion-parameter model on a large GPU
 calibrated:NAME                     a shipped calibration
@@ -59,7 +59,7 @@ class StepTimeReference:
         return _load(self, self.digest())
 
     def digest(self) -> str:
-        """Return a text that changes with every file that determines the step times."""
+        """Return a hash (str) of everything that determines the step times."""
         if self.kind == _CALIBRATED:
             return hashlib.sha256(self.calibration_file().read_bytes()).hexdigest()
         if self.kind == _ROOFLINE:
@@ -69,7 +69,7 @@ class StepTimeReference:
         return self.name
 
     def problems(self, engine: MeasuredEngine, *, strict: bool = False) -> Sequence[str]:
-        """Return sentences about why the times may be wrong for an experiment.
+        """Return one sentence for each reason why the times may be wrong for an experiment.
 
         engine: the limits of the experiment. strict: whether a calibration of another commit or
         version of torch is a problem, and the rough constants of the default model.
@@ -128,7 +128,7 @@ def shipped_calibrations() -> Sequence[str]:
 
 @lru_cache
 def _load(reference: StepTimeReference, digest: str) -> StepTimeModel:
-    """Return the model. digest: distinguishes the versions of its files."""
+    """Return the model. digest: part of the cache key, so that changed files are read again."""
     if reference.kind == LINEAR:
         return make_linear(reference.name)
     if reference.kind == _CALIBRATED:

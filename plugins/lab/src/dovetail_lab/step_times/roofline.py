@@ -31,11 +31,11 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class DeviceSheet(BaseModel):
-    """What a data sheet says about a device.
+    """The properties of a device in its data sheet.
 
     tflops: dense matrix products of 16-bit numbers, in 10^12 operations per second.
-    bandwidth_gb_s: memory bandwidth. compute_share, memory_share: fractions of these that kernels
-    reach.
+    bandwidth_gb_s: memory bandwidth, in 10^9 bytes per second. compute_share, memory_share: the
+    fractions of tflops and of the bandwidth that kernels achieve.
     step_us, layer_us: constant time per step, and per step and layer.
     """
 
@@ -56,7 +56,7 @@ DEVICES: Mapping[str, DeviceSheet] = {
     "l4": DeviceSheet(tflops=121, bandwidth_gb_s=300),
     "mi300x": DeviceSheet(tflops=1307, bandwidth_gb_s=5300),
 }
-"""Maps a name to the values of the vendor's data sheet."""
+"""Device sheets by name, with the values of the vendors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class ModelSizes:
     """Sizes of a dense decoder.
 
     token_flops, run_flops, pair_flops: operations per token, per sampled position, and per pair of
-    a token and a token before it. weight_bytes: bytes that every step reads. kv_bytes: keys and
+    a query token and a key token. weight_bytes: bytes that every step reads. kv_bytes: keys and
     values of one token.
     """
 

@@ -1,1 +1,1 @@
-"""Workloads: the requests of an experiment, equal for every policy."""
+"""Workloads: the requests of an experiment, the same for every policy."""

@@ -47,7 +47,7 @@ def _poisson(spec: ArrivalSpec, rate: float, rng: Random) -> Iterator[float]:
 
 
 def _gamma(spec: ArrivalSpec, rate: float, rng: Random) -> Iterator[float]:
-    """Gaps have the mean 1 / rate and the coefficient of variation burstiness ** -0.5."""
+    """Return arrivals with gamma-distributed gaps: mean 1 / rate, CV burstiness ** -0.5."""
     now, scale = 0.0, 1 / (rate * spec.burstiness)
     while True:
         now += rng.gammavariate(spec.burstiness, scale)
@@ -55,7 +55,7 @@ def _gamma(spec: ArrivalSpec, rate: float, rng: Random) -> Iterator[float]:
 
 
 def _on_off(spec: ArrivalSpec, rate: float, rng: Random) -> Iterator[float]:
-    """Arrive in exponentially distributed "on" periods only, faster by (on + off) / on."""
+    """Return arrivals only in exponentially distributed "on" periods; rate * (on + off) / on."""
     inside = rate * (spec.on_s + spec.off_s) / spec.on_s
     now = 0.0
     left = rng.expovariate(1 / spec.on_s)
@@ -70,7 +70,7 @@ def _on_off(spec: ArrivalSpec, rate: float, rng: Random) -> Iterator[float]:
 
 
 def _diurnal(spec: ArrivalSpec, rate: float, rng: Random) -> Iterator[float]:
-    """Thin a Poisson process to the rate `rate * (1 + amplitude * sin(2 pi t / period_s))`."""
+    """Return a Poisson process with rate(t) = rate * (1 + amplitude * sin(2 pi t / period_s))."""
     now, highest = 0.0, rate * (1 + spec.amplitude)
     while True:
         now += rng.expovariate(highest)

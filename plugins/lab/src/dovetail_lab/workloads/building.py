@@ -1,7 +1,7 @@
 """Builds the workload of one run, which is the same object for every policy.
 
-The random numbers depend on the seed and on their purpose, not on the rate. So a request has the
-same lengths, tenant and class at every load.
+Random numbers depend on the seed and on what they are used for, not on the rate. Therefore, a
+request has the same lengths, tenant and class at every load.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dovetail_lab.workloads.synthetic import sample_mix, sample_sessions
 from dovetail_lab.workloads.workload import HASH_BLOCK_TOKENS, Workload, WorkloadRequest
 
 GENERATOR_VERSION = 1
-"""Part of the fingerprint; increase it when the same description gives other requests."""
+"""Part of the fingerprint. Increase it when a change of the code changes the requests."""
 _MS = 1_000_000
 _CACHED_TRACES = 4
 BURST = math.inf
@@ -37,7 +37,7 @@ BURST = math.inf
 class BuiltWorkload:
     """A workload, and how its requests were changed to fit the engine.
 
-    num_clipped, num_dropped: requests that were longer than the engine's maximum length.
+    num_clipped, num_dropped: requests that exceeded the maximum length and were clipped or dropped.
     overlap: whether different seeds use the same rows of the trace.
     """
 
@@ -85,7 +85,7 @@ def build_workload(
 def workload_fingerprint(
     spec: WorkloadSpec, *, rate: float, seed: int, num_seeds: int, max_model_len: int
 ) -> str:
-    """Return the fingerprint that `build_workload` gives to the workload, without building it."""
+    """Return the fingerprint of the workload of `build_workload`, without building it."""
     spec = _checked(spec)
     digest = ""
     if spec.trace:
@@ -126,7 +126,8 @@ def _from_trace(
 ) -> tuple[list[DraftRequest], bool]:
     """Return the rows of a seed, and whether seeds share rows.
 
-    The ranges of the seeds are consecutive. In a short trace they overlap, evenly spaced.
+    Seeds use consecutive ranges of rows. If the trace is too short, the ranges overlap and are
+    evenly spaced.
     """
     count = spec.num_requests
     rows = _rows(source, source.version(), spec.first_row, count * num_seeds)
@@ -143,8 +144,8 @@ def _from_trace(
 def _linked(rows: Sequence[TraceRow]) -> list[DraftRequest]:
     """Return the rows as requests.
 
-    A turn whose prompt is longer than the prompt and output of the previous turn of its session
-    starts only after that turn has finished.
+    If the prompt of a turn is longer than the previous turn's prompt and output together, the turn
+    arrives only after the previous turn has finished.
     """
     last: dict[str, int] = {}
     drafts: list[DraftRequest] = []
@@ -174,9 +175,9 @@ def _linked(rows: Sequence[TraceRow]) -> list[DraftRequest]:
 def _fit(
     drafts: Sequence[DraftRequest], spec: WorkloadSpec, max_model_len: int
 ) -> tuple[list[DraftRequest], int]:
-    """Clip or drop the requests that are too long; return the others and the number of clipped.
+    """Clip or drop requests that are too long. Return the requests and the number of clipped ones.
 
-    A request that follows a dropped one no longer waits for it.
+    A request whose parent was dropped does not wait for it.
     """
     kept: list[DraftRequest] = []
     places: dict[int, int] = {-1: -1}

@@ -28,7 +28,7 @@ class _Model(BaseModel):
 
 
 class ArrivalSpec(_Model):
-    """The times at which requests arrive.
+    """The arrival process of a workload.
 
     process: "trace" (the times of the trace), "poisson", "gamma" (bursts), "on_off", "diurnal" or
     "burst" (all at the start). burstiness: shape of the gamma distribution; 1 is Poisson, smaller
@@ -67,9 +67,9 @@ class Component(_Model):
 class SessionSpec(_Model):
     """Conversations or agents: the next request arrives after the previous one has ended.
 
-    turns: mean number of requests per session, geometric. think_s: mean time between the end of a
-    request and the next request (a person who reads, or a tool that runs). think_cv: its
-    coefficient of variation.
+    turns: mean number of requests per session, geometrically distributed. think_s: mean think time
+    between the end of a request and the next request. think_cv: coefficient of variation of the
+    think time.
     first_tokens: mean length of the first prompt. message_tokens: mean number of tokens that each
     further turn adds to the conversation. reply_tokens: mean length of an output.
     system_tokens: length of the beginning that all sessions share, rounded down to 512.

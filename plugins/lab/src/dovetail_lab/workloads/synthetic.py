@@ -13,7 +13,7 @@ from dovetail_lab.workloads.workload import HASH_BLOCK_TOKENS
 
 NS = 1_000_000_000
 _UNIQUE = 1 << 40
-"""Hashes from here on belong to one request each."""
+"""Hashes from here on are unique: each belongs to one request."""
 _BLOCKS_PER_REQUEST = 1 << 20
 
 
@@ -43,7 +43,7 @@ def sample_mix(mix: Sequence[Component], count: int, rng: Random) -> list[DraftR
 
 
 def sample_sessions(spec: SessionSpec, count: int, rng: Random) -> list[DraftRequest]:
-    """Return `count` requests of sessions; the turns of a session follow each other."""
+    """Return `count` requests of sessions. The turns of a session are consecutive."""
     requests: list[DraftRequest] = []
     session = 0
     while len(requests) < count:

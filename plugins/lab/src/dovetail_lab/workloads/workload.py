@@ -1,7 +1,7 @@
 """The requests of an experiment: when each arrives, how long it is, and what it may share.
 
-A workload is created once and is used for every policy, so that differences between policies are
-not differences between random numbers. Times are integers in nanoseconds from the start of the
+A workload is created once and used for every policy, so that random numbers cause no differences
+between policies. Times are integers in nanoseconds from the start of the
 workload.
 """
 
@@ -25,7 +25,7 @@ class WorkloadRequest:
         num_output_tokens; the request stops after this many tokens.
     max_tokens: the limit that the client sends; policies see it. At least num_output_tokens.
     tenant, priority: as in `EngineCoreRequest`.
-    session: requests of the same conversation; "" for none.
+    session: the conversation to which the request belongs; "" for none.
     parent: id of the request that must end before this one arrives; "" for none. It precedes this
         request in the workload.
     prefix_hashes: identities of the prompt's blocks of `HASH_BLOCK_TOKENS` tokens, chained: equal

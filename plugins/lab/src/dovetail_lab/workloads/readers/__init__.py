@@ -1,1 +1,1 @@
-"""Readers of request traces, one module per format. Each reads a stream in bounded memory."""
+"""Readers of request traces, one module per format. All read streams in bounded memory."""

@@ -1,7 +1,7 @@
 """Reads the requests of a decision log, so that a real run can be repeated as a workload.
 
-The lengths of the outputs are the numbers of sampled tokens. Equal beginnings of prompts get equal
-prefix hashes. The log is read at once.
+The output length of a request is the number of tokens that were sampled for it. Prompts with a
+common prefix get common prefix hashes. The whole log is read before the first row is yielded.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _read(reader: LogReader) -> tuple[list[EngineCoreRequest], Counter[str]]:
 
 
 class _BlockNumbers:
-    """Numbers blocks of prompts, each together with the blocks before it."""
+    """Assigns numbers to prefixes of prompts, one per block: equal prefixes get equal numbers."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}

@@ -18,7 +18,7 @@ from dovetail_lab.workloads.readers.trace_row import NS, RowChecker, TraceError,
 
 CHARACTERS_PER_TOKEN = 4
 TokenCounter = Callable[[str], int]
-"""Returns the number of tokens of a text."""
+"""Returns the number of tokens in a text."""
 _USERS = frozenset({"human", "user"})
 _MODELS = frozenset({"gpt", "assistant", "chatgpt", "bing", "bard", "model"})
 

@@ -62,7 +62,7 @@ class RowChecker:
         raise TraceError(self.path, line, message)
 
     def count(self, line: int, name: str, value: object, *, least: int = 1) -> int:
-        """Return a number of tokens; accepts integers, integral floats and their text."""
+        """Return a number of tokens. Accepts integers, integral floats, and both as strings."""
         number = self.number(line, name, value)
         if number != int(number):
             self.fail(line, f"{name}={value!r} is not an integer.")

@@ -47,7 +47,7 @@ _LOG_MAGIC = b"dovetail decisions "
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSource:
-    """A trace that exists: its name in reports, its file and its format."""
+    """An existing trace: its name in reports, its file and its format."""
 
     name: str
     path: Path
@@ -55,9 +55,9 @@ class TraceSource:
     tokenizer: str = ""
 
     def rows(self, start: int = 0, count: int | None = None) -> Iterator[TraceRow]:
-        """Yield `count` rows from the row `start`, or all if `count` is None.
+        """Yield `count` rows from the row `start`, or all rows if `count` is None.
 
-        Read no further rows.
+        Reads the file only up to the last yielded row.
         """
         reader = READERS[self.format]
         if self.format == "sharegpt" and self.tokenizer:
@@ -65,7 +65,7 @@ class TraceSource:
         return islice(reader(self.path), start, None if count is None else start + count)
 
     def version(self) -> FileVersion:
-        """Return a text that changes when the file is replaced, without reading the file."""
+        """Return device, inode, size and modification time, which change when the file changes."""
         stat = self.path.stat()
         return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
