@@ -1,4 +1,4 @@
-"""Compares tensors with float64 references. All suites use one table of tolerances.
+"""Compares tensors with float64 references. All suites use the same table of tolerances.
 
 The rule is |actual - expected| ≤ t · max(1, |expected|), with t from `TOLERANCES`. A
 NaN is always an error. torch is imported within functions.

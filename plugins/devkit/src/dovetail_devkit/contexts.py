@@ -28,7 +28,7 @@ SMALL_ENGINE: dict[str, Any] = {
     "use_tqdm_on_load": False,
     "num_threads": 1,
 }
-"""Engine options of the size that the suites use."""
+"""Engine options for the small engine that the suites use."""
 
 _FAKE_MODELS = {
     "FakeModel": "dovetail_devkit.fakes.model:FakeModel",

@@ -69,7 +69,7 @@ def _run(case: Case, kind: str, unusable: str) -> None:
 
 
 def _run_in_one_thread(case: Case) -> None:
-    """Run a case. Torch, if it is installed, uses one thread, because the tensors are small."""
+    """Run a case. Limit torch, if it is installed, to one thread, because tensors are small."""
     try:
         import torch
     except ImportError:

@@ -112,7 +112,7 @@ class Subjects:
         return BORROWED_MODEL in {candidate.name for candidate in self.registry.candidates("model")}
 
     def checkpoint(self) -> tuple[ModelDirectory, Any]:
-        """Return a model that has weights, and the model's class."""
+        """Return a model directory with weights, and the model's class."""
         directory = self.model or self._open_checkpoint()
         return directory, self.registry.load("model", directory.architecture)
 
@@ -162,7 +162,7 @@ class Subjects:
     def check_format(self, cls: type[Any]) -> None:
         """Raise SkipCase if the plugin reads files that the kit cannot write.
 
-        These are a model format, and what a weight loader states in `example_files`.
+        Such plugins are model formats, and weight loaders with the attribute `example_files`.
         """
         if self.model is None and (files := getattr(cls, "example_files", "")):
             raise SkipCase(

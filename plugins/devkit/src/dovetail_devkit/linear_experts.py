@@ -25,7 +25,7 @@ Fill = Callable[["nn.Module", "torch.Tensor", "torch.Tensor | None"], None]
 
 
 def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-    """Copy to the parameters `weight` and `bias`, which most methods register."""
+    """Copy to the parameters `weight` and `bias`: the default `Fill` for most methods."""
     import torch
 
     parameters = dict(layer.named_parameters(recurse=False))
@@ -43,7 +43,7 @@ def fill_plainly(layer: nn.Module, weight_OI: torch.Tensor, bias_O: torch.Tensor
 def check_experts(
     method_cls: type[LinearMethod], device: torch.device, dtype: str, fill: Fill
 ) -> None:
-    """Check the sums of all cases. Raise AssertionError with the first difference."""
+    """Check the output of `apply_experts` in all cases. Raise AssertionError at the first error."""
     method: Any = method_cls()
     for sizes in SIZES.values():
         x_TD, experts_TK, weights_TK, weights = make_experts(sizes, dtype, device)

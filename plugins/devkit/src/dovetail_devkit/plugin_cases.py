@@ -1,4 +1,4 @@
-"""Cases for plugins of every kind, such as loading and conformance to the contract's signatures.
+"""Cases for plugins of every kind, such as loading and the signatures of the contract.
 
 Two of the cases run in a new interpreter: describing a plugin must not import it, and importing it
 must have no side effects. This can be checked only if the plugin was not imported before.
@@ -83,7 +83,7 @@ def plugin_cases(subject: PluginSubject) -> Iterator[Case]:
 
 
 def _entry(subject: PluginSubject) -> PluginEntry:
-    """Return a plugin's manifest entry. Defaults if it cannot be read."""
+    """Return a plugin's manifest entry, or the defaults if it cannot be read."""
     try:
         return subject.registry.describe(subject.kind, subject.reference).entry
     except PluginError:

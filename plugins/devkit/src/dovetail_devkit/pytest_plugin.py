@@ -1,9 +1,9 @@
 """The pytest plugin of `pytest --dovetail-plugin KIND:NAME`, which runs each case as a test.
 
-It works in any directory, without a conftest, and with `-k`, `-x`, `-v` and `-n`. Without paths on
-the command line, no other tests are collected. An unknown kind or name is a usage error. pytest
-always loads this module if dovetail-devkit is installed, so suites, plugins and tensor libraries
-are imported only if the option is given.
+The plugin works in any directory, without a conftest, and with `-k`, `-x`, `-v` and `-n`. Without
+paths on the command line, no other tests are collected. An unknown kind or name is a usage error.
+pytest always loads this module if dovetail-devkit is installed, so suites, plugins and tensor
+libraries are imported only if the option is given.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _check_types(batch: AttentionBatch) -> None:
 
 
 def _check_blocks(run: int, blocks: list[int], num_blocks: int) -> None:
-    """Check that a request has no block twice, and that its blocks precede the zeros of its table.
+    """Check that a table contains no block twice, and that zeros only follow the request's blocks.
 
     blocks: the table from the first visible block on. The first `num_blocks` entries hold tokens;
     additional blocks may be allocated in advance.

@@ -1,4 +1,4 @@
-"""The case of the attention suite for "bidirectional": whole prompts, without a cache.
+"""The attention suite's case for "bidirectional" attention: whole prompts, without a cache.
 
 Prompts of several lengths are computed in one step and compared with the reference, with heads and
 windows of several sizes. A backend that also claims "batch_invariant" must give bitwise equal
@@ -103,7 +103,7 @@ class _Prompts:
         return q, k, v
 
     def _batch(self, lengths: Sequence[int]) -> AttentionBatch:
-        """Return the batch of a step. Its slots and block tables must not be used."""
+        """Return the batch of a step. The layer must not use its slots and block tables."""
         import torch
 
         starts = [0, *accumulate(lengths)]

@@ -20,13 +20,13 @@ from dovetail.interfaces.kv_cache import SCALE_BYTES, FullAttentionSpec, LatentA
 from dovetail_devkit.comparison import TOLERANCES
 
 CACHE_TOLERANCES = {"int8": 0.06, "fp8_e4m3": 0.25, "fp8_e5m2": 0.5}
-"""Largest allowed error of results near 1, by element type of the cache."""
+"""Maximum error of results near 1, by element type of the cache."""
 
 LARGEST_ROUNDED = 256
-"""The largest head size for which these errors apply."""
+"""The largest head size for which these maximum errors apply."""
 
 LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
-"""The largest number of each element type of caches with per-layer scales."""
+"""The largest finite value of each element type of caches with per-layer scales."""
 LIMITS = (2.0, 1.5)
 """Largest magnitudes of keys and of values in a cache with per-layer scales. They are smaller
 than many keys and values, so that a backend that ignores the scales is detected."""
@@ -34,7 +34,7 @@ than many keys and values, so that a backend that ignores the scales is detected
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One step to check, with the number of cached tokens and of new tokens of each request.
+    """One step to check, with the numbers of cached and new tokens of each request.
 
     runs: (context_len, query_len) of each request, in the order of the batch.
     rotary_dim: number of features of each head that the layer must rotate; 0 for none.
@@ -82,7 +82,7 @@ class AttentionCase:
 
     @property
     def scale(self) -> float:
-        """The factor by which scores are multiplied before the softmax."""
+        """The attention-score multiplier, which is applied before the softmax."""
         return float(self.scale_factor * self.head_size**-0.5)
 
     @property
@@ -122,7 +122,7 @@ class AttentionCase:
     def requirements(
         self, device_type: str, features: frozenset[str] = frozenset()
     ) -> AttentionRequirements:
-        """Return what a model requires for this case. features: additional required features."""
+        """Return the case's attention requirements. features: additional required features."""
         return AttentionRequirements(
             device_type=device_type,
             dtype=self.dtype,
@@ -201,7 +201,7 @@ def standard_cases(capabilities: AttentionCapabilities) -> list[AttentionCase]:
 def _latent(
     base: AttentionCase, shapes: Mapping[str, tuple[tuple[int, int], ...]], head_sizes: list[int]
 ) -> list[AttentionCase]:
-    """Return cases of multi-head latent attention, also with one query head."""
+    """Return cases of multi-head latent attention, including one with a single query head."""
     size = head_sizes[0]
     latent = replace(base, num_kv_heads=1, head_size=size, value_size=size - size // 4)
     return [
@@ -254,7 +254,7 @@ def _of_cache(capabilities: AttentionCapabilities, cache_dtype: str) -> list[Att
 
 
 def _with_rotation(case: AttentionCase, part: int = 1) -> AttentionCase:
-    """Return `case` with heads that the layer rotates. part: 1 / part of a head is rotated."""
+    """Return `case` with rotary embedding in the layer. part: 1 / part of each head is rotated."""
     return replace(case, rotary_dim=case.head_size // part // 2 * 2)
 
 

@@ -31,7 +31,7 @@ Check = Callable[[type[AttentionBackend], AttentionCase, "torch.device"], None]
 NUM_ROWS = 3
 NUM_STEPS = 4
 LONG = 300
-"""Number of tokens of a long row; backends split a row of this length into parts."""
+"""Length of a long row in tokens; backends split rows of this length into parts."""
 
 EXERCISED = frozenset(
     {
@@ -140,7 +140,7 @@ def _check_two_builders(
 def _check_order(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Check batches with requests around the builder's threshold, in every order that it allows."""
+    """Check batches of requests around the `reorder_threshold`, in every allowed order."""
     size = case.block_size
     first = AttentionRows(backend, replace(case, runs=((size, 1),)), device)
     threshold = first.builder.reorder_threshold
@@ -192,7 +192,7 @@ def _check_invariance(
 
 
 def _cuts(lengths: Sequence[int]) -> Mapping[str, list[list[Run]]]:
-    """Return ways to compute the same requests, by description: the requests of each step."""
+    """Return several ways to divide the same requests into steps, by description."""
     whole = [(row, 0, n) for row, n in enumerate(lengths)]
     return {
         "All rows ran in one step.": [whole],
@@ -233,7 +233,7 @@ def _check_counting(
 def _check_graphs(
     backend: type[AttentionBackend], case: AttentionCase, device: torch.device
 ) -> None:
-    """Check that metadata for graphs of two sizes serves later steps with different lengths."""
+    """Check that graph metadata of two sizes stays valid in later steps with other lengths."""
     length = case.block_size + 3
     rows = AttentionRows(backend, replace(case, runs=((length, NUM_STEPS),) * NUM_ROWS), device)
     rows.step("prompts", [(row, 0, length) for row in range(NUM_ROWS)])
@@ -258,7 +258,7 @@ def _check_graphs(
 
 
 def _refill(target: AttentionBatch | None, new: AttentionBatch) -> AttentionBatch:
-    """Copy `new` into the tensors of `target`, like a runner with persistent buffers."""
+    """Copy `new` into the tensors of `target`, as a runner with persistent buffers does."""
     if target is None:
         return new
     for name in ("query_start_R1", "seq_lens_R", "block_table_RM", "slot_mapping_T"):

@@ -147,7 +147,7 @@ class RandomStep(ABC):
     def attend(
         self, layer: AttentionLayer, metadata: Any, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run a layer, and return its result. out: memory for the result; None for new memory."""
+        """Run a layer, and return its result. out: output tensor; None for a new tensor."""
         import torch
 
         parts = [x[context:] for x, (context, _) in zip(self.qkv, self.runs, strict=True)]

@@ -287,7 +287,7 @@ class AttentionRows:
     def _table(self, row: int, first: int, width: int) -> list[int]:
         """Return the block table of a request for a step from `first`.
 
-        It is wrong before the window.
+        The entries before the window are wrong on purpose, because the layer must not use them.
         """
         blocks, window = self.blocks[row], self.case.sliding_window
         num_left = max(0, first - window + 1) // self.case.block_size if window else 0

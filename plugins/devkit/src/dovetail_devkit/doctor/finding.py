@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 OK = "ok"
 NOTE = "note"
-"""Verdict of a finding that is only information; nothing is wrong."""
+"""Verdict for information only: nothing is wrong."""
 WARNING = "warning"
 """Verdict for a subject that works, but is slower or less safe than it should be."""
 BROKEN = "broken"

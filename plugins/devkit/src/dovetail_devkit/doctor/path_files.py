@@ -28,7 +28,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     ("pywin32.pth", "pywin32_bootstrap", "pywin32 adds its library directory"),
 )
-"""Known files, each with its name, a word that each executed line contains, and its purpose."""
+"""Known files: name, a word that every executed line contains, and the purpose of the file."""
 
 _AREA = "environment"
 _EXECUTED = re.compile(r"import[ \t]")

@@ -1,6 +1,6 @@
 """Checks plugin declarations for consistency: metadata, manifests, names, contract versions.
 
-This module reads entry points and manifests; imports no plugin.
+This module reads entry points and manifests. It imports no plugin.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks the environment: Python, torch, a compiler, cores, memory and devices.
 
-Versions are read from metadata, without imports. Devices are listed by vendor tools. The probe of a
-platform decides whether it can use a device.
+Versions are read from metadata, without imports. Vendor tools list the devices; the probe of a
+platform decides whether the platform can use a device.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""The main module of a trial process.
+"""The main module of a trial process, which loads plugins and reports the result of each.
 
-A trial process loads plugins and reports the result of each plugin.
-
-Started by `trial_run`; not imported by any other module. The reports are JSON objects, one per
-line, on a separate pipe, since a plugin may write to the standard streams. If this process exits or
-hangs, the last report names the plugin that it was loading.
+`trial_run` starts the process; no other module imports this module. The reports are JSON objects,
+one per line, on a separate pipe, since a plugin may write to the standard streams. If this process
+exits or hangs, the last report names the plugin that was being loaded.
 """
 
 from __future__ import annotations

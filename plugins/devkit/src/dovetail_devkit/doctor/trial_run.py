@@ -92,7 +92,7 @@ def _try_group(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
 
 
 def _run_process(plugins: list[Candidate], deadline_s: float) -> list[Trial]:
-    """Return the trials of one process. It may end early, at a plugin that exits or hangs."""
+    """Return the trials of one process. The last plugin may have made it exit or hang."""
     reading, writing = os.pipe()
     task = {
         "fd": writing,
@@ -170,7 +170,7 @@ def _reports(
 def _receive(
     process: subprocess.Popen[bytes], pipe: IO[bytes], selector: selectors.BaseSelector
 ) -> bytes | None:
-    """Return the process's output, or b"" if it has exited, None if there is none yet."""
+    """Return new output of the process; b"" if it has exited, None if there is no output yet."""
     # Do not wait for the end of the pipe: a child may keep it open, and a plugin may close it.
     is_gone = process.poll() is not None
     if selector.select(0 if is_gone else _POLL_S):

@@ -19,7 +19,7 @@ from dovetail.result import ModelRunnerOutput
 from dovetail_devkit.fakes.executor import FakeExecutor
 
 TOKEN = 300
-"""Not a special token in common vocabularies, so that it has a text."""
+"""Not a special token in common vocabularies, so that detokenization gives a text."""
 VOCAB_SIZE = 32_000
 
 

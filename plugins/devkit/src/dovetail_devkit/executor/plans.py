@@ -9,7 +9,7 @@ from dovetail.sampling_params import SamplingParams
 
 
 def make_plans() -> list[SchedulerOutput]:
-    """Return eight plans for two rows: new requests, chunks, decodes, ends, an empty plan."""
+    """Return eight plans for two rows, with chunks, decodes, reused rows and an empty plan."""
     builder = StepBuilder()
     plans = []
 

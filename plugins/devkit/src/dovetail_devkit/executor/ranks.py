@@ -41,7 +41,7 @@ def check_transfers(
     """Check that every rank's report for the KV connector is in the result of its step.
 
     The ranks report in different steps, so that an executor that reads only one rank is detected.
-    start: a function that completes the start of the executor's workers.
+    start: a function that completes the startup of the executor's workers.
     """
     with checking("KV transfers"), TemporaryDirectory() as folder:
         context = make_executor_context(

@@ -1,4 +1,4 @@
-"""The workers of the executor suite. They check the order of calls, are slow, or fail on request.
+"""The workers of the executor suite, which check the order of calls, are slow, or fail.
 
 They are defined at module level, so that an executor can create them in other processes. They
 record events in a file in their model directory, which can be read after they have exited.
@@ -63,7 +63,7 @@ class CallOrderWorker(FakeWorker):
         return left + right
 
     def location(self) -> dict[str, int | str]:
-        """Return the rank of this worker and the number of ranks."""
+        """Return the rank of this worker and the world size."""
         context = self._context
         return {
             "rank": context.rank,
@@ -77,7 +77,7 @@ class CallOrderWorker(FakeWorker):
             raise ModelError(f"{REQUESTED} of fail_on")
 
     def delay(self, seconds: float) -> str:
-        """Return "done" after `seconds`."""
+        """Sleep for `seconds`, then return "done"."""
         Event().wait(seconds)
         return "done"
 
@@ -116,7 +116,7 @@ class LateWorker(CallOrderWorker):
     def sample_tokens(  # type: ignore[override]  # the contract allows it, the base class does not
         self, grammar: GrammarOutput | None = None
     ) -> LateOutput:
-        """Sample, and return a handle of the result."""
+        """Sample, and return a handle to the result."""
         return LateOutput(super().sample_tokens(grammar))
 
 
@@ -142,10 +142,10 @@ class UnloadableWorker(CallOrderWorker):
 
 
 class SlowWorker(CallOrderWorker):
-    """A worker that executes each plan slowly, and then records its end."""
+    """A worker that executes each plan slowly, and records when a plan has been executed."""
 
     def execute_model(self, plan: SchedulerOutput) -> None:
-        """Execute a plan slowly, and record its end even if it fails."""
+        """Execute a plan slowly. Record that the execution has ended, even if it fails."""
         Event().wait(SLOW_S)
         try:
             super().execute_model(plan)
@@ -160,5 +160,5 @@ def read_log(model_dir: Path) -> list[str]:
 
 
 def count_calls(worker: CallOrderWorker, offset: int) -> int:
-    """Return the number of calls of a worker plus `offset`. An operation for `collective_rpc`."""
+    """Return how many calls a worker has recorded, plus `offset`. For `collective_rpc`."""
     return len(worker.recorded_calls()) + offset

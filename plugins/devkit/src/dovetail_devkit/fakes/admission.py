@@ -11,7 +11,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 class FakeAdmissionGate(FakeGate):
-    """Releases the requests of one poll at the next poll. It checks its caller like `FakeGate`."""
+    """Releases each request at the second poll. It checks its caller, as `FakeGate` does."""
 
     def __init__(self, context: AdmissionContext) -> None:
         super().__init__()
@@ -24,12 +24,12 @@ class FakeAdmissionGate(FakeGate):
         return super().holds(request)
 
     def take_ready(self) -> Sequence[str]:
-        """Return the requests that were held at the last call."""
+        """Return the requests that were held at the previous call."""
         ready = super().take_ready()
         for request_id in tuple(self.held):
             self.open(request_id)
         return ready
 
     def shutdown(self) -> None:
-        """Reject later requests."""
+        """Make later calls of `holds` fail."""
         self._is_shut_down = True

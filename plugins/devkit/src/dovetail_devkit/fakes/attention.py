@@ -1,7 +1,7 @@
 """A fake attention backend that is slow and correct.
 
-It reads each request's keys and values slot by slot through the block table and computes densely in
-float64. A test may override one of its small methods to create a faulty backend.
+The backend reads each request's keys and values slot by slot through the block table, and computes
+dense attention in float64. A test may override one of its small methods to create a faulty backend.
 This module does not import torch.
 
 Dimensions: T tokens of the step, H query heads, K key-value heads, D head size, N blocks,
@@ -52,7 +52,7 @@ class FakeBidirectionalBuilder(AttentionMetadataBuilder):
     """Returns metadata whose slots are the indices of the tokens in the step, without a cache."""
 
     def __init__(self, context: AttentionGroupContext) -> None:
-        """Create the builder. It needs nothing of the context."""
+        """Create the builder. The context is not used."""
 
     def build(self, batch: AttentionBatch) -> FakeAttentionMetadata:
         """Return the metadata of a step. Raise ContractError for a part of a prompt."""
@@ -63,9 +63,9 @@ class FakeBidirectionalBuilder(AttentionMetadataBuilder):
 
 
 class FakeAttentionBuilder(AttentionMetadataBuilder):
-    """Checks the batch, then looks up each request's slots one by one.
+    """A builder that checks the batch, then looks up the slots of each position one by one.
 
-    May synchronize with the device. Raises AssertionError if the batch violates its contract.
+    It may synchronize with the device. Raises AssertionError if the batch violates its contract.
     """
 
     def __init__(self, context: AttentionGroupContext) -> None:

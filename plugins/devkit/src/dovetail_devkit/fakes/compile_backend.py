@@ -1,6 +1,7 @@
 """A fake compile backend that interprets the graph, operation by operation.
 
-It writes one file per graph to its directory, and counts the graphs for which it finds one there.
+The backend writes one file per graph to its directory, and counts the graphs whose file already
+exists there.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dovetail.interfaces.compile_backend import CompileBackend, CompileContext, 
 
 
 class FakeCompileBackend(CompileBackend):
-    """Interprets graphs. num_compiled, num_found: graphs without and with a file, for all engines.
+    """Interprets graphs. num_compiled, num_found: graphs without and with a file, over all engines.
 
-    requests: (number of tokens, number of inputs) of each graph, for all engines.
+    requests: (number of tokens, number of inputs) of each graph, over all engines.
     """
 
     num_compiled: ClassVar[int] = 0

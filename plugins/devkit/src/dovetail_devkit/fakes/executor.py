@@ -58,11 +58,11 @@ class FakeExecutor(Executor):
         return reply if non_block else reply.result()
 
     def execute_model(self, plan: SchedulerOutput) -> Handle[None]:
-        """Let the worker execute `plan`."""
+        """Execute `plan` on the worker."""
         return Ready(self._try(self.worker.execute_model, plan))
 
     def sample_tokens(self, grammar: GrammarOutput | None = None) -> Handle[ModelRunnerOutput]:
-        """Sample for the last plan of `execute_model`."""
+        """Sample tokens for the plan of the last `execute_model` call."""
         output = self._try(self.worker.sample_tokens, grammar)
         if not isinstance(output, ModelRunnerOutput):
             output = self._try(lambda handle: handle.result(), output)

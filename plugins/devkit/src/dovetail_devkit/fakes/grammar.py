@@ -46,7 +46,7 @@ class FakeMatcher:
             words[token // 8] |= 1 << token % 8
 
     def is_finished(self) -> bool:
-        """Return whether all positions have a token."""
+        """Return whether every position has a token."""
         return self._place >= len(self._positions)
 
     def _allowed(self) -> frozenset[int]:

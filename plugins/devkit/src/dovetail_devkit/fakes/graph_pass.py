@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class FakeGraphPass(GraphPass):
-    """Adds an unused operation and removes it. num_applied: number of graphs of all engines."""
+    """Adds an unused operation and removes it. num_applied: changed graphs, over all engines."""
 
     num_applied: ClassVar[int] = 0
 

@@ -16,7 +16,7 @@ from dovetail.interfaces.io_processor import (
 
 
 class FakeIOProcessor(IOProcessor):
-    """Returns (text, output) for each text. The output is None if the request has failed."""
+    """Returns (text, output) for each text. The output of a failed request is None."""
 
     example_data: ClassVar[Any] = ["say", "something"]
 

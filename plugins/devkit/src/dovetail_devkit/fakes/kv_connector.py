@@ -1,7 +1,7 @@
 """A fake KV connector that keeps copies of blocks in a dictionary.
 
-Its worker side uses only methods of tensors and imports nothing. Every second load ends one step
-after its plan, so synchronous and asynchronous loads occur.
+The worker side uses only methods of tensors, and does not import torch. Every second load ends one
+step after its plan, so that both synchronous and asynchronous loads occur.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class FakeWorkerSide:
         self._report: dict[str, Any] = {"stored": [], "done": [], "failed": {}}
 
     def register(self, pages_NP: Sequence[Any]) -> None:
-        """Store the pages of the cache."""
+        """Store references to the pages of the cache."""
         self._pages_NP = pages_NP
 
     def begin(self, instructions: bytes) -> None:
-        """Do the synchronous loads. Other transfers are done by `finish`."""
+        """Execute the synchronous loads. `finish` executes all other transfers."""
         for order in json.loads(instructions) if instructions else ():
             if order["what"] == "load":
                 self.load(order)
@@ -92,7 +92,7 @@ class FakeWorkerSide:
                 self._after.append(order)
 
     def finish(self) -> bytes:
-        """Do stores and asynchronous loads, and return the transfers that have ended."""
+        """Execute stores and asynchronous loads. Return the transfers that have ended."""
         orders, self._after = self._after, []
         for order in orders:
             (self.save if order["what"] == "store" else self.load)(order)
@@ -105,7 +105,7 @@ class FakeWorkerSide:
         self._pages_NP = ()
 
     def load(self, order: dict[str, Any]) -> None:
-        """Write the stored copies to the blocks of a transfer."""
+        """Copy the stored content to the blocks of a transfer."""
         missing = []
         for key, block in zip(order["keys"], order["blocks"], strict=True):
             if key in self.kept:

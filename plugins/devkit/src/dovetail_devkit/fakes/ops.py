@@ -263,7 +263,7 @@ class FakeOps(Ops):
 
 
 def _draw(logits: list[float], settings: DrawParams, uniform: float) -> int:
-    """Return the token at which the cumulative probability reaches `uniform` (0 to 1).
+    """Return the first token whose cumulative probability reaches `uniform` (0 to 1).
 
     Returns 0 if no token can be sampled.
     """

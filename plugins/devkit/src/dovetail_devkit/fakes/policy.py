@@ -46,13 +46,13 @@ class FakePolicy(Policy):
 
 
 class AgeingPolicy(Policy):
-    """A policy whose ranks change with time: the request that has waited longest is first."""
+    """A policy whose ranks change over time: waiting improves the rank of a request."""
 
     static_rank = False
     preempts = True
 
     def rank(self, request: RequestView, view: SchedulerView) -> int:
-        """Return the priority · 10 ms minus the age, in nanoseconds."""
+        """Return priority · 10 ms minus the age of the request, in nanoseconds."""
         return request.priority * 10_000_000 - (view.now_ns - request.arrival_ns)
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:

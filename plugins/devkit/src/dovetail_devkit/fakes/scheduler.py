@@ -121,7 +121,7 @@ class FakeScheduler(SchedulerInterface):
         self._pause = None
 
     def reset_prefix_cache(self) -> bool:
-        """Return whether no request has blocks. There is no prefix cache to reset."""
+        """Return whether no blocks are in use. There is no prefix cache to reset."""
         return not self._running
 
     def shutdown(self) -> None:

@@ -26,7 +26,7 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def from_directory(cls, path: Path) -> ByteTokenizer:
-        """Return a tokenizer. No file of `path` is read."""
+        """Return a tokenizer. No files are read from `path`."""
         return cls()
 
     @property
@@ -47,7 +47,7 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the bytes of `text`, after BOS if requested.
 
-        The strings of special tokens are encoded as bytes.
+        Special tokens in `text` are not recognized: their strings are encoded as bytes.
         """
         try:
             ids = list(text.encode("utf-8"))

@@ -18,10 +18,10 @@ STANDARD_DEVIATION = 0.3
 
 
 class FakeWeightLoader(WeightLoader):
-    """Fills each parameter with normal values of a generator seeded by its name.
+    """Fills each parameter with normally distributed values, seeded by the parameter's name.
 
-    Vectors are centered at 1, other weights at 0; integer weights become 0. Layers then convert
-    their weights (`converts`), as after other loaders.
+    Vectors have mean 1, other weights mean 0; integer weights become 0. Then layers convert their
+    weights (`converts`), as after any loader.
     """
 
     def __init__(self, context: WeightLoaderContext) -> None:

@@ -30,7 +30,7 @@ _ONCE = (
 
 
 class LateOutput:
-    """The handle of a result. It is ready at the second poll, or when the result is requested.
+    """The handle to a result, which is ready at the second poll or when the result is requested.
 
     output: the result. error: an error that `result` raises instead, or None.
     """
@@ -146,5 +146,5 @@ class LateFakeWorker(FakeWorker):
     def sample_tokens(  # type: ignore[override]  # the contract allows it, the base class does not
         self, grammar: GrammarOutput | None = None
     ) -> LateOutput:
-        """Return a handle of the result of the last executed plan."""
+        """Return a handle to the result of the last executed plan."""
         return LateOutput(super().sample_tokens(grammar))

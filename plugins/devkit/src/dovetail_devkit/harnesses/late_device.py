@@ -1,4 +1,4 @@
-"""A fake asynchronous device with CPU tensors. A copy is done only when the host waits for it.
+"""A fake asynchronous device with CPU tensors. A copy is executed only when the host waits for it.
 Until then, the host reads `POISON`, and the source and the target of the copy must not change.
 """
 
@@ -12,7 +12,7 @@ POISON = 0xA5
 
 
 class LateEvent:
-    """An event that completes when the host waits for it. arrivals: functions that make the
+    """An event that completes when the host waits for it. arrivals: functions that execute the
     copies."""
 
     def __init__(self, device, arrivals=()):

@@ -1,4 +1,4 @@
-"""Fixtures that install plugins in a temporary directory, for tests of discovery and registry."""
+"""Fixtures that install fictitious plugins, for tests of plugin discovery and the registry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PluginSite:
 
 @pytest.fixture
 def count_as_member(monkeypatch):
-    """Return a function that makes a distribution first-party: `count_as_member(name, package)`."""
+    """Return `count_as_member(name, package)`, which makes a distribution first-party."""
     listed = dict(first_party.FIRST_PARTY)
     monkeypatch.setattr(first_party, "FIRST_PARTY", listed)
 

@@ -1,6 +1,6 @@
 """Reads the state of processes from `/proc`, for tests that count, inspect or kill processes.
 
-Every function accepts a process that ends during the call, and threads and descriptors that do.
+No function fails if a process, thread or descriptor disappears during the call.
 """
 
 from __future__ import annotations

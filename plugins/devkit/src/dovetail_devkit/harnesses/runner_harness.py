@@ -32,7 +32,7 @@ class Builder(AttentionMetadataBuilder):
 
 
 class Layer(AttentionLayer):
-    """Attention that returns the sum of a request's values up to the token, slot by slot."""
+    """Attention whose result for a token is the sum of the request's values up to this token."""
 
     def __init__(self, context):
         pass
@@ -93,8 +93,9 @@ class CountingBackend(Backend):
 
 
 class Model:
-    """A model that adds the embeddings of all tokens so far. The largest element is the next token.
-    narrows: whether the model drops tokens that are not needed after the attention. num_left:
+    """A model whose hidden states are sums of the embeddings of all tokens so far.
+
+    narrows: whether the model drops tokens that are not needed after the attention. num_left: the
     number of tokens after the attention, for each forward pass.
     """
 

@@ -39,7 +39,7 @@ class Row:
 
 
 class Program:
-    """Creates the plans for many requests."""
+    """Creates the plans of a random program."""
 
     def __init__(self, seed, num_steps):
         self.rng, self.builder = Random(seed), StepBuilder()

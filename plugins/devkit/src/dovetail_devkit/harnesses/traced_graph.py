@@ -42,7 +42,7 @@ class SmallNetwork(torch.nn.Module):
 
 
 class TracedFunction:
-    """A function of one tensor [T, D] whose graph was compiled for any number of tokens."""
+    """A function of one tensor [T, D], compiled with a dynamic number of tokens."""
 
     def __init__(
         self, function: Callable[[torch.Tensor], Any], x_TD: torch.Tensor, compile_graph: Compile

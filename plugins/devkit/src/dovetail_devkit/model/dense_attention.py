@@ -1,4 +1,4 @@
-"""Attention over complete sequences, and states, to compare a model with itself. Imports torch.
+"""Dense attention and recurrent states, to compare a model with itself. Imports torch.
 
 Dimensions: T tokens, H query heads, K key-value heads, D head size, Q queries, L positions.
 """
@@ -17,11 +17,11 @@ from dovetail_devkit.attention.reference import reference_attention
 from dovetail_devkit.expectation import expect
 
 MAX_SEQUENCES = 64
-"""Maximum number of sequences of a model with states."""
+"""Maximum number of sequences for a model with recurrent states."""
 
 
 class DenseAttention:
-    """Attention over complete sequences, and states, by layer. Implements `AttentionContext`.
+    """Dense attention and recurrent states of each layer. Implements `AttentionContext`.
 
     calls: layer indices in the order of the model's calls. needed: indices (int64) of the tokens
     that are needed after attention of the last layer; None for all. bidirectional: whether a token

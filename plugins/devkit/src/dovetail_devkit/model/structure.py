@@ -16,15 +16,15 @@ import torch
 from dovetail_devkit.expectation import SkipCase, expect
 
 POSITIONS, FINAL_NORM = "positions", "final_norm"
-"""Ids of parts that a model may omit, and then lists in its attribute `lacks`."""
+"""Ids of parts that a model may omit. The attribute `lacks` of such a model lists them."""
 
 WIDEST = 160
-"""The largest hidden size for which the final norm is checked; larger sizes need too many
+"""The largest hidden size for which the final norm is checked. A larger size would need too many
 tokens."""
 FLATNESS = 1e-3
-"""Upper limit of the smallest singular value for hidden states that come from a norm.
+"""Maximum of the smallest singular value for hidden states that come from a norm.
 
-Without a norm, the value is 10 times larger."""
+Without a norm, the smallest singular value is at least 10 times larger."""
 
 
 class WatchedOps:

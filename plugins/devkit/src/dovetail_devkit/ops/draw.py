@@ -261,7 +261,7 @@ def _check_numbers(bench: _Bench) -> None:
 
 
 def _check_invalid_rows(bench: _Bench) -> None:
-    """Check that rows of -inf or NaN do not affect other rows, and that -inf is not sampled."""
+    """Check that rows of -inf or NaN do not affect others, and that no -inf token is sampled."""
     import torch
 
     logits_RV = bench.logits(6, 50, seed=13)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 SLACK = 6.0
-"""Factor for the tolerances of `fused_experts`, because the activations are rounded too."""
+"""Factor for the tolerances of `fused_experts`, because the activations are also rounded."""
 _WEIGHT_ERROR = 1e-5
 _ROUTINGS = {
     "softmax": (ExpertRouting(top_k=3), False),
@@ -83,7 +83,7 @@ def expert_cases(
 
 
 def _check_routing(ops_cls: type[Ops], name: str, dtype: str, device: torch.device) -> None:
-    """Compare experts and weights of many tokens with loops."""
+    """Compare the selected experts and weights of many tokens with loops."""
     import torch
 
     routing, is_corrected = _ROUTINGS[name]
@@ -140,7 +140,7 @@ def select(
 def _check_experts(
     ops_cls: type[Ops], sizes: ExpertSizes, dtype: str, device: torch.device
 ) -> None:
-    """Compare sums with loops. A token with NaN must not change other tokens."""
+    """Compare `fused_experts` with loops. A token with NaN must not change other tokens."""
     import torch
 
     x_TD, experts_TK, weights_TK, layer = make_experts(sizes, dtype, device)
@@ -162,7 +162,7 @@ def make_experts(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, ExpertWeights]:
     """Return tokens, their experts and weights, and the experts' weights.
 
-    The first expert has most tokens, and the last one none.
+    The first expert gets most of the tokens, and the last expert gets none.
     """
     import torch
 

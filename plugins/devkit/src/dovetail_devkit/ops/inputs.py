@@ -1,9 +1,7 @@
 """The conformance cases of `prepare_inputs`, for providers that override it.
 
-All inputs of a step are compared with the results of Python loops. Buffers have the same layout as
-in model
-runners: prefixes of longer buffers, and parts of one buffer with all inputs. torch is imported
-within functions.
+All inputs of a step are compared with the results of Python loops. As in a model runner, outputs
+are prefixes of longer buffers, or parts of one common buffer. torch is imported within functions.
 
 Dimensions: R scheduled requests, T tokens, L tokens of the longest request, M blocks per row of the
 block table.

@@ -1,4 +1,4 @@
-"""The conformance cases of offset norms, gates, shared experts and the products of heads.
+"""The conformance cases of offset norms, gates, shared experts and per-head products.
 
 The operations are `offset_rms_norm`, `add_offset_rms_norm`, `sigmoid_and_mul`,
 `add_shared_expert`, `head_linear` and `latent_inputs`; the references are in float64. torch is

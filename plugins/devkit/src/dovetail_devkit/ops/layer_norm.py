@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EPS = 1e-3
 SHAPES = ((1, 64), (3, 80), (17, 33), (5, 4096), (2, 4, 32))
 OFFSET = 30.0
-"""Added to the features: a norm of numbers far from 0 shows how precise the variance is."""
+"""An offset of the features. With values far from 0, an imprecise variance is detected."""
 
 
 def layer_norm_cases(

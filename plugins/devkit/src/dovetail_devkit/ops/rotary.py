@@ -1,4 +1,4 @@
-"""Reference of the rotary embedding, and a table for it.
+"""A reference implementation of the rotary embedding, and a table for it.
 
 torch is imported within functions.
 Dimensions: T tokens, N heads, S head size, P positions, R rotary_dim, F half of rotary_dim.
@@ -24,7 +24,7 @@ def rotary_table(rotary_dim: int, device: torch.device) -> torch.Tensor:
 
 
 def far_apart(first: int, count: int) -> list[int]:
-    """Return large positions of tokens, which differ from the indices of the tokens."""
+    """Return large token positions, which differ from the tokens' indices in the step."""
     return [(31 * index + 7) % NUM_POSITIONS for index in range(first, first + count)]
 
 

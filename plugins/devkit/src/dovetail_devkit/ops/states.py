@@ -1,4 +1,4 @@
-"""The conformance cases of operations with states, for providers with these ops.
+"""The conformance cases of recurrent operations, for providers that override them.
 
 The operations are `causal_conv`, `linear_attention` and `gated_rms_norm`. The references are loops
 over tokens in float64. torch is imported within functions.

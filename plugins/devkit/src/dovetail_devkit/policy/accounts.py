@@ -148,7 +148,7 @@ class PolicyAccounts:
         )
 
     def _check_order(self, admitted: _Account, block_size: int) -> None:
-        """Check that the scheduler admits no request while a request with a better rank waits.
+        """Check that no request is admitted while a request with a better rank waits.
 
         Requests of equal rank must be in arrival order. A request that is evicted in a step is
         checked from the next step on. If a waiting request has the same first block as a running

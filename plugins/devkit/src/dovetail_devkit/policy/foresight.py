@@ -1,8 +1,8 @@
 """Checks that a policy's decisions do not depend on future tokens.
 
-The same requests run twice. From a given step on, the two runs get different tokens, and therefore
-outputs of different lengths. The plans must be equal up to this step. This module uses only the
-contract of the scheduler.
+The same requests run twice. From a given step on, the requests get different tokens in the second
+run, and therefore outputs of different lengths. Up to this step, the plans must be equal. This
+module uses only the contract of the scheduler.
 """
 
 from __future__ import annotations

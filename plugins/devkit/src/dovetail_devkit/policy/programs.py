@@ -34,7 +34,7 @@ def make_driver(
 
 
 def add(driver: SchedulerDriver, number: int) -> None:
-    """Add the request with this number to the scheduler."""
+    """Add the request with this index to the scheduler."""
     driver.add(
         EngineCoreRequest(
             request_id=f"r{number}",
@@ -47,7 +47,7 @@ def add(driver: SchedulerDriver, number: int) -> None:
 
 
 def check_room_for_all(driver: SchedulerDriver, accounts: PolicyAccounts) -> None:
-    """Check that all requests run and none is preempted if there are enough batch slots."""
+    """With enough batch slots, check that all requests run and none is preempted."""
     for number in range(NUM_BATCH_SLOTS):
         add(driver, number)
     plan = driver.schedule()
@@ -68,7 +68,7 @@ def check_room_for_all(driver: SchedulerDriver, accounts: PolicyAccounts) -> Non
 def check_few_batch_slots(
     driver: SchedulerDriver, accounts: PolicyAccounts, policy: Policy
 ) -> None:
-    """Check that with too few batch slots, requests are preempted only if the policy preempts.
+    """With too few batch slots, check that requests are preempted only if `preempts` is True.
 
     A policy that overrides `plan` may evict any request, but all requests must finish.
     """

@@ -104,7 +104,7 @@ class ReadOnlyProxies:
         return cast("RequestView", proxy)
 
     def all(self, requests: Sequence[RequestView]) -> tuple[RequestView, ...]:
-        """Return the proxies of requests."""
+        """Return the proxies of several requests."""
         return tuple(map(self.request, requests))
 
     def view(self, view: SchedulerView) -> SchedulerView:
@@ -151,7 +151,7 @@ class WatchedPolicy(Policy):
         self._view: SchedulerView | None = None
 
     def rank(self, request: RequestView, view: SchedulerView) -> Any:
-        """Call the policy's `rank` twice. Compare the rank with the ranks of waiting requests."""
+        """Call the policy's `rank` twice. Check that it can be compared with other ranks."""
         first = self.watched.rank(*self.proxies.both(request, view))
         again = self.watched.rank(*self.proxies.both(request, view))
         expect(
@@ -174,7 +174,7 @@ class WatchedPolicy(Policy):
         return first
 
     def victim(self, running: Sequence[RequestView], view: SchedulerView) -> RequestView:
-        """Return the request that the chosen proxy represents."""
+        """Call the policy's `victim`. Return the request that the chosen proxy represents."""
         shown = self.proxies.all(running)
         chosen = self.watched.victim(shown, self.proxies.view(view))
         for request, proxy in zip(running, shown, strict=True):

@@ -1,7 +1,7 @@
 """The encoder cache of a fake worker, with checks of how plans use it.
 
-This module depends on plans and rows. Nothing is encoded: a number that
-`dovetail_devkit.rows.state` computes represents an encoder output.
+This module depends on plans and rows. No encoder runs: a number from `dovetail_devkit.rows.state`
+represents an encoder output.
 """
 
 from __future__ import annotations

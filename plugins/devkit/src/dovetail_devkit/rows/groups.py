@@ -19,7 +19,7 @@ from dovetail_devkit.rows.model import RowModel
 from dovetail_devkit.rows.state import MASK, RowState
 
 SNAPSHOT_SPAN = 2
-"""The window of a state in tokens, because only the state before the next token is needed."""
+"""The window of a recurrent state: only the state before the next token is needed."""
 
 
 def make_rows(
@@ -45,7 +45,7 @@ def _span(spec: Any) -> int:
 class GroupRows(RowModel):
     """Simulates the execution of plans, with one block table per KV-cache group.
 
-    Numbers represent keys and values.
+    A number represents the key and value of a position.
     """
 
     def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheConfig, vocab_size: int) -> None:
@@ -69,7 +69,7 @@ class GroupRows(RowModel):
                     self._check_read(group, self.rows[row], first, end)
 
     def drop_blocks(self) -> None:
-        """Remove blocks that no later token needs from the tables. They may be reused."""
+        """Remove blocks that no later token needs from the tables. The blocks may be reused."""
         for state in self.rows.values():
             for group, span in enumerate(self._spans):
                 end = self._first_needed(group, state.num_computed) if span else 0
@@ -128,7 +128,7 @@ class GroupRows(RowModel):
         return sum(self.rows[row].contents[:end]) & MASK
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """Return a map of (group, block) to the rows that share the block."""
+        """Return the rows that share each block, by (group, block)."""
         return {key: rows for key, rows in super().shared_blocks().items() if key[1]}
 
     def _overwrite(self, state: RowState, start: int, count: int) -> None:

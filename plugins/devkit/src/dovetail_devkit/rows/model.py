@@ -50,7 +50,7 @@ class RowModel:
     """Executes plans on rows of numbers.
 
     strict: whether a violated rule raises; otherwise the model continues with wrong content.
-    rows: the rows with a request, by number; read-only for callers.
+    rows: the rows with a request, by row index; read-only for callers.
     """
 
     strict: ClassVar[bool] = True
@@ -273,7 +273,7 @@ class RowModel:
         return token
 
     def poison(self) -> None:
-        """Make the content of all blocks undefined, except blocks in the table of a row."""
+        """Poison all blocks, except blocks in the table of a row, so that reads are detected."""
         held = {
             (group, block)
             for state in self.rows.values()
@@ -295,7 +295,7 @@ class RowModel:
         }
 
     def shared_blocks(self) -> dict[tuple[int, int], list[int]]:
-        """Return (group, block) to the rows that share the block."""
+        """Return the rows that share each block, by (group, block)."""
         holders: dict[tuple[int, int], list[int]] = {}
         for row, state in self.rows.items():
             for group, blocks in enumerate(state.blocks):

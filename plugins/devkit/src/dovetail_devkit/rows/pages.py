@@ -34,7 +34,7 @@ class _Page:
 
 
 class SlotPages:
-    """All blocks of a cache, by number. The caller owns the slots."""
+    """All blocks of a cache, by block id. The caller owns the slots."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -47,7 +47,7 @@ class FlakyWorkerSide(FakeWorkerSide):
     """Loses some of the stored blocks.
 
     loses_one_in: one of this many blocks is lost; 0 for none.
-    spoilt: blocks of failed loads, whose content is undefined.
+    spoilt: blocks of failed loads, whose content is invalid.
     """
 
     def __init__(self) -> None:

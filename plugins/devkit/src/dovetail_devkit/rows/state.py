@@ -43,7 +43,7 @@ def encode(inputs: Iterable[EncoderInput]) -> dict[int, int]:
 
 
 def follow(content: int, token: int, encoded: int | None) -> int:
-    """Return the number of the position after the one with number `content`, or 0 for none."""
+    """Return the number of a position, given that of the previous position (0 for none)."""
     content = mix(content, token)
     return content if encoded is None else mix(content, encoded)
 
@@ -73,8 +73,8 @@ class RowState:
     blocks: block tables by group. contents: the expected content of each known position's slot.
     num_computed: number of computed tokens, -1 before the first step. drafts: drafts of the last
     step; the next step verifies the planned number of drafts. num_wrong: for each of the last
-    steps that sampled, how many planned drafts were rejected or missing. A plan that was created
-    before this result has a start that is too large by this number.
+    steps that sampled, how many planned drafts were rejected or missing. If a plan was created
+    before such a result was known, its start is too large by this number.
     """
 
     request: NewRequest

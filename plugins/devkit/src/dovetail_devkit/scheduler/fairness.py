@@ -18,9 +18,9 @@ MakeDriver = Callable[[SchedulerLimits], SchedulerDriver]
 AddRequest = Callable[[SchedulerDriver, str], None]
 
 NUM_EXTRA = 2
-"""Number of first requests that must wait for a batch slot."""
+"""Number of early requests that must wait for a batch slot."""
 MAX_SERVED = 40
-"""Maximum number of later requests that may end before the first requests."""
+"""Maximum number of later requests that may end before the early requests."""
 
 _BATCH_SLOTS = SchedulerLimits(max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
 
@@ -28,11 +28,11 @@ SHORTAGES: Mapping[str, SchedulerLimits] = {
     "batch slots": _BATCH_SLOTS,
     "tokens": replace(_BATCH_SLOTS, max_num_seqs=3, max_num_batched_tokens=4),
 }
-"""The resources, each with limits under which it is too small for all requests."""
+"""Limits that make each resource too small for all requests, by resource."""
 
 
 def check_nobody_starves(make: MakeDriver, add: AddRequest) -> None:
-    """Check that the first requests end although equal requests keep arriving."""
+    """Check that early requests end, although equal requests keep arriving."""
     for shortage, limits in SHORTAGES.items():
         driver = make(limits)
         first = [f"first-{number}" for number in range(limits.max_num_seqs + NUM_EXTRA)]

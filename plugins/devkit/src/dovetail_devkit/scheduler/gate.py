@@ -32,7 +32,7 @@ class FakeGate(AdmissionGate):
         self._ready.append(request_id)
 
     def fail(self, request_id: str, message: str) -> None:
-        """Let a held request end with an error."""
+        """Make a held request fail with an error."""
         self._release(request_id)
         self._failed.append((request_id, message))
 

@@ -1,7 +1,6 @@
 """Checks that plans and the counts of `depth()` respect pauses and admission gates.
 
-This module uses only request ids and plans. This module does not check the order of runnable
-requests.
+This module uses only request ids and plans. It does not check the order of runnable requests.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dovetail_devkit.scheduler.gate import FakeGate
 
 
 def waits_at_the_gate(request: EngineCoreRequest) -> bool:
-    """Return whether the test's admission gate holds `request`: two of five requests."""
+    """Return whether the test's admission gate holds `request`. It holds two of five requests."""
     return request.seed % 5 < 2
 
 

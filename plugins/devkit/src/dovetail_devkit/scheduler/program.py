@@ -163,7 +163,7 @@ class SchedulerDriver:
     def reset(self) -> None:
         """Reset the prefix cache.
 
-        The earlier content is made undefined, to detect that it is read.
+        All unused blocks are poisoned, to detect reads of earlier content.
         """
         idle = not self.alive and not self._out and not self.scheduler.depth().num_transfers
         done = self.scheduler.reset_prefix_cache()
@@ -280,7 +280,7 @@ class SchedulerDriver:
         return self.alive[name]
 
     def _check_rows(self, plan: SchedulerOutput) -> None:
-        """Check that a row is reused only after the last plan with this row was executed."""
+        """Check that a row is reused only after the last plan with this row has been executed."""
         for request in plan.joins:
             last = self._last_named.get(request.row, -1)
             expect(
@@ -296,7 +296,7 @@ class SchedulerDriver:
             self._last_named[row] = plan.step_id
 
     def _check_pieces(self, plan: SchedulerOutput) -> None:
-        """Check that the scheduled tokens are within the limits, and that chunks are enabled."""
+        """Check that scheduled tokens are within the limits, and that chunks are enabled if any."""
         limits = self.limits
         longest = limits.long_prefill_token_threshold or limits.max_num_batched_tokens
         runs = zip(plan.rows, plan.starts, plan.num_tokens, plan.samples, strict=True)

@@ -98,7 +98,7 @@ class RequestLedger:
         self.due, self.reason, self.stop_reason = [], FinishReason.ERROR, None
 
     def close(self, ending: Finished) -> None:
-        """Check the tokens, the reason and the message of the request's end."""
+        """Check the tokens, the finish reason and the error message of a finished request."""
         name = self.request.request_id
         expect(
             ending.message == self.failing,

@@ -27,7 +27,7 @@ _SUMS = (
 class StepAccounts:
     """Counts readmissions and recomputed tokens in the plans of one scheduler.
 
-    idle: True until the first request is added.
+    idle: whether no request has been added yet.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class _GateDriver:
             self._end(request_id, "take_failed")
 
     def forget(self, request_id: str) -> None:
-        """Let the gate drop a held request."""
+        """Call `forget` for a held request."""
         self._call("forget", request_id)
         self.held.discard(request_id)
 

@@ -80,7 +80,7 @@ class _Suite:
         self._compare(network, compiled, _FIXED_TOKENS)
 
     def check_folder(self) -> None:
-        """Check that a second backend works with the files of the first, and without them."""
+        """Check that a second backend works with the files of the first one, and without files."""
         network = SmallNetwork(self._device, torch.float32)
         with TemporaryDirectory() as folder:
             for _ in range(2):

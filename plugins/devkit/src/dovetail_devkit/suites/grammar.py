@@ -66,7 +66,7 @@ def _check_rejection(backend: GrammarBackend, end: int) -> None:
 
 
 class _RandomText:
-    """Generates a text with one matcher, from random allowed tokens."""
+    """Generates a random text: samples tokens that one matcher allows."""
 
     def __init__(
         self, backend: GrammarBackend, spec: GrammarSpec, vocab_size: int, random: Random

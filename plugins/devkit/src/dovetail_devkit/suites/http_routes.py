@@ -1,7 +1,7 @@
-"""The conformance suite of the HTTP routes contract. This module needs no server.
+"""The conformance suite of the HTTP routes contract. No server is needed.
 
-It sends an empty request to every GET route, invalid bodies to all other routes, and the requests
-in the attribute `examples` of the class, if it has this attribute.
+The suite sends an empty request to every GET route, invalid bodies to all other routes, and the
+requests in the attribute `examples` of the class, if it has this attribute.
 """
 
 from __future__ import annotations

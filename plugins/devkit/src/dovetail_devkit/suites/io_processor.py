@@ -106,7 +106,7 @@ def _check_prompts(processor: IOProcessor) -> None:
 
 
 def _check_results(processor: IOProcessor) -> None:
-    """Check that results do not depend on other calls, and that outputs are not changed."""
+    """Check that results do not depend on earlier calls, and that outputs are not changed."""
 
     def result(batch: IOBatch, failing: int) -> IOResult:
         outputs = make_outputs(batch, failing=failing)

@@ -84,7 +84,7 @@ def _run(
 
 
 class _Harness:
-    """Both sides of one connector, a cache, and a copy of its expected content."""
+    """Both sides of one connector, a cache, and a copy of the cache's expected content."""
 
     def __init__(
         self,

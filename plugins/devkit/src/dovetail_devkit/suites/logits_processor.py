@@ -1,7 +1,7 @@
 """The conformance suite of the logits processor contract, for any processor.
 
-It runs random requests alone, with other requests, in another row and after a preemption. The
-logits of a request must be bitwise equal in all cases.
+The suite runs random requests alone, with other requests, in another row and after a preemption.
+The logits of a request must be bitwise equal in all cases.
 Dimensions: S rows of the step, V vocabulary, R rows that use the processor.
 """
 
@@ -24,7 +24,7 @@ VOCAB_SIZE = 61
 NUM_ROWS = 6
 NUM_STEPS = 24
 SMALL_ALPHABET = 5
-"""Number of different tokens; it is small, so that tokens repeat."""
+"""Vocabulary size. It is small, so that tokens repeat."""
 
 
 @checking("logits_processor")

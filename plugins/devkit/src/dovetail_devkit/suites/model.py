@@ -41,7 +41,7 @@ _POSITION_COUNTS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_
 """Fields of config.json for the number of positions."""
 
 Fill = Callable[[Any], None]
-"""A function that loads a model's weights and packs them; each call loads the same weights."""
+"""A function that loads and packs a model's weights. Each call loads the same weights."""
 
 Reference = Callable[[Any, torch.Tensor], torch.Tensor]
 """Return the logits, [T, V], of the token ids [T] of one prompt. The first argument is the model

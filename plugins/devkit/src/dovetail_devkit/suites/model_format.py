@@ -1,6 +1,6 @@
 """The conformance suite of the model format contract.
 
-It uses the files in the attribute `examples` of the format, if this attribute exists.
+The suite reads the files in the attribute `examples` of the format, if this attribute exists.
 """
 
 from __future__ import annotations

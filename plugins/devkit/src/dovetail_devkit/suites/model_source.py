@@ -1,7 +1,7 @@
 """The conformance suite of the model source contract.
 
-It uses the arguments in the attribute `examples` of the source, if this attribute exists. Their
-models must be on this machine, or `fetch` must be able to download them.
+The suite uses the arguments in the attribute `examples` of the source, if this attribute exists.
+The models must be on this machine, or `fetch` must be able to download them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The conformance suite of the platform contract, for any platform.
 
-If the platform cannot be used, only its declarations and its probe are checked: no other method may
-be called. Accesses no device and needs no tensor library.
+If the platform cannot be used, only its declarations and its probe are checked, because no other
+method may be called. The suite accesses no device and needs no tensor library.
 """
 
 from __future__ import annotations

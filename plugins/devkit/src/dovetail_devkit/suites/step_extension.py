@@ -29,7 +29,7 @@ HIDDEN_SIZE = 8
 NUM_ROWS = 6
 NUM_STEPS = 16
 SMALL_ALPHABET = 5
-"""Number of different tokens; it is small, so that tokens repeat."""
+"""Vocabulary size. It is small, so that tokens repeat."""
 
 
 @checking("step_extension")

@@ -21,7 +21,7 @@ PLAIN_TEXTS = ("", " ", "Hello, world.", "1 < 2 and {3}", "a\n\nb <", "[", "Ã©â‚
 
 @dataclass(kw_only=True)
 class ParsedText:
-    """What a parser has found: the content, and name and arguments of each call."""
+    """The result of a parser: the content, and the name and arguments of each call."""
 
     content: str
     calls: list[list[str]]

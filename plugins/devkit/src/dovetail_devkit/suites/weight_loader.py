@@ -181,7 +181,7 @@ def _check_broken_files(
 
 
 def _stored(name: str, name_in_file: NameInFile) -> str:
-    """Return the name in the checkpoint, or the model's name for a weight that is not in it."""
+    """Return a weight's name in the checkpoint, or the model's name if it is not stored."""
     try:
         return name_in_file(name)
     except KeyError:

@@ -36,7 +36,7 @@ MAX_STEP_TOKENS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class _Case:
-    """Data that all checks use. alone: the tokens of each prompt without other prompts."""
+    """Data that all checks use. alone: the tokens that each prompt gets without other prompts."""
 
     harness: WorkerHarness
     info: ModelInfo
@@ -217,7 +217,7 @@ def _check_chunks(case: _Case) -> None:
 def _check_dependence(case: _Case) -> None:
     """Check that sampled tokens depend on the prompt.
 
-    With a KV cache they must depend on its first and on its last token.
+    With a KV cache, they must depend on the first and on the last token of the prompt.
     """
     if case.keeps_cache:
         for position in (-1, 0):

@@ -1,7 +1,7 @@
-"""A pytest plugin that makes Triton's interpreter faster, and makes it round as devices do.
+"""A pytest plugin that makes Triton's interpreter faster, and its rounding like that of devices.
 
 Triton's interpreter checks every 32-bit sum for overflow, and patches the language at each function
-call of a kernel. This takes a third of its time, although one patch per module is enough. The
+call of a kernel. Both take a third of the run time, although one patch per module is enough. The
 interpreter truncates float32 to bfloat16 or 8 bits, but devices round to nearest. With this plugin,
 torch does the conversion and rounds to nearest. Only processes of `interpreted` load this module.
 Triton is imported within functions.

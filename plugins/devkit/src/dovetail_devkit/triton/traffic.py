@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 @dataclass
 class Traffic:
-    """Totals over the launches in a block. flops: two for each multiply-add of `tl.dot`."""
+    """Totals over the launches in a `with` block. flops: 2 for each multiply-add of `tl.dot`."""
 
     requested_bytes: int = 0
     moved_bytes: int = 0
@@ -51,7 +51,7 @@ class _Launch:
 
 @contextmanager
 def count_traffic() -> Iterator[Traffic]:
-    """Count the work of all kernels that are launched while the block runs."""
+    """Count the traffic and FLOPs of all kernels that are launched in the `with` block."""
     interpreter: Any = import_module("triton.runtime.interpreter")
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     masked_load, masked_store = builder.create_masked_load, builder.create_masked_store
@@ -88,7 +88,7 @@ def count_traffic() -> Iterator[Traffic]:
 
 
 def _seen(ptrs: Any, mask: Any) -> tuple[Any, int]:
-    """Return the addresses of the active lanes, and the bytes of an element."""
+    """Return the addresses of the active lanes, and the size of an element in bytes."""
     size = max(ptrs.get_element_ty().primitive_bitwidth // 8, 1)
     # A mask that is a conjunction with a number consists of integers, not of bools.
     active = _numpy().broadcast_to(mask.data, ptrs.data.shape).astype(bool)

@@ -1,1 +1,1 @@
-"""The parts of the worker suite: code that calls a worker with plans, and the sampling cases."""
+"""The parts of the worker suite: a harness that calls a worker with plans, and sampling cases."""

@@ -71,7 +71,7 @@ def generate(
     num_tokens: int = 1,
     bad_words: tuple[tuple[int, ...], ...] = (),
 ) -> list[int]:
-    """Generate the tokens after `tokens` in row 0, without other rows. Release the row."""
+    """Generate the tokens that follow `tokens`, in row 0 without other rows. Release the row."""
     harness = case.harness
     harness.join(0, tokens, num_prompt=num_prompt, params=params, bad_words=bad_words)
     generated = harness.generate(0, num_tokens)

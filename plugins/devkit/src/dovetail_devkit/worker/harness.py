@@ -1,7 +1,7 @@
 """Calls a worker with valid plans, and checks each result against its plan.
 
-It replaces the scheduler, so that a suite can choose the tokens that each row runs. It uses only
-the contract of the worker.
+The harness replaces the scheduler, so that a suite can choose the tokens that each row runs. The
+harness uses only the contract of the worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dovetail_devkit.expectation import expect
 GREEDY = SamplingParams(temperature=0.0)
 ASYNC_OUTPUT = "async_output"
 _UNKNOWN = -1
-"""A sampled token that is not known yet."""
+"""Placeholder for a sampled token that is not known yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class LaunchedStep:
 class WorkerHarness:
     """Executes steps on one started worker.
 
-    rows: map of row number to the state of the row.
+    rows: map of row index to the state of the row.
     results: the results of all processed steps.
     """
 

@@ -51,7 +51,7 @@ def check_repetition(case: SamplingSubject) -> None:
 
 
 def check_own_tokens(case: SamplingSubject) -> None:
-    """Check that penalties count sampled tokens like output tokens of a resumed request."""
+    """Check that penalties count sampled tokens and output tokens of a resumed request equally."""
     for params in (
         replace(GREEDY, repetition_penalty=0.01),
         replace(GREEDY, frequency_penalty=-2.0, presence_penalty=-2.0),
@@ -68,7 +68,7 @@ def check_own_tokens(case: SamplingSubject) -> None:
 
 
 def _find_limit(case: SamplingSubject) -> tuple[int, float]:
-    """Return a token and the frequency penalty above which it is no longer the best."""
+    """Return a token, and the frequency penalty above which it is not the most likely token."""
     for token in (*other_tokens(case, 6), case.alone[1][0]):
         low, high = -2.0, 2.0
         if not _wins(case, token, low) or _wins(case, token, high):

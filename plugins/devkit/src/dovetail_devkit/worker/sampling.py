@@ -33,7 +33,7 @@ Check = Callable[[SamplingSubject], None]
 
 
 def check_sampling(check: Check, capability: str, case: SamplingSubject) -> None:
-    """Run one check. Then check that rows do not keep the sampling parameters of the check.
+    """Run one check, and check that its sampling parameters do not stay in the rows.
 
     capability: raise SkipCase unless the worker declares it; "" if the check needs no capability.
     """

@@ -11,7 +11,7 @@ NUM_ROWS = 4
 NUM_TOKENS = 5
 PROMPT_LENGTHS = (1, 5, 9, 14)
 BLOCK_SIZE = 4
-"""Block size for models without a KV cache, because they have no KV-cache specs."""
+"""Block size for models without a KV cache, which have no KV-cache specs with a block size."""
 
 
 def bring_up(worker: WorkerBase) -> tuple[ModelInfo, KVCacheConfig]:
