@@ -48,7 +48,7 @@ MUTANTS = [
     (ReturnsReadyRequestsTwice, "each held request must be returned once"),
     (IgnoresForget, "not after forget()"),
     (BlocksInHolds, "must not block the scheduler"),
-    (FailsWithoutAMessage, "expected a text for the user"),
+    (FailsWithoutAMessage, "expected a non-empty str"),
     (HoldsWithARunningStatus, "is not a status of held requests"),
 ]
 

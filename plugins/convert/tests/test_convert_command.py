@@ -29,7 +29,7 @@ def test_every_tensor_is_bitwise_unchanged(tmp_path):
     assert result.num_bytes == sum(value.nbytes for value in UNUSUAL.values())
 
 
-def test_shards_are_named_and_limited_and_listed_in_the_index(tmp_path):
+def test_shards_are_numbered_limited_in_size_and_listed_in_the_index(tmp_path):
     model = make_model(tmp_path / "model")
     result = convert(model, tmp_path / "out", max_shard_size="300B")
     files = sorted((tmp_path / "out").glob("*.safetensors"))

@@ -252,7 +252,7 @@ def test_a_report_without_a_complete_run_is_rejected(done, tmp_path):
         write_report(empty, tmp_path)
 
 
-def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
+def test_the_error_for_missing_matplotlib_names_the_extra_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"dovetail-lab\[report\]"), chart_style("x"):
         pass

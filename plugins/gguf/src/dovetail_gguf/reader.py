@@ -200,7 +200,7 @@ def first_part(paths: list[Path]) -> Path | None:
 
 
 def find_file(path: Path) -> Path:
-    """Return `path`, or the only model in this directory. Raise ModelError if there is none."""
+    """Return `path`, or the only model in the directory `path`. Raise ModelError for none."""
     if not path.is_dir():
         return path
     files = list_model_files(path, ".gguf", at_most=MAX_SPLITS)

@@ -143,7 +143,9 @@ def add_eos_tokens(
     """Add the end-of-sequence tokens of a directory. Raises ModelError if there are more than 3."""
     ids = sorted(eos_token_ids(config, generation_config))
     if len(ids) > len(_EOS_KEYS):
-        raise ModelError(f"The model has {len(ids)} end-of-sequence tokens; at most 3 are stored.")
+        raise ModelError(
+            f"The model has {len(ids)} end-of-sequence tokens; a GGUF file can store at most 3."
+        )
     for key, token_id in zip(_EOS_KEYS, ids, strict=False):
         writer.add_uint32(f"tokenizer.ggml.{key}", token_id)
 

@@ -48,7 +48,7 @@ class QuantizeOptions:
         _option("A held-out text file for perplexity and KL divergence (default: built-in)."),
     ] = None
     output: Annotated[
-        Path | None, _option("The new directory (default: MODEL-FORMAT in this directory).")
+        Path | None, _option("The new directory (default: MODEL-FORMAT in the current directory).")
     ] = None
     report: Annotated[
         bool, Parameter(negative="", help="Print the relative output error of each layer.")

@@ -96,7 +96,7 @@ def check_norm(hidden_TD: torch.Tensor) -> None:
     If the bias is subtracted and the result is divided by the weight, normed hidden states have
     equal lengths. They therefore lie on an ellipsoid with axes parallel to the coordinates, and Σ_d
     (a_d h_d² + b_d h_d) = 1 has a solution for all tokens. For the hidden states of a residual
-    stream, this equation has no solution if there are more tokens than unknown numbers.
+    stream, this equation has no solution if there are more tokens than unknowns.
     """
     hidden = hidden_TD.double()
     expect(bool(hidden.isfinite().all()), "forward returns NaN or infinite hidden states")

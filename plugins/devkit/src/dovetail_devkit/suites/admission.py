@@ -72,7 +72,7 @@ class _GateDriver:
             request_id, message = entry
             expect(
                 isinstance(message, str) and bool(message),
-                f"take_failed() returns the message {message!r}; expected a text for the user",
+                f"take_failed() returns the message {message!r}; expected a non-empty str",
             )
             self._end(request_id, "take_failed")
 

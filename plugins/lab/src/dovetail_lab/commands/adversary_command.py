@@ -39,7 +39,7 @@ def adversary(
     """Search for a workload that maximizes the regret of one policy against another."""
     for option in ("trace", "load", "tenants"):
         if getattr(experiment, option) is not None:
-            raise UserError(f"the search chooses workload and load; omit --{option}.")
+            raise UserError(f"the search chooses the workload and the load; omit --{option}.")
     name = f"{policy} against {against}"
     fields = {
         "name": name,

@@ -114,7 +114,7 @@ class BitsAndBytes(Format):
         is_8bit = choice(table, "load_in_8bit", (True, False), False)
         if is_4bit == is_8bit:
             raise WeightError(
-                "quantization_config: one of load_in_4bit and load_in_8bit must be true, and they "
+                "quantization_config: one of load_in_4bit and load_in_8bit must be true; they "
                 f"are {is_4bit} and {is_8bit}. Use another checkpoint of the model"
             )
         self._kind: str = choice(table, "bnb_4bit_quant_type", KINDS, "fp4") if is_4bit else ""
