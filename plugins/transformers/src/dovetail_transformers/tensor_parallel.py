@@ -84,7 +84,7 @@ def check_plan(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
             raise _unsupported(model, ranks, reason)
     ends = {model.get_input_embeddings(), model.get_output_embeddings()}
     if all(owner in ends for _, owner, _, style in _entries(model) if style.dim):
-        raise _unsupported(model, ranks, "its plan does not cover the decoder layers")
+        raise _unsupported(model, ranks, "it has no plan for the decoder layers")
 
 
 def divide_model(model: transformers.PreTrainedModel, ranks: RankGroup) -> None:
