@@ -51,7 +51,7 @@ class Trial:
 
     error: why the plugin could not be loaded; "" if it was loaded. ended: whether the process
     exited during the load. hung: whether the deadline passed. noise: text written to the standard
-    streams, also by native code. took_ns: load time without the import of `HEAVY`. rejections: the
+    streams, also by native code. took_ns: load time without the import of `HEAVY`. refusals: the
     reasons of its probe, if the plugin cannot be used on this machine.
     """
 

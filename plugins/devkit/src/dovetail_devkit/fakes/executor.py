@@ -20,7 +20,7 @@ from dovetail.result import ModelRunnerOutput
 class FakeExecutor(Executor):
     """Calls one worker directly.
 
-    worker: an instance of the context's class.
+    worker: an instance of the context's worker class.
     """
 
     def __init__(self, context: ExecutorContext) -> None:

@@ -21,7 +21,7 @@ BONUS = 1000.0
 
 
 class FakeLogitsProcessor(LogitsProcessor):
-    """Increases the logit of (the row's last token + 1), if `fake_count_up` is True."""
+    """Increases the logit of the token id (last token + 1), if `fake_count_up` is True."""
 
     example_args: ClassVar[Mapping[str, object]] = {ARGUMENT: True}
 
@@ -50,7 +50,7 @@ class FakeLogitsProcessor(LogitsProcessor):
         self._last.pop(row, None)
 
     def apply(self, logits_SV: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-        """Increase the logit of (last token + 1) in each row."""
+        """Increase the logit of the token id (last token + 1) in each row."""
         for index, row in enumerate(rows):
             if row in self._last:
                 logits_SV[index, (self._last[row] + 1) % self._vocab_size] += BONUS

@@ -28,7 +28,7 @@ FAIL_IN = ("join", "before_forward", "hidden_states", "logits", "after_sampling"
 
 
 class FakeStepExtension(StepExtension):
-    """Increases the logit of (the row's last token + 1).
+    """Increases the logit of the token id (last token + 1) in each row.
 
     A request enables it with `extra_args={"fake_step_extension": "count_up"}`. If the value is the
     name of a hook instead of "count_up", this hook raises for the request.
@@ -82,7 +82,7 @@ class FakeStepExtension(StepExtension):
         return hidden_TD
 
     def logits(self, rows: Sequence[int], logits_RV: torch.Tensor) -> torch.Tensor:
-        """Increase the logit of (last token + 1) in each row."""
+        """Increase the logit of the token id (last token + 1) in each row."""
         self._fail("logits", rows)
         for index, row in enumerate(rows):
             logits_RV[index, (self._last[row] + 1) % self._vocab_size] += BONUS
