@@ -90,7 +90,7 @@ def test_a_single_pair_has_no_interval_and_equal_pairs_have_no_difference():
     constant = paired_difference([1.0, 2.0], [3.0, 4.0])
     assert constant.p_value == 0.0 and constant.excludes_zero
     for arguments in (([1.0], []), ([], [])):
-        with pytest.raises(ValueError, match="not complete"):
+        with pytest.raises(ValueError, match="the same number of values"):
             paired_difference(*arguments)
 
 

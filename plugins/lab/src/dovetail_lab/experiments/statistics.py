@@ -91,7 +91,10 @@ def paired_difference(
     Raises ValueError if the lengths differ or are 0.
     """
     if len(left) != len(right) or not left:
-        raise ValueError(f"the numbers of values differ: {len(left)} and {len(right)}")
+        raise ValueError(
+            "both policies need the same number of values, at least one; got "
+            f"{len(left)} and {len(right)}"
+        )
     differences = [b - a for a, b in zip(left, right, strict=True)]
     interval = mean_interval(differences, confidence)
     low, high = _bootstrap(differences, confidence, Random(f"bootstrap {seed}"))
