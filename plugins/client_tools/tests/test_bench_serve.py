@@ -202,7 +202,7 @@ def test_the_error_for_an_invalid_option_names_it(run, null, options, message):
     assert code == 2 and message in messages
 
 
-def test_a_server_that_cannot_be_reached_or_rejects_requests_ends_the_command(run, null):
+def test_the_command_exits_if_the_server_is_unreachable_or_rejects_requests(run, null):
     code, _, messages = run("bench", "serve", "--url", "127.0.0.1:9")
     assert code == 2 and "cannot be reached" in messages
     reply = null.whole(b'{"error": {"message": "no such model"}}', "application/json", "404 X")

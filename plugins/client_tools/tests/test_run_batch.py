@@ -77,7 +77,7 @@ def test_an_invalid_input_line_does_not_affect_other_lines(run, files, serve, mo
     assert "6 of 6 lines" in messages
 
 
-def test_a_batch_that_lost_its_server_continues_with_the_lines_that_have_no_record(
+def test_a_resumed_batch_executes_only_the_lines_without_a_record(
     run, files, serve, null, monkeypatch
 ):
     monkeypatch.setattr(remote_calls, "FIRST_WAIT_S", 0)

@@ -56,7 +56,7 @@ HELP = {
     "admin_keys": "Key of operators for the admin routes; may be given several times.",
     "admin_host": "Address of the admin port.",
     "admin_port": "Serve the admin routes on this separate port.",
-    "cache_salt_by": "Share cached prefixes only within an API key (key) or a user (user).",
+    "cache_salt_by": "Share cached prefixes only within the same API key (key) or user (user).",
     "allowed_hosts": "Accepted host name in the Host header; may be given several times.",
     "cors_origins": "Origin of web pages that may send requests; may be given several times.",
     "ssl_certfile": "Certificate file for TLS.",
@@ -75,7 +75,7 @@ HELP = {
     "max_stored_responses": "Maximum number of stored responses of an API key.",
     "max_stored_response_bytes": "Maximum size of the stored responses of an API key.",
     "response_lifetime_s": "Time after which a stored response is deleted.",
-    "verbose": "Log the startup phases, and how the memory is divided.",
+    "verbose": "Log the startup phases and the memory usage.",
     "vllm_metric_names": "Show metrics also under the names that dashboards for vLLM use.",
     "no_web_page": "Do not serve the web page at /.",
     "otlp_traces_endpoint": "Address (OTLP, HTTP) that receives traces of requests.",
@@ -91,7 +91,7 @@ FLAGS = {
     "allowed_hosts": "--allowed-host",
     "cors_origins": "--cors-origin",
 }
-"""Flags that are given once for each value, by the name of the setting."""
+"""Flags that can be repeated, by the name of the setting."""
 
 
 def _server_options() -> Any:

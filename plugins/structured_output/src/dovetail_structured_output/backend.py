@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dovetail_structured_output.vocabulary import Vocabulary
 
 MAX_CACHED = 256
-"""Maximum number of compiled grammars that are kept."""
+"""Maximum number of cached compiled grammars."""
 
 _LIMITS = {
     "max_items_in_row": 2000,

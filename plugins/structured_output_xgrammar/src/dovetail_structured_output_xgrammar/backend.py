@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dovetail_structured_output_xgrammar.vocabulary import Vocabulary
 
 MAX_CACHED = 256
-"""Maximum number of compiled grammars that are kept."""
+"""Maximum number of cached compiled grammars."""
 MAX_CACHED_BYTES = 256 << 20
 MAX_GRAMMAR_BYTES = 64 << 20
 _JSON = frozenset({"json_schema", "json_object"})

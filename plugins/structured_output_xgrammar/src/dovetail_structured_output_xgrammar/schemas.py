@@ -20,7 +20,7 @@ from dovetail_structured_output_xgrammar.recursion import check_recursion
 MAX_DEPTH = 48
 MAX_PARTS = 2000
 MAX_OPTIONAL = 256
-"""Maximum number of properties of an object that may be absent."""
+"""Maximum number of optional properties of an object."""
 MAX_PATTERN_SIZE = 20_000
 """Maximum number of characters in all patterns if their repetitions are written out."""
 
@@ -30,7 +30,7 @@ ANNOTATIONS = frozenset(
         *("$schema", "$comment", "$defs", "definitions"),
     }
 )
-"""Keywords that restrict nothing."""
+"""Keywords that do not restrict values."""
 _ALONE = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const")
 _KNOWN = frozenset({"type", *_ALONE}).union(*types.BY_TYPE.values())
 _MAX_INTEGER = 2**63 - 1

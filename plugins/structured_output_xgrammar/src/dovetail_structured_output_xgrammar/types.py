@@ -15,7 +15,7 @@ from dovetail_structured_output_xgrammar.regexes import JSON_SPECIAL, Pattern, t
 MAX_COUNT = 10_000
 """Maximum of minItems and similar keywords."""
 MAX_BOUND = 10**15
-"""Maximum absolute value of a limit of numbers."""
+"""Maximum absolute value of a numeric limit."""
 STEPS_OF_ONE = 10**6
 """The library writes numbers between limits with at most six digits after the decimal point."""
 MAX_MULTIPLE = 500

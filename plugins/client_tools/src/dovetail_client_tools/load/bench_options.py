@@ -53,7 +53,7 @@ class LoadOptions:
             "such as 1,8,64 are measured one by one. With it: limit of requests in flight."
         ),
     ] = ""
-    num_prompts: Annotated[int, _load("Number of requests of each measurement.")] = 100
+    num_prompts: Annotated[int, _load("Number of requests per measurement.")] = 100
     workload: Annotated[
         str,
         _load(

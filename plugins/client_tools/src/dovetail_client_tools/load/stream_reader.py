@@ -159,7 +159,7 @@ class StreamReader:
             raise self._endless()
 
     def _endless(self) -> CallError:
-        return CallError("endless", "The stream has many more events than the requested tokens.")
+        return CallError("endless", "The stream has many more events than requested tokens.")
 
 
 def error_text(content: bytes) -> str:

@@ -137,7 +137,7 @@ def _read_server(
             note(f"Reading the steps of {server.url} for {duration_s:g} s")
             run_in_loop(read_steps)
     except KeyboardInterrupt:
-        result.problem = "Interrupted; the trace contains the steps until then."
+        result.problem = "Interrupted; the trace contains the steps so far."
     builder.end()
     rows = (
         ("server", server.url),

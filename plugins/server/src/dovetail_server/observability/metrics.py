@@ -110,11 +110,12 @@ class RequestMetrics:
         self._tpot = self._times(
             "time_per_output_token", "Mean time between two tokens of a request."
         )
-        self._latency = self._times("request_latency", "Time from arrival to the end.")
+        end = "to the end of the request."
+        self._latency = self._times("request_latency", f"Time from arrival {end}")
         self._queue = self._times("queue_time", "Time from arrival to the first step.")
         self._prefill = self._times("prefill_time", "Time from the first step to the first token.")
-        self._decode = self._times("decode_time", "Time from the first token to the end.")
-        self._inference = self._times("inference_time", "Time from the first step to the end.")
+        self._decode = self._times("decode_time", f"Time from the first token {end}")
+        self._inference = self._times("inference_time", f"Time from the first step {end}")
         self._prompt_sizes = self._sizes("request_prompt_tokens", "Number of tokens of a prompt.")
         self._new_sizes = self._sizes(
             "request_generation_tokens", "Number of tokens generated for a prompt."

@@ -222,7 +222,7 @@ def _is_used(db: sqlite3.Connection, file_id: str) -> bool:
 def file_not_found(file_id: str, param: str | None = None) -> APIError:
     """Return the error for a file that is not stored, or belongs to another key."""
     return APIError(
-        f"The file {file_id[:80]!r} is not stored. It may have been deleted or be too old.",
+        f"The file {file_id[:80]!r} is not stored. It may be deleted or expired.",
         status=404,
         code="file_not_found",
         param=param,

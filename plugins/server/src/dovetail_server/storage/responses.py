@@ -194,7 +194,7 @@ def _decode_items(text: bytes) -> list[dict[str, Any]]:
 def not_found(response_id: str, param: str | None = None) -> APIError:
     """Return the error for a response that is not stored, or belongs to another key."""
     return APIError(
-        f"The response {response_id[:80]!r} is not stored. It may have been deleted or be too old.",
+        f"The response {response_id[:80]!r} is not stored. It may be deleted or expired.",
         status=404,
         code="response_not_found",
         param=param,
