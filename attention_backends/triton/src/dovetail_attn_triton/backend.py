@@ -46,7 +46,8 @@ AMD_ARCHITECTURES = frozenset({"gfx942"})
 DTYPES = frozenset({"float32", "bfloat16", "float16"})
 HEAD_SIZES = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 256})
 LATENT_SIZES = frozenset({320, 576})
-"""Sizes that only vectors of latent attention may have: 256 or 512 features and 64 rotary ones."""
+"""Sizes that only vectors of latent attention may have: 256 or 512 features, and 64 rotary
+features."""
 
 
 class TritonAttentionBackend(AttentionBackend):

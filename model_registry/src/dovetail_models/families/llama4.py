@@ -151,7 +151,7 @@ class Llama4Attention(SelfAttention):
         return (x * scale).to(x_THS.dtype)
 
     def _temperature(self, positions_T: torch.Tensor) -> torch.Tensor:
-        """Return the factor on the queries of each token, [T, 1, 1]."""
+        """Return the multiplier of the queries of each token, [T, 1, 1]."""
         steps_T = ((positions_T + 1) // self.options.floor_scale).float()
         return (steps_T.log1p() * self.options.tuning + 1)[:, None, None]
 
